@@ -96,9 +96,14 @@ def case(
     assert batch.labels is not None
     usual = SCENES if data == "digits" and name != "deit" else PIXELS
     return Case(
-        model.alias, model, batch.images, batch.labels, tuple(epsilons) or usual, size or fitting_batch(model),
+        model.alias,
+        model,
+        batch.images,
+        batch.labels,
+        tuple(epsilons) or usual,
+        size or fitting_batch(model),
         torch.arange(len(batch.labels)),
-    )  # fmt: skip
+    )
 
 
 def starts(rows: Tensor, images: Tensor) -> Tensor:
@@ -196,10 +201,13 @@ def kept(case: Case, standing: Tensor) -> Standing:
 
 def ours(case: Case, attack: str, epsilons: Sequence[float], **options: object) -> Standing:
     found = sweep(
-        case.model, case.images, case.labels,
+        case.model,
+        case.images,
+        case.labels,
         AttackPlan(seed=SEED, batch_size=case.batch, **options),  # type: ignore[arg-type]
-        attack=attack, epsilons=epsilons,
-    )  # fmt: skip
+        attack=attack,
+        epsilons=epsilons,
+    )
     return [found.robust(epsilon) for epsilon in epsilons]
 
 

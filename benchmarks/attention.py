@@ -108,8 +108,12 @@ def with_peers(model: Model, images: Tensor, repeats: int) -> None:
     apart = max((a - b).abs().max().item() for a, b in zip(ours(), theirs))
     largest = max(b.abs().max().item() for b in theirs)
     both = side_by_side(ours, lambda: product.attribute(few, target=target), repeats)
-    row("gradient x weights of every layer, 2 images", "captum LayerGradientXActivation", both,
-        f"{apart:.1e} of {largest:.1e}")  # fmt: skip
+    row(
+        "gradient x weights of every layer, 2 images",
+        "captum LayerGradientXActivation",
+        both,
+        f"{apart:.1e} of {largest:.1e}",
+    )
 
 
 def of_relevance(model: Model, images: Tensor, repeats: int) -> None:
@@ -132,12 +136,19 @@ def of_relevance(model: Model, images: Tensor, repeats: int) -> None:
     ]
     beyond = statistics.median((whole - base) / one for whole, base, one in rounds)
     whole, base, one = (statistics.median(side) for side in zip(*rounds))
-    print(f"| relevance, batch of {len(images)} | plain forward and backward | {whole:.2f} | {base:.2f} | "
-          f"{whole / base:.2f} | beyond it: {beyond:.2f} forwards of {one:.2f} s |", flush=True)  # fmt: skip
+    print(
+        f"| relevance, batch of {len(images)} | plain forward and backward | {whole:.2f} | {base:.2f} | "
+        f"{whole / base:.2f} | beyond it: {beyond:.2f} forwards of {one:.2f} s |",
+        flush=True,
+    )
     apart = (relevance(model, images).flatten(1) - peer()).abs().max().item()
     largest = peer().abs().max().item()
-    row(f"relevance, batch of {len(images)}", "Chefer's matrices on timm unfused",
-        side_by_side(lambda: relevance(model, images), peer, repeats), f"{apart:.1e} of {largest:.1e}")  # fmt: skip
+    row(
+        f"relevance, batch of {len(images)}",
+        "Chefer's matrices on timm unfused",
+        side_by_side(lambda: relevance(model, images), peer, repeats),
+        f"{apart:.1e} of {largest:.1e}",
+    )
 
 
 JOBS = {

@@ -24,9 +24,15 @@ import numpy as np
 from PIL import Image
 
 PATIENCE = 60.0  # seconds that a visitor waits for an answer
-TABS = {name: f"[id='{result}-result'] iframe" for name, result in (
-    ("Look", "look"), ("Explain", "right"), ("Break", "break"), ("Intervene", "intervene"),
-)}  # fmt: skip
+TABS = {
+    name: f"[id='{result}-result'] iframe"
+    for name, result in (
+        ("Look", "look"),
+        ("Explain", "right"),
+        ("Break", "break"),
+        ("Intervene", "intervene"),
+    )
+}
 
 
 def photograph(folder: Path, number: int) -> Path:
@@ -135,9 +141,7 @@ async def measure(address: str, aliases: list[str], users: int, lasting: float, 
             errors += visitor.errors
             await visitor.tab.context.close()
         seconds = defaultdict(list)
-        visitors = [
-            await visit(browser, address, folder, 100 + number, aliases[0], seconds) for number in range(users)
-        ]  # fmt: skip
+        visitors = [await visit(browser, address, folder, 100 + number, aliases[0], seconds) for number in range(users)]
         if not await intervenes(visitors[0]):
             for visitor in visitors:
                 visitor.tabs = {name: seen for name, seen in TABS.items() if name != "Intervene"}

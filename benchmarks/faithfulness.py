@@ -97,9 +97,11 @@ def main() -> None:
         naive, expected = timed(lambda: loop(model, images, maps, options.steps, slow))
         ours, found = timed(lambda: batched(model, images, maps, options.steps, options.substrate))
         ratios.append(naive / ours)
-        same = "" if options.substrate == "absent" else (
-            f"; probabilities differ by {(found - expected).abs().max().item():.1e} at most"
-        )  # fmt: skip
+        same = (
+            ""
+            if options.substrate == "absent"
+            else (f"; probabilities differ by {(found - expected).abs().max().item():.1e} at most")
+        )
         print(f"loop {naive:.2f} s, batched {ours:.2f} s: {naive / ours:.2f} times as fast{same}", flush=True)
     print(f"{options.model}, {options.substrate}: median {statistics.median(ratios):.2f} times the loop's speed")
 

@@ -28,9 +28,16 @@ from vitlens.models.model import Model
 def hooked(model: Model) -> HookedViT:
     """Prisma's model with the model's weights."""
     config = HookedViTConfig(
-        n_layers=12, d_model=768, d_head=64, d_mlp=3072, n_heads=12, patch_size=16, image_size=224, n_classes=1000,
+        n_layers=12,
+        d_model=768,
+        d_head=64,
+        d_mlp=3072,
+        n_heads=12,
+        patch_size=16,
+        image_size=224,
+        n_classes=1000,
         return_type="class_logits",
-    )  # fmt: skip
+    )
     module = HookedViT(config)
     found = module.load_state_dict(convert_timm_weights(model.module.state_dict(), config), strict=False)
     assert not found.unexpected_keys, found

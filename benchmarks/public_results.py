@@ -214,9 +214,11 @@ def array(values: "np.ndarray[Any, Any]") -> dict[str, object]:
         float(np.nanmax(np.abs(flat_values.astype(float)))) if flat_values.size and values.dtype.kind != "U" else 0.0
     )
     return {
-        "shape": list(values.shape), "hash": hashlib.sha256(flat_values.tobytes()).hexdigest()[:16],
-        "largest": largest, "values": [each.item() for each in flat_values[chosen]],
-    }  # fmt: skip
+        "shape": list(values.shape),
+        "hash": hashlib.sha256(flat_values.tobytes()).hexdigest()[:16],
+        "largest": largest,
+        "values": [each.item() for each in flat_values[chosen]],
+    }
 
 
 def results(only: str) -> dict[str, object]:

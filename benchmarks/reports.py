@@ -31,9 +31,13 @@ LINKS: Final = {  # in the folder of the run -> below VITLENS_DATA
 }
 # photographs whose licence allows to show them (CC BY, CC BY-SA), of COCO 2017
 SHOWN: Final = (
-    "000000000073_motorcycle", "000000000257_truck", "000000000309_teddy-bear", "000000000529_motorcycle",
-    "000000001993_chair", "000000001993_bed",
-)  # fmt: skip
+    "000000000073_motorcycle",
+    "000000000257_truck",
+    "000000000309_teddy-bear",
+    "000000000529_motorcycle",
+    "000000001993_chair",
+    "000000001993_bed",
+)
 FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
 QUICK: Final = {  # minutes
     "study-shortcut": "study",

@@ -45,14 +45,26 @@ def main() -> None:
     shape = {"dim": 32, "depth": 2, "heads": 2, "drop_path": 0.1}
     model = untrained("vit-mini", classes=CLASSES, image_size=(16, 16), overrides=shape)
     recipe = Recipe(
-        epochs=options.steps // 100, batch_size=BATCH, optimiser="muon", average=0.99, crop_padding=2, flip=True,
-        randaugment=1, erasing=0.25, cutmix=1.0, evaluate_every=20,
-    )  # fmt: skip
+        epochs=options.steps // 100,
+        batch_size=BATCH,
+        optimiser="muon",
+        average=0.99,
+        crop_padding=2,
+        flip=True,
+        randaugment=1,
+        erasing=0.25,
+        cutmix=1.0,
+        evaluate_every=20,
+    )
     with tempfile.TemporaryDirectory() as directory:
         fit(
-            model, split("train", 100 * BATCH), split("test", 64), recipe=recipe, directory=Path(directory),
+            model,
+            split("train", 100 * BATCH),
+            split("test", 64),
+            recipe=recipe,
+            directory=Path(directory),
             on_progress=record_memory,
-        )  # fmt: skip
+        )
     early = [memory for step, memory in seen.items() if options.steps / 10 <= step <= options.steps / 5]
     late = [memory for step, memory in seen.items() if step >= options.steps * 0.9]
     first, last = sum(early) / len(early), sum(late) / len(late)

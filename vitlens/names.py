@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 PRESETS: Final = (
-    "vit-micro", "vit-mini", "vit-tiny", "vit-tiny-224", "vit-small-224", "vit-base-224",
-    "resnet20", "resnet18", "resnet50", "swin-micro", "swin-tiny-224",
-)  # fmt: skip
+    "vit-micro",
+    "vit-mini",
+    "vit-tiny",
+    "vit-tiny-224",
+    "vit-small-224",
+    "vit-base-224",
+    "resnet20",
+    "resnet18",
+    "resnet50",
+    "swin-micro",
+    "swin-tiny-224",
+)
 DIGITS_PAIR: Final = ("vit-digits", "cnn-digits")
 SHORTCUT_PAIR: Final = ("vit-shortcut", "cnn-shortcut")  # trained where the background's hue goes with the class
 BUNDLED: Final = (*DIGITS_PAIR, *SHORTCUT_PAIR)

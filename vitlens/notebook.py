@@ -238,12 +238,18 @@ def show_board(
         if table.isnan().all():
             raise InputError(f"expected a number in {name!r}, found none; leave it out")
     cells = [
-        _Cell(layer, head, {
-            name: Estimate(float(table[layer, head]), unit=units[name])
-            for name, table in tables.items() if table[layer, head].isfinite()
-        })
-        for layer in range(first.shape[0]) for head in range(first.shape[1])
-    ]  # fmt: skip
+        _Cell(
+            layer,
+            head,
+            {
+                name: Estimate(float(table[layer, head]), unit=units[name])
+                for name, table in tables.items()
+                if table[layer, head].isfinite()
+            },
+        )
+        for layer in range(first.shape[0])
+        for head in range(first.shape[1])
+    ]
     signed = len(tables) == 1 and not titles and bool((first < 0).any())
     named = {f"values.{name}": titles.get(name, name) for name in tables}
     return _figure(board(*named, signed=signed, titles=named.__getitem__), cells, title or "Every head", width)

@@ -252,9 +252,11 @@ def _expression(name: MetricName) -> "re.Pattern[str]":
     values = {"key": "|".join(map(re.escape, name.keys)) or "[^/]+"}
     pieces = Formatter().parse(name.pattern)
     return re.compile(
-        "".join(re.escape(text) + (f"(?P<{part}>{values.get(part, '[^/]+')})" if part else "")
-                for text, part, _, _ in pieces)
-    )  # fmt: skip
+        "".join(
+            re.escape(text) + (f"(?P<{part}>{values.get(part, '[^/]+')})" if part else "")
+            for text, part, _, _ in pieces
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -455,8 +457,9 @@ def joined(parts: Sequence[R]) -> R:
     }
     arrays: dict[str, Any] = {
         name: {key: value for part in parts for key, value in getattr(part, name).items()}
-        for name, (pattern, _) in _array_files(type(parts[0])).items() if "{" in pattern
-    }  # fmt: skip
+        for name, (pattern, _) in _array_files(type(parts[0])).items()
+        if "{" in pattern
+    }
     return dataclasses.replace(parts[0], **tables, **arrays)
 
 

@@ -36,9 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
         print("no GPU: small models and sizes, whose times mean nothing", file=sys.stderr)
     here, rows = machine(device), Rows(options.out)
     session = Session(
-        device, here, rows, tiny=tiny, folder=options.out.parent / "training", data=options.data,
+        device,
+        here,
+        rows,
+        tiny=tiny,
+        folder=options.out.parent / "training",
+        data=options.data,
         minutes=options.minutes,
-    )  # fmt: skip
+    )
     for name in options.part:
         part, began = PARTS[name], time.monotonic()
         try:

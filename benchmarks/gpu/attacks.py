@@ -68,10 +68,13 @@ def _epsilons(session: Session) -> tuple[float, ...]:
 
 def _swept(session: Session, model: Model, name: str, precision: str, images: Tensor, labels: Tensor) -> Outcome:
     return sweep(
-        model, images, labels,
+        model,
+        images,
+        labels,
         AttackPlan(steps=_steps(name, session), batch_size=len(images), precision=precision),
-        attack=name, epsilons=LENGTHS if ATTACKS[name].norm == "l2" else _epsilons(session),
-    )  # fmt: skip
+        attack=name,
+        epsilons=LENGTHS if ATTACKS[name].norm == "l2" else _epsilons(session),
+    )
 
 
 def _sweep(session: Session, model: Model, name: str, precision: str, count: int, batch: int) -> Values:
@@ -152,10 +155,13 @@ def _every_step(session: Session, one: Subject, precision: str, batch: int) -> V
     def work() -> None:
         found[:] = [
             sweep(
-                one.model, images, labels,
-                AttackPlan(batch_size=batch, precision=precision, steps=_steps("pgd", session)), epsilons=NEVER,
+                one.model,
+                images,
+                labels,
+                AttackPlan(batch_size=batch, precision=precision, steps=_steps("pgd", session)),
+                epsilons=NEVER,
             )
-        ]  # fmt: skip
+        ]
 
     with computing(session.device, "fp32"):
         time = timed(work, session.device, repeats=1 if session.tiny else 3)

@@ -70,8 +70,12 @@ def _jobs(session: Session) -> dict[str, Callable[[Model, Tensor], object]]:
             labels = model(images).argmax(-1)
         count = 3 if session.tiny else 20
         return sweep(
-            model, images, labels, AttackPlan(steps=count, precision="bf16", batch_size=len(images)), epsilons=NEVER,
-        )  # fmt: skip
+            model,
+            images,
+            labels,
+            AttackPlan(steps=count, precision="bf16", batch_size=len(images)),
+            epsilons=NEVER,
+        )
 
     return {
         "plain forward, bf16": forward,

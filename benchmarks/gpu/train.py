@@ -128,9 +128,14 @@ def _recipe(epochs: int) -> Recipe:
 
 def _fit(session: Session, model: Model, splits: tuple[Split, Split], epochs: int, **more: Any) -> TrainingResult:
     return fit(
-        model, *splits, recipe=_recipe(epochs), device=session.device, precision="fp32" if session.tiny else "bf16",
-        compiling="off" if session.tiny else "on", **more,
-    )  # fmt: skip
+        model,
+        *splits,
+        recipe=_recipe(epochs),
+        device=session.device,
+        precision="fp32" if session.tiny else "bf16",
+        compiling="off" if session.tiny else "on",
+        **more,
+    )
 
 
 def _rate(session: Session, folder: Path, train: Split, batch: int) -> Values:
@@ -203,9 +208,10 @@ def _planned(session: Session, folder: Path, name: str, train: Split) -> int:
 def _objective(session: Session, teacher: str, classes: tuple[str, ...]) -> StandardObjective:
     weights = _folder(session, teacher) / saved.WEIGHTS_FILE
     known = Teacher(
-        load(str(weights.parent), device=session.device), classes=classes,
+        load(str(weights.parent), device=session.device),
+        classes=classes,
         precision="fp32" if session.tiny else "bf16",
-    )  # fmt: skip
+    )
     return StandardObjective(known, Distillation(), {"distillation": {"teacher": known.identity()}})
 
 

@@ -180,7 +180,7 @@ def test_which_of_two_models_is_more_robust(pairs, title, effect):
             "pgd-linf", "PGD L∞", "linf", epsilon, "a", "b", 9, 1, Estimate(gap, gap - 3, gap + 3, 200, "points"), p, p
         )
         for epsilon, gap, p in pairs
-    )  # fmt: skip
+    )
     (found,) = claimed("difference under attack", *curves, pairs=rows)
     assert found.title.startswith(title)
     assert ("p = 0.03" in found.says) == (effect is not None)

@@ -109,7 +109,7 @@ def test_the_others_are_all_other_images(count):
         ((covariate("look_alike", 0.2, likelihood_ratio=None),), (), "in none of"),
         ((covariate("confidence", 0.1, likelihood_ratio=None),), (), "in none of"),
     ],
-)  # fmt: skip
+)
 def test_else_the_next_test_is_named(rows, tests, words):
     claim = said(record(*rows, tests=tests))
     assert words in claim.says

@@ -50,9 +50,23 @@ def row(alias, correct, objective) -> FeaturesRow:
     knn = {"20": reached(correct[KNN])} if KNN in correct else {}
     probe, own = (reached(correct[name]) if name in correct else None for name in (PROBE, "own"))
     return FeaturesRow(
-        alias, objective, "X", "", "", "its name", 5_000_000, "cls", "block", 2, 8, knn, knn, knn,
-        accuracy=own, probe=probe,
-    )  # fmt: skip
+        alias,
+        objective,
+        "X",
+        "",
+        "",
+        "its name",
+        5_000_000,
+        "cls",
+        "block",
+        2,
+        8,
+        knn,
+        knn,
+        knn,
+        accuracy=own,
+        probe=probe,
+    )
 
 
 def record_of(models, objectives=None, **tables) -> FeaturesRecord:
@@ -72,8 +86,10 @@ def record_of(models, objectives=None, **tables) -> FeaturesRecord:
     heads = [HeadRow(a, name, gap, p, p_holm) for (a, name), (gap, p, p_holm, _) in zip(own, beside)]
     depth = [
         DepthRow(alias, "block 1", 1.0, name, reached(each), 0.2, 1, "dino" if name != PROBE else None)
-        for alias, correct in models.items() for name, each in correct.items() if name != "own"
-    ]  # fmt: skip
+        for alias, correct in models.items()
+        for name, each in correct.items()
+        if name != "own"
+    ]
     config = Config(
         models=tuple(ModelEntry(alias) for alias in models),
         data=Data(title="made", images=N),

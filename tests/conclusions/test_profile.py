@@ -25,16 +25,23 @@ def record_of(times: Times, *exponents: ExponentRow, spread: float = 1.1, side: 
     return ProfileRecord(
         config=Config(models=tuple(ModelEntry(alias) for alias in times)),
         machine=(MachineRow("CPU", 1, "fp32"),),
-        costs=tuple(replace(cost, model=m, size=(s, s), flops=(at + 1) * 10**9)
-                    for at, (m, s) in enumerate(sides.items())),
+        costs=tuple(
+            replace(cost, model=m, size=(s, s), flops=(at + 1) * 10**9) for at, (m, s) in enumerate(sides.items())
+        ),
         parts=tuple(PartRow(model, "MLP", "the rest", 1000, 10**9) for model in times),
         speed=tuple(
-            SpeedRow(model, size, Estimate(median, low, high, 30, "ms"), Estimate(1000 * size / median, n=30, unit=""),
-                     spread)
-            for model, batches in times.items() for (low, median, high), size in zip(batches, (1, 8))
+            SpeedRow(
+                model,
+                size,
+                Estimate(median, low, high, 30, "ms"),
+                Estimate(1000 * size / median, n=30, unit=""),
+                spread,
+            )
+            for model, batches in times.items()
+            for (low, median, high), size in zip(batches, (1, 8))
         ),
         exponents=exponents,
-    )  # fmt: skip
+    )
 
 
 def found(record: ProfileRecord, question: str) -> list[Claim]:

@@ -82,9 +82,10 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
     record = study_record("data", shares)
     rows = [
         replace(row, p_holm=0.04 if row.family == "difference" else 0.06)
-        if {row.label, row.against} == {"vit-100", "cnn-100"} else row
+        if {row.label, row.against} == {"vit-100", "cnn-100"}
+        else row
         for row in record.comparisons
-    ]  # fmt: skip
+    ]
     assert "ViT, 100 %" in [each.name for each in decision(replace(record, comparisons=tuple(rows))).worse]
 
 

@@ -31,9 +31,14 @@ def record_of(train, test, *, worst: int = 92) -> TrainRecord:
     own, ends = accuracy_of(test[-1] or 0.0), last_tenth(history)
     gain = None if ends is None else difference_of(*(accuracy_of(each.test_accuracy) for each in reversed(ends)))
     score = ScoreRow(
-        "m", own, gap=difference_of(wilson(round(train[-1] * TRAINED), TRAINED), own), gain=gain, best=own,
-        seconds=Estimate(30.0, unit="s"), images_per_second=Estimate(100.0, unit="images/s"),
-    )  # fmt: skip
+        "m",
+        own,
+        gap=difference_of(wilson(round(train[-1] * TRAINED), TRAINED), own),
+        gain=gain,
+        best=own,
+        seconds=Estimate(30.0, unit="s"),
+        images_per_second=Estimate(100.0, unit="images/s"),
+    )
     classes = (
         ROWS["per_class"]("m", f"<{digit}>", 100, wilson(worst if digit == 3 else 92, 100)) for digit in range(10)
     )

@@ -163,25 +163,36 @@ _CALLER: Final = "its caller runs the model, in the caller's mode"
 _FEW: Final = {"masks": 8, "coalitions": 200, "samples": 2, "steps": 3}  # in place of the defaults of many passes
 _OWN: Final = (
     Entry(
-        "ablate", lambda model, batch: vitlens.ablate(model, batch, labels_of(batch)), lambda found: found.delta_loss,
-        models=ATTENTIVE, each=False,
+        "ablate",
+        lambda model, batch: vitlens.ablate(model, batch, labels_of(batch)),
+        lambda found: found.delta_loss,
+        models=ATTENTIVE,
+        each=False,
     ),
     Entry("attention", vitlens.attention, lambda found: found[0], ATTENTIVE, needs_class=False),
     Entry("capture", captured, lambda found: next(iter(found.values())), needs_class=False),
     Entry("capture/graph", partial(captured, graph=True), needs_class=False),
     Entry("choose_method", chosen, lambda found: torch.tensor(len(found.candidates)), each=False),
     Entry(
-        "compare", lambda model, batch: vitlens.compare(model, model, batch, labels_of(batch)),
+        "compare",
+        lambda model, batch: vitlens.compare(model, model, batch, labels_of(batch)),
         lambda found: found.first.confidence,
     ),
     Entry(
-        "direct_logit_attribution", vitlens.direct_logit_attribution, lambda found: found.heads, PLAIN,
+        "direct_logit_attribution",
+        vitlens.direct_logit_attribution,
+        lambda found: found.heads,
+        PLAIN,
         needs_class=False,
     ),
     Entry("evaluate", evaluated, lambda found: found.logits),
     Entry(
-        "explorer", vitlens.explorer, lambda found: torch.from_numpy(found.explorer.images[0].weights), PLAIN,
-        each=False, needs_class=False,
+        "explorer",
+        vitlens.explorer,
+        lambda found: torch.from_numpy(found.explorer.images[0].weights),
+        PLAIN,
+        each=False,
+        needs_class=False,
     ),
     Entry("failures", diagnosed, lambda found: found.correct),
     Entry("features", vitlens.features, lambda found: found.at(-1), needs_class=False),
@@ -198,16 +209,23 @@ _OWN: Final = (
     Entry("observe/graph", partial(observed, graph=True), models=ATTENTIVE, needs_class=False),
     Entry("patch", patched, lambda found: found, needs_class=False),
     Entry(
-        "places", lambda model, _: vitlens.places(model), needs_class=False,
+        "places",
+        lambda model, _: vitlens.places(model),
+        needs_class=False,
         exempt={"refused pixels": "it takes no images"},
     ),
     Entry(
-        "profile", profiled, needs_class=False,
+        "profile",
+        profiled,
+        needs_class=False,
         exempt={"repeated": "it measures times", "refused pixels": "it draws its own images"},
     ),
     Entry("relevance", vitlens.relevance, lambda found: found, ATTENTIVE),
     Entry(
-        "reliance", relied_on, lambda found: torch.tensor([row.changed_by.value for row in found.rows]), each=False,
+        "reliance",
+        relied_on,
+        lambda found: torch.tensor([row.changed_by.value for row in found.rows]),
+        each=False,
     ),
     Entry("replay", replayed, lambda found: found, PLAIN, needs_class=False),
     Entry("rollout", vitlens.rollout, lambda found: found, ATTENTIVE, needs_class=False),
@@ -215,7 +233,7 @@ _OWN: Final = (
     Entry(
         "walkthrough", lambda model, batch: vitlens.walkthrough(model, batch[:1]), models=PLAIN[1:], needs_class=False
     ),
-)  # fmt: skip
+)
 # public functions of a model that are no entry
 ELSEWHERE: Final = {
     "images": "reads the model's input size alone",
@@ -236,10 +254,14 @@ def _attributions() -> Iterator[Entry]:
     for name, method in ATTRIBUTIONS.items():
         models = tuple(model for family in method.families for model in FAMILIES.get(family, ()))
         yield Entry(
-            f"explain/{name}", partial(_explained, method=name), lambda maps: maps, models,
-            needs_class=method.needs_class, draws=method.random,
+            f"explain/{name}",
+            partial(_explained, method=name),
+            lambda maps: maps,
+            models,
+            needs_class=method.needs_class,
+            draws=method.random,
             shares=f"{method.function.partition(':')[0]} {method.arguments.get('method')}",
-        )  # fmt: skip
+        )
 
 
 def _attacks() -> Iterator[Entry]:

@@ -55,26 +55,57 @@ def always(layer: LayerEvidence) -> Tensor:
 
 
 ATTACK = Attack(
-    "pgd-again", "PGD again", "linf", "budget", "nobody 2000", "PGD of a longer stride", function=f"{__name__}:again",
-    options={"stride": 4.0}, random_start=True, steps=7, iterative=True, strong=True,
+    "pgd-again",
+    "PGD again",
+    "linf",
+    "budget",
+    "nobody 2000",
+    "PGD of a longer stride",
+    function=f"{__name__}:again",
+    options={"stride": 4.0},
+    random_start=True,
+    steps=7,
+    iterative=True,
+    strong=True,
     stronger_than={"pgd": "a longer stride"},
-)  # fmt: skip
+)
 ATTRIBUTION = Attribution(
-    name="throw-away", title="Throw-away", description="brightness", paper="nowhere", function=f"{__name__}:brightness",
-    options=("seed",), resolution="pixel", signed=False, forwards=150,
-)  # fmt: skip
+    name="throw-away",
+    title="Throw-away",
+    description="brightness",
+    paper="nowhere",
+    function=f"{__name__}:brightness",
+    options=("seed",),
+    resolution="pixel",
+    signed=False,
+    forwards=150,
+)
 ATTENTION = AttentionMethod(
-    name="throw-away-flow", title="Throw-away flow", description="the last layer, squared", paper="nowhere",
-    function=f"{__name__}:squared", needs="maps", forwards=2, backwards=0, options=("layer",),
-)  # fmt: skip
+    name="throw-away-flow",
+    title="Throw-away flow",
+    description="the last layer, squared",
+    paper="nowhere",
+    function=f"{__name__}:squared",
+    needs="maps",
+    forwards=2,
+    backwards=0,
+    options=("layer",),
+)
 STATISTIC = Statistic(
-    "greatest weight", "fraction", "the greatest weight of a row", "High: one key bears most of the weight.",
-    input="row", views=("maps", "training", "each head"),
-)  # fmt: skip
+    "greatest weight",
+    "fraction",
+    "the greatest weight of a row",
+    "High: one key bears most of the weight.",
+    input="row",
+    views=("maps", "training", "each head"),
+)
 OF_A_LAYER = Statistic(
-    "most received", "fraction", "the greatest mean weight that a key receives", "High: many look at one key.",
+    "most received",
+    "fraction",
+    "the greatest mean weight that a key receives",
+    "High: many look at one key.",
     needs=("grid",),
-)  # fmt: skip
+)
 QUIET = ["--data", "digits", "--device", "cpu", "--quiet"]
 
 
@@ -115,12 +146,13 @@ def test_an_attack_is_a_public_one_whose_curve_is_the_attack_at_each_epsilon():
     [
         (
             "attack {vit} --attack fgsm,pgd-again --steps pgd-again=3 --epsilon 0,8 --no-corruptions --no-inside",
-            "pgd-again", ATTACK.title,
+            "pgd-again",
+            ATTACK.title,
         ),
         ("explain {vit} --method throw-away,rise", "throw-away", ATTRIBUTION.title),
         ("rollout {vit} --method throw-away-flow --layer 0", "throw-away-flow", ATTENTION.description),
     ],
-)  # fmt: skip
+)
 def test_a_method_is_listed_run_and_reported(line, name, said, tiny_vit, tmp_path, capsys):
     word, *words = line.format(vit=tiny_vit).split()
     assert run([word, "--help"]) == 0

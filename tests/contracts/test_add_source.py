@@ -21,9 +21,14 @@ from vitlens.preprocessing import Preprocessing
 
 NAMES = ("small", "smaller", "lr 0=1")
 MINE = ModelSource(
-    kind="mine", usage="mine:NAME", help="Models of this test.", example="mine:small", prefix="mine:",
-    build=f"{__name__}:build", list_names=f"{__name__}:list_names",
-)  # fmt: skip
+    kind="mine",
+    usage="mine:NAME",
+    help="Models of this test.",
+    example="mine:small",
+    prefix="mine:",
+    build=f"{__name__}:build",
+    list_names=f"{__name__}:list_names",
+)
 
 
 def list_names() -> list[str]:

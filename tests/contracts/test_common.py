@@ -25,8 +25,14 @@ from vitlens import Model
 from vitlens.errors import DataError, InputError, UnsupportedError
 
 CHECKS = {
-    "nested", "repeated", "each image alone", "other numbers", "refused pixels", "float64", "without a classifier",
-}  # fmt: skip
+    "nested",
+    "repeated",
+    "each image alone",
+    "other numbers",
+    "refused pixels",
+    "float64",
+    "without a classifier",
+}
 QUICK = pytest.mark.parametrize(
     ("name", "on"), [pytest.param(name, on, marks=() if quick else pytest.mark.slow) for name, on, quick in cover()]
 )

@@ -9,11 +9,20 @@ from tests.kit.tiny import CHAINED, FAMILIES, images, shared_model
 from vitlens import Model
 
 WHOLE = (  # models of full size, at their own
-    "timm:deit_tiny_patch16_224", "timm:deit_tiny_distilled_patch16_224", "timm:deit3_small_patch16_224",
-    "timm:beit_base_patch16_224", "timm:eva02_tiny_patch14_224", "timm:vit_small_patch14_reg4_dinov2",
-    "timm:vit_small_patch16_dinov3", "timm:vit_base_patch16_siglip_224", "timm:cait_xxs24_224",
-    "timm:swin_tiny_patch4_window7_224", "timm:swinv2_tiny_window8_256", "torchvision:vit_b_16", "torchvision:swin_t",
-)  # fmt: skip
+    "timm:deit_tiny_patch16_224",
+    "timm:deit_tiny_distilled_patch16_224",
+    "timm:deit3_small_patch16_224",
+    "timm:beit_base_patch16_224",
+    "timm:eva02_tiny_patch14_224",
+    "timm:vit_small_patch14_reg4_dinov2",
+    "timm:vit_small_patch16_dinov3",
+    "timm:vit_base_patch16_siglip_224",
+    "timm:cait_xxs24_224",
+    "timm:swin_tiny_patch4_window7_224",
+    "timm:swinv2_tiny_window8_256",
+    "torchvision:vit_b_16",
+    "torchvision:swin_t",
+)
 READ = {  # other tokens before the patches, and what the classifier reads: from the papers, not from the code
     "vit-mean": (("register",), "mean"),
     "deit-distilled": (("cls", "distillation"), "cls+distillation"),

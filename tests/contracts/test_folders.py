@@ -26,15 +26,19 @@ QUIET = ["--quiet", "--device", "cpu"]
 # what is sure to be used, so that damage cannot be harmless
 USED = {
     "train": [
-        ("config.json", ("options", "model"), []), ("config.json", ("options", "shape", "image_size"), [0]),
-        ("config.json", ("options", "run", "seed"), "x"), ("config.json", ("options", "tuning"), 3),
-        ("config.json", ("options", "run", "data_dir"), None), ("config.json", ("recipe",), {}),
-        ("config.json", ("models",), "MISSING!"), ("results.json", ("metrics",), []),
+        ("config.json", ("options", "model"), []),
+        ("config.json", ("options", "shape", "image_size"), [0]),
+        ("config.json", ("options", "run", "seed"), "x"),
+        ("config.json", ("options", "tuning"), 3),
+        ("config.json", ("options", "run", "data_dir"), None),
+        ("config.json", ("recipe",), {}),
+        ("config.json", ("models",), "MISSING!"),
+        ("results.json", ("metrics",), []),
         ("results.json", ("seconds",), -1),
     ],
     "ablate": [("config.json", ("identity",), []), ("config.json", ("data",), 3), ("results.json", ("tables",), 1)],
     "attack": [("config.json", ("identity",), None), ("results.json", ("status",), "gone")],
-}  # fmt: skip
+}
 
 
 def everything(folder: Path) -> dict[Path, bytes]:
@@ -80,17 +84,24 @@ def test_a_damaged_checkpoint_is_refused(stopped, tmp_path, capsys):
         about = json.loads(stored.metadata()["vitlens"])
     state = load_file(folder / STATE)
     for at, value in (
-        (("step",), 10**12), (("step",), "x"), (("step",), 0), (("identity",), []), (("history",), []),
+        (("step",), 10**12),
+        (("step",), "x"),
+        (("step",), 0),
+        (("identity",), []),
+        (("history",), []),
         (("history", 0, "epoch"), "x"),
-    ):  # fmt: skip
+    ):
         save_file(state, folder / STATE, metadata={"vitlens": damaged(about, at, value)})
         assert refused(run(line), capsys.readouterr().err), (at, value)
     nan = torch.full_like(state["model/head.bias"], float("nan"))
     cases: list[tuple[str, torch.Tensor | None]] = [
-        ("model/head.weight", None), ("model/head.weight", torch.zeros(())), ("model/head.bias", nan),
-        ("optimiser/head.weight/exp_avg", torch.zeros(0)), ("optimiser/head.weight/step", None),
+        ("model/head.weight", None),
+        ("model/head.weight", torch.zeros(())),
+        ("model/head.bias", nan),
+        ("optimiser/head.weight/exp_avg", torch.zeros(0)),
+        ("optimiser/head.weight/step", None),
         ("sums", torch.zeros(7)),
-    ]  # fmt: skip
+    ]
     for name, odd in cases:
         tensors = {key: value for key, value in state.items() if key != name} | ({} if odd is None else {name: odd})
         save_file(tensors, folder / STATE, metadata={"vitlens": json.dumps(about)})
@@ -210,10 +221,15 @@ def test_formats_are_those_of_figures(predicted, tmp_path, capsys, formats):
     ("field", "value"),
     [
         ("alias", ""),  # as it is: read
-        ("folder", "../outside"), ("folder", "."), ("folder", "/etc"), ("folder", "chapters/link"),
-        ("word", "study"), ("word", "digests"), ("word", 3),
+        ("folder", "../outside"),
+        ("folder", "."),
+        ("folder", "/etc"),
+        ("folder", "chapters/link"),
+        ("word", "study"),
+        ("word", "digests"),
+        ("word", 3),
     ],
-)  # fmt: skip
+)
 def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, field, value):
     """A study's folder with a chapter whose field is this, and a run in chapters/evaluate and outside it."""
     folder, read = copied(made, tmp_path), field == "alias"

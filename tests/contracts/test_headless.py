@@ -73,13 +73,21 @@ def test_a_method_needs_a_class_where_its_maps_change_with_it():
 @pytest.mark.parametrize(
     "line",
     [
-        "look cat.jpg --model {name}", "predict {name} {digits}", "evaluate {name} {digits}", "ablate {name} {digits}",
-        "attack {name} {digits} --predicted", "explain {name} {digits} --method gradcam",
-        "explain {name} {digits} --target 3", "explain {name} {digits} --auto", "explain {name} {digits} --verify",
-        "rollout {name} {digits} --method rollout,relevance", "rollout {name} {digits} --target 3",
-        "study {name} --data digits", "audit {name} {digits}",
+        "look cat.jpg --model {name}",
+        "predict {name} {digits}",
+        "evaluate {name} {digits}",
+        "ablate {name} {digits}",
+        "attack {name} {digits} --predicted",
+        "explain {name} {digits} --method gradcam",
+        "explain {name} {digits} --target 3",
+        "explain {name} {digits} --auto",
+        "explain {name} {digits} --verify",
+        "rollout {name} {digits} --method rollout,relevance",
+        "rollout {name} {digits} --target 3",
+        "study {name} --data digits",
+        "audit {name} {digits}",
     ],
-)  # fmt: skip
+)
 def test_a_command_that_needs_a_class_is_refused_before_anything_is_written(line, tmp_path, capsys):
     words = line.format(name="made:headless", digits=" ".join(DIGITS)).split()
     assert run([*words, *QUIET, "--out", str(tmp_path / "out")]) == 2

@@ -11,9 +11,19 @@ from vitlens.commands.registry import COMMANDS
 HEAVY = ("torch", "numpy", "matplotlib", "timm", "torchvision", "PIL", "scipy", "sklearn", "accelerate", "jaxtyping")
 # of a map of one photograph: the compiler and scipy.stats together take as long as all the rest of such a run
 UNUSED = (
-    "torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "sympy", "scipy", "sklearn", "accelerate", "pandas",
-    "matplotlib.pyplot", "transformers", "open_clip", "captum",
-)  # fmt: skip
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "sympy",
+    "scipy",
+    "sklearn",
+    "accelerate",
+    "pandas",
+    "matplotlib.pyplot",
+    "transformers",
+    "open_clip",
+    "captum",
+)
 
 
 def runs_without(first: str, unused: tuple[str, ...] = HEAVY) -> None:

@@ -59,8 +59,10 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {  # of the Python API
     "evaluate, no labels": vitlens.evaluate,
     "evaluate, without a classifier": lambda _, batch: vitlens.evaluate(headless(), batch),
     "supports, no such command": lambda model, _: model.supports("data"),
-} | {f"features, {what}": lambda model, batch, wrong=wrong: vitlens.features(model, wrong(batch)) for what, wrong in
-     WRONG.items()}  # fmt: skip
+} | {
+    f"features, {what}": lambda model, batch, wrong=wrong: vitlens.features(model, wrong(batch))
+    for what, wrong in WRONG.items()
+}
 
 
 # whose misspelt options Python itself refuses, with a TypeError

@@ -73,15 +73,17 @@ REPORT = Report(
     unknown=lambda _: iter(["Cats were not asked."]),
     sections=(
         Section(
-            "How furry?", "furs",
+            "How furry?",
+            "furs",
             says="L{{ layer }}.H{{ head }} of {{ model }} is {{ fur }} fur and weighs {{ weight }} kg.",
             otherwise="L{{ layer }}.H{{ head }} of {{ model }} was not weighed.",
-            columns=("model", "layer", "fur", "weight"), about=("fur",),
+            columns=("model", "layer", "fur", "weight"),
+            about=("fur",),
             charts=(Chart("furs", intervals("head", "fur", of="model"), "Furriness of every head.", title="Fur"),),
         ),
         Section("Never there?", lambda _: []),
     ),
-)  # fmt: skip
+)
 
 
 def rows(alias: str = "cat", fur: float = 0.75) -> tuple[FurRow, ...]:
@@ -120,10 +122,14 @@ def test_a_column_says_everything(written):
     assert vitlens.read(out).table("furs") == list(rows())
     text = (out / "report.md").read_text()
     for said in (
-        "75.0 % (50.0 to 87.5, n = 50)", "| model | layer | furriness | weight |", "4.5 kg",
-        "L0.H0 of cat was not weighed.", "the share of fur", "Verdict: pass: share of fur",
+        "75.0 % (50.0 to 87.5, n = 50)",
+        "| model | layer | furriness | weight |",
+        "4.5 kg",
+        "L0.H0 of cat was not weighed.",
+        "the share of fur",
+        "Verdict: pass: share of fur",
         "tables/furs.csv",
-    ):  # fmt: skip
+    ):
         assert said in text
     assert text.startswith("# cat is furry\n")
     assert "Never there?" not in text

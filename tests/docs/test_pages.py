@@ -112,10 +112,14 @@ def test_a_number_on_a_page_is_the_reports_own(page):
 
 def test_a_number_that_no_report_has_fails_in_one_line(page):
     for text in (
-        "{{ value('study-digits', 'accuracy/vit-digit') }}", "{{ value('no-such-report', 'accuracy/vit-digits') }}",
-        "{{ link('no-such-report') }}", "{{ row('study-digits', 'chapters', word='no such word') }}",
-        "{{ rows('study-digits', 'chapter') }}", "{{ row('study-digits', 'chapters', word='features').accuracy }}",
-        "{{ unknown }}", "{% if %}",
-    ):  # fmt: skip
+        "{{ value('study-digits', 'accuracy/vit-digit') }}",
+        "{{ value('no-such-report', 'accuracy/vit-digits') }}",
+        "{{ link('no-such-report') }}",
+        "{{ row('study-digits', 'chapters', word='no such word') }}",
+        "{{ rows('study-digits', 'chapter') }}",
+        "{{ row('study-digits', 'chapters', word='features').accuracy }}",
+        "{{ unknown }}",
+        "{% if %}",
+    ):
         with pytest.raises(measured.UnknownNumberError, match=r"^page\.md: [^\n]+$"):
             page(text)

@@ -98,9 +98,12 @@ class Box:
         """One command line in this process, in the working folder. A crash ends the worker: pytest-xdist says so."""
         err, code, start = io.StringIO(), None, time.monotonic()
         with (
-            contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err), contextlib.chdir(self.work),
-            contextlib.suppress(HangsError), alarm(PATIENCE),
-        ):  # fmt: skip
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(err),
+            contextlib.chdir(self.work),
+            contextlib.suppress(HangsError),
+            alarm(PATIENCE),
+        ):
             try:
                 code = cli.run(list(words))
             except SystemExit as end:

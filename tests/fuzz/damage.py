@@ -17,9 +17,30 @@ from tests.kit.damage import VALUES, damage_bytes, places
 Damage = Callable[[Path, random.Random], None]
 _VALUES: tuple[Any, ...] = (
     *(value for value in VALUES if value not in ("MISSING!", "NaN!")),
-    False, 1, 2, -(10**30), 0.5, -0.0, float("nan"), float("inf"), " ", "3", "nan", "/tmp/pwned", "<script>",
-    "[x](javascript:1)", "a\nb", "\x1b[31m", "\ud800", [[]], [None], ["x"], [1, 2, 3], list(range(2_000)), {"": None},
-)  # fmt: skip
+    False,
+    1,
+    2,
+    -(10**30),
+    0.5,
+    -0.0,
+    float("nan"),
+    float("inf"),
+    " ",
+    "3",
+    "nan",
+    "/tmp/pwned",
+    "<script>",
+    "[x](javascript:1)",
+    "a\nb",
+    "\x1b[31m",
+    "\ud800",
+    [[]],
+    [None],
+    ["x"],
+    [1, 2, 3],
+    list(range(2_000)),
+    {"": None},
+)
 _TEXTS = ("x", "[" * 100_000, '{"a":' * 100_000, "\0" * 100_000, "null", "[]", "1e999", "NaN", '{"a": 1, "a": 2}')
 
 
@@ -101,11 +122,20 @@ def state_dict(path: Path, draw: random.Random) -> None:
     state: dict[Any, Any] = dict(whole["state_dict"])
     key = draw.choice(sorted(state))
     odd: tuple[Any, ...] = (
-        torch.tensor(1.0), torch.empty(0), torch.full_like(state[key], torch.nan, dtype=torch.float32),
-        torch.ones(state[key].shape, dtype=torch.complex64), state[key].bool(), state[key].int(),
-        state[key][None], None, 1, "x", [], torch.empty(2**40, device="meta"),
+        torch.tensor(1.0),
+        torch.empty(0),
+        torch.full_like(state[key], torch.nan, dtype=torch.float32),
+        torch.ones(state[key].shape, dtype=torch.complex64),
+        state[key].bool(),
+        state[key].int(),
+        state[key][None],
+        None,
+        1,
+        "x",
+        [],
+        torch.empty(2**40, device="meta"),
         state[key].flatten()[::2].expand(1, -1),
-    )  # fmt: skip
+    )
     match draw.randrange(7):
         case 0:
             del state[key]

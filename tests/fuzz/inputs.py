@@ -19,8 +19,9 @@ def make_inputs(folder: Path) -> None:
     pictures = [
         *(f"{place}/{index}.png" for place in ("photos", "masked/images", "boxed/images") for index in range(3)),
         *(f"classed/{name}/{index}.png" for name in ("cat", "dog") for index in range(4)),
-        *(f"parts/{name}" for name in parts), "photos/3.jpg",
-    ]  # fmt: skip
+        *(f"parts/{name}" for name in parts),
+        "photos/3.jpg",
+    ]
     for name in pictures:
         _written(folder / name, draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
     mask = np.zeros((SIDE, SIDE), dtype=np.uint8)

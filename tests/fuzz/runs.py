@@ -26,15 +26,17 @@ FINISHED: dict[str, str] = {
 BEGUN: dict[str, tuple[str, str, int]] = {  # runs to be killed: words; the files, and their number, that show work done
     "train": (
         "train vit-mini --dim 32 --depth 2 --heads 2 --patch-size 8 --batch-size 50 --epochs 20 --limit 200",
-        "checkpoint/*", 1,
+        "checkpoint/*",
+        1,
     ),
     "ablate": ("ablate {vit} --limit 60 --batch-size 10 --replace mean,resample", "progress/*.npz", 2),
     "attack": (
         "attack {vit} --attack pgd,cw --no-corruptions --no-inside --limit 20 --batch-size 5 --steps 10",
-        "progress/*.npz", 1,
+        "progress/*.npz",
+        1,
     ),
     "study": ("study --kind pooling --seeds 1 --epochs 1 --limit 40", "points/*/seed-*/results.json", 2),
-}  # fmt: skip
+}
 
 
 def words_of(line: str, box: Box) -> list[str]:

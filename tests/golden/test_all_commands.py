@@ -21,9 +21,18 @@ from vitlens.commands.run.publish import read_folder
 
 BAR = re.compile(r"^(?P<what>[^:]+): (?P<done>[\d,]+) of (?P<total>[\d,]+) \w")
 WITH_BARS = (
-    "predict", "evaluate", "rollout", "rollout of pictures", "stats", "ablate", "compare", "explain",
-    "explain verified", "attack", "features",
-)  # fmt: skip
+    "predict",
+    "evaluate",
+    "rollout",
+    "rollout of pictures",
+    "stats",
+    "ablate",
+    "compare",
+    "explain",
+    "explain verified",
+    "attack",
+    "features",
+)
 
 
 @pytest.mark.parametrize("name", WITH_BARS)
@@ -145,15 +154,20 @@ def test_a_figure_of_some_images_says_how_many_of_how_many(name, golden):
 TEXTS = {  # what a note of a run may say, and what the copy says
     "/home/ann/photos/cat.jpg": "photos/cat.jpg",
     "/home/ann/my photos/cat 1.jpg": "my photos/cat 1.jpg",
-    "vitlens look /home/ann/cat.jpg --model timm:deit@/srv/w/deit.pth --out=/tmp/x/y":
-        "vitlens look ann/cat.jpg --model timm:deit@w/deit.pth --out=x/y",
+    "vitlens look /home/ann/cat.jpg --model timm:deit@/srv/w/deit.pth --out=/tmp/x/y": "vitlens look ann/cat.jpg --model timm:deit@w/deit.pth --out=x/y",
     "~/photos/2026/cat.jpg": "2026/cat.jpg",
     "C:\\Users\\ann\\photos\\cat.jpg": "photos/cat.jpg",
-    **{text: text for text in (
-        "https://arxiv.org/abs/2005.00928", "accuracy/vit/L3.H7", "photos/cat.jpg", "8/255 and 1/255",
-        "insertion - deletion",
-    )},
-}  # fmt: skip
+    **{
+        text: text
+        for text in (
+            "https://arxiv.org/abs/2005.00928",
+            "accuracy/vit/L3.H7",
+            "photos/cat.jpg",
+            "8/255 and 1/255",
+            "insertion - deletion",
+        )
+    },
+}
 
 
 @pytest.fixture(scope="module")

@@ -105,8 +105,14 @@ def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record)
     assert (of_cw.state != "failed") is (of_cw.found == "none found for 0 of 4")
     assert {row.attack for row in rows if row.name == "epsilon 0"} == {"fgsm-linf", "pgd-linf"}  # cw has none
     assert {row.name for row in rows if row.attack == "pgd-linf"} == {
-        "curve", "gradients read", "epsilon 0", "within the budget", "batch size", "more steps", "no limit"
-    }  # fmt: skip
+        "curve",
+        "gradients read",
+        "epsilon 0",
+        "within the budget",
+        "batch size",
+        "more steps",
+        "no limit",
+    }
     assert all(row.state != "failed" for row in rows if row.name in ("curve", "epsilon 0", "within the budget"))
     document = report(record)
     assert not document.first.answer

@@ -187,9 +187,11 @@ def test_of_few_images_nothing_is_claimed():
     assert not said(rolled)
     titles = {part.title for record in (few, rolled) for part in report(record).sections}
     assert not titles & {
-        "Which layers attend to the object?", "How do the maps change over the layers?", "Do the maps find the object?",
+        "Which layers attend to the object?",
+        "How do the maps change over the layers?",
+        "Do the maps find the object?",
         "Do the maps agree?",
-    }  # fmt: skip
+    }
 
 
 def test_numbers_of_rollout_are_those_of_the_function(tiny_vit, golden):

@@ -131,15 +131,23 @@ def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictu
 @pytest.mark.parametrize(
     ("method", "line", "refinement", "size"),
     [
-        ("gradcam", "--refine affinity --refine-layers 1 --refine-steps 4",
-         Refinement("affinity", layers=(1,), steps=4), "4x4"),
+        (
+            "gradcam",
+            "--refine affinity --refine-layers 1 --refine-steps 4",
+            Refinement("affinity", layers=(1,), steps=4),
+            "4x4",
+        ),
         ("integrated-gradients", "--views 3", Refinement(views=3), "32x32"),  # whose sum is no longer the method's
         ("gradcam", "--times rollout", Refinement(times="rollout"), "4x4"),
         ("gradcam", "--upsample image", Refinement(upsample="image"), "32x32"),
-        ("relevance", "--refine affinity --views 2 --times gradcam",
-         Refinement("affinity", times="gradcam", views=2), "8x8"),
+        (
+            "relevance",
+            "--refine affinity --views 2 --times gradcam",
+            Refinement("affinity", times="gradcam", views=2),
+            "8x8",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refinements_as_typed(tiny_vit, tmp_path, method, line, refinement, size):
     record = ran(tmp_path / "out", f"explain {tiny_vit} --data digits --limit 2 --method {method} --target 3 {line}")
     (row,), model = record.methods, load(str(tiny_vit))
@@ -269,11 +277,17 @@ def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
     scores = [row.road.value for row in masked.league]
     assert scores == sorted(scores, reverse=True)
     assert {row.method: row.baseline for row in masked.league} == {
-        "relevance": False, "attention": False, **dict.fromkeys(BASELINES, True)
-    }  # fmt: skip
-    for name in ("localisation/tiny-vit/pointing/relevance", "counterfactual/tiny-vit/size/attention",
-                 "counterfactual/tiny-vit/turned/relevance", "agreement/tiny-vit/relevance/attention",
-                 f"counterfactual/tiny-vit/size_searched/{SEARCH}"):  # fmt: skip
+        "relevance": False,
+        "attention": False,
+        **dict.fromkeys(BASELINES, True),
+    }
+    for name in (
+        "localisation/tiny-vit/pointing/relevance",
+        "counterfactual/tiny-vit/size/attention",
+        "counterfactual/tiny-vit/turned/relevance",
+        "agreement/tiny-vit/relevance/attention",
+        f"counterfactual/tiny-vit/size_searched/{SEARCH}",
+    ):
         assert masked.metric(name).n == 6
     assert (masked.composite_sets, masked.composites) == ((), ())  # masks are known
     assert masked.metric("faithfulness/tiny-vit/relevance_gain/relevance").unit == "logits"

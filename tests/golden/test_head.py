@@ -21,8 +21,11 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
     assert {row.part: row.share.value for row in record.parts} == pytest.approx(one.attends.shares)
     assert (looks.word, looks.score, looks.moved) == (one.looks.word, one.looks.score, one.looks.moved)
     assert (writes.word, writes.state, writes.auc, writes.p) == (
-        one.writes.word, one.writes.state, one.writes.auc, one.writes.p,
-    )  # fmt: skip
+        one.writes.word,
+        one.writes.state,
+        one.writes.auc,
+        one.writes.p,
+    )
     (counts,) = record.heads
     states = [each.writes.state for each in found.heads]
     assert (counts.matter, counts.correlate, counts.nothing) == tuple(

@@ -90,9 +90,12 @@ def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(lambda m: 0 * m, "all equal"), (lambda m: -np.abs(m) - np.arange(4) / 9, "no value above 0"),
-     (lambda m: m * np.nan, "not finite")],
-)  # fmt: skip
+    [
+        (lambda m: 0 * m, "all equal"),
+        (lambda m: -np.abs(m) - np.arange(4) / 9, "no value above 0"),
+        (lambda m: m * np.nan, "not finite"),
+    ],
+)
 def test_a_map_that_says_nothing_is_crossed_out_with_the_reason(record, change, reason):
     def crossed(of: LookRecord) -> int:
         figure = report(of).first.picture.draw()

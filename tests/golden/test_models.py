@@ -141,8 +141,11 @@ def test_exponents_are_those_of_the_points(tmp_path):
 def test_patch_sizes_stand_side_by_side_and_a_size_that_does_not_run_is_said(tmp_path):
     record = ran(tmp_path / "out", "profile vit-mini resnet20 --patch-size 4,8,8x16 --batch-sizes 1")
     assert [(row.model, row.tokens) for row in record.costs] == [
-        ("vit-mini-p4", 65), ("vit-mini-p8", 17), ("vit-mini-p8x16", 9), ("resnet20", 1024)
-    ]  # fmt: skip
+        ("vit-mini-p4", 65),
+        ("vit-mini-p8", 17),
+        ("vit-mini-p8x16", 9),
+        ("resnet20", 1024),
+    ]
     assert all(row.untrained for row in record.costs)
     sweeps = {(row.model, row.sweep) for row in record.tokens}
     assert sweeps == {("vit-mini", "patch-size"), ("resnet20", "image-size")}

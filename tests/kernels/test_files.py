@@ -86,10 +86,14 @@ def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path):
 
 def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
     arrays = {
-        "a": np.arange(3), "b": np.array(["x", "yz"]), "c": np.zeros((0, 5)), "d": np.array(True),
-        "file": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "g": np.array(["", ""]),
+        "a": np.arange(3),
+        "b": np.array(["x", "yz"]),
+        "c": np.zeros((0, 5)),
+        "d": np.array(True),
+        "file": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "g": np.array(["", ""]),
         "h": np.arange(4, dtype=">i4"),
-    }  # fmt: skip
+    }
     np.savez(tmp_path / "a.npz", **{name: array for name, array in arrays.items() if name != "file"})
     write_arrays(tmp_path / "b.npz", arrays)
     for found in (read_arrays(tmp_path / "a.npz"), read_arrays(tmp_path / "b.npz")):

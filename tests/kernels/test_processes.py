@@ -16,9 +16,13 @@ from vitlens.processes import Processes, accelerated, join, share_of
 
 CPU = torch.device("cpu")
 TWO = {
-    "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "WORLD_SIZE": "2",
     "LOCAL_WORLD_SIZE": "2",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

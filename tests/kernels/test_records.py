@@ -84,10 +84,16 @@ def test_contents_cells_rows_by_a_field_and_several_records_in_one():
     assert dict(contents.tables) == {"points": Point}
     assert dict(contents.arrays) == {"grid-{model}": Grid, "several": Several}
     assert flat(ROWS[0]) == {
-        "name": "cat\n*1*", "value": 1.0, "shares_b": None, "note": "odd",
-        **{f"shares_{key}{end}": value for key in "ac" for end, value in
-           (("", 0.5), ("_low", 0.25), ("_high", 0.75), ("_n", 8))},
-    }  # fmt: skip
+        "name": "cat\n*1*",
+        "value": 1.0,
+        "shares_b": None,
+        "note": "odd",
+        **{
+            f"shares_{key}{end}": value
+            for key in "ac"
+            for end, value in (("", 0.5), ("_low", 0.25), ("_high", 0.75), ("_n", 8))
+        },
+    }
     assert by((*ROWS, ROWS[0]), "name") == {"cat\n*1*": (ROWS[0], ROWS[0]), "dog": (ROWS[1],)}
     grids = [Grid(np.ones((1, 2))), Grid(np.zeros((1, 2)))]
     whole = joined([PointsRecord(points=(row,), grid={row.name: grid}) for row, grid in zip(ROWS, grids)])
@@ -105,8 +111,12 @@ def test_arrays_come_back_optional_or_not_and_several_of_one_form_by_number_and_
     assert record.grid["vit"].masks.tolist() == [True, False]
     assert record.grid["a-b"].masks is None
     assert set(read_arrays(tmp_path / "run" / "arrays" / "several.npz")) == {
-        "layer0", "layer10", "mean_own weight", "mean_x_low", "low_x",
-    }  # fmt: skip
+        "layer0",
+        "layer10",
+        "mean_own weight",
+        "mean_x_low",
+        "low_x",
+    }
     assert {key: array.shape for key, array in record.several.layer.items()} == {0: (2, 2), 10: (3, 1)}
     assert ({*record.several.mean}, {*record.several.low}) == ({"own weight", "x_low"}, {"x"})
     assert back(tmp_path / "none").several is None
@@ -135,7 +145,7 @@ MODEL = {"alias": "m", "name": "vit", "parameters": 3}
         ("config", {"seed": 1.5}, "seed"),
         ("config", {"models": [{**MODEL, "alias": 3}]}, "alias"),  # paths as aliases: tests/contracts
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_one_line_with_its_place(tmp_path, file, changes, place):
     back(tmp_path / "run", points=ROWS[:1])
     path = tmp_path / "run" / f"{file}.json"

@@ -77,11 +77,15 @@ def test_holm_and_mcnemar_by_hand():
 @pytest.mark.parametrize(
     ("function", "values"),
     [
-        (ours.wilson, (0, 0)), (ours.wilson, (-1, 3)), (ours.wilson, (4, 3)), (ours.bootstrap_mean, ([],)),
-        (ours.bootstrap_mean, ([[1.0]],)), (ours.bootstrap_mean, ([1.0, float("nan")],)),
+        (ours.wilson, (0, 0)),
+        (ours.wilson, (-1, 3)),
+        (ours.wilson, (4, 3)),
+        (ours.bootstrap_mean, ([],)),
+        (ours.bootstrap_mean, ([[1.0]],)),
+        (ours.bootstrap_mean, ([1.0, float("nan")],)),
         (ours.bootstrap_difference, ([1, 2], [1, 2, 3])),
     ],
-)  # fmt: skip
+)
 def test_values_that_are_none_are_refused(function, values):
     with pytest.raises(InputError):
         function(*values)

@@ -145,9 +145,15 @@ def few_chapters(*left_out: str) -> Iterator[None]:
 
     plain = chapters.Chapters.run
     usual = replace(
-        chapters.USUAL, explained=("relevance", "gradcam"), attacks=("fgsm",), searched=3, search_steps=4, checked=4,
-        panels=6, thorough=True,
-    )  # fmt: skip
+        chapters.USUAL,
+        explained=("relevance", "gradcam"),
+        attacks=("fgsm",),
+        searched=3,
+        search_steps=4,
+        checked=4,
+        panels=6,
+        thorough=True,
+    )
 
     def empty(document: Document, record: Record, **_: object) -> None:
         for spec in document.figures:

@@ -9,9 +9,25 @@ from pathlib import Path
 NAN = "NaN!"  # written as the bare word
 MISSING = "MISSING!"
 VALUES: tuple[object, ...] = (
-    MISSING, None, True, -1, 0, 2**33, 10**12, 10**30, 1e308, NAN, "", "x" * 10**5, "../../../../pwned", "a\0b", [], {},
-    [[[{"a": [1]}]]], [1e308] * 3,
-)  # fmt: skip
+    MISSING,
+    None,
+    True,
+    -1,
+    0,
+    2**33,
+    10**12,
+    10**30,
+    1e308,
+    NAN,
+    "",
+    "x" * 10**5,
+    "../../../../pwned",
+    "a\0b",
+    [],
+    {},
+    [[[{"a": [1]}]]],
+    [1e308] * 3,
+)
 
 
 def places(content: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

@@ -59,6 +59,11 @@ def list_names() -> list[str]:
 
 
 MADE: Final = ModelSource(
-    kind="made", usage="made:NAME", help="Models of the tests.", example="made:cls", prefix="made:",
-    build=f"{__name__}:build", list_names=f"{__name__}:list_names",
-)  # fmt: skip
+    kind="made",
+    usage="made:NAME",
+    help="Models of the tests.",
+    example="made:cls",
+    prefix="made:",
+    build=f"{__name__}:build",
+    list_names=f"{__name__}:list_names",
+)

@@ -147,9 +147,14 @@ def make(name: str, places: Mapping[str, Path], beside: Path, *, device: Sequenc
     line = LINES.get(name, f"{name} {{vit}} --data digits --limit 4").format(**places, beside=beside)
     saving = saved_figures() if name in SAVED_TWICE else no_figures()
     with (
-        beside.with_suffix(".said").open("w") as said, redirect_stderr(said), redirect_stdout(said),
-        saving, quick_attacks(()), few_passes(), impatient(),
-    ):  # fmt: skip
+        beside.with_suffix(".said").open("w") as said,
+        redirect_stderr(said),
+        redirect_stdout(said),
+        saving,
+        quick_attacks(()),
+        few_passes(),
+        impatient(),
+    ):
         code = run([*line.split(), *device, "--out", str(beside / "run")])
     assert code == (3 if name in UNMET else 0), line
     return beside / "run"

@@ -41,9 +41,16 @@ def built(name: str, model: Model | None = None, *, train: Split | None = None, 
 
 
 def pretrained(
-    name: str, folder: Path, model: Model | None = None, *, train: Split | None = None, test: Split | None = None,
-    recipe: Any = None, settings: Any = None, **changes: Any,
-) -> tuple[Model, TrainingResult]:  # fmt: skip
+    name: str,
+    folder: Path,
+    model: Model | None = None,
+    *,
+    train: Split | None = None,
+    test: Split | None = None,
+    recipe: Any = None,
+    settings: Any = None,
+    **changes: Any,
+) -> tuple[Model, TrainingResult]:
     """A model after a training of a few steps, and its result."""
     train, test = train or scenes("train"), test or scenes("test", 16)
     objective = make_objective(name, train, test, {**SETTINGS[name], **(settings or {})})

@@ -20,9 +20,16 @@ def model(heads: list[tuple[str, float]]) -> Model:
     fifth is never predicted; the cross-entropy is softplus(-red margin) + softplus(-green margin)."""
     patches = (SIDE // PATCH) ** 2
     config = ViTConfig(
-        image_size=(SIDE, SIDE), patch_size=(PATCH, PATCH), dim=len(heads) * WIDTH, depth=1, heads=len(heads),
-        classes=5, mlp=False, norm=False, qkv_bias=False,
-    )  # fmt: skip
+        image_size=(SIDE, SIDE),
+        patch_size=(PATCH, PATCH),
+        dim=len(heads) * WIDTH,
+        depth=1,
+        heads=len(heads),
+        classes=5,
+        mlp=False,
+        norm=False,
+        qkv_bias=False,
+    )
     module = VisionTransformer(config)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -41,26 +41,42 @@ def attention(images: int = 40, **changes: object) -> AttentionRecord:
 
     def layer(number: int) -> LayerRow:
         row = LayerRow(
-            model="vit", maps=str(number), layer=number, module=f"blocks.{number}", kind="patch", heads=2, map=(4, 4),
-            reading="the CLS token", prefix_mass=0.1, alike=Estimate(0.3, 0.2, 0.4, images, ""),
+            model="vit",
+            maps=str(number),
+            layer=number,
+            module=f"blocks.{number}",
+            kind="patch",
+            heads=2,
+            map=(4, 4),
+            reading="the CLS token",
+            prefix_mass=0.1,
+            alike=Estimate(0.3, 0.2, 0.4, images, ""),
             information=Estimate(2.0 + number / 10, 1.9, 2.3, images, "bits"),
             by_place=Estimate(0.3, 0.2, 0.4, images),
             previous=Estimate(0.5, 0.4, 0.6, images, "") if number else None,
-        )  # fmt: skip
+        )
         return replace(row, **changes) if number else row
 
     def mass(number: int) -> OnObjectRow:
         gain = 20.0 if number == 1 else 0.0
         return OnObjectRow(
-            "vit", ATTENTION, "mass", Estimate(0.3 + gain / 100, 0.2, 0.6, images), "a map of the centre",
-            Estimate(0.3), Estimate(gain, gain - 8, gain + 8, images, "points"), number,
-        )  # fmt: skip
+            "vit",
+            ATTENTION,
+            "mass",
+            Estimate(0.3 + gain / 100, 0.2, 0.6, images),
+            "a map of the centre",
+            Estimate(0.3),
+            Estimate(gain, gain - 8, gain + 8, images, "points"),
+            number,
+        )
 
     layout = LayoutRow("vit", (4, 4), ("cls",), (8, 8), (32, 32), Estimate(0.05, n=16, unit=""))
     return AttentionRecord(
-        config=config(images), layers=tuple(map(layer, range(3))), on_object=tuple(map(mass, range(3))),
+        config=config(images),
+        layers=tuple(map(layer, range(3))),
+        on_object=tuple(map(mass, range(3))),
         layout=(layout,),
-    )  # fmt: skip
+    )
 
 
 def rollout(images: int = 40, **changes: object) -> RolloutRecord:
@@ -68,12 +84,19 @@ def rollout(images: int = 40, **changes: object) -> RolloutRecord:
 
     def row(name: str, method: str, fusion: str | None, gain: float) -> RolloutRow:
         return RolloutRow(
-            model="vit", maps=name, name=name, method=method, zero=0, fusion=fusion,
+            model="vit",
+            maps=name,
+            name=name,
+            method=method,
+            zero=0,
+            fusion=fusion,
             information=Estimate(2.0, 1.8, 2.2, images, "bits"),
-            by_place=Estimate(0.3, 0.2, 0.4, images), pointing=Estimate(0.5 + gain / 100, 0.4, 0.6, images),
-            baseline="a map of the centre", of_baseline=Estimate(0.5),
+            by_place=Estimate(0.3, 0.2, 0.4, images),
+            pointing=Estimate(0.5 + gain / 100, 0.4, 0.6, images),
+            baseline="a map of the centre",
+            of_baseline=Estimate(0.5),
             difference=Estimate(gain, gain - 10, gain + 10, images, "points"),
-        )  # fmt: skip
+        )
 
     rows = (
         replace(row("mean-map", "rollout", "mean", 0.0), **changes),

@@ -94,12 +94,20 @@ class Bench:
         down, across, colours = self.down, self.across, range(self.tokens, self.tokens + 3)
         place = 2 + int(torch.randint(self.patches, (1,), generator=self.draw))
         inside = {
-            "self": (down == 0) & (across == 0), "previous": (down == 0) & (across == -1),
-            "next": (down == 0) & (across == 1), "above": (down == -1) & (across == 0),
-            "below": (down == 1) & (across == 0), "same row": down == 0, "same column": across == 0,
-            "left": across < 0, "right": across > 0, "up": down < 0, "down": down > 0,
-            "local": (down.abs() <= 1) & (across.abs() <= 1), "dead": down == 0,
-        }  # fmt: skip
+            "self": (down == 0) & (across == 0),
+            "previous": (down == 0) & (across == -1),
+            "next": (down == 0) & (across == 1),
+            "above": (down == -1) & (across == 0),
+            "below": (down == 1) & (across == 0),
+            "same row": down == 0,
+            "same column": across == 0,
+            "left": across < 0,
+            "right": across > 0,
+            "up": down < 0,
+            "down": down > 0,
+            "local": (down.abs() <= 1) & (across.abs() <= 1),
+            "dead": down == 0,
+        }
         return {
             "uniform": self.places([]),
             "CLS": self.places([0]),
@@ -124,9 +132,17 @@ def planted(
     heads, width = len(forms), len(forms[0])
     size = (grid[0] * PATCH, grid[1] * PATCH)
     config = ViTConfig(
-        image_size=size, patch_size=(PATCH, PATCH), dim=heads * width, depth=depth, heads=heads, classes=5, registers=1,
-        mlp=False, norm=False, qkv_bias=False,
-    )  # fmt: skip
+        image_size=size,
+        patch_size=(PATCH, PATCH),
+        dim=heads * width,
+        depth=depth,
+        heads=heads,
+        classes=5,
+        registers=1,
+        mlp=False,
+        norm=False,
+        qkv_bias=False,
+    )
     module, patches = VisionTransformer(config), grid[0] * grid[1]
     tokens, draw = patches + 2, torch.Generator().manual_seed(seed)
     with torch.no_grad():

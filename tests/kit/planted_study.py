@@ -39,19 +39,38 @@ def predicted(shares: Mapping[str, float], *, seeds: int, seed: int, spread: flo
 
 
 def study_record(
-    kind: str, shares: Mapping[str, float], *, seeds: int = 3, seed: int = 0, spread: float = 0.01,
-    gain: Sequence[float] = (30.0, 20.0, 40.0), classes: int = 5,
-) -> StudyRecord:  # fmt: skip
+    kind: str,
+    shares: Mapping[str, float],
+    *,
+    seeds: int = 3,
+    seed: int = 0,
+    spread: float = 0.01,
+    gain: Sequence[float] = (30.0, 20.0, 40.0),
+    classes: int = 5,
+) -> StudyRecord:
     """The record of a kind whose points have these accuracies by label; gain: of probes, where a model is adapted."""
     known, correct = KINDS[kind], predicted(shares, seeds=seeds, seed=seed, spread=spread)
     points = {
         point.label: PointRow(
-            point.label, point.words, point.preset, point.line, point.candidate,
-            accuracy_over_seeds(correct[point.label]), 1 / classes, round(100 * (point.share or 1)), 1000,
-            10 if point.trained == "head" else 1000, 20, 6, 30, 9.0, 3.0,
+            point.label,
+            point.words,
+            point.preset,
+            point.line,
+            point.candidate,
+            accuracy_over_seeds(correct[point.label]),
+            1 / classes,
+            round(100 * (point.share or 1)),
+            1000,
+            10 if point.trained == "head" else 1000,
+            20,
+            6,
+            30,
+            9.0,
+            3.0,
         )
-        for point in known.points if point.label in shares
-    }  # fmt: skip
+        for point in known.points
+        if point.label in shares
+    }
     pairs = [pair for pair in known.pairs if set(pair) <= set(shares)]
     best = max((row for row in points.values() if row.candidate), key=lambda row: row.accuracy.value).label
     others = [(row.label, best) for row in points.values() if row.candidate and row.label != best]

@@ -16,9 +16,16 @@ def model(gains: list[tuple[int, float]]) -> Model:
     """A head for each (channel, gain): it adds gain times the mean of that colour, from -1 to 1, to the class of the
     channel; of the channel 3, that of red to all classes. All attend to all patches alike."""
     config = ViTConfig(
-        image_size=(SIDE, SIDE), patch_size=(PATCH, PATCH), dim=len(gains) * WIDTH, depth=1, heads=len(gains),
-        classes=len(CLASSES), mlp=False, norm=False, qkv_bias=False,
-    )  # fmt: skip
+        image_size=(SIDE, SIDE),
+        patch_size=(PATCH, PATCH),
+        dim=len(gains) * WIDTH,
+        depth=1,
+        heads=len(gains),
+        classes=len(CLASSES),
+        mlp=False,
+        norm=False,
+        qkv_bias=False,
+    )
     module = VisionTransformer(config)
     with torch.no_grad():
         for parameter in module.parameters():

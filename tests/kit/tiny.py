@@ -31,15 +31,23 @@ def model_of(
 
 
 def bare(
-    module: nn.Module, size: tuple[int, int], *, alias: str = "made", classes: tuple[str, ...] = CLASSES,
+    module: nn.Module,
+    size: tuple[int, int],
+    *,
+    alias: str = "made",
+    classes: tuple[str, ...] = CLASSES,
     anatomy: Anatomy | None = None,
-) -> Model:  # fmt: skip
+) -> Model:
     """A model around any module, as it is declared: pixels are not normalised."""
     model = Model(
-        module, alias=alias, anatomy=anatomy or Anatomy("other", ()), classes=classes,
+        module,
+        alias=alias,
+        anatomy=anatomy or Anatomy("other", ()),
+        classes=classes,
         preprocessing=Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
-        provenance=Provenance(alias, "random"), architecture={},
-    )  # fmt: skip
+        provenance=Provenance(alias, "random"),
+        architecture={},
+    )
     return model.eval().requires_grad_(False)
 
 
@@ -78,15 +86,16 @@ def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1)
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 SWIN = {
-    "img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4),
+    "img_size": 32,
+    "patch_size": 2,
+    "window_size": 4,
+    "embed_dim": 16,
+    "depths": (2, 2),
+    "num_heads": (2, 4),
     "num_classes": 5,
-}  # fmt: skip
-TORCHVISION_VIT = {
-    "image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64
-}  # fmt: skip
-TORCHVISION_SWIN = {
-    "patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]
-}  # fmt: skip
+}
+TORCHVISION_VIT = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+TORCHVISION_SWIN = {"patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
 
 
 def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
@@ -151,9 +160,18 @@ FAMILIES: dict[str, Callable[[], Model]] = {
 
 # each a mechanism of its own; the others, of the same parts, run with -m slow and in tests/contracts/test_families.py
 _MECHANISMS = (
-    "ours", "vit-mean", "deit-distilled", "beit", "eva02", "siglip", "cait", "swinv2", "torchvision-vit",
-    "torchvision-swin", "our-swin",
-)  # fmt: skip
+    "ours",
+    "vit-mean",
+    "deit-distilled",
+    "beit",
+    "eva02",
+    "siglip",
+    "cait",
+    "swinv2",
+    "torchvision-vit",
+    "torchvision-swin",
+    "our-swin",
+)
 EACH_FAMILY = [pytest.param(name, marks=() if name in _MECHANISMS else pytest.mark.slow) for name in FAMILIES]
 
 

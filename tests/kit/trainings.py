@@ -54,9 +54,14 @@ def tiny_split(part: Part, count: int, size: tuple[int, int] = (8, 12)) -> Split
 
 def tiny_recipe(**changes: object) -> Recipe:
     values: dict[str, Any] = {
-        "epochs": 3, "batch_size": 8, "learning_rate": 3e-3, "average": 0.9, "crop_padding": 1, "flip": True,
+        "epochs": 3,
+        "batch_size": 8,
+        "learning_rate": 3e-3,
+        "average": 0.9,
+        "crop_padding": 1,
+        "flip": True,
         "label_smoothing": 0.1,
-    }  # fmt: skip
+    }
     return Recipe(**{**values, **changes})
 
 
@@ -166,9 +171,13 @@ def one_of(processes: int, index: int, model: Model) -> Iterator[dict[str, Tenso
         gradients.update({name: value.grad.clone() for name, value in named if value.grad is not None})
 
     accelerator = SimpleNamespace(
-        num_processes=processes, process_index=index, backward=backward, prepare_model=lambda module: module,
-        no_sync=lambda _: nullcontext(), wait_for_everyone=lambda: None,
-    )  # fmt: skip
+        num_processes=processes,
+        process_index=index,
+        backward=backward,
+        prepare_model=lambda module: module,
+        no_sync=lambda _: nullcontext(),
+        wait_for_everyone=lambda: None,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.distributed, "all_reduce", lambda _values: None)
         patch.setattr(loop, "accelerated", lambda device: (accelerator, Processes(index, processes, device)))

@@ -15,9 +15,12 @@ def interruptible(command: Sequence[str], **options: Any) -> "subprocess.Popen[s
     An ignored signal is inherited, and Python then leaves it ignored.
     """
     return subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **options,
-    )  # fmt: skip
+    )
 
 
 def wait_until(sign: Callable[[], bool], child: "subprocess.Popen[str]") -> None:

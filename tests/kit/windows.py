@@ -33,9 +33,16 @@ def _torchvision_maxvit() -> Model:
 
 _HIERA = {"img_size": (32, 32), "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2, 1), "patch_stride": (2, 2)}
 _HIERADET = {
-    "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2), "window_spec": (8, 4, 6), "q_pool": 2, "patch_stride": (2, 2),
-    "patch_kernel": (3, 3), "patch_padding": (1, 1), "global_att_blocks": (4,),
-}  # fmt: skip
+    "embed_dim": 8,
+    "num_heads": 1,
+    "stages": (1, 2, 2),
+    "window_spec": (8, 4, 6),
+    "q_pool": 2,
+    "patch_stride": (2, 2),
+    "patch_kernel": (3, 3),
+    "patch_padding": (1, 1),
+    "global_att_blocks": (4,),
+}
 WINDOWED: dict[str, Callable[[], Model]] = {  # of Swin patches of 2x2 pixels, windows of 4x4 patches
     "swin": partial(timm_model, TIMM["swin"]),
     "swin, padded": partial(timm_model, TIMM["swin"], img_size=(20, 36)),

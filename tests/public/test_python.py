@@ -228,18 +228,26 @@ def test_targets_in_every_form_are_the_same(name, vit, images, forms):
     maps = TARGETED[name]
     predicted, second = maps(vit, images, targets=vit(images).argmax(1)), maps(vit, images, targets=1)
     for given, targets, expected in (
-        (images, "predicted", predicted), (images, torch.ones(3, dtype=torch.int64), second),
-        (images, vit.classes[1], second), (images, vit.classes[1].upper(), second),
-        (images, [1, vit.classes[1], 1], second), (images, (1, 1, 1), second), (images, np.array([1, 1, 1]), second),
-        (images, torch.tensor(1), second), (images, np.int64(1), second),
+        (images, "predicted", predicted),
+        (images, torch.ones(3, dtype=torch.int64), second),
+        (images, vit.classes[1], second),
+        (images, vit.classes[1].upper(), second),
+        (images, [1, vit.classes[1], 1], second),
+        (images, (1, 1, 1), second),
+        (images, np.array([1, 1, 1]), second),
+        (images, torch.tensor(1), second),
+        (images, np.int64(1), second),
         *((forms[form], "label", maps(vit, images, targets=LABELS)) for form in WITH_LABELS),
-    ):  # fmt: skip
+    ):
         torch.testing.assert_close(maps(vit, given, targets=targets), expected, rtol=0, atol=0)
     torch.testing.assert_close(maps(vit, images), predicted, rtol=0, atol=0)
     assert not torch.equal(second, maps(vit, images, targets=0))
     for wrong, words in (
-        ("predictd", "did you mean 'predicted'"), (99, "found 99"), ("label", "without labels"), ([0, 1], r"\(3\)"),
-    ):  # fmt: skip
+        ("predictd", "did you mean 'predicted'"),
+        (99, "found 99"),
+        ("label", "without labels"),
+        ([0, 1], r"\(3\)"),
+    ):
         with pytest.raises((UnknownNameError, InputError), match=words):
             maps(vit, images, targets=wrong)
 
@@ -299,14 +307,24 @@ assert not {{"torch", "timm", "matplotlib", "pandas"}} & set(sys.modules)
 def test_what_is_shown_is_short_without_addresses_and_escaped(vit, images):
     read = vitlens.features(vit, torch.cat([images, images]))
     for result in (
-        vit, vitlens.load_data("digits", limit=3), vitlens.statistics(vit, images), read, vitlens.similarity(read),
-        vitlens.ablate(vit, images, LABELS, replace="zero"), vitlens.attack(vit, images, LABELS, steps=1),
-        vitlens.attack(vit, images, LABELS, steps=1, epsilons=[0.1]), vitlens.evaluate(vit, images, LABELS),
-        vitlens.compare(vit, vit, images, LABELS), vitlens.failures(vit, images, LABELS),
-        vitlens.patch(vit, images, images, "blocks.0.mlp"), vitlens.logit_lens(vit, images),
+        vit,
+        vitlens.load_data("digits", limit=3),
+        vitlens.statistics(vit, images),
+        read,
+        vitlens.similarity(read),
+        vitlens.ablate(vit, images, LABELS, replace="zero"),
+        vitlens.attack(vit, images, LABELS, steps=1),
+        vitlens.attack(vit, images, LABELS, steps=1, epsilons=[0.1]),
+        vitlens.evaluate(vit, images, LABELS),
+        vitlens.compare(vit, vit, images, LABELS),
+        vitlens.failures(vit, images, LABELS),
+        vitlens.patch(vit, images, images, "blocks.0.mlp"),
+        vitlens.logit_lens(vit, images),
         vitlens.direct_logit_attribution(vit, images),
-        vitlens.profile(vit, batch_sizes=[1]), vitlens.read(REPORTS / "stats-deit-tiny"), vitlens.list_methods(),
-    ):  # fmt: skip
+        vitlens.profile(vit, batch_sizes=[1]),
+        vitlens.read(REPORTS / "stats-deit-tiny"),
+        vitlens.list_methods(),
+    ):
         text, html = repr(result), result._repr_html_()
         assert not re.search(r"0x[0-9a-f]{6}|object at|tensor\(", text + html)
         assert len(text) < 6000

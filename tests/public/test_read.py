@@ -83,9 +83,11 @@ def test_pandas_that_is_not_installed_is_named(monkeypatch):
 def test_unknown_names_are_told_with_the_nearest(folder):
     run = vitlens.read(folder)
     for ask, typed, near in (
-        (run.metrics.__getitem__, "acuracy/tiny", "accuracy/tiny"), (run.table, "curve", "curves"),
-        (run.to_pandas, "curve", "curves"), (run.arrays.__getitem__, "efects-mean", "effects-mean"),
-    ):  # fmt: skip
+        (run.metrics.__getitem__, "acuracy/tiny", "accuracy/tiny"),
+        (run.table, "curve", "curves"),
+        (run.to_pandas, "curve", "curves"),
+        (run.arrays.__getitem__, "efects-mean", "effects-mean"),
+    ):
         with pytest.raises(UnknownNameError, match=f"did you mean.*'{near}'"):
             ask(typed)
     assert (run.metrics.get("none"), run.arrays.get("none", 3)) == (None, 3)

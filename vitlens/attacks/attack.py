@@ -103,19 +103,41 @@ class AttackCurve(Table):
 
 @overload
 def attack(
-    model: Model, images: AnyImages, labels: Tensor | str | None = None, *, method: str = ATTACK,
-    epsilon: float | None = None, epsilons: None = None, steps: int | None = None, restarts: int = RESTARTS,
-    targets: Targets = None, seed: int = DEFAULT_SEED, batch_size: int | None = None, precision: str = PRECISION,
-    side: int | None = None, aligned: bool = True, maps: Tensor | None = None, stride: float | None = None,
-) -> AttackResult: ...  # fmt: skip
+    model: Model,
+    images: AnyImages,
+    labels: Tensor | str | None = None,
+    *,
+    method: str = ATTACK,
+    epsilon: float | None = None,
+    epsilons: None = None,
+    steps: int | None = None,
+    restarts: int = RESTARTS,
+    targets: Targets = None,
+    seed: int = DEFAULT_SEED,
+    batch_size: int | None = None,
+    precision: str = PRECISION,
+    side: int | None = None,
+    aligned: bool = True,
+    maps: Tensor | None = None,
+    stride: float | None = None,
+) -> AttackResult: ...
 
 
 @overload
 def attack(
-    model: Model, images: AnyImages, labels: Tensor | str | None = None, *, epsilons: Sequence[float],
-    method: str = ATTACK, steps: int | None = None, restarts: int = RESTARTS, seed: int = DEFAULT_SEED,
-    batch_size: int | None = None, precision: str = PRECISION, stride: float | None = None,
-) -> AttackCurve: ...  # fmt: skip
+    model: Model,
+    images: AnyImages,
+    labels: Tensor | str | None = None,
+    *,
+    epsilons: Sequence[float],
+    method: str = ATTACK,
+    steps: int | None = None,
+    restarts: int = RESTARTS,
+    seed: int = DEFAULT_SEED,
+    batch_size: int | None = None,
+    precision: str = PRECISION,
+    stride: float | None = None,
+) -> AttackCurve: ...
 
 
 @takes_images
@@ -161,9 +183,17 @@ def attack(
     (torch.Size([2]), torch.Size([2, 2]))
     """
     plan = AttackPlan(
-        steps=steps, restarts=restarts, targets=as_targets(targets), seed=seed, batch_size=batch_size,
-        precision=precision, side=side, aligned=aligned, maps=maps, stride=stride,
-    )  # fmt: skip
+        steps=steps,
+        restarts=restarts,
+        targets=as_targets(targets),
+        seed=seed,
+        batch_size=batch_size,
+        precision=precision,
+        side=side,
+        aligned=aligned,
+        maps=maps,
+        stride=stride,
+    )
     entry = attack_named(method)
     if epsilons is not None:
         fixed = {"epsilon": epsilon, "targets": plan.targets, "side": side, "maps": maps}
@@ -184,9 +214,14 @@ def attack(
         at = torch.tensor(levels, dtype=torch.float64)
         robust = curve.clean & (curve.broken_at > at[:, None])
         return AttackCurve(
-            at, robust.double().mean(1), curve.clean & ~robust, curve.clean, curve.broken_at, curve.distance,
+            at,
+            robust.double().mean(1),
+            curve.clean & ~robust,
+            curve.clean,
+            curve.broken_at,
+            curve.distance,
             curve.notes,
-        )  # fmt: skip
+        )
     require(model, *needs_of("attack"))
     if epsilon is not None and not entry.takes_epsilon:
         raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
@@ -214,10 +249,15 @@ def attack(
     for row in success.nonzero()[:, 0].tolist():
         adversarial[row] = outcome.adversarial[row]
     return AttackResult(
-        adversarial, success, torch.where(success, outcome.distance, 0.0), clean.correct,
-        torch.zeros_like(success) if plan.targets is None else success, outcome.forwards, outcome.backwards,
+        adversarial,
+        success,
+        torch.where(success, outcome.distance, 0.0),
+        clean.correct,
+        torch.zeros_like(success) if plan.targets is None else success,
+        outcome.forwards,
+        outcome.backwards,
         clean.notes,
-    )  # fmt: skip
+    )
 
 
 def _warn_of_large_epsilon(entry: Attack, levels: Sequence[float]) -> None:
@@ -263,7 +303,15 @@ def sweep(
         broken = torch.searchsorted(tried, found.distance.double())
     wrong = ~clean.correct
     return Outcome(
-        entry.slug, model.alias, axis, clean.correct, tried[broken].masked_fill(wrong, 0.0),
-        found.distance.masked_fill(wrong, 0.0), found.zero_gradients, int(found.forwards.sum()),
-        int(found.backwards.sum()), seconds, clean.notes,
-    )  # fmt: skip
+        entry.slug,
+        model.alias,
+        axis,
+        clean.correct,
+        tried[broken].masked_fill(wrong, 0.0),
+        found.distance.masked_fill(wrong, 0.0),
+        found.zero_gradients,
+        int(found.forwards.sum()),
+        int(found.backwards.sum()),
+        seconds,
+        clean.notes,
+    )

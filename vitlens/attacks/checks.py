@@ -77,10 +77,12 @@ class Trial:
         fooled = int(result.success.sum())
         moved = float((result.images.cpu() - self.images.cpu()).abs().max())
         return Check(
-            "epsilon 0", self.attack, "no image fooled, no pixel changed",
+            "epsilon 0",
+            self.attack,
+            "no image fooled, no pixel changed",
             f"{fooled} of {len(self.images)} fooled, largest change {moved:.1e}",
             state_of(fooled == 0 and moved <= ROUNDING),
-        )  # fmt: skip
+        )
 
     def within_budget(self, model: Model, result: AttackResult, *, epsilon: float, norm: NormName) -> Check:
         """Examples lie within epsilon and in [0, 1]; each success was predicted correctly before and is wrong now. Of a
@@ -95,19 +97,26 @@ class Trial:
         truth, success = self.labels.cpu(), result.success
         false = int((success & ((after == truth) | (before != truth))).sum())
         return Check(
-            "within the budget", self.attack, f"{limit}pixels in [0, 1], every success wrong now and right before",
+            "within the budget",
+            self.attack,
+            f"{limit}pixels in [0, 1], every success wrong now and right before",
             f"{reach}pixels {low:.3g} to {high:.3g}, {false} false successes of {int(success.sum())}",
             state_of(longest <= epsilon + ROUNDING and low >= 0 and high <= 1 and false == 0, bool(success.any())),
-        )  # fmt: skip
+        )
 
     def unlimited_budget(self, *, epsilon: float = UNLIMITED_EPSILON, steps: int = 50) -> Check:
         """Within an unlimited budget every image can become any other, so the attack succeeds on every image."""
         result = self.at(epsilon=epsilon, steps=steps)
         left, tried = int((result.tried & ~result.success).sum()), int(result.tried.sum())
         return Check(
-            "no limit", self.attack, "0 % robust when any image may become any other",
-            f"{left} of {tried} right images left after {steps} steps", state_of(left == 0, tried > 0), left, tried,
-        )  # fmt: skip
+            "no limit",
+            self.attack,
+            "0 % robust when any image may become any other",
+            f"{left} of {tried} right images left after {steps} steps",
+            state_of(left == 0, tried > 0),
+            left,
+            tried,
+        )
 
     def more_steps(self, *, epsilon: float, steps: int, times: int = 4) -> Check:
         """More steps break as many images, but for chance; if they break more, the attack had too few steps."""
@@ -116,11 +125,15 @@ class Trial:
         differs = paired_test(fewer, more, groups=self.groups) <= SIGNIFICANT
         reason = "; more steps break fewer" if lost > gained else f"; too few steps, raise {argument('steps')}"
         return Check(
-            "more steps", self.attack, f"{times} times the steps break as many images, but for chance",
+            "more steps",
+            self.attack,
+            f"{times} times the steps break as many images, but for chance",
             f"{int(fewer.sum())} fooled with {steps} steps, {int(more.sum())} with {times * steps}"
             f"{reason if differs else ''}",
-            state_of(not differs, bool((fewer | more).any())), max(lost, gained), lost + gained,
-        )  # fmt: skip
+            state_of(not differs, bool((fewer | more).any())),
+            max(lost, gained),
+            lost + gained,
+        )
 
     def same_distances(self, *, epsilon: float, steps: int, times: int = 2) -> Check:
         """A longer search succeeds on the same images with perturbations about as large; otherwise it was too short.
@@ -135,10 +148,12 @@ class Trial:
         change = float(torch.median(long[both] / short[both])) - 1
         reason = f"; too few steps, raise {argument('steps')}" if change < -NEAR or gained else ""
         return Check(
-            name, self.attack, expected,
+            name,
+            self.attack,
+            expected,
             f"{100 * change:+.1f} % (median of {int(both.sum())} images), {lost} lost, {gained} gained{reason}",
             state_of(abs(change) <= NEAR and lost == gained == 0),
-        )  # fmt: skip
+        )
 
 
 def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> Check:
@@ -147,9 +162,12 @@ def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> 
     other = int((whole.success != parts.success).sum())
     # kernels round differently for other batch sizes; a gradient whose sign flips by that changes a pixel
     return Check(
-        "batch size", attack, "the same images fooled, whatever the batch size (rounding may decide one)",
-        f"{other} of {len(whole.success)} differ", state_of(other <= 1, bool((whole.success | parts.success).any())),
-    )  # fmt: skip
+        "batch size",
+        attack,
+        "the same images fooled, whatever the batch size (rounding may decide one)",
+        f"{other} of {len(whole.success)} differ",
+        state_of(other <= 1, bool((whole.success | parts.success).any())),
+    )
 
 
 @needs_gradients
@@ -172,18 +190,28 @@ def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
 def gradients_read(name: str, attack: str, zero: int, count: int) -> Check:
     """Of all images, so many had gradients of exactly zero: at most one in ten."""
     return Check(
-        name, attack, "not all zero, for at least 9 images in 10", f"all zero for {zero} of {count}",
-        state_of(10 * zero <= count), zero, count,
-    )  # fmt: skip
+        name,
+        attack,
+        "not all zero, for at least 9 images in 10",
+        f"all zero for {zero} of {count}",
+        state_of(10 * zero <= count),
+        zero,
+        count,
+    )
 
 
 def every_image_broken(outcome: Outcome) -> Check:
     """A search without a budget found a perturbation that fools the model for every image."""
     right, missed = int(outcome.clean.sum()), int((outcome.clean & outcome.broken_at.isinf()).sum())
     return Check(
-        "no limit", outcome.name, "a change found for every right image", f"none found for {missed} of {right}",
-        state_of(missed == 0, right > 0), missed, right,
-    )  # fmt: skip
+        "no limit",
+        outcome.name,
+        "a change found for every right image",
+        f"none found for {missed} of {right}",
+        state_of(missed == 0, right > 0),
+        missed,
+        right,
+    )
 
 
 def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
@@ -204,9 +232,14 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
                 f"alone (p = {p:.2g})"
             )
     return Check(
-        reason, f"{weaker.name}, {stronger.name}", f"{stronger.name} breaks at least what {weaker.name} does", found,
-        state_of(least_p > SIGNIFICANT, any_broken), against, of,
-    )  # fmt: skip
+        reason,
+        f"{weaker.name}, {stronger.name}",
+        f"{stronger.name} breaks at least what {weaker.name} does",
+        found,
+        state_of(least_p > SIGNIFICANT, any_broken),
+        against,
+        of,
+    )
 
 
 def never_rises(outcome: Outcome) -> Check:
@@ -214,9 +247,12 @@ def never_rises(outcome: Outcome) -> Check:
     counts = [int(outcome.robust(epsilon).sum()) for epsilon in (0.0, *outcome.epsilons)]
     falls = all(after <= before for before, after in pairwise(counts))
     return Check(
-        "curve", outcome.name, "never rises", f"{' '.join(map(str, counts))} images right",
+        "curve",
+        outcome.name,
+        "never rises",
+        f"{' '.join(map(str, counts))} images right",
         state_of(falls, len(set(counts)) > 1),
-    )  # fmt: skip
+    )
 
 
 def same_in_ascending_order(attack: str, above: Float[Tensor, " batch"], below: Float[Tensor, " batch"]) -> Check:
@@ -224,6 +260,9 @@ def same_in_ascending_order(attack: str, above: Float[Tensor, " batch"], below: 
     below: the smallest epsilon that breaks each image, tried in descending and in ascending order."""
     sooner = int((below < above).sum())
     return Check(
-        "from below", attack, "tried from the smallest epsilon up, no image breaks at a smaller one",
-        f"{sooner} of {len(below)} do", state_of(sooner == 0, bool((above.isfinite() | below.isfinite()).any())),
-    )  # fmt: skip
+        "from below",
+        attack,
+        "tried from the smallest epsilon up, no image breaks at a smaller one",
+        f"{sooner} of {len(below)} do",
+        state_of(sooner == 0, bool((above.isfinite() | below.isfinite()).any())),
+    )

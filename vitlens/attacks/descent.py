@@ -142,9 +142,14 @@ def pgd(
     if stride is None:
         stride = PGD_STRIDE if setting.stride is None else setting.stride
     return Descent(
-        norm=region.norm, queries=setting.steps + 1, steps=setting.steps, stride=stride, random_start=random_start,
-        loss=(TARGETED if targets else LOSSES)[loss], region=region,
-    )  # fmt: skip
+        norm=region.norm,
+        queries=setting.steps + 1,
+        steps=setting.steps,
+        stride=stride,
+        random_start=random_start,
+        loss=(TARGETED if targets else LOSSES)[loss],
+        region=region,
+    )
 
 
 def fgsm(setting: Setting) -> Descent:

@@ -97,10 +97,11 @@ class Evaluator:
             return parts[0]
         order = torch.cat([rows for rows, _ in passes]).argsort().to(points.device)
         return PointEvaluation(
-            torch.cat([part.logits for part in parts])[order], torch.cat([part.losses for part in parts])[order],
+            torch.cat([part.logits for part in parts])[order],
+            torch.cat([part.losses for part in parts])[order],
             torch.cat([part.gradients for part in parts], 1)[:, order],
             torch.cat([part.success for part in parts])[order],
-        )  # fmt: skip
+        )
 
     def exact(self, points: Images) -> Logits:
         """Return the logits at the module's own precision, as numbers of the points' type, without a graph."""
@@ -254,9 +255,10 @@ class Engine:
         hit_jobs = jobs.select(slots)
         nearer = line_search(
             lambda points, rows: self.evaluator.success(self.evaluator.exact(points), hit_jobs.select(rows)),
-            hit_jobs.clean, adversarial[slots],
+            hit_jobs.clean,
+            adversarial[slots],
             batch_size=self.batch_size,
-        )  # fmt: skip
+        )
         self.outcome.forwards[torch.tensor(self.rows)[hits]] += ROUNDS * POINTS
         lengths = self.algorithm.norm.length(nearer - hit_jobs.clean).to(distance)
         return adversarial.index_copy(0, slots, nearer), distance.index_copy(0, hits, lengths)
@@ -308,9 +310,16 @@ class Engine:
         targets = runners_up.gather(1, ranks[:, None])[:, 0] if plan.targets is None else plan.targets[row]
         levels = torch.tensor(plan.levels, dtype=clean.images.dtype)[stage // self.jobs_per_level]
         parts = (
-            row, keys(plan.seed, clean.indices[row], restarts, ranks), clean.images[row.to(clean.images.device)],
-            clean.labels[row], runners_up, targets, restarts, levels, torch.zeros_like(row),
-        )  # fmt: skip
+            row,
+            keys(plan.seed, clean.indices[row], restarts, ranks),
+            clean.images[row.to(clean.images.device)],
+            clean.labels[row],
+            runners_up,
+            targets,
+            restarts,
+            levels,
+            torch.zeros_like(row),
+        )
         return Jobs(*(part.to(device) for part in parts))
 
 
@@ -355,10 +364,12 @@ def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images,
     for _ in range(ROUNDS):
         between = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
         inner, owners = between.flatten(), rows.repeat_interleave(POINTS)
-        success = torch.cat([
-            is_adversarial(points_at(owners[part], inner[part]), owners[part])
-            for part in torch.arange(len(inner), device=inner.device).split(batch_size)
-        ])  # fmt: skip
+        success = torch.cat(
+            [
+                is_adversarial(points_at(owners[part], inner[part]), owners[part])
+                for part in torch.arange(len(inner), device=inner.device).split(batch_size)
+            ]
+        )
         far_end = torch.ones_like(success[: len(rows), None])  # known to be adversarial
         along_line = torch.cat((success.view(-1, POINTS), far_end), 1)
         first = along_line.to(torch.uint8).argmax(1, keepdim=True)  # argmax gives the first of equal values

@@ -85,9 +85,15 @@ class AttackPlan:
             (down, across), (rows, columns) = layout.patch_size, layout.image_size
             token = max(1, round(down * height / rows)), max(1, round(across * width / columns))
         return Setting(
-            self.steps or max(1, attack.steps), len(model.classes), (int(height), int(width)), token, self.side,
-            self.aligned, None if self.maps is None else self.maps.detach().cpu().float(), self.stride,
-        )  # fmt: skip
+            self.steps or max(1, attack.steps),
+            len(model.classes),
+            (int(height), int(width)),
+            token,
+            self.side,
+            self.aligned,
+            None if self.maps is None else self.maps.detach().cpu().float(),
+            self.stride,
+        )
 
     def epsilons(
         self, attack: Attack, model: Model, clean: CleanImages, given: Sequence[float] | None

@@ -314,18 +314,28 @@ def choose(
     confirmation: Any = _CONFIRMATIONS[beyond(margins[len(rows) - 1].difference, 0.0)] if rivals else None
     scores = tuple(
         ChoiceScores(
-            method=names[place], baseline=place >= count, wins=wins[place] if place < count else None,
+            method=names[place],
+            baseline=place >= count,
+            wins=wins[place] if place < count else None,
             selection={check: first.estimate(row, place) for row, check in enumerate(rows)},
             report={check: second.estimate(row, place) for row, check in enumerate(rows)},
         )
         for place in (best, *others, *range(count, len(names)))
-    )  # fmt: skip
+    )
     return MethodChoice(
-        names[best], tuple(candidates), checks=tuple(values), certainty=wins[best],
+        names[best],
+        tuple(candidates),
+        checks=tuple(values),
+        certainty=wins[best],
         runner_up=names[rivals[0]] if rivals else None,
-        alike=tuple(names[place] for place in others if place not in rivals), confirmation=confirmation,
-        scores=scores, margins=margins, selection=tuple(parts[0].tolist()), report=tuple(parts[1].tolist()), seed=seed,
-    )  # fmt: skip
+        alike=tuple(names[place] for place in others if place not in rivals),
+        confirmation=confirmation,
+        scores=scores,
+        margins=margins,
+        selection=tuple(parts[0].tolist()),
+        report=tuple(parts[1].tolist()),
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True)

@@ -67,11 +67,14 @@ class Look(Summary):
         known = {(layer, head): own for layer, row in enumerate(self.labels) for head, own in enumerate(row)}
         return tuple(
             HeadEffect(
-                self.places[at][0], self.places[at][1], float(self.delta_loss[image, at]),
-                float(self.without[image, at]), known.get(self.places[at]),
+                self.places[at][0],
+                self.places[at][1],
+                float(self.delta_loss[image, at]),
+                float(self.without[image, at]),
+                known.get(self.places[at]),
             )
             for at in order
-        )  # fmt: skip
+        )
 
     def summary(self) -> Iterator[Line]:
         """The prediction of each image with the heads that matter most, for the first images."""
@@ -118,16 +121,25 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         known = statistics(model, images, batch_size=size)
     seen = Look(
         tuple(tuple(model.classes[place] for place in places) for places in top.indices.tolist()),
-        top.indices.clone(), top.values.clone(), method, torch.stack(maps, 1),
-        torch.zeros(len(images), 0), torch.zeros(len(images), 0),
-        labels=() if known is None else specialise(known).given, statistics=known,
-    )  # fmt: skip
+        top.indices.clone(),
+        top.values.clone(),
+        method,
+        torch.stack(maps, 1),
+        torch.zeros(len(images), 0),
+        torch.zeros(len(images), 0),
+        labels=() if known is None else specialise(known).given,
+        statistics=known,
+    )
     if not meets(model, "heads"):
         return seen
     units = units_of(model, kinds=("head",))
     bench = Bench(model, images, seen.classes[:, 0], seed=seed, batch_size=size)
     effects = bench.without([(unit,) for unit in units])
     return replace(
-        seen, delta_loss=effects.delta_loss.T.float(), without=(-effects.loss.T).exp().float(),
-        places=tuple((unit.layer, unit.head or 0) for unit in units), replace=effects.replace, note=effects.note,
-    )  # fmt: skip
+        seen,
+        delta_loss=effects.delta_loss.T.float(),
+        without=(-effects.loss.T).exp().float(),
+        places=tuple((unit.layer, unit.head or 0) for unit in units),
+        replace=effects.replace,
+        note=effects.note,
+    )

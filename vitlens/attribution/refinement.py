@@ -26,9 +26,15 @@ from vitlens.shapes import Images
 MapsOf = Callable[[Images, str], AnyMaps]  # of images, by the method of this name
 _EDGES = 1e-2  # of the guided filter: variance of a colour (squared, of [0, 1]) below which a region counts as flat
 VIEWS: Final = (  # content moved up and left by so many half patches, then mirrored or not
-    (0, 0, False), (1, 1, False), (1, 0, False), (0, 1, False),
-    (0, 0, True), (1, 1, True), (1, 0, True), (0, 1, True),
-)  # fmt: skip
+    (0, 0, False),
+    (1, 1, False),
+    (1, 0, False),
+    (0, 1, False),
+    (0, 0, True),
+    (1, 1, True),
+    (1, 0, True),
+    (0, 1, True),
+)
 
 
 @dataclass(frozen=True)

@@ -252,9 +252,13 @@ def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
     across = 2 if in_column() or len(pairs) == 1 else 4
     panel = min(2.6, (full_width() - 0.5) / across)
     drawn = board(
-        title=f"{title}: similarity {low:.2f} (dark) to {high:.2f} (light)", count=2 * len(pairs),
-        across=across, panel=(panel, panel * ratio), gap=(0.1, 0.28), margins=Margins(top=0.24),
-    )  # fmt: skip
+        title=f"{title}: similarity {low:.2f} (dark) to {high:.2f} (light)",
+        count=2 * len(pairs),
+        across=across,
+        panel=(panel, panel * ratio),
+        gap=(0.1, 0.28),
+        margins=Margins(top=0.24),
+    )
     for index, pair in enumerate(pairs):
         left, right = drawn.panels[2 * index : 2 * index + 2]
         for axes, picture in ((left, pair.first), (right, pair.second)):
@@ -264,10 +268,17 @@ def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
         for source, target, value in zip(pair.sources[:_ARCS] + 0.5, pair.targets[:_ARCS] + 0.5, pair.similarity):
             colour = colormaps[MAGNITUDE]((value - low) / (high - low) if high > low else 1.0)
             arc = ConnectionPatch(
-                source[::-1], target[::-1], "data", "data", axesA=left, axesB=right, linewidth=1.2,
-                color=colour, clip_on=False,
+                source[::-1],
+                target[::-1],
+                "data",
+                "data",
+                axesA=left,
+                axesB=right,
+                linewidth=1.2,
+                color=colour,
+                clip_on=False,
                 connectionstyle="arc3,rad=-0.12",  # straight lines in a row would overlap
-            )  # fmt: skip
+            )
             right.add_artist(arc)
             for axes, end in ((left, source), (right, target)):
                 axes.plot(*end[::-1], "o", color=colour, markersize=2.4, markeredgecolor="black", markeredgewidth=0.3)

@@ -140,8 +140,9 @@ def matrix(
         has_room = columns == 1 and wide / widest >= _CELL
         for axes, (name, own) in zip(grid, parts.items()):
             found = numbers(own, cell)[0]
-            texts = [words(row) if words else "" if np.isnan(each) else number(each, digits)
-                     for row, each in zip(own, found)]  # fmt: skip
+            texts = [
+                words(row) if words else "" if np.isnan(each) else number(each, digits) for row, each in zip(own, found)
+            ]
             if below:
                 texts = [f"{text}\n{below(row)}" if text else "" for text, row in zip(texts, own)]
             shown = _fill(axes, own, (down, across), found, texts if has_room else [], scale, signed=signed)

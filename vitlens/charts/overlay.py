@@ -172,10 +172,17 @@ def no_value(axes: Axes) -> None:
     """Hatch axes, under a map whose cells without a value are transparent."""
     axes.add_patch(
         Rectangle(
-            (0, 0), 1, 1, hatch="//////", facecolor="#E0E0E0", edgecolor="#A8A8A8", linewidth=0,
-            transform=axes.transAxes, zorder=-1,
+            (0, 0),
+            1,
+            1,
+            hatch="//////",
+            facecolor="#E0E0E0",
+            edgecolor="#A8A8A8",
+            linewidth=0,
+            transform=axes.transAxes,
+            zorder=-1,
         )
-    )  # fmt: skip
+    )
 
 
 def cross_out(axes: Axes, reason: str) -> None:

@@ -295,9 +295,13 @@ def images_on_a_page(panels: int) -> int:
 
 
 def with_maps(
-    pictures: overlay.Array, maps: Sequence[overlay.Array], titles: Sequence[str], names: Sequence[str] = ("",), *,
+    pictures: overlay.Array,
+    maps: Sequence[overlay.Array],
+    titles: Sequence[str],
+    names: Sequence[str] = ("",),
+    *,
     patches: Sequence[tuple[int, int]] = (),
-) -> Iterator[Picture]:  # fmt: skip
+) -> Iterator[Picture]:
     """Each image (3, height, width) beside its maps (batch, rows, columns), one a title; patches: (row, column) of the
     one that is outlined in each map, the first's also in the image."""
     for index, (name, image) in enumerate(zip(names, pictures)):

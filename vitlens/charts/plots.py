@@ -17,9 +17,14 @@ _MOST = 30  # rows of a chart that has a line for each
 
 
 def intervals(
-    by: str, *values: str, of: str = "", reference: float | None = None, titles: Sequence[str] = (),
-    filled: bool = False, words: Callable[[Any], str] | None = None,
-) -> Draw:  # fmt: skip
+    by: str,
+    *values: str,
+    of: str = "",
+    reference: float | None = None,
+    titles: Sequence[str] = (),
+    filled: bool = False,
+    words: Callable[[Any], str] | None = None,
+) -> Draw:
     """A line for each `by`, a dot with its interval for each of the values and each series `of`; reference: a dashed
     line, in the values' own unit as drawn (% for fractions); filled: bars from 0 in the place of dots, at whose end
     stand these words."""
@@ -174,9 +179,16 @@ def scatter(x: str, y: str, *, of: str = "") -> Draw:
             across, up = numbers(own, x), numbers(own, y)
             errors = [np.nan_to_num(np.abs(found[0] - found[1:])) for found in (across, up)]
             axes.errorbar(
-                across[0], up[0], xerr=errors[0], yerr=errors[1], fmt=MARKERS[at % len(MARKERS)], color=colour(at),
-                markersize=4, elinewidth=0.8, label=series,
-            )  # fmt: skip
+                across[0],
+                up[0],
+                xerr=errors[0],
+                yerr=errors[1],
+                fmt=MARKERS[at % len(MARKERS)],
+                color=colour(at),
+                markersize=4,
+                elinewidth=0.8,
+                label=series,
+            )
         low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
         axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
         axes.set(xlabel=label(rows, x), ylabel=label(rows, y))

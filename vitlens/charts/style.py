@@ -48,10 +48,21 @@ TITLE, LABEL, SMALL = 9.5, 8.5, 7.5  # points
 
 _OWN: Final = "DejaVu Sans"  # ships with matplotlib
 _OTHERS: Final = (  # for characters that it lacks, where installed
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans SC", "WenQuanYi Zen Hei", "Hiragino Sans",
-    "Apple SD Gothic Neo", "Microsoft YaHei", "Malgun Gothic", "Arial Unicode MS", "Noto Sans Devanagari",
-    "Noto Sans Thai", "Noto Sans Symbols2", "Segoe UI Symbol",
-)  # fmt: skip
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans CJK KR",
+    "Noto Sans SC",
+    "WenQuanYi Zen Hei",
+    "Hiragino Sans",
+    "Apple SD Gothic Neo",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Arial Unicode MS",
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+    "Noto Sans Symbols2",
+    "Segoe UI Symbol",
+)
 _INSTALLED: Final = frozenset(font.name for font in font_manager.fontManager.ttflist)
 FAMILIES: Final = (_OWN, *(name for name in _OTHERS if name in _INSTALLED))
 

@@ -94,9 +94,15 @@ def weighted_values(weights: Array, values: Array, output: Array, title: str) ->
 
 @style.styled
 def patch_embedding(
-    *, patch: Array, filters: Array, responses: Sequence[float], numbers: Sequence[int], embedded: Array,
-    convolved: Array, title: str,
-) -> Figure:  # fmt: skip
+    *,
+    patch: Array,
+    filters: Array,
+    responses: Sequence[float],
+    numbers: Sequence[int],
+    embedded: Array,
+    convolved: Array,
+    title: str,
+) -> Figure:
     """A patch (3, height, width) in [0, 1], filters (n, 3, height, width) with their responses, and all numbers of all
     patches as the convolution gives them against unfold and a linear map.
 

@@ -19,9 +19,15 @@ _TINT: Final = 0.35  # opacity of a window's colour over the image
 
 @styled
 def windows_and_shift(
-    *, image: Array, parts: Sequence[Array], reach: Sequence[Array], mask: Array, patch: tuple[int, int],
-    layers: tuple[int, int], title: str,
-) -> Figure:  # fmt: skip
+    *,
+    image: Array,
+    parts: Sequence[Array],
+    reach: Sequence[Array],
+    mask: Array,
+    patch: tuple[int, int],
+    layers: tuple[int, int],
+    title: str,
+) -> Figure:
     """Four panels: the windows of one layer, those of the next, the patches that one patch sees after each, the mask.
 
     image: (3, height, width) in [0, 1]; parts: of both layers, for each patch (rows, columns) the number of the part of

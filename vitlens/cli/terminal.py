@@ -13,9 +13,27 @@ from vitlens.errors import RunError
 
 _HANDLER: Final = "vitlens"
 _PLAIN: Final = {  # replacements for encodings without these characters
-    "∞": "inf", "–": "-", "—": "-", "−": "-", "…": "...", "×": "x", "±": "+/-", "≤": "<=", "≥": ">=", "→": "->",
-    "·": ".", "•": "*", "ε": "eps", "²": "2", "✓": "yes", "✗": "no", "“": '"', "”": '"', "‘": "'", "’": "'",
-}  # fmt: skip
+    "∞": "inf",
+    "–": "-",
+    "—": "-",
+    "−": "-",
+    "…": "...",
+    "×": "x",
+    "±": "+/-",
+    "≤": "<=",
+    "≥": ">=",
+    "→": "->",
+    "·": ".",
+    "•": "*",
+    "ε": "eps",
+    "²": "2",
+    "✓": "yes",
+    "✗": "no",
+    "“": '"',
+    "”": '"',
+    "‘": "'",
+    "’": "'",
+}
 
 
 def print_result(result: object) -> None:

@@ -20,9 +20,18 @@ Array = NDArray[np.generic]
 
 MEDMNIST: Final = "medmnist:"
 _NAMES: Final = (  # of MedMNIST's sets of one label an image, 2-D
-    "pathmnist", "dermamnist", "octmnist", "pneumoniamnist", "retinamnist", "breastmnist", "bloodmnist", "tissuemnist",
-    "organamnist", "organcmnist", "organsmnist",
-)  # fmt: skip
+    "pathmnist",
+    "dermamnist",
+    "octmnist",
+    "pneumoniamnist",
+    "retinamnist",
+    "breastmnist",
+    "bloodmnist",
+    "tissuemnist",
+    "organamnist",
+    "organcmnist",
+    "organsmnist",
+)
 _SIZE: Final = 16 << 30  # bytes of all arrays
 _CLASSES: Final = 100_000  # most classes
 

@@ -18,9 +18,13 @@ from vitlens.errors import DataError, InputError, by_caller
 from vitlens.files import read_bounded
 
 WORDINGS: Final = (
-    "a photo of a {}", "an image of a {}", "this is a {}", "a scene that shows a {}", "there is a {} in this image",
+    "a photo of a {}",
+    "an image of a {}",
+    "this is a {}",
+    "a scene that shows a {}",
+    "there is a {} in this image",
     "a picture of a {} on a background",
-)  # fmt: skip
+)
 HELD_OUT: Final = ("this photo shows a {}", "an image that shows a {} on a background", "a scene of a {}")
 PROMPTS: Final = (*WORDINGS[:3], *HELD_OUT)  # of zero-shot classification
 CAPTIONS_FILE: Final = "captions.csv"

@@ -144,9 +144,11 @@ def shapes(
     shown, numbers = order % count, order // count
     textures = shown if cue == "agree" else (shown + 1 + numbers % (count - 1)) % count
     drawings = Drawings(
-        partial(_images, part=part, seed=seed, canvas=canvas), torch.stack((shown, textures), 1), numbers,
+        partial(_images, part=part, seed=seed, canvas=canvas),
+        torch.stack((shown, textures), 1),
+        numbers,
         partial(_places, part=part, seed=seed),
-    )  # fmt: skip
+    )
     files = tuple(
         f"{CLASSES[shape]}/{CLASSES[shape]}{number + 1}-{CLASSES[texture]}{number + 1}.png"
         for shape, texture, number in zip(shown.tolist(), textures.tolist(), numbers.tolist())

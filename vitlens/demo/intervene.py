@@ -137,10 +137,19 @@ def answered(
             then = explained()
     prefix, (_, columns) = len(model.layout.prefix) if off.patches else 0, switches.grid or (1, 1)
     row = kept.IntervenedRow(
-        model.alias, picture.name, model.classes[int(target)], model.classes[int(after.argmax())],
-        float(before[target]), float(after[target]), method, ATTRIBUTIONS[method].title, ATTRIBUTIONS[method].signed,
-        switches.grid, exact, note,
-    )  # fmt: skip
+        model.alias,
+        picture.name,
+        model.classes[int(target)],
+        model.classes[int(after.argmax())],
+        float(before[target]),
+        float(after[target]),
+        method,
+        ATTRIBUTIONS[method].title,
+        ATTRIBUTIONS[method].signed,
+        switches.grid,
+        exact,
+        note,
+    )
     return kept.DemoRecord(
         intervened=(row,),
         heads_off=tuple(kept.HeadOffRow(*head) for head in off.heads),
@@ -176,8 +185,9 @@ def board_html(model: Model, picture: Picture, switches: Switches, words: Mappin
     maps = attention_maps(model, picture.images(model)) if meets(model, "maps") else ()
     attention = {
         (layer.site.layer, head): values.double().cpu().numpy()
-        for layer in maps for head, values in enumerate(layer.maps[0])
-    }  # fmt: skip
+        for layer in maps
+        for head, values in enumerate(layer.maps[0])
+    }
     drawn = {
         head: embedded(colormaps[MAGNITUDE](values / (float(values.max()) or 1.0))[..., :3]).uri
         for head, values in attention.items()

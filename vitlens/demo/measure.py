@@ -114,12 +114,20 @@ def _launched(page: Any, options: DemoOptions) -> str:
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     try:
         _, address, _ = page.launch(
-            server_name=HOST, server_port=options.port, inbrowser=options.browser, share=False, quiet=True,
-            prevent_thread_lock=True, ssr_mode=False, mcp_server=False, enable_monitoring=False,
-            max_file_size=UPLOAD_BYTES, footer_links=[],
+            server_name=HOST,
+            server_port=options.port,
+            inbrowser=options.browser,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            ssr_mode=False,
+            mcp_server=False,
+            enable_monitoring=False,
+            max_file_size=UPLOAD_BYTES,
+            footer_links=[],
             theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
             head=f"<style>{style}</style>",  # gradio's css= puts a prefix before every rule
-        )  # fmt: skip
+        )
     except OSError as error:
         where = f"a free port for --port {options.port}" if options.port else "a free port from 7860 to 7959"
         raise InputError(f"expected {where}, found it taken; leave --port out, or choose another") from error

@@ -14,8 +14,9 @@ class DemoOptions:
     models: tuple[str, ...] = argument(
         "MODEL...",
         "The models to choose from, each NAME, ALIAS=NAME or NAME@WEIGHTS (default: vit-digits and cnn-digits).",
-        default=(), complete="model",
-    )  # fmt: skip
+        default=(),
+        complete="model",
+    )
     images: tuple[str, ...] = images_option()
     port: int | None = option(
         "--port", "Port of the page (default: a free one from 7860).", default=None, metavar="N", low=1, high=65535

@@ -27,12 +27,17 @@ def claims(record: DemoRecord) -> Iterator[Claim]:
         "becomes {{ row.predicted }}, was {{ row.target }}: the logit of the latter{% endif %} goes from "
         "{{ row.logit_before|number(2) }} to {{ row.logit_after|number(2) }} ({{ gain }}).{% else %}Nothing is "
         "off: {{ row.model }} predicts {{ row.target }} (logit {{ row.logit_before|number(2) }}).{% endif %}",
-        row=row, off=off, kept=kept, gain=Marked(f"{row.logit_after - row.logit_before:+.2f}"),
-    )  # fmt: skip
+        row=row,
+        off=off,
+        kept=kept,
+        gain=Marked(f"{row.logit_after - row.logit_before:+.2f}"),
+    )
     title = say(
         "{{ row.model }} {{ verb }} {{ row.predicted }}{% if off %} without {{ off }}{% endif %}",
-        row=row, verb=verb, off=off_words(record, most=1),
-    )  # fmt: skip
+        row=row,
+        verb=verb,
+        off=off_words(record, most=1),
+    )
     yield Claim("prediction", row.model, says, title, kind="answer", evidence="intervened", place="intervened")
 
 
@@ -60,8 +65,9 @@ def unknown(record: DemoRecord) -> Iterator[str]:
     )
     yield say(
         "The maps of {{ row.title|whole }} were not checked on this model: whether they show what the prediction "
-        "depends on, `vitlens explain --verify` tests.", row=row,
-    )  # fmt: skip
+        "depends on, `vitlens explain --verify` tests.",
+        row=row,
+    )
 
 
 def in_python(record: DemoRecord) -> str:
@@ -77,8 +83,11 @@ def in_python(record: DemoRecord) -> str:
     return say(
         "{{ line }} gives the logits.{% if patches %} The patches that are off, by row and column: {{ listed }}"
         "{% if more %}; and others, in `tables/patches_off.csv`{% endif %}.{% endif %}",
-        line=line, patches=patches, listed=listed_, more=len(patches) > _LISTED,
-    )  # fmt: skip
+        line=line,
+        patches=patches,
+        listed=listed_,
+        more=len(patches) > _LISTED,
+    )
 
 
 def _draw_intervened(record: DemoRecord, title: str) -> Figure:
@@ -102,16 +111,19 @@ REPORT: Final = Report(
     unknown=unknown,
     definitions=lambda record: map_definitions(record.intervened),
     picture=Chart(
-        "intervened", _draw_intervened,
+        "intervened",
+        _draw_intervened,
         "The image{% if record.patches_off %}, in grey where patches are off,{% endif %} and where the evidence for "
         "{{ record.intervened[0].target }} lies, before and after. "
         "Compare places, not amounts: each map has its own maximum.",
         title="{{ record.intervened[0].model }}: {{ record.intervened[0].title|whole }} for "
-              "{{ record.intervened[0].target }}",
-        only=lambda record: record.maps is not None, whole=True,
+        "{{ record.intervened[0].target }}",
+        only=lambda record: record.maps is not None,
+        whole=True,
     ),
     glance=Overview(
-        "classes", ("name", "logit_before", "logit_after", "probability_before", "probability_after"),
+        "classes",
+        ("name", "logit_before", "logit_after", "probability_before", "probability_after"),
     ),
     sections=(Section("How is it done from Python?", "intervened", opening=in_python),),
-)  # fmt: skip
+)

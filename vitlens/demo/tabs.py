@@ -95,9 +95,12 @@ def explain_tab(here: Here) -> Tab:
         return {"choices": [(ATTRIBUTIONS[each].title, each) for each in offered], "value": value}
 
     target = gradio.Dropdown(
-        [PREDICTED], value=PREDICTED, allow_custom_value=True, elem_id="explain-class",
+        [PREDICTED],
+        value=PREDICTED,
+        allow_custom_value=True,
+        elem_id="explain-class",
         label="Class: one of the ten most probable, or type any",
-    )  # fmt: skip
+    )
     with gradio.Row():
         with gradio.Column(min_width=280):
             left = gradio.Dropdown(**choice(first), label="Left: method", elem_id="explain-left")
@@ -108,9 +111,11 @@ def explain_tab(here: Here) -> Tab:
                     list(pool.aliases), value=second.alias, label="Right: model", elem_id="explain-model", min_width=120
                 )
                 right = gradio.Dropdown(
-                    **choice(second, best=int(first is second)), label="Right: method", elem_id="explain-right",
+                    **choice(second, best=int(first is second)),
+                    label="Right: method",
+                    elem_id="explain-right",
                     min_width=140,
-                )  # fmt: skip
+                )
             two = Result.placed("right")
     inputs, results = (left, other, right, target), (*one.components, *two.components)
 
@@ -165,9 +170,15 @@ def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
     name, file = job.name, job.picture.name
     line = ("attack", name, "--images", file, "--predicted", "--attack", attack, "--epsilon", f"{epsilon:g}")
     options = AttackOptions(
-        models=(name,), images=(file,), attacks=(attack,), epsilons=(0.0, epsilon), predicted=True,
-        transfer=False, corruptions=False, run=job.typed(*line),
-    )  # fmt: skip
+        models=(name,),
+        images=(file,),
+        attacks=(attack,),
+        epsilons=(0.0, epsilon),
+        predicted=True,
+        transfer=False,
+        corruptions=False,
+        run=job.typed(*line),
+    )
     return measure_attack(options, (job.model,), job.picture.split(job.model))
 
 
@@ -177,13 +188,21 @@ def attack_tab(here: Here) -> Tab:
 
     with gradio.Row():
         method = gradio.Dropdown(
-            [(f"{attack.title}: {attack.description}", attack.name) for attack in offered_attacks()], value=ATTACK,
-            label="Attack", elem_id="break-attack", scale=2,
-        )  # fmt: skip
+            [(f"{attack.title}: {attack.description}", attack.name) for attack in offered_attacks()],
+            value=ATTACK,
+            label="Attack",
+            elem_id="break-attack",
+            scale=2,
+        )
         epsilon = open_slider(
-            0, MOST, value=_EPSILON, step=0.5, label="Epsilon: the most that a pixel may change, in 1/255",
-            elem_id="break-epsilon", scale=2,
-        )  # fmt: skip
+            0,
+            MOST,
+            value=_EPSILON,
+            step=0.5,
+            label="Epsilon: the most that a pixel may change, in 1/255",
+            elem_id="break-epsilon",
+            scale=2,
+        )
     how = "An attack that fails proves nothing: vitlens attack runs stronger ones, on many images, with self-checks."
     gradio.HTML(str(pieces.sentence(how, "quiet")))
     result = Result.placed("break")

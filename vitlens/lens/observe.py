@@ -29,11 +29,32 @@ _SCALING: Final = frozenset({"dropout", "mul", "rmul", "imul", "div", "neg"})  #
 _WRITING: Final = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"})
 _VIEWS: Final = frozenset(  # after these the numbers are the same
     {
-        "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "swapaxes", "squeeze",
-        "unsqueeze", "chunk", "split", "unbind", "getitem", "select", "narrow", "contiguous", "clone", "to", "type_as",
-        "float", "double", "half", "bfloat16",
+        "view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "transpose",
+        "permute",
+        "movedim",
+        "swapaxes",
+        "squeeze",
+        "unsqueeze",
+        "chunk",
+        "split",
+        "unbind",
+        "getitem",
+        "select",
+        "narrow",
+        "contiguous",
+        "clone",
+        "to",
+        "type_as",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
     }
-)  # fmt: skip
+)
 _OTHER: Final = 0.1  # of the spread over heads and queries: a greater difference is not rounding
 TOLERANCE: Final = 1e-4  # fp32: weights @ value against the output of the model's own kernel
 

@@ -163,9 +163,14 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
     assert isinstance(current, LanguageImage)  # text_tower raises for any other module
     module = LanguageImage(current.visual, tower, layout=current.layout, pooling=current.global_pool, prompts=prompts)
     prompted = Model(
-        module, alias=model.alias, anatomy=replace(model.anatomy), preprocessing=model.preprocessing,
-        classes=tuple(names), provenance=model.provenance, architecture=model.architecture
-    )  # fmt: skip
+        module,
+        alias=model.alias,
+        anatomy=replace(model.anatomy),
+        preprocessing=model.preprocessing,
+        classes=tuple(names),
+        provenance=model.provenance,
+        architecture=model.architecture,
+    )
     return prompted.to(model.device).eval().requires_grad_(False)
 
 

@@ -26,9 +26,16 @@ from vitlens.models.hooks import Arguments, Key, first_tensor, watching
 Shape = tuple[int, ...]
 Stack = tuple[str, ...]  # the names of the modules that are running, outermost first
 _PRODUCTS: Final = (
-    torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.baddbmm,
-    Tensor.baddbmm, torch.einsum,
-)  # fmt: skip
+    torch.matmul,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    Tensor.__rmatmul__,
+    torch.bmm,
+    Tensor.bmm,
+    torch.baddbmm,
+    Tensor.baddbmm,
+    torch.einsum,
+)
 _NORMS: Final = (F.layer_norm, F.rms_norm, F.batch_norm, F.group_norm, F.instance_norm)
 _WEIGHTED: Final = (F.linear, F.conv1d, F.conv2d)
 _COLUMNWISE: Final = (F.layer_norm, F.rms_norm, torch.mul, Tensor.mul, Tensor.__mul__)  # a head keeps its columns

@@ -16,9 +16,18 @@ from vitlens.models.sources.registry import SOURCES
 from vitlens.references import resolved
 
 Need = Literal[
-    "classifier", "new head", "attention", "maps", "chain", "statistics", "heads", "features", "cam", "depths",
+    "classifier",
+    "new head",
+    "attention",
+    "maps",
+    "chain",
+    "statistics",
+    "heads",
+    "features",
+    "cam",
+    "depths",
     "walkthrough",
-]  # fmt: skip
+]
 
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
     {  # module:function that takes a model and raises UnsupportedError

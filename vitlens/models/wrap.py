@@ -29,9 +29,13 @@ WRAPPED: Final = "wrapped"  # the kind of the architecture of a module that vitl
 OBSERVABLE: Final = ("eager", "sdpa")  # transformers' names of the implementations whose softmax torch computes itself
 _TOLERANCE: Final = 1e-3  # of the largest logit
 _PROBABILITIES: Final = {
-    torch.softmax: "softmax", Tensor.softmax: "softmax", F.softmax: "softmax",
-    torch.sigmoid: "sigmoid", Tensor.sigmoid: "sigmoid", F.sigmoid: "sigmoid"
-}  # fmt: skip
+    torch.softmax: "softmax",
+    Tensor.softmax: "softmax",
+    F.softmax: "softmax",
+    torch.sigmoid: "sigmoid",
+    Tensor.sigmoid: "sigmoid",
+    F.sigmoid: "sigmoid",
+}
 
 
 def wrap(
@@ -274,11 +278,19 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
     tolerance = max(_TOLERANCE, 16 * torch.finfo(logits.dtype).eps)
     sees = depends_on_image(logits)
     for one, other, what, advice in (
-        (logits, again, f"equal logits of {name} in two passes in evaluation mode",
-         "pass training=self.training to F.dropout, and draw no random numbers in forward"),
-        (logits[:1], alone, f"logits of {name} for an image that do not depend on its batch",
-         "normalise and pool within each image (a batch norm needs its running statistics)")
-    ):  # fmt: skip
+        (
+            logits,
+            again,
+            f"equal logits of {name} in two passes in evaluation mode",
+            "pass training=self.training to F.dropout, and draw no random numbers in forward",
+        ),
+        (
+            logits[:1],
+            alone,
+            f"logits of {name} for an image that do not depend on its batch",
+            "normalise and pool within each image (a batch norm needs its running statistics)",
+        ),
+    ):
         difference = (one.float() - other.float()).abs().max().item()
         whole = max(1.0, one.float().abs().max().item())
         if difference > (largest_allowed(logits, tolerance) if sees else tolerance * whole):

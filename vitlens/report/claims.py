@@ -197,9 +197,15 @@ def below(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
 
 
 def found(
-    question: str, subject: str, template: str, effect: Estimate | None = None, *, given: dict[str, Any],
-    headline: str = "", **more: Any,
-) -> Claim:  # fmt: skip
+    question: str,
+    subject: str,
+    template: str,
+    effect: Estimate | None = None,
+    *,
+    given: dict[str, Any],
+    headline: str = "",
+    **more: Any,
+) -> Claim:
     """A claim whose sentence is a template; headline: of its title, where it can be one; given: their values."""
     known = {"effect": effect, **given}
     if headline:

@@ -84,8 +84,11 @@ def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterato
     workers = min(_MOST_WORKERS, len(batches), cores)
     loader: DataLoader[Tensor] = DataLoader(
         batches,  # type: ignore[arg-type]  # a sequence is a data set
-        batch_size=None, collate_fn=partial(_read, source), num_workers=workers, pin_memory=pin,
-    )  # fmt: skip
+        batch_size=None,
+        collate_fn=partial(_read, source),
+        num_workers=workers,
+        pin_memory=pin,
+    )
     yield from loader
 
 

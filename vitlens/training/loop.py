@@ -94,9 +94,24 @@ def fit(
     """
     checkpoint.require_interval(keep_every)
     task = Task(
-        model, train, test, recipe, directory, seed, device, precision, resume, checkpoint_every, keep_every,
-        objective or StandardObjective(), train_last, compiling, recompute, watchers, on_progress,
-    )  # fmt: skip
+        model,
+        train,
+        test,
+        recipe,
+        directory,
+        seed,
+        device,
+        precision,
+        resume,
+        checkpoint_every,
+        keep_every,
+        objective or StandardObjective(),
+        train_last,
+        compiling,
+        recompute,
+        watchers,
+        on_progress,
+    )
     return train_on_images(task)
 
 
@@ -305,10 +320,15 @@ class Training:
                     saved.save(task.whole, task.directory / name)
         last_epoch, best = self.history[-1], best_of(self.history)
         return TrainingResult(
-            self.history, last_epoch.test_accuracy, best.test_accuracy if best else None, best.epoch if best else None,
-            last_epoch.seconds, weights=task.directory / saved.WEIGHTS_FILE,
-            best_weights=task.directory / BEST_FILE if best else None, notes=notes,
-        )  # fmt: skip
+            self.history,
+            last_epoch.test_accuracy,
+            best.test_accuracy if best else None,
+            best.epoch if best else None,
+            last_epoch.seconds,
+            weights=task.directory / saved.WEIGHTS_FILE,
+            best_weights=task.directory / BEST_FILE if best else None,
+            notes=notes,
+        )
 
     def _begin(self) -> None:
         """Continue from the checkpoint, or write the first one."""
@@ -391,12 +411,19 @@ class Training:
             tested = self.test() if due else None
             model = task.exported
             metrics = EpochMetrics(
-                epoch, step, images=step * task.batch_size, learning_rate=task.learning_rate(step - 1),
-                train_loss=loss / images, train_accuracy=None if task.pretraining else correct / images,
-                test_loss=tested and tested.loss, test_accuracy=tested and tested.accuracy,
-                seconds=self._elapsed(), images_per_second=rate, gradient_norm=norms / task.steps_per_epoch,
+                epoch,
+                step,
+                images=step * task.batch_size,
+                learning_rate=task.learning_rate(step - 1),
+                train_loss=loss / images,
+                train_accuracy=None if task.pretraining else correct / images,
+                test_loss=tested and tested.loss,
+                test_accuracy=tested and tested.accuracy,
+                seconds=self._elapsed(),
+                images_per_second=rate,
+                gradient_norm=norms / task.steps_per_epoch,
                 measures=dict(tested.measures) if tested else {},
-            )  # fmt: skip
+            )
             self.history = (*self.history, metrics)
             best = best_of(self.history) is metrics
             if task.processes.is_first:
@@ -440,10 +467,14 @@ class Training:
         loss, correct, images, _ = self.sums.tolist()
         tests = [metrics.test_accuracy for metrics in self.history if metrics.test_accuracy is not None]
         progress = Progress(
-            epoch, task.recipe.epochs, step, task.steps,
+            epoch,
+            task.recipe.epochs,
+            step,
+            task.steps,
             loss=loss / max(images, 1),  # a process may have no images yet
             accuracy=None if task.pretraining else correct / max(images, 1),
-            test_accuracy=tests[-1] if tests else None, images_per_second=self.images / max(self.seconds, 1e-9),
+            test_accuracy=tests[-1] if tests else None,
+            images_per_second=self.images / max(self.seconds, 1e-9),
             seconds_left=(task.steps - step) * task.batch_size * (clock - task.began) / max(self.images, 1),
-        )  # fmt: skip
+        )
         listener(progress)

@@ -12,9 +12,15 @@ from vitlens.errors import InputError, argument
 from vitlens.training.recipe import Recipe
 
 UNDECAYED = (
-    "cls_token", "reg_token", "dist_token", "pos_embed", "class_token", "pos_embedding",
-    "bias_table", "relative_position_bias_table",
-)  # fmt: skip
+    "cls_token",
+    "reg_token",
+    "dist_token",
+    "pos_embed",
+    "class_token",
+    "pos_embedding",
+    "bias_table",
+    "relative_position_bias_table",
+)
 MOMENTUM: Final = 0.95  # Muon's
 
 

@@ -12,8 +12,16 @@ from vitlens.names import OPTIMISERS, PRESETS, RECIPE_NAMES
 LEAST_STEPS: Final = 10  # batches in an epoch, where the batch size comes from the recipe
 LEAST_BATCH: Final = 8  # images: the statistics of a smaller batch are too noisy for batch normalisation
 _AUGMENTATION = (
-    "crop_padding", "flip", "randaugment", "magnitude", "erasing", "mixup", "cutmix", "mix_chance", "views",
-)  # fmt: skip
+    "crop_padding",
+    "flip",
+    "randaugment",
+    "magnitude",
+    "erasing",
+    "mixup",
+    "cutmix",
+    "mix_chance",
+    "views",
+)
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "two numbers: A,B"}
 
 _VALID: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
@@ -160,42 +168,88 @@ def with_batch_size(recipe: Recipe, size: int, *, rate_given: bool = False) -> R
 
 
 _SMALL_VIT = Recipe(
-    batch_size=256, optimiser="muon", learning_rate=2e-3, crop_padding=4, flip=True, randaugment=2, magnitude=9,
-    cutmix=1.0, mix_chance=0.5, label_smoothing=0.1, drop_path=0.1, average=0.999,
+    batch_size=256,
+    optimiser="muon",
+    learning_rate=2e-3,
+    crop_padding=4,
+    flip=True,
+    randaugment=2,
+    magnitude=9,
+    cutmix=1.0,
+    mix_chance=0.5,
+    label_smoothing=0.1,
+    drop_path=0.1,
+    average=0.999,
     source="DeiT's augmentation (Touvron 2021, table 9) made weaker for 2.7 M parameters at 32 px, with Muon",
-)  # fmt: skip
+)
 _LARGE_VIT = Recipe(
-    epochs=300, batch_size=1024, weight_decay=0.05, warmup=5 / 300, crop_padding=16, flip=True, randaugment=2,
-    mixup=0.8, cutmix=1.0, erasing=0.25, label_smoothing=0.1, drop_path=0.1, average=0.99996, views=3, clip=0.0,
+    epochs=300,
+    batch_size=1024,
+    weight_decay=0.05,
+    warmup=5 / 300,
+    crop_padding=16,
+    flip=True,
+    randaugment=2,
+    mixup=0.8,
+    cutmix=1.0,
+    erasing=0.25,
+    label_smoothing=0.1,
+    drop_path=0.1,
+    average=0.99996,
+    views=3,
+    clip=0.0,
     source="Touvron 2021 (DeiT), table 9, with crops by padding for random resized ones",
-)  # fmt: skip
+)
 _RESNET = Recipe(crop_padding=4, flip=True, learning_rate=3e-3, source="He 2016, section 4.2, with AdamW for SGD")
 # digits are never mirrored: a mirrored 2 is not a 2
 _DIGITS = Recipe(
-    epochs=15, batch_size=64, optimiser="muon", learning_rate=2e-3, crop_padding=2, average=0.99,
+    epochs=15,
+    batch_size=64,
+    optimiser="muon",
+    learning_rate=2e-3,
+    crop_padding=2,
+    average=0.99,
     source="Muon with averaged weights and small batches, for minutes on two cores",
-)  # fmt: skip
+)
 
 NAMED: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
         "course": Recipe(
-            epochs=25, batch_size=128, learning_rate=3e-4, weight_decay=0.05, warmup=0.2, minimum=0.0, clip=0.0,
-            crop_padding=4, flip=True, source="a university course's ViT from scratch on CIFAR-10",
+            epochs=25,
+            batch_size=128,
+            learning_rate=3e-4,
+            weight_decay=0.05,
+            warmup=0.2,
+            minimum=0.0,
+            clip=0.0,
+            crop_padding=4,
+            flip=True,
+            source="a university course's ViT from scratch on CIFAR-10",
         ),
         "short": Recipe(
-            epochs=10, batch_size=128, optimiser="muon", learning_rate=3e-3, warmup=0.1, minimum=0.0, crop_padding=4,
-            flip=True, source="Muon (Jordan 2024) with little augmentation, for some epochs on a laptop",
+            epochs=10,
+            batch_size=128,
+            optimiser="muon",
+            learning_rate=3e-3,
+            warmup=0.1,
+            minimum=0.0,
+            crop_padding=4,
+            flip=True,
+            source="Muon (Jordan 2024) with little augmentation, for some epochs on a laptop",
         ),
         "deit": _LARGE_VIT,
     }
-)  # fmt: skip
+)
 FINE_TUNING: Final = Recipe(
     epochs=10, batch_size=64, learning_rate=5e-5, flip=True, label_smoothing=0.1, source="for timm: and torchvision:"
 )
 FROZEN: Final = Recipe(
-    epochs=30, batch_size=64, learning_rate=1e-3, label_smoothing=0.1,
+    epochs=30,
+    batch_size=64,
+    learning_rate=1e-3,
+    label_smoothing=0.1,
     source="for a head on cached features: rate and epochs from some trials with DeiT-tiny on held-out images",
-)  # fmt: skip
+)
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
         **dict.fromkeys(("vit-micro", "vit-mini", "vit-tiny", "swin-micro"), _SMALL_VIT),

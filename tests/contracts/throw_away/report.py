@@ -12,10 +12,11 @@ REPORT: Final = Report(
     unknown=lambda _: iter(["It is not what a model sees."]),
     sections=(
         Section(
-            "How bright is each image?", "images_shown",
+            "How bright is each image?",
+            "images_shown",
             says="{{ image }} has a mean pixel of {{ brightness }}.",
             columns=("image", "brightness"),
             charts=(Chart("brightness", bars("image", "brightness"), "Mean pixel of every image."),),
         ),
     ),
-)  # fmt: skip
+)

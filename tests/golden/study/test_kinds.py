@@ -53,9 +53,16 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
         full = {label: {**dict.fromkeys(PARTS, True), **shape} for label, shape in shapes.items()}
         pairs = [(full[point["label"]], full[point["base"]]) for point in config["points"] if point["base"]]
         assert [{name for name in {**one, **other} if one.get(name) != other.get(name)} for one, other in pairs] == [
-            {"attention", "mlp", "heads"}, {"heads"}, {"residual"}, {"norm"}, {"mlp"}, {"norm_first"}, {"depth"},
-            {"depth"}, {"depth"},
-        ]  # fmt: skip
+            {"attention", "mlp", "heads"},
+            {"heads"},
+            {"residual"},
+            {"norm"},
+            {"mlp"},
+            {"norm_first"},
+            {"depth"},
+            {"depth"},
+            {"depth"},
+        ]
     if kind == "data":
         images = {label: row.train_images for label, row in points.items()}
         assert images == {f"{name}-{share}": 2 * share for name in ("vit", "cnn") for share in (5, 25, 100)}

@@ -79,8 +79,11 @@ def test_scenes_of_one_digit_stay_together_where_the_probe_is_chosen():
 
 def test_every_measure_has_every_point_and_its_comparisons(done):
     assert [*dict.fromkeys(row.measure for row in done.feature_scores)] == [
-        "k-NN, k = 1", "k-NN, k = 5", "k-NN, k = 20", "linear probe",
-    ]  # fmt: skip
+        "k-NN, k = 1",
+        "k-NN, k = 5",
+        "k-NN, k = 20",
+        "linear probe",
+    ]
     for rows in (done.feature_scores, done.corrupted):
         for measure in {row.measure for row in rows}:
             own = {row.label: row for row in rows if row.measure == measure}

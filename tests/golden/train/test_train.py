@@ -42,8 +42,13 @@ def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained)
     pairs = [(split.classes[t], model.classes[p]) for t, p in zip(split.labels, predictions)]
     assert counts == {pair: pairs.count(pair) for pair in pairs}
     assert model.architecture["overrides"] == {
-        "dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8], "dropout": 0.1, "pooling": "mean"
-    }  # fmt: skip
+        "dim": 8,
+        "depth": 1,
+        "heads": 2,
+        "patch_size": [8, 8],
+        "dropout": 0.1,
+        "pooling": "mean",
+    }
     assert {part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)} == {0.1}
 
 

@@ -101,8 +101,12 @@ def test_a_stopped_run_goes_on_with_its_part_and_its_teacher(learned, tmp_path, 
     line = f"train {learned} {LINE} --epochs 2 --train-last 1 --distill-from {teacher}"
     record = ran(tmp_path / "whole", line)
     assert {".".join(name.split(".")[:2]) for name in changed(learned, record.folder)} == {
-        "blocks.1", "norm.weight", "norm.bias", "head.weight", "head.bias",
-    }  # fmt: skip
+        "blocks.1",
+        "norm.weight",
+        "norm.bias",
+        "head.weight",
+        "head.bias",
+    }
     assert record.started[0].last == 1
     assert {row.setting: row.value for row in record.recipe}["flip"] == "False"  # a mirrored digit is no digit
     with interrupted(lambda _, progress: progress.step >= 5):

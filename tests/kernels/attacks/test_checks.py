@@ -39,8 +39,10 @@ def test_at_epsilon_0_nothing_changes_and_within_an_unlimited_budget_no_image_is
     cases = (IMAGES, NONE), (IMAGES, FIRST), (IMAGES + 1e-3, NONE)
     assert [stuck(*case).at_epsilon_zero().state for case in cases] == ["passed", "failed", "failed"]
     for success, tried, found in (
-        (~FIRST, EVERY, ("failed", 1, 8)), (~FIRST, ~FIRST, ("passed", 0, 7)), (NONE, NONE, ("inconclusive", 0, 0)),
-    ):  # fmt: skip
+        (~FIRST, EVERY, ("failed", 1, 8)),
+        (~FIRST, ~FIRST, ("passed", 0, 7)),
+        (NONE, NONE, ("inconclusive", 0, 0)),
+    ):
         check = stuck(IMAGES, success, tried).unlimited_budget()
         assert (check.state, check.against, check.of) == found
 
@@ -65,9 +67,12 @@ def test_examples_beyond_the_budget_or_the_range_and_successes_that_are_none():
 def test_results_that_depend_on_the_batch():
     two = torch.arange(8) < 2
     for whole, parts, state in (
-        (EVERY, NONE, "failed"), (EVERY, EVERY, "passed"), (NONE, FIRST, "passed"), (NONE, NONE, "inconclusive"),
+        (EVERY, NONE, "failed"),
+        (EVERY, EVERY, "passed"),
+        (NONE, FIRST, "passed"),
+        (NONE, NONE, "inconclusive"),
         (NONE, two, "failed"),
-    ):  # fmt: skip
+    ):
         assert checks.same_in_any_batch("a", Result(IMAGES, whole), Result(IMAGES, parts)).state == state
 
 
@@ -129,22 +134,31 @@ def test_checks_of_outcomes():
     assert checks.never_rises(outcome("a", [0, 0.1, 0.2, INF])).state == "passed"
     assert checks.never_rises(outcome("a", [INF] * 8)).state == "inconclusive"
     for broken_at, found in (
-        ([0, 0.1, 0.3], ("passed", 0, 2)), ([0, 0], ("inconclusive", 0, 0)), ([0, 0.1, INF], ("failed", 1, 2)),
-    ):  # fmt: skip
+        ([0, 0.1, 0.3], ("passed", 0, 2)),
+        ([0, 0], ("inconclusive", 0, 0)),
+        ([0, 0.1, INF], ("failed", 1, 2)),
+    ):
         check = checks.every_image_broken(outcome("cw", broken_at))
         assert (check.state, check.against, check.of) == found
     above, never = torch.tensor([0.2, INF, 0.1]), torch.full((3,), INF)
     for first, second, state in (
-        (above, above, "passed"), (never, never, "inconclusive"), (above, torch.tensor([0.2, 0.1, 0.1]), "failed"),
-    ):  # fmt: skip
+        (above, above, "passed"),
+        (never, never, "inconclusive"),
+        (above, torch.tensor([0.2, 0.1, 0.1]), "failed"),
+    ):
         assert checks.same_in_ascending_order("a", first, second).state == state
 
 
 @pytest.mark.parametrize(
     ("far", "lost", "state", "raise_steps"),
-    [(0.1, 0, "passed", False), (0.08, 0, "failed", True), (0.12, 0, "failed", False), (0.1, 1, "failed", False),
-     (0.1, -1, "failed", True)],
-)  # fmt: skip
+    [
+        (0.1, 0, "passed", False),
+        (0.08, 0, "failed", True),
+        (0.12, 0, "failed", False),
+        (0.1, 1, "failed", False),
+        (0.1, -1, "failed", True),
+    ],
+)
 def test_a_search_that_was_too_short_or_too_long(far, lost, state, raise_steps):
     """It goes 0.1 in each pixel with 10 steps, and this far with more, which lose an image or gain one (-1)."""
 

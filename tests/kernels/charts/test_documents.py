@@ -26,8 +26,10 @@ def confusions(golden, counts):
     record = golden("evaluate").record
     kinds, model = record.contents().tables, record.aliases[0]
     names = [f"class {index}" for index in range(len(counts))]
-    found = [kinds["confusion"](model, names[row], names[column], int(counts[row, column]))
-             for row, column in np.argwhere(counts)]  # fmt: skip
+    found = [
+        kinds["confusion"](model, names[row], names[column], int(counts[row, column]))
+        for row, column in np.argwhere(counts)
+    ]
     rows = [kinds["per_class"](model, name, int(own.sum()), wilson(1, 2)) for name, own in zip(names, counts)]
     config = replace(record.config, models=record.config.models[:1])
     return replace(record, config=config, confusion=tuple(found[::-1]), per_class=tuple(rows))

@@ -137,8 +137,16 @@ def test_patches_are_coloured_by_place_and_drawn_as_pictures():
     points = np.array([[0, 0], [1, 1], [0.95, 0.95], [0, 1], [0.02, 0.98], [0.5, 0.5]])
     blue = np.zeros((2, 3, 8, 8))
     blue[:, 2] = 1
-    shown = PatchMap(model="m", points=points, content=points[::-1], places=places, grid=(2, 3),
-                     captions=("one", "two"), cut=np.array([1, 4]), pixels=blue)  # fmt: skip
+    shown = PatchMap(
+        model="m",
+        points=points,
+        content=points[::-1],
+        places=places,
+        grid=(2, 3),
+        captions=("one", "two"),
+        cut=np.array([1, 4]),
+        pixels=blue,
+    )
     figure = patch_map([shown], "The patch embeddings of a-vision-transformer, before any attention")
     left, right = figure.axes[:2]
     colours = left.collections[0].get_facecolors()[:, :3]

@@ -270,5 +270,6 @@ def test_a_head_in_words():
     assert head_words("self", "self", None, 0.9) == "self: a patch attends to itself"
     assert head_words(MIXED, "sink", "position", 0.5) == "mixed: sink and position"
     assert [head_words(UNLABELLED, "sink", None, share) for share in (0.2, 0.19)] == [
-        f"{UNLABELLED}, partly sink", UNLABELLED,
-    ]  # fmt: skip
+        f"{UNLABELLED}, partly sink",
+        UNLABELLED,
+    ]

@@ -16,9 +16,11 @@ CHANGED = {
     "queries": {"blocks.0.attention.queries": "zero"},
     "mlp": {"blocks.1.mlp": lambda mlp: 0.5 * mlp},
     "several": {
-        "blocks.0.head.1": "zero", "blocks.0.attention.weights": vitlens.KnockOut(keys=0), "blocks.1": "remove"
+        "blocks.0.head.1": "zero",
+        "blocks.0.attention.weights": vitlens.KnockOut(keys=0),
+        "blocks.1": "remove",
     },
-}  # fmt: skip
+}
 
 
 def logits_and_gradient(model: vitlens.Model) -> tuple[Tensor, Tensor]:

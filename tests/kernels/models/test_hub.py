@@ -118,9 +118,14 @@ def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
     assert hub.vits_on_disk() == ()
     base, deit = "vit_base_patch16_224.augreg2_in21k_ft_in1k", "deit_tiny_patch16_224"
     for name in (
-        base, "vit_small_patch14_dinov2.lvd142m", "vit_base_patch16_clip_224.openai", "resnet50.a1_in1k",
-        "vit_base_patch16_224.augreg_in21k", "swin_tiny_patch4_window7_224.ms_in1k", "vit_base_patch16_224.no_such_tag",
-    ):  # fmt: skip
+        base,
+        "vit_small_patch14_dinov2.lvd142m",
+        "vit_base_patch16_clip_224.openai",
+        "resnet50.a1_in1k",
+        "vit_base_patch16_224.augreg_in21k",
+        "swin_tiny_patch4_window7_224.ms_in1k",
+        "vit_base_patch16_224.no_such_tag",
+    ):
         cached(downloads, name)
     cached(downloads, "deit3_small_patch16_224.fb_in1k", file="config.json")  # without weights
     gone = cached(downloads, f"{deit}.fb_in1k")
@@ -130,9 +135,7 @@ def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
     for name in (f"{deit}-a1311bcf.pth", "resnet18-5c106cde.pth", "dino_deitsmall16_pretrain.pth"):
         (checkpoints / name).write_bytes(b"weights")
     found = [(model.name, model.alias, Path(model.weights).name) for model in hub.vits_on_disk()]
-    assert found == [
-        (f"timm:{deit}", deit, f"{deit}-a1311bcf.pth"), (f"timm:{base}", base, "model.safetensors")
-    ]  # fmt: skip
+    assert found == [(f"timm:{deit}", deit, f"{deit}-a1311bcf.pth"), (f"timm:{base}", base, "model.safetensors")]
 
 
 @pytest.mark.parametrize(

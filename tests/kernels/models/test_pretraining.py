@@ -17,12 +17,18 @@ NAMES = {  # name -> objective, recipe, data, labels afterwards
     "hiera_tiny_224.mae_in1k_ft_in1k": ("self-supervised", "MAE", "ImageNet-1k", "ImageNet-1k"),
     "convnextv2_tiny.fcmae_ft_in1k": ("self-supervised", "FCMAE", "", "ImageNet-1k"),
     "beit_base_patch16_224.in22k_ft_in22k_in1k": (
-        "self-supervised", "BEiT", "ImageNet-22k", "ImageNet-22k, ImageNet-1k"
+        "self-supervised",
+        "BEiT",
+        "ImageNet-22k",
+        "ImageNet-22k, ImageNet-1k",
     ),
     "vit_huge_patch14_gap_224.in1k_ijepa": ("self-supervised", "I-JEPA", "ImageNet-1k", ""),
     "vit_base_patch16_clip_224.openai": ("language-image", "CLIP", "WIT-400M", ""),
     "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k": (
-        "language-image", "CLIP", "LAION-2B", "ImageNet-12k, ImageNet-1k"
+        "language-image",
+        "CLIP",
+        "LAION-2B",
+        "ImageNet-12k, ImageNet-1k",
     ),
     "vit_base_patch16_siglip_224.v2_webli": ("language-image", "SigLIP 2", "WebLI", ""),
     "vit_base_patch16_224.augreg_in21k_ft_in1k": ("supervised", "labels", "ImageNet-21k", "ImageNet-1k"),
@@ -33,7 +39,7 @@ NAMES = {  # name -> objective, recipe, data, labels afterwards
     "vit_mae facebook/vit-mae-base": ("self-supervised", "MAE", "", ""),
     "vit_tiny_patch16_224": ("not known", "", "", ""),  # weights of the user's
     "beit3_base_patch16_224.pt": ("not known", "", "", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,10 +24,17 @@ CUT: dict[str, Callable[[], vitlens.Model]] = {
     "post-norm": lambda: ours(norm_first=False),
 }
 PRUNED: list[tuple[str, Heads]] = [  # every pair of a family and a number of heads that matters to it
-    ("ours", {0: (0,), 1: (1,)}), ("ours", {0: (0, 1)}), ("ours", {1: (0, 1), 0: (1, 0)}), ("siglip", {1: (1,)}),
-    ("torchvision-vit", {0: (0,), 1: (1,)}), ("torchvision-vit", {0: (0, 1)}), ("no-bias", {0: (0,), 1: (0, 1)}),
-    ("query-and-key-norms", {0: (1,)}), ("query-and-key-norms", {0: (0, 1)}), ("post-norm", {1: (0,)}),
-]  # fmt: skip
+    ("ours", {0: (0,), 1: (1,)}),
+    ("ours", {0: (0, 1)}),
+    ("ours", {1: (0, 1), 0: (1, 0)}),
+    ("siglip", {1: (1,)}),
+    ("torchvision-vit", {0: (0,), 1: (1,)}),
+    ("torchvision-vit", {0: (0, 1)}),
+    ("no-bias", {0: (0,), 1: (0, 1)}),
+    ("query-and-key-norms", {0: (1,)}),
+    ("query-and-key-norms", {0: (0, 1)}),
+    ("post-norm", {1: (0,)}),
+]
 
 
 @torch.no_grad()

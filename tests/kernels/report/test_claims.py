@@ -64,10 +64,13 @@ def test_what_may_be_chance_is_not_shown():
         ("sinks", (0.0, 0.2, 0.21, 0.5, 0.51), "pass to 20 %, warn to 50 %"),
         ("timings", (0.0, 0.0, 0.01, 0.5, 0.51), "pass to 0 %, warn to 50 %"),
         ("consistency", (1.0, 0.9, 0.89, 0.7, 0.69), "pass from 90 %, warn from 70 %"),
-        ("steps", (0.0, 1e-4, 2e-4, 1e-3, 2e-3),
-         "pass to 0.0001 of the largest value, warn to 0.001 of the largest value"),
+        (
+            "steps",
+            (0.0, 1e-4, 2e-4, 1e-3, 2e-3),
+            "pass to 0.0001 of the largest value, warn to 0.001 of the largest value",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_limit_judges_by_the_worse_end_and_is_printed_as_it_is(limit, ends, words):
     best, *worst = ends
     for end, state in zip(worst, ("pass", "warn", "warn", "fail"), strict=True):
@@ -92,10 +95,13 @@ def of_state(state: State) -> Claim:
 @pytest.mark.parametrize(
     ("state", "children"),
     [
-        ("pass", []), ("warn", ["system-out"]), ("fail", ["skipped"]), ("inconclusive", ["skipped"]),
+        ("pass", []),
+        ("warn", ["system-out"]),
+        ("fail", ["skipped"]),
+        ("inconclusive", ["skipped"]),
         ("not tested", ["skipped"]),
     ],
-)  # fmt: skip
+)
 def test_each_state_has_its_result_and_a_claim_without_one_has_none(state, children):
     (case,) = suite_of((of_state(state), Claim("size", "m", "It is small.")))
     assert [child.tag for child in case] == children

@@ -31,10 +31,20 @@ def test_every_part_stands_in_it(tmp_path):
     elements = Elements(text)
     words = " ".join(" ".join(elements.words).split())
     for part in (
-        "Study of tabby", "tabby is calibrated.", "tabby wins.", "figure 1", "Attention explorer", "How good?",
-        "Side by side", "One seed.", "Glossary", "In full", "tabby 59", "vitlens study photos/x",
+        "Study of tabby",
+        "tabby is calibrated.",
+        "tabby wins.",
+        "figure 1",
+        "Attention explorer",
+        "How good?",
+        "Side by side",
+        "One seed.",
+        "Glossary",
+        "In full",
+        "tabby 59",
+        "vitlens study photos/x",
         "50.0 % (40.0 to 60.0, n = 100)",
-    ):  # fmt: skip
+    ):
         assert part in words, part
     policy = next(found for tag, found in elements.found if found.get("http-equiv") == "Content-Security-Policy")
     assert policy["content"].startswith("default-src 'none'; img-src data:;")
@@ -93,13 +103,16 @@ def test_marks_are_elements_and_paths_of_the_machine_are_short(text, html, tmp_p
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
-        ("vitlens look '/home/my self/cat one.jpg' --model a=/m/n/x.pth@/w/u/v --weights='/w/my own/y' --data digits",
-         "vitlens look 'my self/cat one.jpg' --model a=n/x.pth@u/v '--weights=my own/y' --data digits"),
+        (
+            "vitlens look '/home/my self/cat one.jpg' --model a=/m/n/x.pth@/w/u/v --weights='/w/my own/y' --data "
+            "digits",
+            "vitlens look 'my self/cat one.jpg' --model a=n/x.pth@u/v '--weights=my own/y' --data digits",
+        ),
         ("vitlens study --images 'a b.jpg'", "vitlens study --images 'a b.jpg'"),
         ("vitlens look /home/me/x/it's.jpg", "vitlens look x/it's.jpg"),  # no line of a shell
         ("vitlens look '\x1b[2J'", "vitlens look '\\x1b[2J'"),
     ],
-)  # fmt: skip
+)
 def test_a_command_line_names_no_folder_of_the_machine(line, shown, tmp_path):
     assert shown in Elements(page_of(tmp_path, command_line=line)).words
 

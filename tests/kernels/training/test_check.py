@@ -78,15 +78,21 @@ DAMAGES: dict[str, tuple[Callable[[Model], object], bool, str, str, str]] = {
     "a trained one": (lambda model: model.module.head.weight.data.mul_(300), False, "wp..", "initial loss", ""),
     "infinity": (hooked("blocks.0", lambda output: output / 0), True, "ffii", "initial loss", "division by 0"),
     "a small gradient": (
-        hooked("blocks.1", lambda output: output.detach().lerp(output, 1e-9)), True, "pf..", "gradient norms",
+        hooked("blocks.1", lambda output: output.detach().lerp(output, 1e-9)),
+        True,
+        "pf..",
+        "gradient norms",
         "vanish or explode",
     ),
     "no gradient": (hooked("head", torch.Tensor.detach), True, "pifi", "gradient norms", "cut off"),
     "no norm": (
-        lambda model: (zero_head(model), nn.init.zeros_(model.module.norm.weight)), True, "p.fi", "learning rate",
+        lambda model: (zero_head(model), nn.init.zeros_(model.module.norm.weight)),
+        True,
+        "p.fi",
+        "learning rate",
         "not the cause",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW if kind == "no norm" else ()) for kind in DAMAGES])

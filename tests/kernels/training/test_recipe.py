@@ -43,13 +43,29 @@ def test_compared_presets_see_the_same_images_in_as_many_steps():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"epochs": 0}, {"batch_size": 0}, {"evaluate_every": 0}, {"learning_rate": 0.0},
-        {"learning_rate": float("nan")}, {"weight_decay": -1.0}, {"warmup": 1.5}, {"label_smoothing": 1.0},
-        {"average": 1.0}, {"betas": (0.9, 1.0)}, {"crop_padding": -1}, {"clip": -0.5}, {"lr": 1.0}, {"source": "here"},
-        {"epochs": 1.5}, {"flip": 1}, {"optimiser": "sgd"}, {"magnitude": 31}, {"layer_decay": 0.0}, {"average": True},
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"evaluate_every": 0},
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"weight_decay": -1.0},
+        {"warmup": 1.5},
+        {"label_smoothing": 1.0},
+        {"average": 1.0},
+        {"betas": (0.9, 1.0)},
+        {"crop_padding": -1},
+        {"clip": -0.5},
+        {"lr": 1.0},
+        {"source": "here"},
+        {"epochs": 1.5},
+        {"flip": 1},
+        {"optimiser": "sgd"},
+        {"magnitude": 31},
+        {"layer_decay": 0.0},
+        {"average": True},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_invalid_settings_are_refused(changes):
     with pytest.raises(InputError):
         override(Recipe(), changes)

@@ -259,9 +259,15 @@ class SmallCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.BatchNorm2d(16),
-            nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU(),
-        )  # fmt: skip
+            nn.Conv2d(3, 8, 3, 2, 1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3, 2, 1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, 1, 1),
+            nn.ReLU(),
+        )
         self.drop, self.fc = nn.Dropout(0.5), nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -18,9 +18,13 @@ _STAGES = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size"
 _CNN = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32}
 _NAMES = {"id2label": dict(enumerate(LABELS)), "label2id": {name: index for index, name in enumerate(LABELS)}}
 _TEXTS = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "vocab_size": 64, "max_position_embeddings": 16,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 16,
+}
 _SQUARE = {"size": {"height": 32, "width": 32}}
 _CROP = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
 

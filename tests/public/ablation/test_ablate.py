@@ -84,9 +84,11 @@ def test_tables_put_heads_where_they_are() -> None:
     assert [unit.place for unit in found.units[:3]] == ["blocks.0.head.0", "blocks.0.head.1", "blocks.1.head.0"]
     heads = [(unit.layer, unit.head) for unit in found.units if unit.kind == "head"]
     for table, values in (
-        (found.delta_loss, found.loss.mean), (found.delta_accuracy, found.accuracy.mean),
-        (found.low, found.loss.low), (found.high, found.loss.high),
-    ):  # fmt: skip
+        (found.delta_loss, found.loss.mean),
+        (found.delta_accuracy, found.accuracy.mean),
+        (found.low, found.loss.low),
+        (found.high, found.loss.high),
+    ):
         assert table.shape == (4, 4)
         assert [table[place].item() for place in heads] == values[: len(heads)].tolist()
         assert table.isnan().sum() == 16 - len(heads)  # the first stage has two heads a layer
@@ -134,8 +136,9 @@ def test_forward_passes_are_counted() -> None:
     """Batches do not give the means of all images, and resampling takes the other images' pass: one pass more."""
     spent = {
         (by, size): vitlens.ablate(ours(), seen(), LABELS, replace=by, batch_size=size).forward_equivalents
-        for by in ("zero", "mean", "resample") for size in (8, 3)
-    }  # fmt: skip
+        for by in ("zero", "mean", "resample")
+        for size in (8, 3)
+    }
     for (by, size), each in spent.items():
         assert each == pytest.approx(spent["zero", 8] + (by == "resample") + (by == "mean" and size == 3))
     deep = vitlens.ablate(ours(depth=6), seen(), LABELS, replace="zero")

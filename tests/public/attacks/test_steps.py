@@ -52,10 +52,14 @@ def projected(image: Tensor, clean: Tensor, epsilon: float, *, l2: bool = False)
 @pytest.mark.parametrize(
     ("name", "loss", "length", "steps"),
     [
-        ("fgsm", "ce", 1.0, 1), ("bim", "ce", 1.25, 10), ("pgd", "ce", 2.5, 10), ("pgd-l2", "ce", 2.5, 10),
-        ("pgd-targeted", "ce", 2.5, 10), ("pgd-dlr", "dlr", 2.5, 10),
+        ("fgsm", "ce", 1.0, 1),
+        ("bim", "ce", 1.25, 10),
+        ("pgd", "ce", 2.5, 10),
+        ("pgd-l2", "ce", 2.5, 10),
+        ("pgd-targeted", "ce", 2.5, 10),
+        ("pgd-dlr", "dlr", 2.5, 10),
     ],
-)  # fmt: skip
+)
 def test_projected_gradient_descent(name, loss, length, steps):
     """Steps of 2.5 (BIM: 1.25) epsilons together, each projected into the ball and the range of pixels."""
     model, clean, l2 = robust(), pictures(1).double(), name == "pgd-l2"

@@ -198,8 +198,11 @@ def test_methods_with_the_same_maps_share_their_wins_and_are_no_runner_up(hues, 
     """The same but for a scale, which does not count."""
     choice = chosen(hues, flat, near, lambda *given: 1024 * near(*given), dull(3))
     assert (choice.method, choice.alike, choice.runner_up, choice.certainty) == (
-        "occlusion", ("saliency",), "input-x-gradient", 1.0,
-    )  # fmt: skip
+        "occlusion",
+        ("saliency",),
+        "input-x-gradient",
+        1.0,
+    )
     alone = chosen(hues, flat, near, near, near)
     assert (alone.runner_up, alone.confirmation, alone.certainty) == (None, None, 1.0)
 

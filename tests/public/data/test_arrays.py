@@ -75,23 +75,33 @@ class Trap:
 
 EIGHT = {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, 1])}
 ODD = (
-    np.array(1.0), np.zeros(0), np.zeros((2, 8, 8), complex), np.array(["a", "b"]), np.full((2, 8, 8), np.nan),
-    np.zeros((1,) * 6, np.uint8), np.zeros((0, 8, 8), np.uint8), np.array([True, False]), np.zeros(2, "M8[s]"),
-)  # fmt: skip
+    np.array(1.0),
+    np.zeros(0),
+    np.zeros((2, 8, 8), complex),
+    np.array(["a", "b"]),
+    np.full((2, 8, 8), np.nan),
+    np.zeros((1,) * 6, np.uint8),
+    np.zeros((0, 8, 8), np.uint8),
+    np.array([True, False]),
+    np.zeros(2, "M8[s]"),
+)
 REFUSED = [
     *(PLAIN | {key: np.array([Trap()], dtype=object)} for key in (*PLAIN, "classes")),
-    {"images": GREY}, {"labels": LABELS}, {"images": GREY[:0], "labels": LABELS[:0]},
+    {"images": GREY},
+    {"labels": LABELS},
+    {"images": GREY[:0], "labels": LABELS[:0]},
     *(PLAIN | {"images": images} for images in (GREY / 255, GREY[0], GREY[..., None])),
     *(PLAIN | {"labels": labels} for labels in (LABELS[:3], LABELS / 2, LABELS[:, None], LABELS - 1)),
     *(PLAIN | {"labels": LABELS * most} for most in (100_000, 2**33, 10**12)),
     PLAIN | {"labels": np.full(10, 2**63 + 5, np.uint64)},  # does not wrap
     PLAIN | {"classes": np.array(["one"])},
-    medmnist(test_images=None, test_labels=None, val_images=None), medmnist(test_labels=None),
+    medmnist(test_images=None, test_labels=None, val_images=None),
+    medmnist(test_labels=None),
     medmnist(test_labels=np.zeros((4, 14), np.uint8)),  # ChestMNIST: several labels each
     medmnist(test_images=np.zeros((4, 28, 28, 28), np.uint8)),  # a volume
     medmnist(test_labels=np.zeros((3, 1), np.uint8)),
     *(EIGHT | {key: odd} for key in EIGHT for odd in ODD),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))

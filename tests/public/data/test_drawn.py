@@ -166,10 +166,15 @@ def test_the_mask_is_where_the_texture_is_and_inside_the_image():
 
 
 AREAS = {  # by elementary geometry, of shapes of size 1
-    "circle": math.pi * 0.9**2, "cross": 4 * 0.95 * 0.6 - 0.6**2, "hourglass": 1.188, "moon": 1.478,
-    "ring": math.pi * (0.97**2 - 0.43**2), "square": 1.4**2, "star": 10 * 0.42 * math.sin(math.pi / 5) / 2,
+    "circle": math.pi * 0.9**2,
+    "cross": 4 * 0.95 * 0.6 - 0.6**2,
+    "hourglass": 1.188,
+    "moon": 1.478,
+    "ring": math.pi * (0.97**2 - 0.43**2),
+    "square": 1.4**2,
+    "star": 10 * 0.42 * math.sin(math.pi / 5) / 2,
     "triangle": 3 * math.sqrt(3) / 4,
-}  # fmt: skip
+}
 
 
 def test_shapes_have_their_areas_and_are_lighter_than_the_ground():

@@ -189,8 +189,12 @@ def test_cue_conflicts_are_labelled_by_shape(tmp_path):
     split = load_data(str(tmp_path))
     assert split.classes == ("bear", "cat", "dog")
     assert [Path(file).stem for file in split.files] == [
-        "bear4-cat10", "bear5-dog1", "cat1-bear3", "cat1-dog2", "cat2-cat1",
-    ]  # fmt: skip
+        "bear4-cat10",
+        "bear5-dog1",
+        "cat1-bear3",
+        "cat1-dog2",
+        "cat2-cat1",
+    ]
     assert split.labels.tolist() == [0, 0, 1, 1, 1]
     assert split.groups.tolist() == [0, 1, 2, 2, 3]
     assert split.notes[-1].endswith("its label is the shape.")

@@ -126,12 +126,16 @@ IMAGE = {"id": 1, "file_name": "a.png", "height": 24, "width": 32}
 WRONG = {
     "index.json": ("{", "[" * 100_000, '[{"imagenet_class": 7}]', '[{"file": "a.png", "imagenet_class": 1000}]'),
     "annotations.json": (
-        "", "3", "{}", json.dumps({"images": [IMAGE]}), json.dumps({"images": [{}], "annotations": []}),
+        "",
+        "3",
+        "{}",
+        json.dumps({"images": [IMAGE]}),
+        json.dumps({"images": [{}], "annotations": []}),
         json.dumps({"images": [IMAGE], "annotations": [{"image_id": 1, "bbox": [2, 3, "x", 9]}]}),
         json.dumps({"images": [IMAGE | {"height": 2**33}], "annotations": []}),
         json.dumps({"images": [IMAGE | {"id": []}], "annotations": []}),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("file", WRONG)

@@ -177,8 +177,10 @@ def test_areas_and_medians_are_those_of_ranks(diagnosed, wrong):
         area = stats.mannwhitneyu(failed, passed).statistic / len(failed) / len(passed)
         assert row.area.value == pytest.approx(area)
         assert (row.errors, row.median_errors, row.median_correct) == (
-            len(failed), pytest.approx(np.median(failed)), pytest.approx(np.median(passed)),
-        )  # fmt: skip
+            len(failed),
+            pytest.approx(np.median(failed)),
+            pytest.approx(np.median(passed)),
+        )
     places = {(row.model, row.covariate): row.where for row in diagnosed.covariates}
     assert places["first", "border"] == "objects at the border"
     assert places["second", "object_contrast"] == "low-contrast objects"

@@ -334,8 +334,11 @@ def test_methods_are_compared_pairwise_on_the_grid_of_patches(record):
 
 
 PARTS = {  # classes, explained ones, the share of a composite that one covers
-    "mosaic-2": (4, 4, 1 / 4), "mosaic-3": (9, 9, 1 / 9), "embedded": (2, 1, 1 / 4), "pasted": (2, 1, 1 / 4)
-}  # fmt: skip
+    "mosaic-2": (4, 4, 1 / 4),
+    "mosaic-3": (9, 9, 1 / 9),
+    "embedded": (2, 1, 1 / 4),
+    "pasted": (2, 1, 1 / 4),
+}
 MADE = 3
 OF_COMPOSITES = f"--verify --no-counterfactuals --no-stability --other-substrates none --composite-count {MADE}"
 

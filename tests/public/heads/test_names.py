@@ -21,9 +21,14 @@ from vitlens.errors import InputError, UnsupportedError
 GRID, COUNT = (4, 5), 24
 SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed > 1 else ()) for seed in range(20)]
 ATTENDS = {
-    "position": "same keys", "object": "same keys", "next": "position to position", "similar": "content to content",
-    "asks by content": "content to position", "asks by position": "position to content", "uniform": "uniform",
-}  # fmt: skip
+    "position": "same keys",
+    "object": "same keys",
+    "next": "position to position",
+    "similar": "content to content",
+    "asks by content": "content to position",
+    "asks by position": "position to content",
+    "uniform": "uniform",
+}
 
 
 def forms(bench: Bench) -> list[torch.Tensor]:
@@ -132,12 +137,22 @@ def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed
     model, (pixels, labels) = writers(GAINS), pictures(60, seed)
     found = vitlens.name_heads(model, pixels, labels).heads
     assert [(head.writes.word, head.writes.state) for head in found] == [
-        ("red", "shown to matter"), ("green", "shown to matter"), ("blue", "shown to matter"), ("red", "correlates"),
-        (None, "nothing"), (None, "nothing"),
-    ]  # fmt: skip
+        ("red", "shown to matter"),
+        ("green", "shown to matter"),
+        ("blue", "shown to matter"),
+        ("red", "correlates"),
+        (None, "nothing"),
+        (None, "nothing"),
+    ]
     told = [head.words.split("; ")[-1] for head in found]
-    assert told == ["writes red (tested)", "writes green (tested)", "writes blue (tested)", "correlates with red",
-                    "tells no class", "tells no class"]  # fmt: skip
+    assert told == [
+        "writes red (tested)",
+        "writes green (tested)",
+        "writes blue (tested)",
+        "correlates with red",
+        "tells no class",
+        "tells no class",
+    ]
     for head, name in zip(found[:3], ("red", "green", "blue")):
         assert head.writes.margin.value > 0.1
         assert head.writes.p < 0.05

@@ -96,9 +96,13 @@ CASES: dict[str, tuple[Options, object, object, float]] = {  # options, which ke
 }
 # (batch x heads, ..), (batch, windows, heads, ..), and Hiera's (batch, heads, windows, ..)
 LAYOUTS = [
-    *((case, "plain") for case in CASES), ("none", "joined"), ("boolean", "joined"), ("none", "windows first"),
-    ("boolean", "windows first"), ("none", "heads first"),
-]  # fmt: skip
+    *((case, "plain") for case in CASES),
+    ("none", "joined"),
+    ("boolean", "joined"),
+    ("none", "windows first"),
+    ("boolean", "windows first"),
+    ("none", "heads first"),
+]
 
 
 @pytest.mark.parametrize("explicit", [False, True])

@@ -25,7 +25,7 @@ from tests.kit.lens import (
     of,
     removable,
     without_head,
-)  # fmt: skip
+)
 from tests.kit.tiny import EACH_FAMILY, FAMILIES, images, model_of, ours, shaken, shared_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError

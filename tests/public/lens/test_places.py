@@ -67,7 +67,7 @@ def test_what_a_model_does_not_have_is_not_listed():
         ("inline", {"blocks.2.input", "blocks.2.residual", "blocks.2.mlp"}, {"blocks.2.attention"}),
         ("encoder", {"blocks.1.residual", "blocks.1.attention", "blocks.1.mlp"}, set()),
         ("softmax", {"patches", "blocks.2.residual", "blocks.2.head.2"}, set()),
-    ):  # fmt: skip
+    ):
         assert some <= listed[name], name
         assert not none & listed[name], name
     windows = {place.name: place.axes for place in vitlens.places(shared_model("swin"))}

@@ -62,7 +62,7 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
         {"blocks.1": "remove", "blocks.0.mlp": torch.neg},
         {"blocks.0.head.0": torch.neg, "blocks.1.attention.scores": lambda scores: 0.5 * scores},
         {},
-    ]  # fmt: skip
+    ]
 
 
 def keeps_the_models_own(replay: Any) -> None:
@@ -75,10 +75,17 @@ def keeps_the_models_own(replay: Any) -> None:
 
 CHUNKS = {"whole": {}, "parts": {"chunk": 3}, "stacked": {"chunk": 9}}
 BY_DEFAULT = {  # every mechanism once, and every way of cutting several times
-    "ours": "whole", "vit-mean": "whole", "deit-distilled": "stacked", "beit": "stacked", "eva02": "parts",
-    "siglip": "parts", "cait": "whole", "torchvision-vit": "stacked", "torchvision-swin": "stacked",
+    "ours": "whole",
+    "vit-mean": "whole",
+    "deit-distilled": "stacked",
+    "beit": "stacked",
+    "eva02": "parts",
+    "siglip": "parts",
+    "cait": "whole",
+    "torchvision-vit": "stacked",
+    "torchvision-swin": "stacked",
     "our-swin": "parts",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

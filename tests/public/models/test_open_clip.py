@@ -111,9 +111,11 @@ def test_weights_of_a_file(tmp_path):
     torch.save(weights | {"logit_scale": torch.tensor(float("nan"))}, tmp_path / "nan.pt")
     (tmp_path / "bad.pt").write_bytes(b"no weights")
     for arch, file, words in (
-        ("tiny-resnet", "clip.pt", "do not fit"), ("tiny-clip", "no.pt", "no.pt"), ("tiny-clip", "bad.pt", "bad.pt"),
+        ("tiny-resnet", "clip.pt", "do not fit"),
+        ("tiny-clip", "no.pt", "no.pt"),
+        ("tiny-clip", "bad.pt", "bad.pt"),
         ("tiny-clip", "nan.pt", "NaN in 'logit_scale'"),
-    ):  # fmt: skip
+    ):
         with one_line(ModelError, words):
             vitlens.load(f"open-clip:{arch}@{tmp_path / file}")
 

@@ -317,7 +317,7 @@ REFUSED = {  # fields of config.json, or of the image processor's, and a word of
     "huge size": ({"file": PROCESSOR, "size": {"height": 10**6, "width": 32}}, "4096"),
     "mean": ({"file": PROCESSOR, "image_mean": ["a", 0, 0]}, "as numbers"),
     "std": ({"file": PROCESSOR, "image_std": [0, 0, 0]}, "std"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -52,9 +52,11 @@ FORMS = {  # the file's name, what is stored, and what is said to be taken off
     "ema before model": ("w.pth", lambda: {"model": LITTLE, "model_ema": whole()}, ["'model_ema'"]),
     "two deep": ("w.pth", lambda: {"state_dict": {"model": whole()}, "epoch": 3}, ["'state_dict'", "'model'"]),
     "all of it": (
-        "w.pth", lambda: {"state_dict": whole("module._orig_mod.")}, ["'state_dict'", "'_orig_mod.'", "'module.'"]
+        "w.pth",
+        lambda: {"state_dict": whole("module._orig_mod.")},
+        ["'state_dict'", "'_orig_mod.'", "'module.'"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", FORMS)

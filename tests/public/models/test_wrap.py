@@ -27,8 +27,13 @@ STYLES = {  # heads, prefix, readout; of the first layer: block, output projecti
     "softmax": (plain.SoftmaxViT, 3, ("cls",), "cls", *USUAL),
     "einsum": (plain.EinsumViT, 2, ("cls",), "cls", None, "layers.0.0.to_out.0", None),
     "multihead": (
-        plain.MultiheadViT, 4, ("cls", "register", "register"), "cls",
-        "layers.0", "layers.0.att.out_proj", "layers.0.linear2",
+        plain.MultiheadViT,
+        4,
+        ("cls", "register", "register"),
+        "cls",
+        "layers.0",
+        "layers.0.att.out_proj",
+        "layers.0.linear2",
     ),
     "encoder": (plain.EncoderViT, 2, (), "mean", *ENCODER),
     "inline": (plain.InlineViT, 2, (), "mean", "layers.0", "layers.0.o", "layers.0.down"),
@@ -37,7 +42,7 @@ STYLES = {  # heads, prefix, readout; of the first layer: block, output projecti
     "grouped": (plain.of(rare.Grouped), 4, ("cls",), "cls", *USUAL),
     "optional": (rare.OptionalViT, 3, ("cls",), "cls", *USUAL),
     "query-pooled": (rare.QueryPooled, 3, (), "pool", *USUAL),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -61,9 +61,10 @@ def test_special_tokens_may_stand_anywhere(style: type[nn.Module]):
         own, expected = function(model, images), function(twin, images)
         torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
     changes = {
-        "blocks.1.head.2": "zero", "blocks.0.attention.weights": vitlens.KnockOut(keys=[1]),
+        "blocks.1.head.2": "zero",
+        "blocks.0.attention.weights": vitlens.KnockOut(keys=[1]),
         "blocks.1.input": lambda tokens: tokens * torch.arange(1, 15)[:, None],
-    }  # fmt: skip
+    }
     with torch.no_grad(), vitlens.intervene(model, changes), vitlens.intervene(twin, changes):
         torch.testing.assert_close(model(images), twin(images), atol=1e-5, rtol=1e-4)
 
@@ -256,10 +257,17 @@ SAID = [  # what is said, the error, and the word that its message holds
     (LINEAR, {"heads": 3}, UnsupportedError, "heads="),
     (LINEAR, {"grid": GRID}, UnsupportedError, "grid="),
     (SoftmaxViT, {"classes": ("a", "b")}, InputError, "5 class names"),
-    *((SoftmaxViT, told, InputError, rf"found {next(iter(told))}=.*e\.g\. prefix=") for told in (
-        {"prefix": 4}, {"heads": "many"}, {"grid": 4}, {"prefix": ("patch",)}, {"blocks": 2},
-    )),
-]  # fmt: skip
+    *(
+        (SoftmaxViT, told, InputError, rf"found {next(iter(told))}=.*e\.g\. prefix=")
+        for told in (
+            {"prefix": 4},
+            {"heads": "many"},
+            {"grid": 4},
+            {"prefix": ("patch",)},
+            {"blocks": 2},
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize(("style", "told", "error", "word"), SAID, ids=lambda value: str(value)[:40])

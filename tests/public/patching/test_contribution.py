@@ -22,7 +22,7 @@ from tests.kit.tiny import (
     shared_model,
     small_cnn,
     timm_model,
-)  # fmt: skip
+)
 from vitlens import Model
 from vitlens.errors import InputError, UnsupportedError
 

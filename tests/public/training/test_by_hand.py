@@ -54,8 +54,20 @@ def optimisers(module, *, kind, betas, weight_decay, decay) -> list[tuple[torch.
     return made
 
 
-def by_hand(*, warmup=0.0, minimum=1.0, clip=0.0, label_smoothing=0.0, average=0.0, optimiser="adamw",
-            betas=(0.9, 0.999), weight_decay=0.05, layer_decay=1.0, accumulate=1, **shape):  # fmt: skip
+def by_hand(
+    *,
+    warmup=0.0,
+    minimum=1.0,
+    clip=0.0,
+    label_smoothing=0.0,
+    average=0.0,
+    optimiser="adamw",
+    betas=(0.9, 0.999),
+    weight_decay=0.05,
+    layer_decay=1.0,
+    accumulate=1,
+    **shape,
+):
     """The weights after the last step, averaged where they are; loss, gradient norm, rate and accuracy of each step."""
     model = tiny_model(drop_path=0.0, dropout=0.0, **shape).requires_grad_(True)
     module, rows, averages = model.module.train(), [], state(model)
@@ -102,9 +114,14 @@ def test_a_training_is_the_loop_written_out(changes, shape, tmp_path):
     """One batch of all images, so that their order does not matter."""
     recipe = plain_recipe(epochs=STEPS, batch_size=8, learning_rate=PEAK, **changes)
     model, result = trained(
-        tmp_path, tiny_model(drop_path=0.0, dropout=0.0, **shape), train=FEW, recipe=recipe, precision="fp32",
-        compiling="off", recompute=bool(shape),
-    )  # fmt: skip
+        tmp_path,
+        tiny_model(drop_path=0.0, dropout=0.0, **shape),
+        train=FEW,
+        recipe=recipe,
+        precision="fp32",
+        compiling="off",
+        recompute=bool(shape),
+    )
     assert result.notes == ("precision fp32 (given)", "compile off (given)")
     expected, rows = by_hand(**changes, **shape)
     for metrics, (loss, norm, rate, right) in zip(result.history, rows, strict=True):

@@ -145,7 +145,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"precision": "fp8"}, InputError, "no precision 'fp8'"),
     ({"compiling": "maybe"}, InputError, "no compiling 'maybe'"),
     ({"train": [1, 2]}, DataError, "vitlens.load_data"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))

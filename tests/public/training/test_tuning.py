@@ -34,8 +34,11 @@ def changed(model: vitlens.Model, last: int | None, folder: Path) -> set[str]:
 def test_everything_the_last_blocks_or_the_head_is_trained(tmp_path):
     names = set(state(tiny_model()))
     for last, start in (
-        (None, ""), (0, "head."), (1, ("blocks.1.", "norm.", "head.")), (2, ("blocks.", "norm.", "head.")),
-    ):  # fmt: skip
+        (None, ""),
+        (0, "head."),
+        (1, ("blocks.1.", "norm.", "head.")),
+        (2, ("blocks.", "norm.", "head.")),
+    ):
         assert changed(tiny_model(), last, tmp_path) == {name for name in names if name.startswith(start)}
     assert changed(tiny_model(distillation=True), 0, tmp_path) == {
         f"{head}.{part}" for head in ("head", "head_dist") for part in ("weight", "bias")

@@ -13,10 +13,17 @@ from vitlens.errors import InputError, UnsupportedError
 WALKED = {
     name: FAMILIES[name]
     for name in (
-        "ours", "vit-mean", "deit-distilled", "beit", "dinov2-registers", "dinov3", "siglip", "perception-encoder",
+        "ours",
+        "vit-mean",
+        "deit-distilled",
+        "beit",
+        "dinov2-registers",
+        "dinov3",
+        "siglip",
+        "perception-encoder",
         "torchvision-vit",
     )
-} | {"wrapped": HANDWRITTEN["softmax"]}  # fmt: skip
+} | {"wrapped": HANDWRITTEN["softmax"]}
 ROTARY = {"dinov3", "perception-encoder"}  # queries and keys are rotated after their projection
 IN_ATTENTION = {"beit", "dinov3"}  # positions that do not leave with the vectors added to the patches
 STEPS = ["embedding", "positions", "norm", "queries", "scores", "softmax", "values", "projection", "residual"]

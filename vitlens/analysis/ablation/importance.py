@@ -216,10 +216,14 @@ def summarise(
     clusters, sampled = (len(effects), "images") if groups is None else (len(groups.unique()), "groups of images")
     accuracy = _as_points(accuracy, clusters)
     few = f"no intervals and no tests: they need at least 2 {sampled}, found {clusters}" if clusters < 2 else ""
-    never = "" if effects.clean_correct.any() else (
-        f"the unchanged model classifies none of the {len(effects)} images correctly, so accuracy can only rise: "
-        "read the change of loss, and check that labels and classes match"
-    )  # fmt: skip
+    never = (
+        ""
+        if effects.clean_correct.any()
+        else (
+            f"the unchanged model classifies none of the {len(effects)} images correctly, so accuracy can only rise: "
+            "read the change of loss, and check that labels and classes match"
+        )
+    )
     notes = [effects.note, few, _too_few_for_holm(kinds, clusters, sampled) if clusters > 1 else "", never]
     if saturated:
         notes.append(

@@ -29,9 +29,13 @@ from vitlens.uncertainty import Estimate
 
 _ATEN: Final = torch.ops.aten
 _KERNELS: Final = (
-    "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
-    "fused_attention_overrideable", "attention_math_for_mps",
-)  # fmt: skip
+    "flash_attention",
+    "flash_attention_for_cpu",
+    "efficient_attention",
+    "cudnn_attention",
+    "fused_attention_overrideable",
+    "attention_math_for_mps",
+)
 _NAMES: Final = [f"_scaled_dot_product_{kernel}" for kernel in _KERNELS]  # of F.scaled_dot_product_attention
 _FUSED: Final = tuple(getattr(_ATEN, name) for name in _NAMES if hasattr(_ATEN, name))  # as this version of torch has
 _BETWEEN_TOKENS: Final = (*_FUSED, _ATEN.bmm, _ATEN.baddbmm)  # in attention: products of tokens with tokens

@@ -104,10 +104,12 @@ def compare(
     for model in (first, second):
         require(model, *needs_of("compare"))
     require_shared(first.classes, second.classes, splits[0].classes)
-    return compare_evaluations(*(
-        evaluate(model, own, batch_size=batch_size, precision=precision, advance=advance)
-        for model, own in zip((first, second), splits)
-    ))  # fmt: skip
+    return compare_evaluations(
+        *(
+            evaluate(model, own, batch_size=batch_size, precision=precision, advance=advance)
+            for model, own in zip((first, second), splits)
+        )
+    )
 
 
 def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:

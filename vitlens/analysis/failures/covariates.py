@@ -470,8 +470,19 @@ def _lit(images: Images, changed: Images) -> Images:
     return _nearest(images, changed, options)
 
 
-CHANGES: Final[Mapping[str, Callable[[Pictures, int], Edited]]] = MappingProxyType({
-    "off_centre": around_centre, "size": scaled, "object_contrast": with_contrast, "border": off_border,
-    "contrast": with_contrast, "brightness": with_brightness, "sharpness": with_sharpness, "clutter": without_clutter,
-    "occlusion": uncovered, "map_off_centre": around_centre, "map_size": scaled, "mark": without_mark,
-})  # fmt: skip
+CHANGES: Final[Mapping[str, Callable[[Pictures, int], Edited]]] = MappingProxyType(
+    {
+        "off_centre": around_centre,
+        "size": scaled,
+        "object_contrast": with_contrast,
+        "border": off_border,
+        "contrast": with_contrast,
+        "brightness": with_brightness,
+        "sharpness": with_sharpness,
+        "clutter": without_clutter,
+        "occlusion": uncovered,
+        "map_off_centre": around_centre,
+        "map_size": scaled,
+        "mark": without_mark,
+    }
+)

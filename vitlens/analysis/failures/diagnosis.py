@@ -138,10 +138,14 @@ def diagnose(
     p_values = holm([max(row.p, row.p_change) for row in tested])
     first = subjects[0].evaluation
     return Diagnosis(
-        first.alias, tuple(subject.values for subject in subjects), first.correct, rows,
-        difference_rows(*subjects) if len(subjects) == 2 else (), tuple(quarter_rows(subjects)),
+        first.alias,
+        tuple(subject.values for subject in subjects),
+        first.correct,
+        rows,
+        difference_rows(*subjects) if len(subjects) == 2 else (),
+        tuple(quarter_rows(subjects)),
         tuple(replace(row, p_holm=p) for row, p in zip(tested, p_values)),
-    )  # fmt: skip
+    )
 
 
 def _is_changed(row: CovariateRow, subject: Subject) -> bool:

@@ -133,21 +133,23 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
 
 # by their names in the table of disturbances, which says what the level is: images, level and keys to images of about
 # [0, 1], drawn by each image's key
-OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType({
-    "noise": _noise,
-    "blur": lambda images, level, _: blurred(images, max(level * min(images.shape[-2:]), 1e-3)),
-    "brightness": lambda images, level, _: _torchvision().adjust_brightness(images, 1 + level),
-    "contrast": lambda images, level, _: _torchvision().adjust_contrast(images, level),
-    "jpeg": _jpeg,
-    "pixelate": _pixelated,
-    "occlusion": _occluded,
-    "low-pass": lambda images, level, _: frequency_bands(images, cutoff=level)[0].clamp(0, 1),
-    "high-pass": lambda images, level, _: (
-        frequency_bands(images, cutoff=level)[1] + images.mean((-2, -1), keepdim=True)
-    ).clamp(0, 1),
-    "shuffle": shuffled,
-    "cover": covered,
-})  # fmt: skip
+OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType(
+    {
+        "noise": _noise,
+        "blur": lambda images, level, _: blurred(images, max(level * min(images.shape[-2:]), 1e-3)),
+        "brightness": lambda images, level, _: _torchvision().adjust_brightness(images, 1 + level),
+        "contrast": lambda images, level, _: _torchvision().adjust_contrast(images, level),
+        "jpeg": _jpeg,
+        "pixelate": _pixelated,
+        "occlusion": _occluded,
+        "low-pass": lambda images, level, _: frequency_bands(images, cutoff=level)[0].clamp(0, 1),
+        "high-pass": lambda images, level, _: (
+            frequency_bands(images, cutoff=level)[1] + images.mean((-2, -1), keepdim=True)
+        ).clamp(0, 1),
+        "shuffle": shuffled,
+        "cover": covered,
+    }
+)
 
 
 def correct_after(

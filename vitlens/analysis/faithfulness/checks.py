@@ -21,8 +21,11 @@ JUMPY: Final = 0.25  # share of the images whose top point jumps, above which a 
 STEADY_IMAGES: Final = 16  # images of the check, which needs a map of each for every change
 FLIP: Final = "flip"  # left and right exchanged
 DISTURBANCES: Final[Mapping[str, float]] = {  # px that the image is shifted right and down
-    "shift-quarter": 0.25, "shift-half": 0.5, "shift-one": 1.0, FLIP: 0.0,
-}  # fmt: skip
+    "shift-quarter": 0.25,
+    "shift-half": 0.5,
+    "shift-one": 1.0,
+    FLIP: 0.0,
+}
 
 
 @dataclass(frozen=True)

@@ -40,17 +40,18 @@ class CompositeKind:
 
 _KINDS: Final = (
     CompositeKind(
-        name="mosaic-2", title="2 x 2 mosaics", function="mosaics", arguments={"side": 2}, classes=4, explained=4,
+        name="mosaic-2",
+        title="2 x 2 mosaics",
+        function="mosaics",
+        arguments={"side": 2},
+        classes=4,
+        explained=4,
         default=True,
     ),
     CompositeKind(
         name="mosaic-3", title="3 x 3 mosaics", function="mosaics", arguments={"side": 3}, classes=9, explained=9
     ),
-    CompositeKind(
-        name="embedded", title="embedded images", function="embedded", classes=2, explained=1, default=True
-    ),
-    CompositeKind(
-        name="pasted", title="pasted objects", function="pasted", classes=2, explained=1, needs_masks=True
-    ),
-)  # fmt: skip
+    CompositeKind(name="embedded", title="embedded images", function="embedded", classes=2, explained=1, default=True),
+    CompositeKind(name="pasted", title="pasted objects", function="pasted", classes=2, explained=1, needs_masks=True),
+)
 COMPOSITE_KINDS: Final[Mapping[str, CompositeKind]] = {kind.name: kind for kind in _KINDS}

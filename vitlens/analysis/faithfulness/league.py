@@ -116,10 +116,18 @@ def league(
             scores = {key: score(maps.cpu()[usable], objects) for key, score in SCORES.items()}
         results.append(
             MethodChecks(
-                name, maps.cpu(), faults[name], curves[place].values | {"road": imputed[place].gaps}, scores,
-                curves[place], turned[place], changed, known[name][1], forwards,
+                name,
+                maps.cpu(),
+                faults[name],
+                curves[place].values | {"road": imputed[place].gaps},
+                scores,
+                curves[place],
+                turned[place],
+                changed,
+                known[name][1],
+                forwards,
             )
-        )  # fmt: skip
+        )
         advance(1)
     return tuple(results)
 
@@ -242,12 +250,15 @@ class _Count(TorchDispatchMode):
         own: dict[tuple[Any, str], Callable[..., int]] = {
             (torch.ops.aten, attention): lambda query, key, value, *_, **__: _products(query, key, value, 1.0),
             (torch.ops.aten, f"{attention}_backward"): lambda _, query, key, value, *__, **___: _products(
-                query, key, value, 2.5  # five products where the forward has two
+                query,
+                key,
+                value,
+                2.5,  # five products where the forward has two
             ),
             (torch.ops.mkldnn, "_linear_pointwise"): lambda tokens, weight, *_, **__: (
                 2 * tokens.numel() * weight.shape[0]
             ),
-        }  # fmt: skip
+        }
         self.formulas |= {getattr(place, name): of for (place, name), of in own.items() if hasattr(place, name)}
 
     def __torch_dispatch__(

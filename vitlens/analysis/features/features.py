@@ -165,10 +165,16 @@ def extract(
         return replace(reader.joined(read), notes=tuple(notes)) if read else None
     store, known = None, dict[str, Tensor]()
     if workers.is_first:
-        store = FeatureCache(cache, {
-            "model": model_fingerprint(model), "data": split_fingerprint(split), "pool": reader.pool, "norm": norm,
-            "precision": "bf16" if in_bf16(model.device, precision) else "fp32",
-        })  # fmt: skip
+        store = FeatureCache(
+            cache,
+            {
+                "model": model_fingerprint(model),
+                "data": split_fingerprint(split),
+                "pool": reader.pool,
+                "norm": norm,
+                "precision": "bf16" if in_bf16(model.device, precision) else "fp32",
+            },
+        )
         known, notes = store.recall(reader.names)
     lacking = torch.tensor([float(workers.is_first and name not in known) for name in reader.names])
     absent = workers.total(lacking).bool().tolist()  # in all processes alike
@@ -260,12 +266,15 @@ class _Reader:
                 self.norms[stage] = final
         self.layers = tuple(
             FeatureLayer(
-                stage.index, stage.title, stage.kind, stage.module,
+                stage.index,
+                stage.title,
+                stage.kind,
+                stage.module,
                 stage.width * (2 if self.pools[stage] == "cls+mean" else 1),
                 self.norms[stage].module if stage in self.norms else None,
             )
             for stage in read
-        )  # fmt: skip
+        )
 
     def read(self, images: Images) -> list[Tensor]:
         """The vectors (batch, dim) of a batch by layer, and its logits (batch, classes) last; fp32, on the CPU."""

@@ -189,16 +189,24 @@ def drawn_shots(labels: Tensor, *, most: int, draws: int, seed: int = 0) -> Int[
         )
     generator = torch.Generator().manual_seed(seed)
     members = [(labels == label).nonzero()[:, 0] for label in classes]
-    return torch.stack([
-        torch.stack([own[torch.randperm(len(own), generator=generator)[:most]] for own in members])
-        for _ in range(draws)
-    ])  # fmt: skip
+    return torch.stack(
+        [
+            torch.stack([own[torch.randperm(len(own), generator=generator)[:most]] for own in members])
+            for _ in range(draws)
+        ]
+    )
 
 
 def few_shot(
-    train: Float[Tensor, "trained dim"], train_labels: Tensor, test: Float[Tensor, "tested _"], test_labels: Labels, *,
-    shots: Sequence[int], draws: int, seed: int = 0,
-) -> Float[Tensor, "shots draws"]:  # fmt: skip
+    train: Float[Tensor, "trained dim"],
+    train_labels: Tensor,
+    test: Float[Tensor, "tested _"],
+    test_labels: Labels,
+    *,
+    shots: Sequence[int],
+    draws: int,
+    seed: int = 0,
+) -> Float[Tensor, "shots draws"]:
     """The accuracy (fraction) on the test images of the nearest class mean of a few training images, by draw.
 
     As SimpleShot (Wang 2019): features minus the mean of the drawn images, scaled to length 1; the class whose mean has

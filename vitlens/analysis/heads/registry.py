@@ -74,73 +74,125 @@ def _of_tokens(title: str, unit: str, meaning: str, reading: str, source: str) -
 
 _OF_ROWS: Final = {
     "entropy": Statistic(
-        "entropy", "nats", "spread of a row over all keys, ln(keys) when uniform",
+        "entropy",
+        "nats",
+        "spread of a row over all keys, ln(keys) when uniform",
         "High: attention spreads over many keys; 0: it lies on a single key.",
-        "Shannon 1948: -sum of w ln w", "row", views=("each head",),
+        "Shannon 1948: -sum of w ln w",
+        "row",
+        views=("each head",),
     ),
     "normalised_entropy": Statistic(
-        "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
+        "entropy, share of ln(keys)",
+        "fraction",
+        "entropy over that of uniform attention",
         "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
-        "entropy / ln(keys)", "row", views=("maps", "training"), whole_range=True, tracked_as="entropy/patches",
+        "entropy / ln(keys)",
+        "row",
+        views=("maps", "training"),
+        whole_range=True,
+        tracked_as="entropy/patches",
     ),
     "effective_keys": Statistic(
-        "effective number of keys", "keys", "exp of the entropy, a mean over rows",
-        "All keys when attention is uniform, 1 for a single key.", "exp(entropy)", "row", views=(),
+        "effective number of keys",
+        "keys",
+        "exp of the entropy, a mean over rows",
+        "All keys when attention is uniform, 1 for a single key.",
+        "exp(entropy)",
+        "row",
+        views=(),
     ),
     "hoyer": Statistic(
-        "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
+        "sparsity (Hoyer)",
+        "fraction",
+        "0 for uniform attention, 1 for a single key",
         "High: a few keys have most of the weight; 0: all keys have the same.",
-        "Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)", "row", views=("maps", "each head"), whole_range=True,
+        "Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
+        "row",
+        views=("maps", "each head"),
+        whole_range=True,
     ),
     "gini": Statistic(
-        "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
+        "sparsity (Gini)",
+        "fraction",
+        "inequality of a row's weights, 0 for uniform attention",
         "High: few keys have most of the weight; 0: all keys have the same.",
-        "Gini 1912; Hurley & Rickard 2009", "row", whole_range=True,
+        "Gini 1912; Hurley & Rickard 2009",
+        "row",
+        whole_range=True,
     ),
-}  # fmt: skip
+}
 
 STATISTICS: Final[dict[str, Statistic]] = {
     "distance": _of_layer(
-        "attention distance", "px", "mean distance from a patch to the patches that it attends to",
+        "attention distance",
+        "px",
+        "mean distance from a patch to the patches that it attends to",
         "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
-        "Dosovitskiy 2021, appendix D.8; Raghu 2021", "training", "each head",
+        "Dosovitskiy 2021, appendix D.8; Raghu 2021",
+        "training",
+        "each head",
     ),
     **_OF_ROWS,
     "self_mass": _of_layer(
-        "mass on itself", "fraction", "attention of a patch on its own token",
-        "High: patches attend to their own token; 0: they do not.", "mean over patches of w[i, i]", "maps",
+        "mass on itself",
+        "fraction",
+        "attention of a patch on its own token",
+        "High: patches attend to their own token; 0: they do not.",
+        "mean over patches of w[i, i]",
+        "maps",
     ),
     "neighbour_mass": _of_layer(
-        "mass on neighbours", "fraction", "attention on the four adjacent patches",
+        "mass on neighbours",
+        "fraction",
+        "attention on the four adjacent patches",
         "High: patches attend to adjacent patches; low: to others, or to themselves.",
         "mean over patches of the weights at grid distance 1",
     ),
     "cls_mass": _of_layer(
-        "mass on CLS", "fraction", "attention of patches on the CLS token",
-        "High: patches attend to the CLS token instead of the image.", "mean over patches of w[i, CLS]", "maps",
+        "mass on CLS",
+        "fraction",
+        "attention of patches on the CLS token",
+        "High: patches attend to the CLS token instead of the image.",
+        "mean over patches of w[i, CLS]",
+        "maps",
         need="prefix",
     ),
     "register_mass": _of_layer(
-        "mass on registers", "fraction", "attention of patches on registers and distillation token",
-        "High: patches attend to registers instead of the image.", "Darcet 2024", need="prefix",
+        "mass on registers",
+        "fraction",
+        "attention of patches on registers and distillation token",
+        "High: patches attend to registers instead of the image.",
+        "Darcet 2024",
+        need="prefix",
     ),
     "prefix_mass": _of_layer(
-        "mass on the prefix", "fraction", "attention of patches on all tokens before the patches",
+        "mass on the prefix",
+        "fraction",
+        "attention of patches on all tokens before the patches",
         "High: patches attend to CLS and registers instead of the image.",
-        "mean over patches of the weights on prefix tokens", need="prefix",
+        "mean over patches of the weights on prefix tokens",
+        need="prefix",
     ),
     "sinks": _of_layer(
-        "sinks", "keys", "keys that receive more than median + 5 median absolute deviations",
+        "sinks",
+        "keys",
+        "keys that receive more than median + 5 median absolute deviations",
         "The number of keys with exceptional attention from all patches; 0: none.",
         "Xiao 2024; Darcet 2024; the threshold is ours",
     ),
     "sink_mass": _of_layer(
-        "mass on sinks", "fraction", "attention of patches that lies on those keys",
+        "mass on sinks",
+        "fraction",
+        "attention of patches that lies on those keys",
         "High: a few keys receive much of the attention of all patches.",
-        "weight received by the sinks, a share of all", "maps",
+        "weight received by the sinks, a share of all",
+        "maps",
     ),
     "energy": _of_layer(
-        "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
+        "mean square sum of a row",
+        "",
+        "sum of a patch row's squared weights on patches",
         "1: a single patch has all the weight; 1 / patches: uniform attention.",
         "mean over patches of the sum of w[i, j] squared",
     ),
@@ -150,34 +202,50 @@ STATISTICS: Final[dict[str, Statistic]] = {
     "cls_hoyer": _of_cls("hoyer"),
     "cls_gini": _of_cls("gini"),
     "cls_self_mass": _of_layer(
-        "mass of CLS on itself", "fraction", "attention of the CLS token on itself",
-        "High: the CLS token attends to itself; low: it attends to other tokens.", "w[CLS, CLS]", need="cls",
+        "mass of CLS on itself",
+        "fraction",
+        "attention of the CLS token on itself",
+        "High: the CLS token attends to itself; low: it attends to other tokens.",
+        "w[CLS, CLS]",
+        need="cls",
     ),
     "cls_register_mass": _of_layer(
-        "mass of CLS on registers", "fraction",
+        "mass of CLS on registers",
+        "fraction",
         "attention of the CLS token on registers and distillation token",
-        "High: the CLS token attends to the registers.", "sum of w[CLS, registers]", need="cls",
+        "High: the CLS token attends to the registers.",
+        "sum of w[CLS, registers]",
+        need="cls",
     ),
     "token_norm": _of_tokens(
-        "median token norm", "", "Euclidean norm of a token after the block, the median of an image",
+        "median token norm",
+        "",
+        "Euclidean norm of a token after the block, the median of an image",
         "The norm of the residual stream's tokens; it commonly grows with depth.",
         "median of the tokens' Euclidean norms",
     ),
     "greatest_norm": _of_tokens(
-        "greatest token norm", "", "the largest norm of a token of an image",
-        "Many times the median norm: some tokens are outliers.", "greatest of the tokens' Euclidean norms",
+        "greatest token norm",
+        "",
+        "the largest norm of a token of an image",
+        "Many times the median norm: some tokens are outliers.",
+        "greatest of the tokens' Euclidean norms",
     ),
     "high_norm_patches": _of_tokens(
-        "high-norm patches", "tokens",
+        "high-norm patches",
+        "tokens",
         "patches with a norm above median + 5 median absolute deviations",
         "The number of patches of outlying norm; in large ViTs such patches hold global information.",
         "Darcet 2024; the threshold is ours",
     ),
     "high_norm_prefix": _of_tokens(
-        "high-norm prefix tokens", "tokens", "CLS and registers with a norm above that",
-        "The number of CLS and register tokens of outlying norm.", "Darcet 2024; the threshold is ours",
+        "high-norm prefix tokens",
+        "tokens",
+        "CLS and registers with a norm above that",
+        "The number of CLS and register tokens of outlying norm.",
+        "Darcet 2024; the threshold is ours",
     ),
-}  # fmt: skip
+}
 
 
 def head_statistics() -> dict[str, Statistic]:
@@ -220,38 +288,42 @@ class Label:
 LABELS: Final[dict[str, Label]] = {
     "dead": Label(
         "the head adds next to nothing to the residual stream: less than 0.5 % of the mean norm of the model's heads",
-        "dead", "#000000", first=True,
+        "dead",
+        "#000000",
+        first=True,
     ),
-    "uniform": Label(
-        "a row has less than half a bit: attention is nearly the same for all keys", "unif", "#F0E442"
-    ),
+    "uniform": Label("a row has less than half a bit: attention is nearly the same for all keys", "unif", "#F0E442"),
     "CLS": Label("patches attend to the CLS token", "CLS", "#CC79A7"),
     "register": Label("patches attend to registers or the distillation token", "reg", "#AA4499"),
     "position": Label(
         "attends to the same places of the image, whatever the query and the image (predicted from other images)",
-        "place", "#D55E00",
+        "place",
+        "#D55E00",
     ),
     "sink": Label(
         "all queries attend to a few patches (at most 10 %) that differ from image to image, beyond what position, "
-        "object and background explain", "sink", "#882255",
+        "object and background explain",
+        "sink",
+        "#882255",
     ),
     "high-norm": Label(
         "attends to the patches of exceptional norm in the residual stream (more than median + 5 median absolute "
-        "deviations)", "norm", "#AA3377", ("sink",),
+        "deviations)",
+        "norm",
+        "#AA3377",
+        ("sink",),
     ),
     "border": Label("attends to the outermost patches of the image", "edge", "#DDAA33", ("position",)),
     "object": Label("attends to the patches of the object's mask", "obj", "#117733"),
     "background": Label("attends to the patches off the object's mask", "back", "#999933"),
     "similar": Label(
         "attends to the patches most similar in mean colour (10 %), beyond what the offset and the popularity of keys "
-        "explain", "sim", "#332288",
+        "explain",
+        "sim",
+        "#332288",
     ),
-    "self": Label(
-        "a patch attends to itself", "self", "#44AA99", ("local", "same row", "same column", "similar")
-    ),
-    "previous": Label(
-        "a patch attends to its left neighbour", "prev", "#0072B2", ("local", "same row", "left")
-    ),
+    "self": Label("a patch attends to itself", "self", "#44AA99", ("local", "same row", "same column", "similar")),
+    "previous": Label("a patch attends to its left neighbour", "prev", "#0072B2", ("local", "same row", "left")),
     "next": Label("a patch attends to its right neighbour", "next", "#56B4E9", ("local", "same row", "right")),
     "above": Label("a patch attends to the patch above", "above", "#4477AA", ("local", "same column", "up")),
     "below": Label("a patch attends to the patch below", "below", "#88CCEE", ("local", "same column", "down")),
@@ -266,12 +338,11 @@ LABELS: Final[dict[str, Label]] = {
     ),
     MIXED: Label(
         "the two best labels explain most of the attention together, or each alone: neither is clearly the better",
-        "mixed", "#777777",
+        "mixed",
+        "#777777",
     ),
-    UNLABELLED: Label(
-        "not even the two best labels together explain most of the attention", "", "#CCCCCC"
-    ),
-}  # fmt: skip
+    UNLABELLED: Label("not even the two best labels together explain most of the attention", "", "#CCCCCC"),
+}
 
 
 def head_words(label: str, best: str, other: str | None, score: float) -> str:

@@ -293,9 +293,14 @@ def specialise(table: Statistics) -> Specialisation:
         ratios.append(ratio.masked_fill(uniform == 0, torch.nan))
     as_table = partial(per_head, layers=len(table.sites), heads=table.heads)
     return Specialisation(
-        tuple(given), tuple(marks), samples, {name: as_table(rows) for name, rows in every.items()},
-        as_table(explained), tuple(ratios), None if off is None else _estimate(off[:, 0], table.images),
-    )  # fmt: skip
+        tuple(given),
+        tuple(marks),
+        samples,
+        {name: as_table(rows) for name, rows in every.items()},
+        as_table(explained),
+        tuple(ratios),
+        None if off is None else _estimate(off[:, 0], table.images),
+    )
 
 
 def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:

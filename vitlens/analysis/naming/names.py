@@ -63,10 +63,11 @@ class HeadName:
     def words(self) -> str:
         """All three in one line, with what their tests said."""
         return three_words(
-            self.attends.word if self.attends else None, self.holds,
+            self.attends.word if self.attends else None,
+            self.holds,
             *((self.looks.word, self.looks.holds) if self.looks else (None, None)),
             *((self.writes.word, self.writes.state) if self.writes else (None, None)),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,9 +209,14 @@ def named(
 
 
 def _statistics(
-    model: Model, images: Parts, masks: Tensor | None, groups: Tensor | None, size: int,
-    advance: Callable[[int], object], order: Tensor | None = None,
-) -> Statistics:  # fmt: skip
+    model: Model,
+    images: Parts,
+    masks: Tensor | None,
+    groups: Tensor | None,
+    size: int,
+    advance: Callable[[int], object],
+    order: Tensor | None = None,
+) -> Statistics:
     """The statistics of heads on the images, or on the first ones with their patches, and masks, in this order."""
     stream, count = Stream(model, groups=groups), len(images if order is None else order)
     for start in range(0, count, size):

@@ -14,9 +14,10 @@ _PLAIN: Final = {MIXED: "several"}
 _EARLIER: Final = ("unlabelled", "none")  # for UNLABELLED in folders of earlier versions
 _SEVERAL_OR_NONE: Final = (MIXED, *_PLAIN.values(), UNLABELLED, *_EARLIER)
 _ATTENDS: Final = {
-    EVENLY: "attends evenly", SAME: "attends to the same keys whichever patch asks",
+    EVENLY: "attends evenly",
+    SAME: "attends to the same keys whichever patch asks",
     **dict.fromkeys(_SEVERAL_OR_NONE, "attends by no single part"),
-}  # fmt: skip
+}
 
 
 def names_one(word: str | None) -> bool:
@@ -39,9 +40,13 @@ def plain(word: str | None) -> str | None:
 
 
 def three_words(
-    attends: str | None, holds: bool | None, looks: str | None, stays: bool | None, writes: str | None,
+    attends: str | None,
+    holds: bool | None,
+    looks: str | None,
+    stays: bool | None,
+    writes: str | None,
     state: str | None,
-) -> str:  # fmt: skip
+) -> str:
     """One line for a head; holds, stays: whether the first two words hold on shuffled patches, None without a test;
     state: of STATES, what removing the head said, None where nothing was removed."""
     said = []

@@ -180,9 +180,16 @@ def layer_steps(
         _check("residual", total, own["residual"], scaled),
     )
     heads = {
-        "queries": queries, "keys": keys, "values": values, "products": products, "scores": scores, "weights": weights,
-        "unscaled": softmax_or_zero(biased(products)), "outputs": own["heads"], "projected": projected,
-    }  # fmt: skip
+        "queries": queries,
+        "keys": keys,
+        "values": values,
+        "products": products,
+        "scores": scores,
+        "weights": weights,
+        "unscaled": softmax_or_zero(biased(products)),
+        "outputs": own["heads"],
+        "projected": projected,
+    }
     whole = {"normed": normed, "after": own["residual"], **{part: own[part] for part in ("input", "attention", "mlp")}}
     return heads, whole, scale, checks
 

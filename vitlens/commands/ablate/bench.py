@@ -201,11 +201,15 @@ def _patching(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     layout, classes = bench.run.model.anatomy.layout, bench.run.model.classes
     patched = patch_parts(bench.run.model, clean, corrupted)
     row = PatchingRow(
-        *names, classes[int(patched.targets[0])], classes[int(patched.others[0])], float(patched.clean[0]),
-        float(patched.corrupted[0]), corruption,
+        *names,
+        classes[int(patched.targets[0])],
+        classes[int(patched.others[0])],
+        float(patched.clean[0]),
+        float(patched.corrupted[0]),
+        corruption,
         grid=None if layout is None else (layout.grid[0], layout.grid[1]),
         prefix=None if layout is None else tuple(layout.prefix),
-    )  # fmt: skip
+    )
     restored = (patched.restored("heads").numpy(), patched.restored("positions").numpy())
     arrays = PatchingArrays(clean[0].cpu().numpy(), corrupted[0].cpu().numpy(), *restored)
     return {"patching": (row,), "patched": arrays}

@@ -104,13 +104,21 @@ def measure(options: AblateOptions) -> Path | None:
             notes.append(remark)
             units = tuple(_unit_rows(bench, measured, known))
             row = replace(
-                _model_row(bench, measured, removal, units), parameters_cut=cut, reason=reason, undone=undone,
+                _model_row(bench, measured, removal, units),
+                parameters_cut=cut,
+                reason=reason,
+                undone=undone,
                 notes=tuple(dict.fromkeys(note for note in notes if note and note != reason)),
-            )  # fmt: skip
+            )
             return rows.AblateRecord(
-                ablated=(row,), units=units, curves=removal.get("curves", ()), pairs=pairs, pruned=small,
-                effects={name: _arrays(each) for name, each in measured.items()}, **parts,
-            )  # fmt: skip
+                ablated=(row,),
+                units=units,
+                curves=removal.get("curves", ()),
+                pairs=pairs,
+                pruned=small,
+                effects={name: _arrays(each) for name, each in measured.items()},
+                **parts,
+            )
 
         return writing.publish(record)
 
@@ -138,10 +146,16 @@ def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int]
         others = [name for name in measured if name != bench.replacement]
         change, hidden_p = hidden.get(index, (None, None))
         yield rows.UnitRow(
-            model=bench.run.model.alias, unit=name_of(unit), kind=unit.kind, layer=unit.layer, head=unit.head,
+            model=bench.run.model.alias,
+            unit=name_of(unit),
+            kind=unit.kind,
+            layer=unit.layer,
+            head=unit.head,
             part=unit.kind if unit.head is None else str(unit.head),
             label=None if unit.head is None else labels.get((unit.layer, unit.head)),
-            replace=bench.replacement, loss=losses[bench.replacement], p=tests[bench.replacement],
+            replace=bench.replacement,
+            loss=losses[bench.replacement],
+            p=tests[bench.replacement],
             log_odds=None if main.log_odds is None else main.log_odds.estimate(index, main.n, "nats"),
             log_odds_p=None if main.log_odds is None else finite(main.log_odds.p_holm[index]),
             accuracy=main.accuracy.estimate(index, main.n, "points"),
@@ -149,8 +163,10 @@ def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int]
             first_order=None if main.first_order is None else finite(main.first_order[index]),
             other_losses={name: losses[name] for name in others},
             other_p={name: p for name in others if (p := tests[name]) is not None},
-            other_effects={name: shown[name] for name in others}, hidden=change, hidden_p=hidden_p,
-        )  # fmt: skip
+            other_effects={name: shown[name] for name in others},
+            hidden=change,
+            hidden_p=hidden_p,
+        )
 
 
 def _hidden_by_mean(bench: Bench, measured: Measured) -> dict[int, tuple[Estimate, float | None]]:
@@ -179,8 +195,9 @@ def _model_row(
         forwards["greedy"] = Estimate(removal["greedy"], unit="forwards")
     rhos = {
         str(name): spearman(main.importance.loss.mean[own][None], each.importance.loss.mean[own][None]).item()
-        for name, each in measured.items() if each is not main
-    } | {rows.FIRST_ORDER: main.importance.rank_correlation}  # fmt: skip
+        for name, each in measured.items()
+        if each is not main
+    } | {rows.FIRST_ORDER: main.importance.rank_correlation}
 
     def share(found: list[bool]) -> Estimate:
         return Estimate(sum(found) / count, n=count)
@@ -188,14 +205,17 @@ def _model_row(
     losses, clusters = main.effects.clean_loss.numpy(), None if groups is None else groups.numpy()
     dead = [row.effect == "no effect" for row in heads] if len(bench.run.split) > 1 else []
     return rows.AblatedModelRow(
-        model=bench.run.model.alias, replace=bench.replacement,
+        model=bench.run.model.alias,
+        replace=bench.replacement,
         accuracy=accuracy(main.effects.clean_correct, groups=groups),
         cross_entropy=bootstrap_mean(losses, groups=clusters, seed=bench.run.run.seed, unit="nats", least=0.0),
         smallest=rows.smallest_effect(main.importance.clean_loss),
-        matter=share([row.matters for row in heads]) if heads else None, without_effect=share(dead) if dead else None,
+        matter=share([row.matters for row in heads]) if heads else None,
+        without_effect=share(dead) if dead else None,
         rank_correlation={name: Estimate(rho, n=count, unit="") for name, rho in rhos.items() if np.isfinite(rho)},
-        removable=removal.get("removable"), forwards=forwards,
-    )  # fmt: skip
+        removable=removal.get("removable"),
+        forwards=forwards,
+    )
 
 
 def _arrays(measured: UnitEffects) -> rows.EffectArrays:
@@ -203,9 +223,14 @@ def _arrays(measured: UnitEffects) -> rows.EffectArrays:
     losses = (each.float().numpy() for each in (effects.delta_loss, effects.clean_loss, measured.first_order))
     delta, clean, estimate = losses
     return rows.EffectArrays(
-        np.array([*map(name_of, effects.units)]), delta, effects.correct.numpy(), clean, effects.clean_correct.numpy(),
-        effects.labels.numpy(), estimate,
-    )  # fmt: skip
+        np.array([*map(name_of, effects.units)]),
+        delta,
+        effects.correct.numpy(),
+        clean,
+        effects.clean_correct.numpy(),
+        effects.labels.numpy(),
+        estimate,
+    )
 
 
 def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
@@ -236,8 +261,10 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
     )
     least, seed = next(iter(curves.values())), bench.run.run.seed
     return {
-        "curves": points, "removable": share_removable(least, groups=bench.groups(tested), seed=seed), "greedy": spent,
-    }  # fmt: skip
+        "curves": points,
+        "removable": share_removable(least, groups=bench.groups(tested), seed=seed),
+        "greedy": spent,
+    }
 
 
 def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
@@ -269,9 +296,10 @@ def _heads_in_pairs(bench: Bench, importance: Importance, similar: Tensor) -> tu
     order = above.flatten().argsort(descending=True, stable=True)[:most].tolist()
     known = [divmod(index, len(heads)) for index in order]
     alike = [
-        (heads[one], heads[two]) for one, two in known
+        (heads[one], heads[two])
+        for one, two in known
         if float(above[one, two]) >= SIMILAR and len(bench.run.split) >= fewest_images(max(most, 1))
-    ]  # fmt: skip
+    ]
     wanted = dict.fromkeys(tuple(sorted(pair, key=heads.index)) for pair in (*combinations(top, 2), *alike))
     if not wanted:
         return (), ""
@@ -284,11 +312,16 @@ def _heads_in_pairs(bench: Bench, importance: Importance, similar: Tensor) -> tu
     places, names = [*map(heads.index, units)], [*map(name_of, units)]
     return tuple(
         rows.HeadPairRow(
-            names[one], names[two], f"{names[one]} and {names[two]}",
+            names[one],
+            names[two],
+            f"{names[one]} and {names[two]}",
             "importance" if {units[one], units[two]} <= set(top) else "similarity",
-            float(alone[one]), float(alone[two]), float(both[index]),
-            change.estimate(index, len(chosen), "nats"), finite(change.p_holm[index]),
+            float(alone[one]),
+            float(alone[two]),
+            float(both[index]),
+            change.estimate(index, len(chosen), "nats"),
+            finite(change.p_holm[index]),
             finite(similar[places[one], places[two]]),
         )
         for index, (one, two) in enumerate(pairs)
-    ), note  # fmt: skip
+    ), note

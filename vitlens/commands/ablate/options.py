@@ -23,9 +23,12 @@ class AblateOptions(ModelOnImages):
     model: str = one_model(default="")
     predicted: bool = predicted_option()
     replace: tuple[Replacement, ...] = choices(
-        "--replace", f"What stands in a head's place: {', '.join(REPLACEMENTS)}.", REPLACEMENTS, default=(),
+        "--replace",
+        f"What stands in a head's place: {', '.join(REPLACEMENTS)}.",
+        REPLACEMENTS,
+        default=(),
         shown=f"mean; resample below {FEWEST_FOR_MEAN} images, zero for one",
-    )  # fmt: skip
+    )
     units: tuple[UnitKind, ...] = choices(
         "--units", f"What is removed: {', '.join(UNIT_KINDS)}.", UNIT_KINDS, default=UNIT_KINDS
     )
@@ -33,9 +36,13 @@ class AblateOptions(ModelOnImages):
     curves: bool = option("--curves/--no-curves", "Remove heads one after another.", default=True, panel=_MORE)
     greedy: bool = option("--greedy", "Also rank again after each removal.", default=False, panel=_MORE)
     pairs: int = option(
-        "--pairs", "Remove in pairs the K most important heads, and the K pairs of most similar outputs; 0: none.",
-        default=5, metavar="K", low=0, panel=_MORE,
-    )  # fmt: skip
+        "--pairs",
+        "Remove in pairs the K most important heads, and the K pairs of most similar outputs; 0: none.",
+        default=5,
+        metavar="K",
+        low=0,
+        panel=_MORE,
+    )
     patch: bool = option(
         "--patch/--no-patch", "Activation patching, logit lens, direct logit attribution.", default=True, panel=_MORE
     )

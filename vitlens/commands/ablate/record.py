@@ -80,9 +80,10 @@ class UnitRow(OfModel):
     label: str | None = col("attends to", default=None)
     replace: Replacement = col("replaced by")
     loss: Estimate = col(
-        "rise of the loss", metric="importance/{model}/delta_loss/{layer}/{part}",
+        "rise of the loss",
+        metric="importance/{model}/delta_loss/{layer}/{part}",
         term="the mean cross-entropy without a unit minus that of the unchanged model, on the same images",
-    )  # fmt: skip
+    )
     p: float | None = col("p (Holm)", default=None)
     log_odds: Estimate | None = col(
         "fall of the log-odds",

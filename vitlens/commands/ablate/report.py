@@ -30,23 +30,32 @@ def claims(record: AblateRecord) -> Iterator[Claim]:
     effects, dead, share = [row.effect for row in record.heads], without_effect(record), record.model.removable
     if effects:
         yield _claim(
-            record, "heads with an effect",
+            record,
+            "heads with an effect",
             "Removed one at a time, {{ k }} of {{ n }} heads change the loss by more than {{ smallest }}{% if dead %}; "
             "{{ dead|length }} change it by less, with every replacement and in pairs ({{ dead|names }}){% endif %}"
             "{% if rest %}; {{ rest }} {{ rest|are }} undecided{% endif %}.",
-            kind="answer", k=effects.count("effect"), dead=dead, rest=effects.count("undecided"),
-        )  # fmt: skip
+            kind="answer",
+            k=effects.count("effect"),
+            dead=dead,
+            rest=effects.count("undecided"),
+        )
     if enough(share):
         says = "{{ share }} of the heads can be removed, the least important first, within {{ one }} point of accuracy."
         yield _claim(record, "removable heads", says, share, kind="answer", place="curves", share=share, one=1)
     for row in redundant(record)[:1]:
         yield _claim(
-            record, "redundant heads",
+            record,
+            "redundant heads",
             "**{{ row.pair }}** are redundant: the loss changes by at most {{ row.larger|number }} nats without "
             "either, and rises by {{ row.both|number }} nats without both{% if row.similarity is not none %}; their "
             "outputs have a linear CKA of {{ row.similarity|number }}{% endif %}.",
-            row.synergy, p=row.p, kind="hidden fault", place="pairs", row=row,
-        )  # fmt: skip
+            row.synergy,
+            p=row.p,
+            kind="hidden fault",
+            place="pairs",
+            row=row,
+        )
     yield from _hidden(record)
 
 
@@ -59,33 +68,52 @@ def effects(record: AblateRecord) -> Iterator[Claim]:
 
 
 def _claim(
-    record: AblateRecord, question: str, template: str, effect: Estimate | None = None, *, p: float | None = None,
-    title: str = "", kind: Kind = "fact", place: str = "importance", reference: float = 0.0, **given: Any,
-) -> Claim:  # fmt: skip
+    record: AblateRecord,
+    question: str,
+    template: str,
+    effect: Estimate | None = None,
+    *,
+    p: float | None = None,
+    title: str = "",
+    kind: Kind = "fact",
+    place: str = "importance",
+    reference: float = 0.0,
+    **given: Any,
+) -> Claim:
     model = record.model.model
     says = say(template, model=model, smallest=record.model.smallest, n=len(record.heads), **given)
     return Claim(
-        question, model, says, title, effect=effect, p=p, evidence="intervened", place=place, reference=reference,
+        question,
+        model,
+        says,
+        title,
+        effect=effect,
+        p=p,
+        evidence="intervened",
+        place=place,
+        reference=reference,
         kind=kind,
-    )  # fmt: skip
+    )
 
 
 def without_effect(record: AblateRecord) -> list[UnitRow]:
     """The heads shown to have no effect: with no replacement, nor as one of a redundant pair."""
     needed = {unit for row in redundant(record) for unit in (row.first, row.second)}
     return [
-        row for row in record.heads
+        row
+        for row in record.heads
         if row.effect == "no effect" and "effect" not in row.other_effects.values() and row.unit not in needed
-    ]  # fmt: skip
+    ]
 
 
 def redundant(record: AblateRecord) -> list[HeadPairRow]:
     """The pairs of which each head alone changes nothing worth reporting, and both together do, the most first."""
     smallest, looks = record.model.smallest.value, len(record.pairs)
     found = [
-        row for row in record.pairs
+        row
+        for row in record.pairs
         if row.p is not None and row.p <= LEVEL and row.larger <= smallest and above(row.synergy, smallest, looks)
-    ]  # fmt: skip
+    ]
     return sorted(found, key=lambda row: -row.synergy.value)
 
 
@@ -122,43 +150,65 @@ def _most_important(record: AblateRecord) -> Claim:
         )
     if not found:
         return _claim(
-            record, f"most important {word}",
+            record,
+            f"most important {word}",
             "No single {{ word }} of **{{ model }}** is shown to change the loss by more than {{ least }} "
             "(corrected for {{ count }} tests). The largest measured rise is that of **{{ most.unit }}**, "
             "{{ most.loss|alone }}.",
-            title=f"No single {word} of {model} is shown to matter", kind="answer", count=len(rows), word=word,
-            most=max(rows, key=lambda row: row.loss.value), least=record.model.smallest,
-        )  # fmt: skip
+            title=f"No single {word} of {model} is shown to matter",
+            kind="answer",
+            count=len(rows),
+            word=word,
+            most=max(rows, key=lambda row: row.loss.value),
+            least=record.model.smallest,
+        )
     lead = found[0]
     return _claim(
-        record, f"most important {word}",
+        record,
+        f"most important {word}",
         "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %} the loss of **{{ model }}** "
         "rises most, by {{ lead.loss|alone }}{% if loses %}, and top-1 accuracy falls by {{ lead.accuracy|alone }}"
         "{% endif %}{% if others %}; it also rises without {{ others|names }}{% endif %}.",
-        lead.loss, p=lead.p, title=f"Of {len(rows)} {word}s of {model}, {lead.unit} matters most", kind="answer",
-        reference=record.model.smallest.value, lead=lead, others=found[1:], loses=above(lead.accuracy, 0.0),
-    )  # fmt: skip
+        lead.loss,
+        p=lead.p,
+        title=f"Of {len(rows)} {word}s of {model}, {lead.unit} matters most",
+        kind="answer",
+        reference=record.model.smallest.value,
+        lead=lead,
+        others=found[1:],
+        loses=above(lead.accuracy, 0.0),
+    )
 
 
 def _hidden(record: AblateRecord) -> Iterator[Claim]:
     """The heads whose effect a replacement by the mean hides: they matter where they are resampled."""
     smallest, looks = record.model.smallest.value, len(record.heads)
     found = [
-        (row.hidden.value, row.unit, row) for row in record.heads
-        if row.hidden is not None and row.hidden_p is not None and row.hidden_p <= LEVEL
+        (row.hidden.value, row.unit, row)
+        for row in record.heads
+        if row.hidden is not None
+        and row.hidden_p is not None
+        and row.hidden_p <= LEVEL
         and above(row.hidden, smallest, looks)
-        and row.other_effects.get("resample") == "effect" and row.effect != "effect"
-    ]  # fmt: skip
+        and row.other_effects.get("resample") == "effect"
+        and row.effect != "effect"
+    ]
     if found:
         *others, head = [row for *_, row in sorted(found)]
         yield _claim(
-            record, "hidden by the mean",
+            record,
+            "hidden by the mean",
             "**{{ head.unit }}** has no {% if not spare %}significant {% endif %}effect where "
             "its output is replaced by its mean ({{ head.loss|alone }}), but matters where it is replaced by that of "
             "another image ({{ other|alone }}){% if others %}; the same holds for {{ others|names }}{% endif %}.",
-            head.hidden, p=head.hidden_p, kind="hidden fault", head=head, others=others,
-            other=head.other_losses["resample"], spare=head.effect == "no effect",
-        )  # fmt: skip
+            head.hidden,
+            p=head.hidden_p,
+            kind="hidden fault",
+            head=head,
+            others=others,
+            other=head.other_losses["resample"],
+            spare=head.effect == "no effect",
+        )
 
 
 def unknown(record: AblateRecord) -> Iterator[str]:
@@ -181,21 +231,24 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         yield say(
             "For {{ rest|length }} of {{ n }} heads these images leave open whether the loss changes by more than "
             "{{ smallest }} or by less{% if needed %}: about {{ needed }} would decide{% endif %}.",
-            rest=rest, n=len(heads), smallest=model.smallest,
+            rest=rest,
+            n=len(heads),
+            smallest=model.smallest,
             needed=images_needed(rest, model.smallest, record.images),
-        )  # fmt: skip
+        )
     if len(heads) > 1:
         yield say(
             "Heads were removed one at a time, and {{ k }} of {{ n }} pairs together: of several heads that do the "
             "same, each can appear unimportant.",
-            k=len(record.pairs), n=comb(len(heads), 2),
-        )  # fmt: skip
+            k=len(record.pairs),
+            n=comb(len(heads), 2),
+        )
     if not model.reason and "resample" not in record.effects:
         yield say(
             "Each output was replaced by {{ by }} alone: `--replace mean,resample` also finds units whose output must "
             "differ from image to image.",
             by=REPLACED[model.replace],
-        )  # fmt: skip
+        )
     for reason in model.undone:
         yield say("Not done: {{ reason|whole }}.", reason=reason)
 
@@ -220,9 +273,12 @@ def _heads(record: AblateRecord) -> str:
         "Each head's output was replaced by {{ by }}, for every image. {% if shown %}{{ shown }} of {{ n }} heads "
         "change the loss significantly after Holm's correction{% else %}No head changes the loss significantly, so "
         "their order may be chance{% if few %}: with fewer than {{ fewest }} images none could{% endif %}{% endif %}.",
-        by=REPLACED[record.model.replace], n=len(heads), shown=sum(row.matters for row in heads), fewest=fewest,
+        by=REPLACED[record.model.replace],
+        n=len(heads),
+        shown=sum(row.matters for row in heads),
+        fewest=fewest,
         few=record.images < fewest,
-    )  # fmt: skip
+    )
 
 
 def _paired(record: AblateRecord) -> str:
@@ -290,8 +346,9 @@ def _lens(record: AblateRecord) -> str:
     return say(
         "The final norm and classifier, applied to the residual stream, reach half of the final accuracy "
         "({{ last.accuracy }}) after {{ first.depth }} block{{ first.depth|s }} ({{ first.accuracy|alone }}).",
-        first=next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2), last=last,
-    )  # fmt: skip
+        first=next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2),
+        last=last,
+    )
 
 
 REPORT: Final = Report(
@@ -311,101 +368,147 @@ REPORT: Final = Report(
         rows="heads",
     ),
     glance=(
-        *(Glance("ablated", name) for name in (
-            "accuracy", "cross_entropy", "matter", "without_effect", "removable", "parameters_cut",
-        )),
+        *(
+            Glance("ablated", name)
+            for name in (
+                "accuracy",
+                "cross_entropy",
+                "matter",
+                "without_effect",
+                "removable",
+                "parameters_cut",
+            )
+        ),
         *(Glance("ablated", "rank_correlation", by, f"rank correlation ({by})") for by in (FIRST_ORDER, *REPLACED)),
     ),
     sections=(
         Section(
-            "What does the model lose without each head?", lambda record: _by_importance(record.heads), opening=_heads,
+            "What does the model lose without each head?",
+            lambda record: _by_importance(record.heads),
+            opening=_heads,
             columns=("unit", "label", "log_odds", "loss", "accuracy", "effect", "other_losses"),
-            charts=(Chart(
-                "ranking", intervals("unit", "loss", "first_order", titles=("exact", "first-order estimate"),
-                                     reference=0.0),
-                "Exact rise of the mean cross-entropy with its paired 95 % bootstrap interval over images, and the "
-                "estimate from one backward pass; the most important units first.",
-                title="Rise of the loss without each head (nats)",
-                rows=lambda record: _by_importance(record.heads) if any(row.is_ranked for row in record.heads) else [],
-            ),),
+            charts=(
+                Chart(
+                    "ranking",
+                    intervals("unit", "loss", "first_order", titles=("exact", "first-order estimate"), reference=0.0),
+                    "Exact rise of the mean cross-entropy with its paired 95 % bootstrap interval over images, and the "
+                    "estimate from one backward pass; the most important units first.",
+                    title="Rise of the loss without each head (nats)",
+                    rows=lambda record: (
+                        _by_importance(record.heads) if any(row.is_ranked for row in record.heads) else []
+                    ),
+                ),
+            ),
         ),
         Section(
             "Which MLPs and blocks matter?",
             lambda record: _by_importance([row for row in record.units if row.head is None]),
             opening="Each was removed alone; without a block the residual stream stays as it is.",
-            charts=(Chart(
-                "others", intervals("unit", "loss", reference=0.0),
-                "Rise of the loss without each MLP and each block, with 95 % intervals over images; right of the line: "
-                "the model is worse without it.",
-                title="Rise of the loss without each MLP and block",
-            ),),
+            charts=(
+                Chart(
+                    "others",
+                    intervals("unit", "loss", reference=0.0),
+                    "Rise of the loss without each MLP and each block, with 95 % intervals over images; right of the "
+                    "line: "
+                    "the model is worse without it.",
+                    title="Rise of the loss without each MLP and block",
+                ),
+            ),
         ),
         Section(
-            "How many heads can be removed?", "curves",
+            "How many heads can be removed?",
+            "curves",
             opening="{% if record.model.removable %}{{ record.model.removable }} of the heads can be removed, least "
             "important first, before accuracy falls by more than {{ 1 }} point{% else %}These images do not tell how "
             "many heads can be removed: even without any head accuracy may fall by less than {{ 1 }} point{% endif %}.",
-            charts=(Chart(
-                "curves", lines("share", "accuracy", of="order"),
-                "Accuracy as heads are removed one after another; bands: Wilson's 95 % intervals. Orders are chosen on "
-                "other images, where there are enough; a better one may exist.",
-                title="Accuracy as heads are removed",
-            ),),
+            charts=(
+                Chart(
+                    "curves",
+                    lines("share", "accuracy", of="order"),
+                    "Accuracy as heads are removed one after another; bands: Wilson's 95 % intervals. Orders are "
+                    "chosen on "
+                    "other images, where there are enough; a better one may exist.",
+                    title="Accuracy as heads are removed",
+                ),
+            ),
         ),
         Section(
-            "Do heads do each other's work?", "pairs", order=lambda row: -abs(row.synergy.value),
+            "Do heads do each other's work?",
+            "pairs",
+            order=lambda row: -abs(row.synergy.value),
             opening=_paired,
             columns=("pair", "chosen", "similarity", "both", "synergy", "p"),
-            charts=(Chart(
-                "pairs", intervals("pair", "synergy", reference=0.0),
-                "Rise of the loss without both heads minus the sum without each; right of the line: each compensates "
-                "for the other; left: each depends on the other.",
-                title="What removing two heads costs beyond the sum",
-            ),),
+            charts=(
+                Chart(
+                    "pairs",
+                    intervals("pair", "synergy", reference=0.0),
+                    "Rise of the loss without both heads minus the sum without each; right of the line: each "
+                    "compensates "
+                    "for the other; left: each depends on the other.",
+                    title="What removing two heads costs beyond the sum",
+                ),
+            ),
         ),
         Section(
-            "Where do two images differ for the model?", "patching", opening=_PATCHING,
+            "Where do two images differ for the model?",
+            "patching",
+            opening=_PATCHING,
             charts=(
                 Chart(
                     "patching_pair",
                     images(largest=2.0),
                     "{% if record.patching[0].corruption %}One of {{ record.images }} images, and its corrupted copy: "
                     "activations{% else %}The two images: activations{% endif %} of one replace those of the other.",
-                    title="The pair", rows=_pair,
+                    title="The pair",
+                    rows=_pair,
                 ),
                 Chart(
-                    "patching", board("share", signed=True),
+                    "patching",
+                    board("share", signed=True),
                     "Share of the logit difference restored when one head's output is that of the clean image; it may "
                     "exceed the whole.",
-                    title="What the clean image's heads restore", rows=_restored,
+                    title="What the clean image's heads restore",
+                    rows=_restored,
                 ),
                 Chart(
-                    "patching_tokens", images(scale="signed", label="share restored", largest=1.0),
+                    "patching_tokens",
+                    images(scale="signed", label="share restored", largest=1.0),
                     "Share of the logit difference restored when the residual stream at one token before a block is "
                     "that of the clean image. Extreme values lie beyond the colours.",
-                    title="What the clean image's tokens restore", rows=_tokens,
+                    title="What the clean image's tokens restore",
+                    rows=_tokens,
                 ),
             ),
         ),
         Section(
-            "From which layer on can the classifier read the class?", "lens", opening=_lens,
-            charts=(Chart(
-                "lens", lines("depth", "accuracy"),
-                "Share of images whose label the logit lens predicts after so many blocks, with its 95 % interval; "
-                "early blocks were not trained for it.",
-                title="Accuracy of the logit lens",
-            ), Chart(
-                "contributions", board("logit", signed=True),
-                "Direct contribution of each head to the label's logit, with the final norm's scale fixed for each "
-                "image; effects through later layers are not included.",
-                title="Direct contributions of the heads", rows="contributions", only=lambda row: row.head is not None,
-            )),
+            "From which layer on can the classifier read the class?",
+            "lens",
+            opening=_lens,
+            charts=(
+                Chart(
+                    "lens",
+                    lines("depth", "accuracy"),
+                    "Share of images whose label the logit lens predicts after so many blocks, with its 95 % interval; "
+                    "early blocks were not trained for it.",
+                    title="Accuracy of the logit lens",
+                ),
+                Chart(
+                    "contributions",
+                    board("logit", signed=True),
+                    "Direct contribution of each head to the label's logit, with the final norm's scale fixed for each "
+                    "image; effects through later layers are not included.",
+                    title="Direct contributions of the heads",
+                    rows="contributions",
+                    only=lambda row: row.head is not None,
+                ),
+            ),
         ),
         Section(
-            "What remains after pruning?", "pruned",
+            "What remains after pruning?",
+            "pruned",
             opening="{{ rows[1].cut|length }} heads were cut from the weights ({{ rows[1].cut|names }}), "
             "{{ record.model.parameters_cut|value }} of the parameters. The model was not trained afterwards.",
             columns=("model", "heads", "parameters", "accuracy", "time"),
         ),
     ),
-)  # fmt: skip
+)

@@ -78,11 +78,15 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
     _ = run.shares  # fewer images than processes are refused before anything is written
     order = -1 if options.downwards else 1  # in which epsilons are tried
     settings = {
-        "attacks": list(options.attacks), "epsilons": list(options.linf)[::order],
-        "epsilons_l2": list(options.l2)[::order], "single_epsilons": dict(options.single_epsilons or {}),
+        "attacks": list(options.attacks),
+        "epsilons": list(options.linf)[::order],
+        "epsilons_l2": list(options.l2)[::order],
+        "single_epsilons": dict(options.single_epsilons or {}),
         "steps": dict(options.steps) if isinstance(options.steps, Mapping) else options.steps,
-        "restarts": options.restarts, "step": options.step, "patch": [options.patch_side, options.patch_anywhere],
-    }  # fmt: skip
+        "restarts": options.restarts,
+        "step": options.step,
+        "patch": [options.patch_side, options.patch_anywhere],
+    }
     with resumable(run, "Adversarial robustness of", options.resume, **settings) as (writing, store):
         works = [ModelAttack(model, own, run, store) for model, own in zip(run.models, labels)]
         for work in works:
@@ -144,12 +148,14 @@ def _record(
         alias, norm, own = work.model.alias, sample.attack.norm, of_corrupted.get(work.model.alias)
         judged = rows.strongest((row for row in curves if row.model == alias), rows.JUDGED)
         row = rows.AttackedModelRow(
-            alias, accuracy(work.clean, groups=work.run.split.groups),
+            alias,
+            accuracy(work.clean, groups=work.run.split.groups),
             None if judged is None else judged.accuracy,
             None,
             f"{title_of(sample.attack)} at {rows.epsilon_words(rows.typed_epsilon(sample.epsilon, norm), norm)}",
-            int(fooled.sum()), inside.get("halfway"),
-        )  # fmt: skip
+            int(fooled.sum()),
+            inside.get("halfway"),
+        )
         if own is not None:  # its errors are relative where the baseline makes errors of every kind
             relative = own.relative_error(of_corrupted[baseline], seed=seed) if len(corrupted) > 1 else None
             mean, lost = own.mean_error(seed=seed), own.lost(work.clean, seed=seed)
@@ -167,10 +173,16 @@ def _record(
         **within,
         corruptions=tuple(
             rows.CorruptionRow(
-                found.alias, name, kind.title, kind.description, severity, kind.levels[severity - 1],
+                found.alias,
+                name,
+                kind.title,
+                kind.description,
+                severity,
+                kind.levels[severity - 1],
                 found.accuracy(name, severity),
             )
-            for found in corrupted for (name, kind), severity in product(CORRUPTIONS.items(), SEVERITIES)
+            for found in corrupted
+            for (name, kind), severity in product(CORRUPTIONS.items(), SEVERITIES)
         ),
         attacked={
             work.model.alias: rows.AttackedArrays(
@@ -182,7 +194,7 @@ def _record(
         },
         adversarial=_adversarial(works, sample) if works[0].run.options.save_images else {},
         examples={work.model.alias: each["examples"] for work, each in zip(works, insides) if each},
-    )  # fmt: skip
+    )
 
 
 def _adversarial(works: Sequence[ModelAttack], sample: AttackSample) -> dict[str, rows.AdversarialArrays]:
@@ -257,13 +269,22 @@ def _attack_rows(work: ModelAttack) -> Iterator[rows.AttackRow]:
     for name, outcome in work.swept.items():
         entry = ATTACKS[name]
         yield rows.AttackRow(
-            work.model.alias, outcome.name, name, title_of(entry), entry.norm, entry.kind, entry.paper,
-            work.steps_of(entry), work.run.options.restarts if entry.random_start else 1,
+            work.model.alias,
+            outcome.name,
+            name,
+            title_of(entry),
+            entry.norm,
+            entry.kind,
+            entry.paper,
+            work.steps_of(entry),
+            work.run.options.restarts if entry.random_start else 1,
             right=int(outcome.clean.sum()),
             broken=int((outcome.clean & outcome.broken_at.isfinite()).sum()),
             median=outcome.median_distance(unit=1 / rows.scale_of(entry.norm)),
-            forwards=outcome.forwards, backwards=outcome.backwards, seconds=round(outcome.seconds, 3),
-        )  # fmt: skip
+            forwards=outcome.forwards,
+            backwards=outcome.backwards,
+            seconds=round(outcome.seconds, 3),
+        )
 
 
 def _pair_rows(works: Sequence[ModelAttack], survivors: Sequence[Survivors]) -> Iterator[rows.RobustPairRow]:
@@ -306,9 +327,11 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
 
     groups = run.split.groups
     for one in transfers(
-        correct(sample.clean), [correct(images) for images in sample.adversarial], torch.stack(sample.fooled),
+        correct(sample.clean),
+        [correct(images) for images in sample.adversarial],
+        torch.stack(sample.fooled),
         groups=None if groups is None else groups[sample.indices],
-    ):  # fmt: skip
+    ):
         yield rows.TransferRow(run.aliases[one.source], run.aliases[one.target], one.rate, one.accuracy, one.clean)
 
 
@@ -346,11 +369,12 @@ def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, An
         "agreements": _agreement_rows(model.alias, pairs, groups, seed),
         "blocks": [
             rows.BlockDistanceRow(model.alias, at, kind, _distance(values, groups, seed))
-            for kind in others for at, values in enumerate(found[kind])
+            for kind in others
+            for at, values in enumerate(found[kind])
         ],
         "examples": _examples(work, sample.indices[places], clean, changed, before, after),
         "halfway": None if block is None else Estimate(float(block), n=len(places), unit=""),
-    }  # fmt: skip
+    }
 
 
 def _agreement_rows(
@@ -404,8 +428,11 @@ def _examples(
     before, after = (each[shown].float().nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy() for each in maps)
     probabilities = [work.logits(images).softmax(-1) for images in (clean, changed)]
     return rows.AttackExampleArrays(
-        (clean * 255).round().byte().numpy(), (changed - clean).half().numpy(), before, after,
+        (clean * 255).round().byte().numpy(),
+        (changed - clean).half().numpy(),
+        before,
+        after,
         answers=np.array([[names[int(index)] for index in of_images.argmax(-1)] for of_images in probabilities]),
         probability=torch.stack([of_images.amax(-1) for of_images in probabilities]).numpy(),
         image=image[shown].numpy(),
-    )  # fmt: skip
+    )

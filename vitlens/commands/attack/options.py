@@ -28,20 +28,31 @@ class AttackOptions(ModelsOnImages):
         "--attack", f"Comma-separated: {', '.join(ATTACKS)}.", ATTACKS, default=COMMAND_ATTACKS
     )
     epsilons: tuple[float, ...] = option(
-        "--epsilon", "Of L∞ attacks, in 1/255; 0: the clean accuracy.", default=EPSILONS_255, metavar="LIST",
+        "--epsilon",
+        "Of L∞ attacks, in 1/255; 0: the clean accuracy.",
+        default=EPSILONS_255,
+        metavar="LIST",
         parse=amounts,
-    )  # fmt: skip
+    )
     epsilons_l2: tuple[float, ...] = option(
         "--epsilon-l2", "Of L2 attacks, distances in pixel units.", default=EPSILONS_L2, metavar="LIST", parse=amounts
     )
     single_epsilons: Mapping[str, float] | None = option(
-        "--single-epsilon", "Of L∞ attacks to run at one epsilon alone: low-frequency=8.", default=None, metavar="LIST",
-        parse=named_amounts, shown=False,
-    )  # fmt: skip
+        "--single-epsilon",
+        "Of L∞ attacks to run at one epsilon alone: low-frequency=8.",
+        default=None,
+        metavar="LIST",
+        parse=named_amounts,
+        shown=False,
+    )
     steps: int | Mapping[str, int] | None = option(
-        "--steps", "Of attacks with steps; of some alone: pgd=20,cw=50.", default=None, metavar="N",
-        parse=count_or_counts, shown="each attack's own",
-    )  # fmt: skip
+        "--steps",
+        "Of attacks with steps; of some alone: pgd=20,cw=50.",
+        default=None,
+        metavar="N",
+        parse=count_or_counts,
+        shown="each attack's own",
+    )
     step: float | None = option(
         "--step",
         "Of PGD in all its forms: its step as a multiple of epsilon / steps.",
@@ -51,9 +62,10 @@ class AttackOptions(ModelsOnImages):
     )
     restarts: int = option("--restarts", "Of attacks with a random start.", default=RESTARTS, metavar="N")
     downwards: bool = option(
-        "--downwards", "Try the largest epsilon first, down to where an image stays correct: faster, less strict.",
+        "--downwards",
+        "Try the largest epsilon first, down to where an image stays correct: faster, less strict.",
         default=False,
-    )  # fmt: skip
+    )
     predicted: bool = predicted_option()
     resume: Path | None = option("--resume", "Go on with a run that was stopped.", default=None, metavar="FOLDER")
     transfer: bool = option(
@@ -68,17 +80,27 @@ class AttackOptions(ModelsOnImages):
         panel=_MORE,
     )
     self_checks: SelfChecks = option(
-        "--self-checks", "all, or few: gradients, more steps of the strongest attack, one step against many.",
-        default="all", panel=_MORE,
-    )  # fmt: skip
+        "--self-checks",
+        "all, or few: gradients, more steps of the strongest attack, one step against many.",
+        default="all",
+        panel=_MORE,
+    )
     baseline: str | None = option(
-        "--baseline", "Model that mean corruption errors are relative to.", default=None, metavar="ALIAS",
-        shown="the first CNN", panel=_MORE,
-    )  # fmt: skip
+        "--baseline",
+        "Model that mean corruption errors are relative to.",
+        default=None,
+        metavar="ALIAS",
+        shown="the first CNN",
+        panel=_MORE,
+    )
     patch_side: int | None = option(
-        "--patch-side", "Side of the patch attack's square.", default=None, metavar="PX",
-        shown="a quarter of the shorter side", panel=_PATCH,
-    )  # fmt: skip
+        "--patch-side",
+        "Side of the patch attack's square.",
+        default=None,
+        metavar="PX",
+        shown="a quarter of the shorter side",
+        panel=_PATCH,
+    )
     patch_anywhere: bool = option(
         "--patch-anywhere", "The square need not be aligned with a ViT's patches.", default=False, panel=_PATCH
     )

@@ -65,14 +65,20 @@ class AttackedModelRow(OfModel):
         "mean error under corruptions", better="lower", metric="mean_error_on_corruptions/{model}", default=None
     )
     lost: Estimate | None = col(
-        "accuracy lost to corruptions", better="lower", metric="accuracy_lost_to_corruptions/{model}", default=None,
+        "accuracy lost to corruptions",
+        better="lower",
+        metric="accuracy_lost_to_corruptions/{model}",
+        default=None,
         term="clean accuracy minus the mean accuracy over all kinds and severities of common corruptions",
-    )  # fmt: skip
+    )
     baseline: str = col("baseline", default="")
     relative_error: Estimate | None = col(
-        "mean corruption error", better="lower", metric="mean_corruption_error/{model}/{baseline}", default=None,
+        "mean corruption error",
+        better="lower",
+        metric="mean_corruption_error/{model}/{baseline}",
+        default=None,
         term="the errors under each corruption divided by the baseline's, mean over kinds (Hendrycks & Dietterich)",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -124,9 +130,12 @@ class AttackRow(OfModel):
     right: int = col("correct images")
     broken: int = col("fooled")
     median: Estimate | None = col(
-        "median smallest perturbation", better="higher", metric="median_distance/{model}/{attack}", default=None,
+        "median smallest perturbation",
+        better="higher",
+        metric="median_distance/{model}/{attack}",
+        default=None,
         term="over correctly classified images, in 255ths for L∞, in pixel units for L2",
-    )  # fmt: skip
+    )
     forwards: int = col("images forward", default=0)
     backwards: int = col("images backward", default=0)
     seconds: float = col("seconds", default=0.0)
@@ -220,9 +229,11 @@ class TransferRow:
     made_for: str = col("made for")
     shown_to: str = col("shown to")
     rate: Estimate | None = col(
-        "fooled too", metric="transfer_rate/{made_for}/{shown_to}", default=None,
+        "fooled too",
+        metric="transfer_rate/{made_for}/{shown_to}",
+        default=None,
         term="of the images that fool the first and that the second has right when clean, the share that fools both",
-    )  # fmt: skip
+    )
     accuracy: Estimate = col("accuracy", metric="transfer_accuracy/{made_for}/{shown_to}", default=Estimate(0.0))
     clean: Estimate = col("clean accuracy", default=Estimate(0.0))
 

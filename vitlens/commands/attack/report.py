@@ -88,13 +88,18 @@ def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
     other = min(shown.values(), key=lambda row: row.accuracy.value, default=None)
     if own and other and other.accuracy.value < own.accuracy.value and clear(own.accuracy, other.accuracy.value):
         yield found(
-            "transfer beats the attack", model,
+            "transfer beats the attack",
+            model,
             "The gradients of **{{ own.shown_to }}** are masked: adversarial images made for {{ other.made_for }} "
             "({{ sample }}) lower its accuracy to {{ other.accuracy|value }}, its own only to {{ effect }}.",
-            own.accuracy, given={"own": own, "other": other, "sample": record.overall[0].sample},
-            reference=other.accuracy.value, kind="answer", evidence="intervened", place="transfer",
+            own.accuracy,
+            given={"own": own, "other": other, "sample": record.overall[0].sample},
+            reference=other.accuracy.value,
+            kind="answer",
+            evidence="intervened",
+            place="transfer",
             headline="The gradients of {{ own.shown_to }} are masked: its robustness is not known",
-        )  # fmt: skip
+        )
 
 
 def _fault(row: rows.AttackCheckRow, share: Estimate) -> Claim:
@@ -103,11 +108,17 @@ def _fault(row: rows.AttackCheckRow, share: Estimate) -> Claim:
     masks = compared or row.name in ("gradients", "gradients read")
     fault = "The gradients of {{ m }} are masked" if masks else "The attacks on {{ m }} are too weak"
     return found(
-        "masked gradients", row.model,
+        "masked gradients",
+        row.model,
         fault + " (self-check {{ check }}): its accuracy under attack is no sign of robustness.",
-        share, given={"m": row.model, "check": _in_words(row)}, reference=0.5 if compared else 0.0, kind="answer",
-        headline=fault + ": its robustness is not known", evidence="intervened", place="curves",
-    )  # fmt: skip
+        share,
+        given={"m": row.model, "check": _in_words(row)},
+        reference=0.5 if compared else 0.0,
+        kind="answer",
+        headline=fault + ": its robustness is not known",
+        evidence="intervened",
+        place="curves",
+    )
 
 
 def _in_words(row: rows.AttackCheckRow) -> Marked:
@@ -180,8 +191,9 @@ def _difference_at(
         headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on the attack{% else %}"
         "{{ better }} withstands attacks at {{ row.at }} better than {{ worse }}: {{ kept[better]|value(0) }} against "
         "{{ kept[worse]|value(0) }} under {{ row.title }}{% endif %}",
-        given=known, p=row.p_holm,
-    )  # fmt: skip
+        given=known,
+        p=row.p_holm,
+    )
 
 
 def _kept(record: AttackRecord, row: rows.RobustPairRow) -> dict[str, Estimate]:
@@ -206,25 +218,34 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
     own = [each for each in curves if each.norm == at.norm]
     lost = [each for each in own if 2 * each.accuracy.value < row.clean.value]
     known: dict[str, Any] = {
-        "at": at, "row": row, "few": record.images < FEWEST,
+        "at": at,
+        "row": row,
+        "few": record.images < FEWEST,
         "fell": at.accuracy.value < row.clean.value,
         "tried": {each.attack for each in own if each.epsilon == at.epsilon},
         "lost": min(lost, key=lambda each: (each.epsilon, each.accuracy.value), default=None),
-    }  # fmt: skip
+    }
     claim = found(
-        "robustness", row.model,
+        "robustness",
+        row.model,
         "Under {{ at.title }} at {{ at.at }}{% if tried|length > 1 %}, the strongest of {{ tried|length }} "
         "attacks,{% endif %} **{{ row.model }}** keeps {{ at.accuracy }} top-1 accuracy, of {{ row.clean|value }} on "
         "clean images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less than half is left{% endif %}."
         if row.clean.value
         else "**{{ row.model }}** classifies none of the {{ row.clean.n }} images correctly: there is nothing to "
         "attack.",
-        at.accuracy, kind="answer", evidence="intervened", place="curves", given=known,
+        at.accuracy,
+        kind="answer",
+        evidence="intervened",
+        place="curves",
+        given=known,
         headline="Robust accuracy of {{ row.model }} {{ 'falls to' if fell else 'stays at' }} "
         "{{ at.accuracy|value }} at {{ at.at }} ({{ at.title }}"
-        "{% if few %}, {{ at.accuracy.n }} images{% endif %})" if row.clean.value else "",
+        "{% if few %}, {{ at.accuracy.n }} images{% endif %})"
+        if row.clean.value
+        else "",
         reference=at.accuracy.value,  # the verdict says it: no finding of audit and study
-    )  # fmt: skip
+    )
     if record.images < FEWEST:
         claim = replace(claim, says="")
     if judged is None:
@@ -297,8 +318,13 @@ def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:
         "{% elif open %}{{ open|length }} of {{ own|length }} could not have failed, as nothing was fooled in "
         "them{% elif own %}{{ own|length }} of {{ own|length }} as expected, each on images that were fooled{% else %}"
         "no image was classified correctly, so there was nothing to check the attacks on{% endif %}",
-        row=row, model=row.model, own=own, failed=failed, open=open_, fault=_in_words(failed[0]) if failed else "",
-    )  # fmt: skip
+        row=row,
+        model=row.model,
+        own=own,
+        failed=failed,
+        open=open_,
+        fault=_in_words(failed[0]) if failed else "",
+    )
     state: State = "fail" if failed else "pass" if own and not open_ else "inconclusive"
     says = because if failed else ""
     verdict = Verdict(state, because, doubts=bool(failed))
@@ -311,8 +337,9 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
     said = say(
         "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy on average. The worst is "
         "{{ hardest.title }} at severity {{ hardest.severity }}: {{ hardest.accuracy|value }}.",
-        row=row, hardest=min(own, key=lambda each: each.accuracy.value),
-    )  # fmt: skip
+        row=row,
+        hardest=min(own, key=lambda each: each.accuracy.value),
+    )
     because = "clean accuracy minus the mean accuracy over all kinds and severities"
     state = LIMITS["corruptions"].judge(lost)
     classes = record.config.data.classes if record.config.data else 0
@@ -322,9 +349,14 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
     elif record.images < FEWEST:
         because, state = f"{because}, of few images", "inconclusive"
     return Claim(
-        "common corruptions", row.model, said if record.images >= FEWEST else "", effect=lost,
-        verdict=Verdict(state, because, "corruptions"), evidence="intervened", place="corruptions",
-    )  # fmt: skip
+        "common corruptions",
+        row.model,
+        said if record.images >= FEWEST else "",
+        effect=lost,
+        verdict=Verdict(state, because, "corruptions"),
+        evidence="intervened",
+        place="corruptions",
+    )
 
 
 def _corruption_gap(row: rows.CorruptionPairRow, record: AttackRecord) -> Claim:
@@ -406,8 +438,9 @@ def unknown(record: AttackRecord) -> Iterator[str]:
         yield say(
             "{{ open|length }} of {{ rows|length }} self-checks could not have failed, as nothing was fooled in them: "
             "they are no evidence that the attacks are sound.",
-            open=open_, rows=record.checks,
-        )  # fmt: skip
+            open=open_,
+            rows=record.checks,
+        )
     if record.images >= FEWEST and all(row.robust is None for row in record.overall):
         yield "No L∞ attack was run at `1/255`, where robustness is judged; add `--epsilon 0,1,2,4,8`."
     yield "Robust accuracies are upper bounds: a stronger attack (`--attack auto`) may lower them."
@@ -460,11 +493,13 @@ def _halfway(record: AttackRecord) -> str:
         "of **{{ row.model }}** at least half as much as another image does. {% else %}After the last block of "
         "**{{ row.model }}** the attack moves features {{ ratios[row.model, 'noise'] }} times as far as equal noise, "
         "and {{ ratios[row.model, 'another image'] }} times as far as another image. {% endif %}{% endfor %}",
-        ratios=_ratios(last), rows=[
-            row for row in record.overall
+        ratios=_ratios(last),
+        rows=[
+            row
+            for row in record.overall
             if enough(row.halfway) or (row.halfway is None and (row.model, "another image") in last)
         ],
-    )  # fmt: skip
+    )
 
 
 def _examples(record: AttackRecord) -> Iterator[Picture]:
@@ -511,12 +546,14 @@ REPORT: Final = Report(
         "Successful attacks, {{ rows|map(attribute='row')|unique|list|length }} on {{ record.images }} "
         "image{{ record.images|s }}: clean, perturbation (amplified, around grey), adversarial, and the maps of the "
         "true class, each scaled to its maximum; below: predicted class and probability.",
-        title="{{ record.overall[0].sample }}: images that fool a model", rows=_examples,
+        title="{{ record.overall[0].sample }}: images that fool a model",
+        rows=_examples,
     ),
     glance=(
         Glance("overall", "robust", question="robustness", difference=_gap_at_one),
         Glance(
-            "overall", "clean",
+            "overall",
+            "clean",
             difference=lambda record: next((row.difference for row in record.pairs if row.attack == "clean"), None),
         ),
         Glance("overall", "lost", question="common corruptions"),
@@ -525,33 +562,47 @@ REPORT: Final = Report(
     ),
     sections=(
         Section(
-            "How much accuracy is left under attack?", _strongest_rows,
+            "How much accuracy is left under attack?",
+            _strongest_rows,
             opening="At each epsilon the strongest of the attacks counts; a better attack may leave less. "
             "`tables/curves.csv` has the other attacks, too.",
-            columns=("model", "title", "at_epsilon", "accuracy"), about=("robustness",),
+            columns=("model", "title", "at_epsilon", "accuracy"),
+            about=("robustness",),
             order=lambda row: (list(AXES).index(row.norm), row.epsilon),
-            charts=(Chart(
-                "curves", _draw_curves,
-                "Robust accuracy over epsilon; bands: confidence intervals. "
-                "Epsilons of different norms cannot be compared.",
-                title="Accuracy under attack, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}", rows="curves",
-            ),),
+            charts=(
+                Chart(
+                    "curves",
+                    _draw_curves,
+                    "Robust accuracy over epsilon; bands: confidence intervals. "
+                    "Epsilons of different norms cannot be compared.",
+                    title="Accuracy under attack, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}",
+                    rows="curves",
+                ),
+            ),
         ),
         Section(
-            "Do stronger attacks break the survivors?", "survivors",
+            "Do stronger attacks break the survivors?",
+            "survivors",
             opening="More images survived than undefended models keep. PGD with a margin loss and a short Square "
             "were run on them.",
-            columns=("model", "survivors", "before", "after", "margin", "square"), about=("robustness",),
+            columns=("model", "survivors", "before", "after", "margin", "square"),
+            about=("robustness",),
         ),
         Section(
-            "Which model is more robust?", "pairs", about=("difference under attack",),
+            "Which model is more robust?",
+            "pairs",
+            about=("difference under attack",),
             opening="Tests in which both models have lost all accuracy, or none, say nothing.",
-            charts=(Chart(
-                "pairs", intervals("test", "difference", of="models", reference=0.0),
-                "Accuracy of the first model minus the second's, paired by image, for each attack and epsilon. Right "
-                "of the dashed line the first keeps more.",
-                title="{{ rows|map(attribute='models')|unique|join(', ') }} under attack",
-            ),),
+            charts=(
+                Chart(
+                    "pairs",
+                    intervals("test", "difference", of="models", reference=0.0),
+                    "Accuracy of the first model minus the second's, paired by image, for each attack and epsilon. "
+                    "Right "
+                    "of the dashed line the first keeps more.",
+                    title="{{ rows|map(attribute='models')|unique|join(', ') }} under attack",
+                ),
+            ),
         ),
         Section(
             "How large must a perturbation be?",
@@ -563,40 +614,57 @@ REPORT: Final = Report(
             columns=("model", "title", "source", "steps", "broken", "median"),
         ),
         Section(
-            "Do adversarial images of one model fool the other?", lambda record: _sampled(record)["transfer"],
+            "Do adversarial images of one model fool the other?",
+            lambda record: _sampled(record)["transfer"],
             says="Of the images that fool **{{ made_for }}**, {{ rate }} also fool **{{ shown_to }}**.",
-            charts=(Chart(
-                "transfer", matrix("made_for", "shown_to", "rate", below=lambda row: f"of {row.rate.n}"),
-                "Share of the images that fool the model of the row and also the model of the column, of those that it "
-                "has right when clean.",
-                title="Transfer of {{ record.overall[0].sample }}",
-            ),),
+            charts=(
+                Chart(
+                    "transfer",
+                    matrix("made_for", "shown_to", "rate", below=lambda row: f"of {row.rate.n}"),
+                    "Share of the images that fool the model of the row and also the model of the column, of those "
+                    "that it "
+                    "has right when clean.",
+                    title="Transfer of {{ record.overall[0].sample }}",
+                ),
+            ),
         ),
         Section(
-            "How much do common corruptions cost?", "corruptions", about=("common corruptions",),
+            "How much do common corruptions cost?",
+            "corruptions",
+            about=("common corruptions",),
             opening=_by_corruption,
-            charts=(Chart(
-                "corruptions", lines("severity", "accuracy", of="model", panel="title"),
-                "Accuracy over severity. All models get the same pixels. Severities of different kinds cannot be "
-                "compared.",
-                title="Accuracy under common corruptions, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}",
-            ),),
+            charts=(
+                Chart(
+                    "corruptions",
+                    lines("severity", "accuracy", of="model", panel="title"),
+                    "Accuracy over severity. All models get the same pixels. Severities of different kinds cannot be "
+                    "compared.",
+                    title="Accuracy under common corruptions, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}",
+                ),
+            ),
         ),
         Section(
-            "What changes inside the models?", lambda record: _sampled(record)["blocks"], opening=_halfway,
-            charts=(Chart(
-                "paths", lines("block", "distance", of="kind", panel="model", log=True),
-                "One minus the cosine between a block's outputs for a clean image and its counterpart. The gap "
-                "between attack and noise of the same strength is the attack's own effect.",
-                title="Change of the outputs of blocks, {{ first.distance.n }} images",
-            ),),
+            "What changes inside the models?",
+            lambda record: _sampled(record)["blocks"],
+            opening=_halfway,
+            charts=(
+                Chart(
+                    "paths",
+                    lines("block", "distance", of="kind", panel="model", log=True),
+                    "One minus the cosine between a block's outputs for a clean image and its counterpart. The gap "
+                    "between attack and noise of the same strength is the attack's own effect.",
+                    title="Change of the outputs of blocks, {{ first.distance.n }} images",
+                ),
+            ),
         ),
         Section(
-            "Are the attacks sound?", lambda record: [row for row in record.checks if row.state != "passed"],
+            "Are the attacks sound?",
+            lambda record: [row for row in record.checks if row.state != "passed"],
             opening="A faulty attack makes a model look robust: these checks did not show that the attacks are sound.",
             without="Every self-check that was made came out as expected, on images that were fooled.",
-            order=lambda row: _ORDER.index(row.state), about=("self-checks",),
+            order=lambda row: _ORDER.index(row.state),
+            about=("self-checks",),
             columns=("model", "name", "attack", "expected", "found", "state"),
         ),
     ),
-)  # fmt: skip
+)

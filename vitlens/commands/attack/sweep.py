@@ -81,10 +81,15 @@ class ModelAttack:
         """What an attack takes beside images and epsilons."""
         options, run = self.run.options, self.run.run
         return {
-            "steps": options.steps_for(name), "restarts": options.restarts, "seed": run.seed,
-            "batch_size": self.batch_size, "precision": run.precision, "side": options.patch_side,
-            "aligned": not options.patch_anywhere, "stride": options.step,
-        }  # fmt: skip
+            "steps": options.steps_for(name),
+            "restarts": options.restarts,
+            "seed": run.seed,
+            "batch_size": self.batch_size,
+            "precision": run.precision,
+            "side": options.patch_side,
+            "aligned": not options.patch_anywhere,
+            "stride": options.step,
+        }
 
     def attempt(self, name: str) -> Callable[..., AttackResult]:
         """An attack of the registry, as the checks call it; a patch is bounded by its size, not epsilon."""
@@ -119,10 +124,13 @@ def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Ad
     result = attempted(work, name, indices, downwards=work.run.options.downwards, advance=advance)
     broken_at, distance = (each.cpu().double().numpy() for each in (result.broken_at, result.distance))
     part = {
-        "clean": result.clean.cpu().numpy(), "broken_at": broken_at, "distance": distance,
-        "silent": result.zero_gradients.cpu().numpy(), "epsilons": np.array(result.epsilons, np.float64),
+        "clean": result.clean.cpu().numpy(),
+        "broken_at": broken_at,
+        "distance": distance,
+        "silent": result.zero_gradients.cpu().numpy(),
+        "epsilons": np.array(result.epsilons, np.float64),
         "counts": np.array([result.forwards, result.backwards, result.seconds], np.float64),
-    }  # fmt: skip
+    }
     work.store.remember(key, digest, part)
     return part
 
@@ -132,9 +140,15 @@ def attempted(
 ) -> Outcome:
     """One attack on these images at all epsilons; more: fields of the plan."""
     return sweep(
-        work.model, work.images(indices), work.labels[indices], AttackPlan(**{**work.settings(name), **more}),
-        attack=name, epsilons=work.run.options.epsilons_of(name), indices=indices.tolist(), on_progress=advance,
-    )  # fmt: skip
+        work.model,
+        work.images(indices),
+        work.labels[indices],
+        AttackPlan(**{**work.settings(name), **more}),
+        attack=name,
+        epsilons=work.run.options.epsilons_of(name),
+        indices=indices.tolist(),
+        on_progress=advance,
+    )
 
 
 def _gathered(work: ModelAttack, name: str, parts: Sequence[Mapping[str, NDArray[Any]]]) -> Outcome:
@@ -148,9 +162,18 @@ def _gathered(work: ModelAttack, name: str, parts: Sequence[Mapping[str, NDArray
         broken_at = torch.where(clean.bool(), distance, torch.zeros_like(broken_at))
     epsilons = tuple(parts[0]["epsilons"].tolist())
     return Outcome(
-        ATTACKS[name].slug, work.model.alias, epsilons, clean.bool(), broken_at, distance, silent.bool(),
-        int(forwards), int(backwards), seconds, groups=work.run.split.groups,
-    )  # fmt: skip
+        ATTACKS[name].slug,
+        work.model.alias,
+        epsilons,
+        clean.bool(),
+        broken_at,
+        distance,
+        silent.bool(),
+        int(forwards),
+        int(backwards),
+        seconds,
+        groups=work.run.split.groups,
+    )
 
 
 @dataclass(frozen=True)

@@ -200,18 +200,31 @@ def _layer_rows(
     known = map_rows(model.alias, [(str(layer.site.layer), own) for layer, own in zip(layers, means)], split)
     for index, (layer, row, of_heads) in enumerate(zip(layers, known, _head_means(layers, by_image))):
         site, share = layer.site, shares.get(layer.site.layer)
-        beside: dict[str, Any] = {} if share is None else {
-            "share": share.estimate, "share_of_baseline": share.of_baseline, "share_difference": share.difference,
-        }  # fmt: skip
+        beside: dict[str, Any] = (
+            {}
+            if share is None
+            else {
+                "share": share.estimate,
+                "share_of_baseline": share.of_baseline,
+                "share_difference": share.difference,
+            }
+        )
         same = index > 0 and means[index - 1].shape == means[index].shape
         likeness = alike(torch.stack(means[index - 1 : index + 1], 1)) if same else None
         yield kept.LayerRow(
-            **vars(row), layer=site.layer, module=site.module, kind=site.kind, heads=site.heads,
-            map=(layer.maps.shape[-2], layer.maps.shape[-1]), reading=layer.reading,
-            prefix_mass=float(layer.prefix.sum(-1).mean()), alike=cosine(alike(layer.maps).numpy()),
+            **vars(row),
+            layer=site.layer,
+            module=site.module,
+            kind=site.kind,
+            heads=site.heads,
+            map=(layer.maps.shape[-2], layer.maps.shape[-1]),
+            reading=layer.reading,
+            prefix_mass=float(layer.prefix.sum(-1).mean()),
+            alike=cosine(alike(layer.maps).numpy()),
             previous=None if likeness is None else cosine(likeness.numpy()),
-            **beside, **of_heads,
-        )  # fmt: skip
+            **beside,
+            **of_heads,
+        )
 
 
 @phase("Rollout up to each layer")
@@ -252,9 +265,14 @@ def _layout(model: Model, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
         known = dict(zip(("all", "rows", "columns"), rank_correlation(similar, layout)))
         ranks = {pairs: Estimate(each, n=layout.patches, unit="") for pairs, each in known.items() if each is not None}
     yield kept.LayoutRow(
-        model.alias, layout.grid, layout.prefix, layout.patch_size, model.preprocessing.size,
-        None if distance is None else Estimate(distance, n=layout.patches, unit=""), ranks,
-    )  # fmt: skip
+        model.alias,
+        layout.grid,
+        layout.prefix,
+        layout.patch_size,
+        model.preprocessing.size,
+        None if distance is None else Estimate(distance, n=layout.patches, unit=""),
+        ranks,
+    )
 
 
 def _views(model: Model, images: Images, options: AttentionOptions) -> dict[str, Any]:
@@ -274,9 +292,13 @@ def _patch_row(view: LayerMaps, name: str) -> kept.PatchRow:
     (row, column), received = view.patch, view.maps.sum((2, 3))
     prefix = view.prefix.sum(-1) if name == "query" else view.prefix.mean(-1)
     own = kept.PatchRow(
-        view.site.layer, row, column, (view.maps.shape[-2], view.maps.shape[-1]),
-        float(view.maps[:, :, row, column].mean()), float(prefix.mean()) if view.prefix.shape[-1] else None,
-    )  # fmt: skip
+        view.site.layer,
+        row,
+        column,
+        (view.maps.shape[-2], view.maps.shape[-1]),
+        float(view.maps[:, :, row, column].mean()),
+        float(prefix.mean()) if view.prefix.shape[-1] else None,
+    )
     if name == "key":
         return replace(own, received=float(received.mean()))
     padded = None if view.site.windows is None else max(0.0, float((1 - received - prefix).mean()))
@@ -308,10 +330,18 @@ def _windows(model: Model, images: Images) -> dict[str, Any]:
         reach[index] = reached(stage, torch.tensor([patch[0] * size[1] + patch[1]]))[0].view(size).numpy()
         rows.append(
             kept.WindowRow(
-                layer.site.layer, size, own.window, layer.shift, own.count, layer.padding, layer.pairs, layer.reach,
-                patch, layer.new,
+                layer.site.layer,
+                size,
+                own.window,
+                layer.shift,
+                own.count,
+                layer.padding,
+                layer.pairs,
+                layer.reach,
+                patch,
+                layer.new,
             )
-        )  # fmt: skip
+        )
     maps = kept.WindowArrays(
         part={index: layer.part.numpy() for index, layer in enumerate(layers)},
         reach=reach,

@@ -92,8 +92,9 @@ class LayoutRow(OfModel):
         "rank correlation with nearness",
         term="Spearman's, of the cosine similarity of two patches' position embeddings with minus their distance: 1 "
         "where nearer patches are always more similar, 0 without such order",
-        metric="positions/{model}/rank_correlation/{key}", default=None,
-    )  # fmt: skip
+        metric="positions/{model}/rank_correlation/{key}",
+        default=None,
+    )
 
 
 @dataclass(frozen=True)

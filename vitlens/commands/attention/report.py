@@ -49,12 +49,15 @@ def claims(record: AttentionRecord) -> Iterator[Claim]:
     for row in record.layout:
         if row.distance is not None:
             yield found(
-                "position embeddings", row.model,
+                "position embeddings",
+                row.model,
                 "Near patches of **{{ model }}** have {{ how }} similar position embeddings than far ones (correlation "
                 "with distance {{ effect|value }}).",
-                row.distance, given={"model": row.model, "how": "more" if row.distance.value <= ORDERED else "no more"},
-                kind="answer", place="position_maps",
-            )  # fmt: skip
+                row.distance,
+                given={"model": row.model, "how": "more" if row.distance.value <= ORDERED else "no more"},
+                kind="answer",
+                place="position_maps",
+            )
 
 
 def _on_object(record: AttentionRecord) -> Iterator[Claim]:
@@ -65,46 +68,79 @@ def _on_object(record: AttentionRecord) -> Iterator[Claim]:
     more = [row for row in rows if above(row.difference, 0.0, len(rows))]
     lead = max(more or rows, key=lambda row: row.difference.value)
     yield found(
-        "attention on the object", alias,
+        "attention on the object",
+        alias,
         "In {{ more|length or 'none' }} of {{ n }} layer{{ n|s }} attention favours the object beyond what its usual "
         "place predicts. The gap is largest in layer {{ lead.layer }}: {{ lead.estimate|alone }} against "
         "{{ lead.of_baseline|value }} of {{ lead.baseline }}.",
-        lead.difference, given={"more": more, "n": len(rows), "lead": lead, "alias": alias}, kind="answer",
+        lead.difference,
+        given={"more": more, "n": len(rows), "lead": lead, "alias": alias},
+        kind="answer",
         headline="{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} attend{{ 's' if not more }} to "
         "the object significantly more than baselines",
-        evidence="attributed", place="object",
-    )  # fmt: skip
+        evidence="attributed",
+        place="object",
+    )
 
 
 def _information(rows: Sequence[LayerRow], alias: str) -> Iterator[Claim]:
     """The sharpest layer; the layers whose maps are uniform, fixed to places, or, up to the last, all alike."""
     tests, sharp = len(rows), max(rows, key=lambda row: row.information.value)
     yield found(
-        "information", alias,
+        "information",
+        alias,
         "The mean map of the heads is sharpest in layer {{ row.layer }}, with {{ effect|alone }}.",
-        sharp.information, given={"row": sharp, "alias": alias}, kind="answer", evidence="attributed", place="layers",
+        sharp.information,
+        given={"row": sharp, "alias": alias},
+        kind="answer",
+        evidence="attributed",
+        place="layers",
         headline="Attention of {{ alias }} is sharpest in layer {{ row.layer }}",
-    )  # fmt: skip
+    )
     flat = [row for row in rows if below(row.information, UNIFORM, tests)]
     informed = [row for row in reversed(rows) if row not in flat]
     same = list(takewhile(lambda row: above(row.previous, COLLAPSED, tests), informed))
     late = any(row in rows[len(rows) // 2 :] for row in flat)
     for question, own, column, extreme, limit, template in (
-        ("uniform maps", flat, "information", max, UNIFORM,
-         "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most {{ effect|value }}."),
-        ("fixed places", fixed_maps(rows), "by_place", max, FIXED,
-         "The mean maps of {{ layers|ranges }} are nearly the same for every image: other images explain up to "
-         "{{ effect|value }} of the information."),
-        ("collapse", same if len(same) > 1 else [], "previous", min, COLLAPSED,
-         "The maps collapse with depth: in {{ layers|ranges }} each mean map has a cosine similarity of at least "
-         "{{ effect|value }} to that of the layer before."),
-    ):  # fmt: skip
+        (
+            "uniform maps",
+            flat,
+            "information",
+            max,
+            UNIFORM,
+            "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most {{ effect|value }}.",
+        ),
+        (
+            "fixed places",
+            fixed_maps(rows),
+            "by_place",
+            max,
+            FIXED,
+            "The mean maps of {{ layers|ranges }} are nearly the same for every image: other images explain up to "
+            "{{ effect|value }} of the information.",
+        ),
+        (
+            "collapse",
+            same if len(same) > 1 else [],
+            "previous",
+            min,
+            COLLAPSED,
+            "The maps collapse with depth: in {{ layers|ranges }} each mean map has a cosine similarity of at least "
+            "{{ effect|value }} to that of the layer before.",
+        ),
+    ):
         if own:
             yield found(
-                question, alias, template, extreme((getattr(row, column) for row in own), key=lambda each: each.value),
-                given={"layers": [row.layer for row in own]}, reference=limit, evidence="attributed", place="layers",
+                question,
+                alias,
+                template,
+                extreme((getattr(row, column) for row in own), key=lambda each: each.value),
+                given={"layers": [row.layer for row in own]},
+                reference=limit,
+                evidence="attributed",
+                place="layers",
                 kind="expected fact" if own is flat and not late else "hidden fault",
-            )  # fmt: skip
+            )
 
 
 def unknown(record: AttentionRecord) -> Iterator[str]:
@@ -118,8 +154,9 @@ def unknown(record: AttentionRecord) -> Iterator[str]:
     yield say(
         "{% if few %}{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about heads{% else %}These are means over "
         "{{ n }} images{% endif %}: `vitlens stats` measures every head on a data set.",
-        n=record.images, few=record.images < FEWEST,
-    )  # fmt: skip
+        n=record.images,
+        few=record.images < FEWEST,
+    )
     if not record.on_object:
         yield "No masks of objects are known, so no map is held against the object."
     yield from without_explorer(record.explorer)
@@ -205,38 +242,51 @@ def _draw_windows(record: Any, title: str) -> Figure:
     at = next((place for place in pairs if own[place].new), pairs[0] if pairs else 1)
     both = (at - 1 if own[at - 1].map == own[at].map else at, at)
     return windows_and_shift(
-        image=record.maps.pixels[0], parts=[arrays.part[each] for each in both],
-        reach=[arrays.reach[each] for each in both], mask=arrays.mask[at], patch=own[at].patch,
-        layers=(own[both[0]].layer, own[at].layer), title=title,
-    )  # fmt: skip
+        image=record.maps.pixels[0],
+        parts=[arrays.part[each] for each in both],
+        reach=[arrays.reach[each] for each in both],
+        mask=arrays.mask[at],
+        patch=own[at].patch,
+        layers=(own[both[0]].layer, own[at].layer),
+        title=title,
+    )
 
 
 def _view(view: str, record: Any) -> list[Picture]:
     """The attention of a patch, or to it, layer by layer, the mean of heads."""
     arrays, rows = record.views.get(view), getattr(record, view)
-    return [] if arrays is None else _over(
-        record, list(arrays.mean.values()), [f"layer {rows[at].layer}" for at in arrays.mean],
-        patches=[(rows[at].row, rows[at].column) for at in arrays.mean],
-    )  # fmt: skip
+    return (
+        []
+        if arrays is None
+        else _over(
+            record,
+            list(arrays.mean.values()),
+            [f"layer {rows[at].layer}" for at in arrays.mean],
+            patches=[(rows[at].row, rows[at].column) for at in arrays.mean],
+        )
+    )
 
 
 def _view_chart(view: str, words: str) -> Chart:
     return Chart(
-        view, images(scale="joint", label="attention (%)", smooth=False),
+        view,
+        images(scale="joint", label="attention (%)", smooth=False),
         f"Attention {words} the outlined patch, layer by layer (mean of heads), on the first images. All panels share "
         "one colour scale.",
         title=f"Attention {words} the patch in row {{{{ record.{view}[0].row }}}}, "
-              f"column {{{{ record.{view}[0].column }}}}, mean of heads",
+        f"column {{{{ record.{view}[0].column }}}}, mean of heads",
         rows=partial(_view, view),
-    )  # fmt: skip
+    )
 
 
 _PICTURE: Final = Chart(
-    "layers", images(scale="joint", label="attention (%)"),
+    "layers",
+    images(scale="joint", label="attention (%)"),
     "The image, then the mean map of the heads in layers of the model (`--layers all` draws every layer). All panels "
     "share one colour scale.",
-    title="Attention of {{ record.aliases[0] }} to each patch, mean of heads", rows=_pictures,
-)  # fmt: skip
+    title="Attention of {{ record.aliases[0] }} to each patch, mean of heads",
+    rows=_pictures,
+)
 
 _ROLLOUT: Final = Chart(
     "development",
@@ -259,55 +309,76 @@ REPORT: Final = Report(
     ),
     sections=(
         Section(
-            "Which layers attend to the object?", partial(_masses, ATTENTION),
-            charts=(Chart(
-                "object", intervals("layer", "estimate", "of_baseline", titles=("attention", "best baseline")),
-                "Share of the layer's attention on the object, with its interval, beside that of the best map that "
-                "ignores the image.",
-                title="Attention on the object, by layer",
-            ),),
+            "Which layers attend to the object?",
+            partial(_masses, ATTENTION),
+            charts=(
+                Chart(
+                    "object",
+                    intervals("layer", "estimate", "of_baseline", titles=("attention", "best baseline")),
+                    "Share of the layer's attention on the object, with its interval, beside that of the best map that "
+                    "ignores the image.",
+                    title="Attention on the object, by layer",
+                ),
+            ),
         ),
         Section(
-            "Which heads attend to the object?", partial(_masses, HEAD),
+            "Which heads attend to the object?",
+            partial(_masses, HEAD),
             columns=("layer", "head", "estimate", "difference"),
             order=lambda row: -row.difference.value,
             opening="Layer {{ first.layer }}, head {{ first.head }} leads: {{ first.estimate|alone }} of its map lies "
-                    "on the object, beside {{ first.of_baseline|value }} of {{ first.baseline }}.",
-            charts=(Chart(
-                "object_heads",
-                board("difference", titles=lambda _: "beyond maps that ignore the image", signed=True,
-                      marked=lambda row: row.side is not Side.UNDECIDED),
-                "Share of every head's map on the object, minus that of the best map that ignores the image; dots: the "
-                "interval of the difference is clear of zero.",
-                title="Attention on the object beyond baselines, every head",
-            ),),
-        ),
-        Section(
-            "How do the maps change over the layers?", lambda record: record.layers if record.images >= FEWEST else (),
-            columns=("layer", "prefix_mass", "information", "by_place", "alike", "previous"),
-            charts=(Chart(
-                "information", lines("layer", "information"),
-                "Information of the mean map of each layer, with its interval; low maps are nearly uniform.",
-                title="Information in the maps, by layer",
-            ),),
-        ),
-        Section(
-            "What does every head show?", lambda record: record.layers if record.maps else (),
-            opening="{% if record.without_map %}{{ record.without_map|map(attribute='layer')|list|ranges }} have no "
-                    "map in the image: {{ record.without_map[0].reason|whole }}.{% endif %}",
+            "on the object, beside {{ first.of_baseline|value }} of {{ first.baseline }}.",
             charts=(
                 Chart(
-                    "heads", images(scale="joint", label="attention (%)"),
+                    "object_heads",
+                    board(
+                        "difference",
+                        titles=lambda _: "beyond maps that ignore the image",
+                        signed=True,
+                        marked=lambda row: row.side is not Side.UNDECIDED,
+                    ),
+                    "Share of every head's map on the object, minus that of the best map that ignores the image; "
+                    "dots: the "
+                    "interval of the difference is clear of zero.",
+                    title="Attention on the object beyond baselines, every head",
+                ),
+            ),
+        ),
+        Section(
+            "How do the maps change over the layers?",
+            lambda record: record.layers if record.images >= FEWEST else (),
+            columns=("layer", "prefix_mass", "information", "by_place", "alike", "previous"),
+            charts=(
+                Chart(
+                    "information",
+                    lines("layer", "information"),
+                    "Information of the mean map of each layer, with its interval; low maps are nearly uniform.",
+                    title="Information in the maps, by layer",
+                ),
+            ),
+        ),
+        Section(
+            "What does every head show?",
+            lambda record: record.layers if record.maps else (),
+            opening="{% if record.without_map %}{{ record.without_map|map(attribute='layer')|list|ranges }} have no "
+            "map in the image: {{ record.without_map[0].reason|whole }}.{% endif %}",
+            charts=(
+                Chart(
+                    "heads",
+                    images(scale="joint", label="attention (%)"),
                     "Map of every head on the first image, the share of the weights that each patch gets. All panels "
                     "share one colour scale.",
-                    title="Attention of the {{ first.reading }} to each patch, by layer and head", each="stage",
+                    title="Attention of the {{ first.reading }} to each patch, by layer and head",
+                    each="stage",
                     rows=_heads,
                 ),
                 Chart(
-                    "layer", images(scale="joint", label="attention (%)"),
+                    "layer",
+                    images(scale="joint", label="attention (%)"),
                     "Every head of {% if record.options.layer is none %}the last layer{% else %}layer "
                     "{{ record.options.layer }}{% endif %} on the first images. All panels share one colour scale.",
-                    title="Every head of one layer", rows=_layer,
+                    title="Every head of one layer",
+                    rows=_layer,
                 ),
                 replace(_ROLLOUT, only=lambda row: not row.sheet),
             ),
@@ -315,31 +386,42 @@ REPORT: Final = Report(
         other_sheets(_PICTURE),
         replace(other_sheets(_ROLLOUT), question="How does the rollout of the other images develop?"),
         Section(
-            "Which patches can attend to which?", "windows",
+            "Which patches can attend to which?",
+            "windows",
             opening="Layer {{ first.layer }} has {{ first.windows }} window{{ first.windows|s }}, without attention "
-                    "between them; new are pairs that the layer before does not connect.",
+            "between them; new are pairs that the layer before does not connect.",
             columns=("layer", "map", "window", "shift", "new", "reach"),
-            charts=(Chart(
-                "windows", _draw_windows,
-                "Parts of two layers' windows by colour; patches on which the dot depends after the first (clear) and "
-                "second (orange); which places of the last window may attend.",
-                title="Windows and shift", only=lambda record: len(record.windows) > 1, whole=True,
-            ),),
+            charts=(
+                Chart(
+                    "windows",
+                    _draw_windows,
+                    "Parts of two layers' windows by colour; patches on which the dot depends after the first "
+                    "(clear) and "
+                    "second (orange); which places of the last window may attend.",
+                    title="Windows and shift",
+                    only=lambda record: len(record.windows) > 1,
+                    whole=True,
+                ),
+            ),
         ),
         Section(
-            "How far does a patch see?", "receptive_fields", columns=("title", "distance", "uniform", "half", "seen"),
+            "How far does a patch see?",
+            "receptive_fields",
+            columns=("title", "distance", "uniform", "half", "seen"),
             opening="The middle patch depends on {{ first.seen|percent(1) }} of the pixels after {{ first.title }}, "
-                    "and on {{ rows[-1].seen|percent(1) }} after {{ rows[-1].title }}; mean distance "
-                    "{{ first.distance|value }} and {{ rows[-1].distance|value }}.",
+            "and on {{ rows[-1].seen|percent(1) }} after {{ rows[-1].title }}; mean distance "
+            "{{ first.distance|value }} and {{ rows[-1].distance|value }}.",
             charts=field_charts(),
         ),
         Section(
-            "Where does the patch in row {{ rows[0].row }}, column {{ rows[0].column }} attend?", "query",
+            "Where does the patch in row {{ rows[0].row }}, column {{ rows[0].column }} attend?",
+            "query",
             columns=("layer", "grid", "itself", "prefix", "padding"),
             charts=(_view_chart("query", "of"),),
         ),
         Section(
-            "Who attends to the patch in row {{ rows[0].row }}, column {{ rows[0].column }}?", "key",
+            "Who attends to the patch in row {{ rows[0].row }}, column {{ rows[0].column }}?",
+            "key",
             opening="With uniform attention a patch receives about one, in sum over all patches.",
             columns=("layer", "grid", "itself", "prefix", "received"),
             charts=(_view_chart("key", "to"),),
@@ -348,13 +430,17 @@ REPORT: Final = Report(
             "Do the position embeddings follow the places of the patches?",
             lambda record: record.layout if record.maps and record.maps.similarity is not None else [],
             columns=("grid", "distance", "ranks"),
-            charts=(Chart(
-                "position_maps", images(scale="signed", label="cosine similarity", largest=4.5),
-                "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities with "
-                "all others. At most eight by eight, evenly spaced.",
-                title="Similarity of position embeddings",
-                rows=lambda record: [Picture(None, mosaic(record.maps.similarity, record.layout[0].grid))],
-            ),),
+            charts=(
+                Chart(
+                    "position_maps",
+                    images(scale="signed", label="cosine similarity", largest=4.5),
+                    "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities "
+                    "with "
+                    "all others. At most eight by eight, evenly spaced.",
+                    title="Similarity of position embeddings",
+                    rows=lambda record: [Picture(None, mosaic(record.maps.similarity, record.layout[0].grid))],
+                ),
+            ),
         ),
     ),
-)  # fmt: skip
+)

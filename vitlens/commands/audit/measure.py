@@ -335,10 +335,14 @@ def measure(options: AuditOptions) -> Path:
         budget = replace(budget, total=chapters.budget.spent / 60)
         folder.keep(
             AuditRecord(
-                folder=folder.path, chapters=tuple(chapters.done), attacks_considered=tried, budget=(budget,),
-                untested=tuple(chapters.untested), **why,
+                folder=folder.path,
+                chapters=tuple(chapters.done),
+                attacks_considered=tried,
+                budget=(budget,),
+                untested=tuple(chapters.untested),
+                **why,
             )
-        )  # fmt: skip
+        )
         path = publish(folder)
     if options.junit is not None:
         record = read_folder(folder.path)

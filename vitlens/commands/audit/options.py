@@ -23,18 +23,22 @@ class AuditOptions(ModelOnImages):
     budget: float = option(
         "--budget",
         "Minutes of the whole audit on this machine: the maps that are checked and the attack are those that fit.",
-        default=BUDGET, metavar="MINUTES",
-    )  # fmt: skip
+        default=BUDGET,
+        metavar="MINUTES",
+    )
     junit: Path | None = option(
         "--junit",
         "Also write verdicts and requirements as JUnit XML. Failures there are the --at-least and --at-most that "
         "do not hold, as for exit code 3; a verdict of fail is skipped, with its reason.",
-        metavar="FILE", shown=False,
-    )  # fmt: skip
+        metavar="FILE",
+        shown=False,
+    )
     cache: bool = option(
-        "--cache/--no-cache", "Take chapters that the same model, images and code have made before from the cache.",
-        default=True, shown=False,
-    )  # fmt: skip
+        "--cache/--no-cache",
+        "Take chapters that the same model, images and code have made before from the cache.",
+        default=True,
+        shown=False,
+    )
 
     def __post_init__(self) -> None:
         if not (isfinite(self.budget) and self.budget > 0):

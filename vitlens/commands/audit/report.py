@@ -64,16 +64,24 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
     warned = [claim.question for claim in judged if claim.state == "warn"]
     (alias,) = record.aliases
     yield found(
-        "release", alias,
+        "release",
+        alias,
         "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in {{ failing|names }}"
         "{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif %}{% if rest %}; {{ rest }} "
         "{{ rest|are }} inconclusive or not tested{% endif %}.",
         headline=_RELEASE + "{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is "
         "doubtful in {{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}",
-        given={"model": alias, "n": states.total(), "passed": states["pass"], "failing": failing, "warned": warned,
-               "rest": states["inconclusive"] + states["not tested"], **_requirements(record)},
+        given={
+            "model": alias,
+            "n": states.total(),
+            "passed": states["pass"],
+            "failing": failing,
+            "warned": warned,
+            "rest": states["inconclusive"] + states["not tested"],
+            **_requirements(record),
+        },
         kind="answer",
-    )  # fmt: skip
+    )
     yield from misled
     yield from reliance.claims(record)
     yield from failures.claims(record)
@@ -108,9 +116,12 @@ def _accuracy(record: AuditRecord) -> Claim:
         return Claim("accuracy", alias, verdict=Verdict("not tested", because), effect=own)
     because = ", ".join(f"{each.requirement.bound} {each.requirement.value:g}" for each in asked)
     return Claim(
-        "accuracy", alias, say("**{{ m }}** classifies {{ own }} of the images correctly.", m=alias, own=own),
-        verdict=Verdict("pass" if all(each.holds for each in asked) else "fail", because), effect=own,
-    )  # fmt: skip
+        "accuracy",
+        alias,
+        say("**{{ m }}** classifies {{ own }} of the images correctly.", m=alias, own=own),
+        verdict=Verdict("pass" if all(each.holds for each in asked) else "fail", because),
+        effect=own,
+    )
 
 
 def _one_step(claim: Claim) -> Claim:
@@ -154,8 +165,10 @@ def unknown(record: AuditRecord) -> Iterator[str]:
     if taken and stronger:
         yield say(
             "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break more images than "
-            "{{ taken }}.", more=attack_words(stronger[0]), taken=attack_words(taken),
-        )  # fmt: skip
+            "{{ taken }}.",
+            more=attack_words(stronger[0]),
+            taken=attack_words(taken),
+        )
     lost = _LOST.keys() - record.named.keys()  # of these the verdicts say it
     yield from (say("Not tested: {{ r|whole }}.", r=row.reason) for row in record.untested if row.part not in lost)
     if record.predicted:
@@ -165,8 +178,9 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         )
     yield say(
         "This holds for images like these {{ n }}; the intervals cover which of them were drawn, not other sources of "
-        "images and not another training of the model.", n=record.images,
-    )  # fmt: skip
+        "images and not another training of the model.",
+        n=record.images,
+    )
     yield from reliance.unknown(record)
     if "explain" in record.named:
         yield "A map that you can trust is no explanation of what defines a class."
@@ -176,9 +190,10 @@ def unknown(record: AuditRecord) -> Iterator[str]:
 def attack_words(row: CandidateRow) -> str:
     """ "AutoAttack (reduced) on 200 images"."""
     return say(
-        "{{ titles }} on {{ n }} image{{ n|s }}", n=row.images,
+        "{{ titles }} on {{ n }} image{{ n|s }}",
+        n=row.images,
         titles=listed([say("{{ t }}", t=ATTACKS[name].title) for name in row.attacks]),
-    )  # fmt: skip
+    )
 
 
 def _answers(record: AuditRecord) -> Iterator[Section]:
@@ -216,7 +231,8 @@ REPORT: Final = Report(
     reconciles=reconciled,
     sections=(
         Declared(
-            "Does it meet what was asked?", requirement_outcomes,
+            "Does it meet what was asked?",
+            requirement_outcomes,
             opening="{{ rows|selectattr('holds')|list|length }} of {{ rows|length }} requirement{{ rows|s }} hold"
             "{% if rows|length == 1 %}s{% endif %}.",
             columns=("metric", "holds", "because"),
@@ -226,14 +242,16 @@ REPORT: Final = Report(
         reliance.SECTION,
         *failures.SECTIONS,
         Declared(
-            "Which attack was run?", "attacks_considered",
+            "Which attack was run?",
+            "attacks_considered",
             opening="The strongest that fits what the other chapters leave of the budget.",
             columns=("attacks", "restarts", "epsilons", "images", "minutes", "state"),
         ),
         Declared(
-            "Did the audit keep its budget?", "budget",
+            "Did the audit keep its budget?",
+            "budget",
             opening="Busy minutes of this machine, before the report was written.",
             columns=("minutes", "others", "left", "total"),
         ),
     ),
-)  # fmt: skip
+)

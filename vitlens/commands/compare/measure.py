@@ -155,11 +155,15 @@ def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
         ),
         pairs=in_pairs(
             {each.alias: each.correct.numpy() for each in both},
-            groups=None if groups is None else groups.numpy(), seed=seed,
+            groups=None if groups is None else groups.numpy(),
+            seed=seed,
         ),
         cells=tuple(
             rows.CellRow(
-                *aliases, cell, name.format(first=first, second=second), int((comparison.cells == at).sum()),
+                *aliases,
+                cell,
+                name.format(first=first, second=second),
+                int((comparison.cells == at).sum()),
                 accuracy(comparison.cells == at, groups=groups),
             )
             for at, (cell, name) in enumerate(rows.CELLS.items())
@@ -167,17 +171,17 @@ def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
         per_class=tuple(
             ClassRow(alias, *score)
             for scores in zip(*(per_class(each, count=len(names)) for each in both))
-            for alias, score in zip(aliases, scores) if score[1]
+            for alias, score in zip(aliases, scores)
+            if score[1]
         ),
         confusions=tuple(
             ConfusionRow(alias, names[truth], names[prediction], int(counts[truth, prediction]))
             for truth, prediction in sorted(total.nonzero().tolist(), key=lambda pair: -int(total[tuple(pair)]))
-            for alias, counts in wrong.items() if counts[truth, prediction]
+            for alias, counts in wrong.items()
+            if counts[truth, prediction]
         ),
-        calibration=tuple(
-            row for each in both for row in calibration_rows(each.alias, calibration_bins(each))
-        ),
-    )  # fmt: skip
+        calibration=tuple(row for each in both for row in calibration_rows(each.alias, calibration_bins(each))),
+    )
 
 
 def _examples(comparison: Comparison) -> list[Tensor]:
@@ -400,9 +404,14 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
             }
             for score, name in (("mass", "inside"), ("pointing", "pointing")) if photographs is not None else ():
                 own = on_object_rows(
-                    alias, [(alias, values[usable])], score, split.masks[maps.indices[usable]],  # type: ignore[index]
-                    groups=groups_of(usable), sources=photographs[usable], seed=seed,  # type: ignore[index]
-                )  # fmt: skip
+                    alias,
+                    [(alias, values[usable])],
+                    score,
+                    split.masks[maps.indices[usable]],  # type: ignore[index]
+                    groups=groups_of(usable),
+                    sources=photographs[usable],
+                    seed=seed,  # type: ignore[index]
+                )
                 on_object += own
                 means |= {name: own[0].estimate} if own else {}
         known.append(
@@ -413,8 +422,10 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
         groups = groups_of(usable)
         gap = bootstrap_difference(
             *(each.half[usable].numpy() for each in maps.shares),
-            groups=None if groups is None else groups.numpy(), seed=seed, most=1.0,
-        )  # fmt: skip
+            groups=None if groups is None else groups.numpy(),
+            seed=seed,
+            most=1.0,
+        )
         alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
         agreement = (rows.AgreementRow(run.aliases[0], run.aliases[1], *alike, gap),)
     return {"methods": tuple(known), "on_object": tuple(on_object), "agreement": agreement}

@@ -25,27 +25,36 @@ class CompareOptions(SharedOptions):
     method: tuple[str, ...] = choices(
         "--method",
         "Of the maps: one for both models, or one each (default: the best checked of relevance, gradcam, layercam).",
-        tuple(ATTRIBUTIONS), default=(), metavar="A,B", shown=False,
-    )  # fmt: skip
+        tuple(ATTRIBUTIONS),
+        default=(),
+        metavar="A,B",
+        shown=False,
+    )
     target: str = option(
         "--target", "Of the maps: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
     )
     panels: int = option("--panels", "Images shown side by side.", default=50, metavar="N", low=1)
     maps: int = option("--maps", "Images whose maps are averaged, at most.", default=500, metavar="N", low=1)
     checked: int = option(
-        "--checked", "Images on which the methods of maps are checked, at most (0: none are).", default=64, metavar="N",
+        "--checked",
+        "Images on which the methods of maps are checked, at most (0: none are).",
+        default=64,
+        metavar="N",
         low=0,
-    )  # fmt: skip
+    )
     harder: bool = option("--harder/--no-harder", "Also what the models rely on, on changed images.", default=True)
     disturbed: int = option(
         "--disturbed", "Images that are changed to see what models rely on, at most.", default=500, metavar="N", low=1
     )
     every_cue: bool = option(
-        "--every-cue/--main-cues", "All interventions on cues, or one on each of the main cues.", default=True,
+        "--every-cue/--main-cues",
+        "All interventions on cues, or one on each of the main cues.",
+        default=True,
         shown=False,
-    )  # fmt: skip
+    )
     cue_conflict: str | None = option(
         "--cue-conflict",
-        "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).", metavar="DATA",
+        "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).",
+        metavar="DATA",
         shown=False,
-    )  # fmt: skip
+    )

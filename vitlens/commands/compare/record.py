@@ -32,9 +32,11 @@ class ScoreRow(OfModel):
 
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     calibration_error: Estimate = col(
-        "calibration error", better="lower", metric="calibration_error/{model}",
+        "calibration error",
+        better="lower",
+        metric="calibration_error/{model}",
         term="the mean difference of confidence and accuracy over bins of confidence, weighted by their images",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,18 @@ class MapRow(OfModel):
     method: str = col("maps by")
     usable: Estimate = col("usable maps", metric="maps/{model}/usable")
     half: Estimate | None = col(
-        "area of half the map", metric="maps/{model}/half", default=None,
+        "area of half the map",
+        metric="maps/{model}/half",
+        default=None,
         term="the smallest share of the image that holds half of a map; 50 % of a uniform one",
-    )  # fmt: skip
+    )
     spread: Estimate | None = col("spread", metric="maps/{model}/spread", default=None)
     central: Estimate | None = col(
-        "on the middle quarter", metric="maps/{model}/central", default=None,
+        "on the middle quarter",
+        metric="maps/{model}/central",
+        default=None,
         term="the share of a map on the middle quarter of the image; 25 % of a uniform one",
-    )  # fmt: skip
+    )
     row: Estimate | None = col("centre of mass, down", metric="maps/{model}/row", default=None)
     column: Estimate | None = col("centre of mass, across", metric="maps/{model}/column", default=None)
     inside: Estimate | None = col("on the object", metric="maps/{model}/inside", default=None)
@@ -140,9 +146,10 @@ class BiasRow(OfModel):
 
     n: int = col("images")
     bias: Estimate | None = col(
-        "shape bias", metric="shape_bias/{model}",
+        "shape bias",
+        metric="shape_bias/{model}",
         term="the share of predictions of the shape's class among those of the shape's or the texture's (Geirhos 2019)",
-    )  # fmt: skip
+    )
     shape: Estimate = col("predictions by shape", metric="shape_answers/{model}")
     texture: Estimate = col("by texture", metric="texture_answers/{model}")
     data: str = col("data")

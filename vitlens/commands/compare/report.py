@@ -64,13 +64,19 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
     row = next(each for each in _judged(record) if each.model == model)
     says = say(
         "Do not trust the maps of **{{ row.model }}** by {{ method }}: the method {{ row.lacks|whole }}.",
-        row=row, method=Marked(ATTRIBUTIONS[row.method].title),
-    )  # fmt: skip
+        row=row,
+        method=Marked(ATTRIBUTIONS[row.method].title),
+    )
     told = says if row.state == "fail" and record.images >= FEWEST else ""
     return Claim(
-        "explanation", model, told, verdict=Verdict(best.state, best.because), effect=best.margin,
-        evidence="intervened", place="panels",
-    )  # fmt: skip
+        "explanation",
+        model,
+        told,
+        verdict=Verdict(best.state, best.because),
+        effect=best.margin,
+        evidence="intervened",
+        place="panels",
+    )
 
 
 def _uniform_maps(record: CompareRecord, model: str) -> Iterator[Claim]:
@@ -162,15 +168,17 @@ def unknown(record: CompareRecord) -> Iterator[str]:
         if row.usable.value < 1:
             yield say(
                 "{{ n }} of {{ row.usable.n }} maps of {{ row.model }} are uniform or not finite; they are left out.",
-                row=row, n=round((1 - row.usable.value) * (row.usable.n or 0)),
-            )  # fmt: skip
+                row=row,
+                n=round((1 - row.usable.value) * (row.usable.n or 0)),
+            )
     first, second = record.methods
     if first.method != second.method:
         yield say(
             "The maps are by two methods, {{ first.method }} for {{ first.model }} and {{ second.method }} for "
             "{{ second.model }}: a difference may come from them; one name in `--method` compares by one.",
-            first=first, second=second,
-        )  # fmt: skip
+            first=first,
+            second=second,
+        )
     n_disturbed = record.disturbed_pairs[0].difference.n or 0 if record.disturbed_pairs else FEWEST
     if n_disturbed < FEWEST:
         yield say("Only {{ n }} image{{ n|s }} {{ n|are }} disturbed, too few to compare models on.", n=n_disturbed)
@@ -229,10 +237,15 @@ def _shown_one_by_one(record: CompareRecord) -> Iterator[ImagePanel]:
     for row in [*panels, *(row for row in record.images_shown if row.panel is None)]:
         words = "no agreement" if row.agreement is None else say("agreement {{ a|number }}", a=row.agreement)
         told = [
-            say("{{ alias }}: {{ '✓' if p == row.truth else '✗' }} {{ p }} ({{ share|percent }})", alias=alias, row=row,
-                p=p, share=share)
+            say(
+                "{{ alias }}: {{ '✓' if p == row.truth else '✗' }} {{ p }} ({{ share|percent }})",
+                alias=alias,
+                row=row,
+                p=p,
+                share=share,
+            )
             for alias, (p, share) in zip(record.aliases, row.predicted)
-        ]  # fmt: skip
+        ]
         yield ImagePanel(
             say("{{ row.file }}: {{ row.truth }}, {{ words }}", row=row, words=words),
             (say("true: {{ row.truth }}", row=row), *told),
@@ -304,12 +317,18 @@ def _alike(record: CompareRecord) -> str:
         "**{{ narrower }}** are more concentrated than those of **{{ wider }}**{% else %}Neither model's maps are "
         "significantly more concentrated{% endif %}: half of the maps covers areas that differ by {{ gap|points }} of "
         "the image.",
-        row=row, gap=gap, narrower=narrower, wider=wider, clear=beyond(gap, 0.0) is not Side.UNDECIDED,
+        row=row,
+        gap=gap,
+        narrower=narrower,
+        wider=wider,
+        clear=beyond(gap, 0.0) is not Side.UNDECIDED,
         relation=_relation(row.spearman),
         by_chance={
-            Side.ABOVE: "more than by chance", Side.BELOW: "less than by chance", Side.UNDECIDED: "as by chance",
+            Side.ABOVE: "more than by chance",
+            Side.BELOW: "less than by chance",
+            Side.UNDECIDED: "as by chance",
         }[beyond(row.top, _TOP)],
-    )  # fmt: skip
+    )
 
 
 def _ahead(record: CompareRecord) -> str:
@@ -320,8 +339,11 @@ def _ahead(record: CompareRecord) -> str:
         "Of {{ pairs|length }} levels {% for alias, kinds in ahead.items() %}{{ ' and ' if loop.last }}"
         "**{{ alias }}** is significantly ahead at {{ kinds|length or 'none' }}{% if kinds %} "
         "({{ kinds|unique|join(', ') }}){% endif %}{% endfor %} (McNemar, Holm; {{ n }} of {{ images }} images).",
-        pairs=pairs, ahead=ahead, n=record.robustness[0].accuracy.n, images=record.images,
-    )  # fmt: skip
+        pairs=pairs,
+        ahead=ahead,
+        n=record.robustness[0].accuracy.n,
+        images=record.images,
+    )
 
 
 def _biased(record: CompareRecord) -> str:
@@ -337,9 +359,11 @@ def _biased(record: CompareRecord) -> str:
         "{% if decided %}**{{ ahead.model }}** relies on shape more than **{{ other.model }}**{% else %}The shape "
         "biases of **{{ ahead.model }}** and **{{ other.model }}** do not differ significantly{% endif %}: "
         "{{ ahead.bias }} and {{ other.bias }}. {{ note|whole }}",
-        decided=side is not Side.UNDECIDED, ahead=ahead, other=other,
+        decided=side is not Side.UNDECIDED,
+        ahead=ahead,
+        other=other,
         note="" if one.note in notes else one.note,  # of other images than the comparison's
-    )  # fmt: skip
+    )
 
 
 def _classified(record: CompareRecord) -> list[ClassRow]:
@@ -356,10 +380,16 @@ def _errors(record: CompareRecord) -> str:
     for row in record.confusions:
         pairs.setdefault((row.truth, row.prediction), {})[row.model] = row.count
     confused = [
-        say("{{ truth }} taken for {{ taken }} ({{ a }} and {{ b }})", truth=truth, taken=taken,
-            a=own.get(first, 0), b=own.get(second, 0))
-        for (truth, taken), own in list(pairs.items())[:_CONFUSED] if max(own.values()) > 1
-    ]  # fmt: skip
+        say(
+            "{{ truth }} taken for {{ taken }} ({{ a }} and {{ b }})",
+            truth=truth,
+            taken=taken,
+            a=own.get(first, 0),
+            b=own.get(second, 0),
+        )
+        for (truth, taken), own in list(pairs.items())[:_CONFUSED]
+        if max(own.values()) > 1
+    ]
     return say(
         "{% if wrong %}Of the {{ wrong }} images that at least one model misclassifies, {{ one }} {{ one|are }} "
         "misclassified by **{{ first }}** alone, {{ other }} by **{{ second }}** alone and {{ both or 'none' }} by "
@@ -368,19 +398,30 @@ def _errors(record: CompareRecord) -> str:
         "{% if classes %} The lowest accuracy is that of **{{ classes[0].model }}** on class "
         "{{ classes[0].class_name }}, {{ classes[0].accuracy|alone }}.{% endif %}"
         "{% if confused %} Most often confused: {{ confused }}.{% endif %}",
-        wrong=wrong, one=one, other=other, both=alike + unlike, alike=alike, first=first, second=second,
-        classes=_classified(record), confused=listed(confused) if confused else "",
-    )  # fmt: skip
+        wrong=wrong,
+        one=one,
+        other=other,
+        both=alike + unlike,
+        alike=alike,
+        first=first,
+        second=second,
+        classes=_classified(record),
+        confused=listed(confused) if confused else "",
+    )
 
 
 def _confident(record: CompareRecord) -> str:
     """Whether the models are too confident on average."""
     gaps = [
-        say("{{ gap }} for **{{ model }}**", model=model, gap=Estimate(
-            100 * sum(row.count * (row.confidence - row.accuracy) for row in own) / record.images, unit="points"
-        ))
+        say(
+            "{{ gap }} for **{{ model }}**",
+            model=model,
+            gap=Estimate(
+                100 * sum(row.count * (row.confidence - row.accuracy) for row in own) / record.images, unit="points"
+            ),
+        )
         for model, own in by(record.calibration, "model").items()
-    ]  # fmt: skip
+    ]
     return say("Mean confidence minus accuracy is {{ gaps }}.", gaps=listed(gaps))
 
 
@@ -390,11 +431,13 @@ REPORT: Final = Report(
     effects=effects,
     unknown=unknown,
     picture=Chart(
-        "examples", images(),
+        "examples",
+        images(),
         "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of {{ record.images }} images: errors of one model "
         "alone, surest first, and both models' maps (bright: evidence). Frames: blue correct, orange wrong; white: the "
         "object; agreement: rank correlation of both maps.",
-        title="Input and the map of each model", rows=_disagreed,
+        title="Input and the map of each model",
+        rows=_disagreed,
     ),
     glance=(
         Glance("scores", "accuracy", question="accuracy", difference=lambda record: record.pairs[0].difference),
@@ -405,36 +448,48 @@ REPORT: Final = Report(
     ),
     sections=(
         Section(
-            "Which images do they misclassify?", lambda record: record.cells if record.images >= FEWEST else (),
-            opening=_errors, about=("accuracy",),
+            "Which images do they misclassify?",
+            lambda record: record.cells if record.images >= FEWEST else (),
+            opening=_errors,
+            about=("accuracy",),
             charts=(replace(class_sections()[0].charts[0], rows=_classified),),
         ),
         *shortcut.SECTIONS,
         reliance.SECTION,
         *failures.sections(maps_comparable),
         Section(
-            "Is the confidence right?", lambda record: record.scores if record.images >= DRAWN else (),
-            opening=_confident, about=("calibration",), charts=(reliability(),),
+            "Is the confidence right?",
+            lambda record: record.scores if record.images >= DRAWN else (),
+            opening=_confident,
+            about=("calibration",),
+            charts=(reliability(),),
         ),
         Section(
-            "Do both models mark the same places?", "methods",
-            opening=_panels_said, about=("explanation",),
+            "Do both models mark the same places?",
+            "methods",
+            opening=_panels_said,
+            about=("explanation",),
             columns=("model", "method", "half", "central"),
             charts=(
                 Chart(
-                    "panels", images(),
+                    "panels",
+                    images(),
                     "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of {{ record.images }} images, by rising "
                     "agreement of the two maps, each in its own colours.",
-                    title="Input and both maps", rows=_spread,
+                    title="Input and both maps",
+                    rows=_spread,
                 ),
             ),
             panels=_shown_one_by_one,
         ),
         Section(
-            "Do the maps lie on the objects?", lambda record: record.on_object if record.images >= FEWEST else (),
+            "Do the maps lie on the objects?",
+            lambda record: record.on_object if record.images >= FEWEST else (),
             says=lambda row: (
                 "{{ estimate|alone }} of the maps of **{{ model }}** lies on the objects, {{ of_baseline|value }} of "
-                "{{ baseline|whole }}." if row.score == "mass" else ""
+                "{{ baseline|whole }}."
+                if row.score == "mass"
+                else ""
             ),
             columns=("model", "score", "estimate", "baseline", "of_baseline", "difference"),
         ),
@@ -442,22 +497,32 @@ REPORT: Final = Report(
             "Which model copes better with disturbed images?",
             lambda record: [row for row in record.disturbed_pairs if (row.difference.n or 0) >= FEWEST],
             opening=_ahead,
-            charts=(Chart(
-                "robustness", lines("level", "accuracy", of="model", panel="panel", reference="chance"),
-                "Accuracy by level of each disturbance, with 95 % intervals; dashed: chance. Both models get the same "
-                "pixels. Tests: tables/disturbed_pairs.csv.",
-                title="Accuracy on disturbed images", rows="robustness",
-            ),),
+            charts=(
+                Chart(
+                    "robustness",
+                    lines("level", "accuracy", of="model", panel="panel", reference="chance"),
+                    "Accuracy by level of each disturbance, with 95 % intervals; dashed: chance. Both models get the "
+                    "same "
+                    "pixels. Tests: tables/disturbed_pairs.csv.",
+                    title="Accuracy on disturbed images",
+                    rows="robustness",
+                ),
+            ),
         ),
         Section(
-            "Shape or texture?", "shape_bias",
+            "Shape or texture?",
+            "shape_bias",
             opening=_biased,
             columns=("model", "n", "bias", "shape", "texture", "data"),
-            charts=(Chart(
-                "shape_bias", bars("class_name", "share", of="model"),
-                "Predictions by shape, of those by shape or texture, for each class of shape: few images each.",
-                title="Shape against texture", rows="cue_conflicts",
-            ),),
+            charts=(
+                Chart(
+                    "shape_bias",
+                    bars("class_name", "share", of="model"),
+                    "Predictions by shape, of those by shape or texture, for each class of shape: few images each.",
+                    title="Shape against texture",
+                    rows="cue_conflicts",
+                ),
+            ),
         ),
     ),
-)  # fmt: skip
+)

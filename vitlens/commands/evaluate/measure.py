@@ -108,14 +108,13 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
     return rows.EvaluateRecord(
         scores=tuple(_score(each, seed) for each in evaluations),
         per_class=tuple(
-            ClassRow(each.alias, *score)
-            for each in evaluations for score in per_class(each, count=classes)
+            ClassRow(each.alias, *score) for each in evaluations for score in per_class(each, count=classes)
         ),
         by_prediction=tuple(row for each in evaluations for row in predicted_rows(each, seed)),
         confusion=tuple(row for each in evaluations for row in _confusion_rows(each)),
         calibration=tuple(row for each in evaluations for row in calibration_rows(each.alias, calibration_bins(each))),
         pairs=in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed),
-    )  # fmt: skip
+    )
 
 
 def _with_candidates(
@@ -177,6 +176,11 @@ def _arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:
     surest = wrong[probability[wrong].argsort(descending=True, stable=True)[:SHOWN]]
     pixels = split.source.read(surest).numpy() if len(surest) else np.zeros((0, 3, *split.size), np.uint8)
     return rows.PredictionArrays(
-        np.array(evaluation.classes), evaluation.labels.numpy(), prediction.numpy(), probability.numpy(),
-        surest.numpy(), pixels, None if evaluation.groups is None else evaluation.groups.numpy(),
-    )  # fmt: skip
+        np.array(evaluation.classes),
+        evaluation.labels.numpy(),
+        prediction.numpy(),
+        probability.numpy(),
+        surest.numpy(),
+        pixels,
+        None if evaluation.groups is None else evaluation.groups.numpy(),
+    )

@@ -20,9 +20,11 @@ class ScoreRow(OfModel):
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
     calibration_error: Estimate = col(
-        "calibration error", better="lower", metric="calibration_error/{model}",
+        "calibration error",
+        better="lower",
+        metric="calibration_error/{model}",
         term="the mean difference of confidence and accuracy over bins of confidence, weighted by their images",
-    )  # fmt: skip
+    )
     confidence_gap: Estimate = col("confidence minus accuracy", unit="points", metric="confidence_gap/{model}")
     top5: Estimate | None = col("top-5 accuracy", better="higher", metric="top5_accuracy/{model}", default=None)
     candidates: int | None = col("classes to choose from, zero-shot", default=None)

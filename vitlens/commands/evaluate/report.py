@@ -30,13 +30,21 @@ def claims(record: EvaluateRecord) -> Iterator[Claim]:
     elif record.images >= FEW:
         top = record.scores[0]
         yield found(
-            "top-1 accuracy", top.model, "**{{ model }}** classifies {{ effect }} of the images "
+            "top-1 accuracy",
+            top.model,
+            "**{{ model }}** classifies {{ effect }} of the images "
             "correctly{% if classes %}, zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} by "
             "chance){% endif %}.",
-            top.accuracy, headline="{{ model }} classifies {{ right }} of {{ n }} images correctly", kind="answer",
-            given={"model": top.model, "n": record.images, "right": record.images - record.errors,
-                   "classes": top.candidates},
-        )  # fmt: skip
+            top.accuracy,
+            headline="{{ model }} classifies {{ right }} of {{ n }} images correctly",
+            kind="answer",
+            given={
+                "model": top.model,
+                "n": record.images,
+                "right": record.images - record.errors,
+                "classes": top.candidates,
+            },
+        )
     for score in record.scores:
         yield calibration_claim(score.model, score.calibration_error)
         yield from _confidence(record, score)
@@ -61,20 +69,28 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
     if 0 < 2 * len(leaning) < len(rows):
         row = leaning[0]
         yield found(
-            "confidence by class", score.model,
+            "confidence by class",
+            score.model,
             "**{{ row.model }}** is {{ leans }} where it predicts class {{ row.class_name }}: mean confidence "
             "{{ row.confidence|percent(1) }}, accuracy {{ row.accuracy|percent(1) }} of {{ row.n }} images"
             "{% if leaning|length > 1 %}; {{ leaning|length }} of {{ rows|length }} predicted classes differ like this"
             "{% endif %}.",
-            row.gap, given={"row": row, "leans": _leans(row.gap), "rows": rows, "leaning": leaning},
-            kind="hidden fault", p=row.p_holm, place="calibration",
-        )  # fmt: skip
+            row.gap,
+            given={"row": row, "leans": _leans(row.gap), "rows": rows, "leaning": leaning},
+            kind="hidden fault",
+            p=row.p_holm,
+            place="calibration",
+        )
     elif (gap.n or 0) >= ENOUGH and 100 * abs(gap.value) >= SMALLEST and clear(gap, 0.0):
         yield found(
-            "confidence", score.model,
+            "confidence",
+            score.model,
             "**{{ model }}** is {{ leans }}: mean confidence minus accuracy is {{ effect|points }}.",
-            gap, given={"model": score.model, "leans": _leans(gap)}, kind="hidden fault", place="calibration",
-        )  # fmt: skip
+            gap,
+            given={"model": score.model, "leans": _leans(gap)},
+            kind="hidden fault",
+            place="calibration",
+        )
 
 
 def unknown(record: EvaluateRecord) -> Iterator[str]:
@@ -89,8 +105,10 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
     yield from not_equal(record.pairs)
     yield say(
         "The images are a sample of {{ n }}, and of each model one training was evaluated: other data or another seed "
-        "may give {{ 'another order' if pairs else 'another accuracy' }}.", n=n, pairs=record.pairs,
-    )  # fmt: skip
+        "may give {{ 'another order' if pairs else 'another accuracy' }}.",
+        n=n,
+        pairs=record.pairs,
+    )
 
 
 def _saturated(record: EvaluateRecord) -> dict[str, int]:
@@ -118,12 +136,15 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
     known = {alias: record.predictions[alias] for alias in record.aliases[:_PICTURED] if alias in record.predictions}
     return [
         Picture.predicted(
-            pixels / np.float32(255), str(own.classes[own.prediction[at]]), float(own.probability[at]),
-            str(own.classes[own.label[at]]), row=alias if len(known) > 1 else "",
+            pixels / np.float32(255),
+            str(own.classes[own.prediction[at]]),
+            float(own.probability[at]),
+            str(own.classes[own.label[at]]),
+            row=alias if len(known) > 1 else "",
         )
         for alias, own in known.items()
         for at, pixels in list(zip(own.surest_errors, own.surest_errors_pixels))[: 12 if len(known) == 1 else 6]
-    ]  # fmt: skip
+    ]
 
 
 def _leaning(record: EvaluateRecord) -> str:
@@ -132,8 +153,11 @@ def _leaning(record: EvaluateRecord) -> str:
         "{% if k %}Confidence differs from accuracy in {{ k }} of {{ n }} predicted classes with at least {{ few }} "
         "images.{% elif n %}No predicted class is measurably over- or underconfident.{% else %}"
         "No class is predicted for {{ few }} images, enough to judge its confidence."
-        "{% endif %}", k=len(misjudged(rows)), n=len(rows), few=FEWEST,
-    )  # fmt: skip
+        "{% endif %}",
+        k=len(misjudged(rows)),
+        n=len(rows),
+        few=FEWEST,
+    )
 
 
 REPORT: Final = Report(
@@ -143,15 +167,20 @@ REPORT: Final = Report(
     unknown=unknown,
     title="Accuracy of {{ record.aliases|join(', ') }}",
     picture=Chart(
-        "surest_errors", images(),
+        "surest_errors",
+        images(),
         "Errors, {{ rows|length }} on {{ record.images }} image{{ record.images|s }}, those with the highest "
         "confidence, highest first, with the true class below: the worst, not typical ones. Labels may be wrong.",
-        title="Errors with the highest confidence", rows=_errors,
+        title="Errors with the highest confidence",
+        rows=_errors,
     ),
     glance=(
-        Glance("scores", "accuracy", question="accuracy", difference=lambda record: (
-            record.pairs[0].difference if len(record.pairs) == 1 else None
-        )),
+        Glance(
+            "scores",
+            "accuracy",
+            question="accuracy",
+            difference=lambda record: record.pairs[0].difference if len(record.pairs) == 1 else None,
+        ),
         Glance("scores", "top5"),
         Glance("scores", "candidates"),
         Glance("scores", "chance"),
@@ -165,9 +194,11 @@ REPORT: Final = Report(
         Section(
             "Is the confidence right?",
             lambda record: _of_explained("by_prediction")(record) if record.images >= FEWEST else (),
-            opening=_leaning, about=("calibration",), order=lambda row: (row.p_holm, row.p),
+            opening=_leaning,
+            about=("calibration",),
+            order=lambda row: (row.p_holm, row.p),
             columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
             charts=(reliability(),),
         ),
     ),
-)  # fmt: skip
+)

@@ -70,9 +70,18 @@ def check_methods(
             model, images, targets, functions, masks=masks, computed=made, settings=settings, advance=advance
         )
     checked = CheckedMaps(
-        model, images, targets, functions, results, settings, split.groups, sources(split),
-        [name for name in options.other_substrates if name != NONE], options.stability, run.quiet,
-    )  # fmt: skip
+        model,
+        images,
+        targets,
+        functions,
+        results,
+        settings,
+        split.groups,
+        sources(split),
+        [name for name in options.other_substrates if name != NONE],
+        options.stability,
+        run.quiet,
+    )
     on_object = list(_on_object(checked, split))
     searched = None
     if settings.counterfactuals and len(images):
@@ -90,7 +99,7 @@ def check_methods(
         "curves": {alias: _curves(results)},
         "sets": {} if searched is None else {alias: _sets(checked, searched, split)},
         **_composite_rows(checked, split, masks, options),
-    }  # fmt: skip
+    }
 
 
 def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
@@ -99,9 +108,14 @@ def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
     for score in ("roc_auc", "mass", "pointing") if split.masks is not None else ():
         assert split.masks is not None
         yield from on_object_rows(
-            checked.model.alias, named, score, split.masks.cpu(), groups=split.groups, sources=checked.sources,
+            checked.model.alias,
+            named,
+            score,
+            split.masks.cpu(),
+            groups=split.groups,
+            sources=checked.sources,
             seed=checked.settings.seed,
-        )  # fmt: skip
+        )
 
 
 def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed: int) -> tuple[kept.LeagueRow, ...]:
@@ -160,8 +174,9 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
             unit="" if measured is spearman else "fraction",
             least=-1.0 if measured is spearman else 0.0,
         )
-        for measured in (spearman, top_overlap, map_iou) if pairs
-    ]  # fmt: skip
+        for measured in (spearman, top_overlap, map_iou)
+        if pairs
+    ]
     for (first, second), *found in zip(pairs, *columns) if pairs else ():
         yield kept.PairRow(checked.model.alias, first, second, *found)
 
@@ -287,16 +302,22 @@ def _composite_rows(
             found: dict[str, Any] = {"composites": 0, "maps": 0}
             if not refused:
                 made = kind.make(
-                    images[usable], labels[usable], None if masks is None else masks[usable],
-                    count=options.composite_count, seed=seed,
-                )  # fmt: skip
+                    images[usable],
+                    labels[usable],
+                    None if masks is None else masks[usable],
+                    count=options.composite_count,
+                    seed=seed,
+                )
                 # whether an explained class is among the most probable ones of its composite, as many as it has classes
                 named = recognised(_logits(model, made.images)[made.which], made.targets, kind.classes)
                 share = accuracy(named, groups=made.which)
                 found = {
-                    "composites": len(made.images), "maps": len(made), "chance": round(made.chance, 6),
-                    "recognised": share, "seen": beyond(share, guessed) is Side.ABOVE,
-                }  # fmt: skip
+                    "composites": len(made.images),
+                    "maps": len(made),
+                    "chance": round(made.chance, 6),
+                    "recognised": share,
+                    "seen": beyond(share, guessed) is Side.ABOVE,
+                }
                 given = model, checked.functions, made.images[made.which.to(made.images.device)], made.targets
                 maps = explained(*given, seed=seed, advance=advance)
                 rows += _method_rows(checked, kind.name, made, maps)

@@ -36,13 +36,17 @@ def claims(record: ExplainRecord) -> Iterator[Claim]:
 
 def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
     """The chosen method, how sure that is, and what the other half of the images says."""
-    margins = {each.against: each.difference for each in record.choice_margins
-               if (each.model, each.check) == (row.model, "score")}  # fmt: skip
+    margins = {
+        each.against: each.difference
+        for each in record.choice_margins
+        if (each.model, each.check) == (row.model, "score")
+    }
     if row.reason:
         words = "**{{ row.method }}** is the default method of **{{ row.model }}**, not chosen by evidence: "
         return found("choice", row.model, words + "{{ row.reason|whole }}.", given={"row": row}, kind="answer")
     return found(
-        "choice", row.model,
+        "choice",
+        row.model,
         "**{{ row.method }}** is chosen for **{{ row.model }}**: it has the highest score of {{ row.candidates|length "
         "}} methods on {{ row.selection }} images, and in {{ row.certainty|value }} of {{ row.draws }} bootstrap "
         "samples of them{% if effect %}; the other {{ row.report }} images {{ verb }} it: its score minus that of "
@@ -51,8 +55,10 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
         margins.get(row.runner_up or ""),
         headline="{{ row.method }} is chosen for {{ row.model }}{% if effect %}; other images {{ verb }} it{% endif %}",
         given={"row": row, "verb": _VERBS.get(row.confirmation or "", "do not confirm")},
-        evidence="intervened", place="choice", kind="answer",
-    )  # fmt: skip
+        evidence="intervened",
+        place="choice",
+        kind="answer",
+    )
 
 
 def unknown(record: ExplainRecord) -> Iterator[str]:
@@ -62,21 +68,36 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
         yield "No map was checked: a map that looks right may be that of any model. `--verify` checks them."
     yield from few_images(record.images)
     for kind in [row for row in record.methods if row.constant + row.not_finite][:2]:
-        yield say("{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are uniform or not finite: "
-                  "nothing is drawn.", row=kind, n=kind.constant + kind.not_finite)  # fmt: skip
+        yield say(
+            "{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are uniform or not finite: "
+            "nothing is drawn.",
+            row=kind,
+            n=kind.constant + kind.not_finite,
+        )
     names = {row.method for row in record.methods} | {name for row in record.chosen for name in row.candidates}
     if data is not None and data.title in _LOOKED_AT and "best" in names:
-        yield say("The settings of best were chosen while looking at {{ title }}: a lead of best is optimistic here.",
-                  title=data.title)  # fmt: skip
+        yield say(
+            "The settings of best were chosen while looking at {{ title }}: a lead of best is optimistic here.",
+            title=data.title,
+        )
     for alias, rows in by(record.swapped, "model").items():
         most = max(rows, key=lambda row: min(row.in_first.value, -row.in_second.value))
-        yield say("The ranking for {{ alias }} depends on what replaces a removed patch: {{ row.better }} is above "
-                  "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.", alias=alias, row=most,
-                  first=REPLACED[most.first], second=REPLACED[most.second])  # fmt: skip
+        yield say(
+            "The ranking for {{ alias }} depends on what replaces a removed patch: {{ row.better }} is above "
+            "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.",
+            alias=alias,
+            row=most,
+            first=REPLACED[most.first],
+            second=REPLACED[most.second],
+        )
     for row in [row for row in record.power if row.check in ("road", "gap")][:1]:
-        yield say("{% if row.detectable %}A true difference of the removal scores of two methods below "
-                  "{{ row.detectable.value|number }} is{% else %}All differences of removal scores are{% endif %} "
-                  "likely missed with {{ n }} images.", row=row, n=record.images)  # fmt: skip
+        yield say(
+            "{% if row.detectable %}A true difference of the removal scores of two methods below "
+            "{{ row.detectable.value|number }} is{% else %}All differences of removal scores are{% endif %} "
+            "likely missed with {{ n }} images.",
+            row=row,
+            n=record.images,
+        )
     yield from _left_out(record)
     if options.get("engine") == "grad-cam":
         yield "The maps are the grad-cam package's: negative values set to zero, each scaled to its own range."
@@ -98,5 +119,9 @@ def _left_out(record: ExplainRecord) -> Iterator[str]:
             yield say("{{ names|names }} {{ names|are }} not defined for {{ alias }}.", names=missing, alias=alias)
     for row in record.chosen:
         for check, reason in row.left_out.items():
-            yield say("The choice for {{ row.model }} was not judged by {{ check }}: {{ why|whole }}.", row=row,
-                      check=check, why=reason)  # fmt: skip
+            yield say(
+                "The choice for {{ row.model }} was not judged by {{ check }}: {{ why|whole }}.",
+                row=row,
+                check=check,
+                why=reason,
+            )

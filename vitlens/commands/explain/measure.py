@@ -66,9 +66,15 @@ def measure(
     if not splits:
         limit = None if options.images or options.verify else CHOICE_IMAGES if options.auto else EACH
         splits = load_splits(
-            run.models, options=run.run, data=options.data, images=options.images, limit=limit, scenes=1,
-            repeat=True, first=options.show,
-        )  # fmt: skip
+            run.models,
+            options=run.run,
+            data=options.data,
+            images=options.images,
+            limit=limit,
+            scenes=1,
+            repeat=True,
+            first=options.show,
+        )
     drawn = min(max(DRAWN if options.images else EACH, len(set(options.show))), len(splits[0]))
     splits = [replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))) for split in splits]
     run.splits = splits
@@ -168,11 +174,19 @@ class Work:
             completeness = bootstrap_mean(differences, groups=groups, unit="logits", least=0.0)
         title, done = method.title if own else f"{method.title} (grad-cam package)", refinement.words
         row = kept.MethodRow(
-            model.alias, name, f"{title}, {done}" if done else title, method.paper if own else PROVENANCE,
-            "x".join(str(side) for side in maps.shape[1:]), method.signed and own and refinement.times is None,
-            len(maps), int(faults.constant.sum()), int(faults.not_finite.sum()), seconds / len(split),
-            None if gain is None else float(gain.abs().mean()), completeness,
-        )  # fmt: skip
+            model.alias,
+            name,
+            f"{title}, {done}" if done else title,
+            method.paper if own else PROVENANCE,
+            "x".join(str(side) for side in maps.shape[1:]),
+            method.signed and own and refinement.times is None,
+            len(maps),
+            int(faults.constant.sum()),
+            int(faults.not_finite.sum()),
+            seconds / len(split),
+            None if gain is None else float(gain.abs().mean()),
+            completeness,
+        )
         return row, maps
 
     def _arrays(self, maps: Sequence[Tensor], drawn: int) -> kept.ExplainArrays:
@@ -195,11 +209,16 @@ def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | Non
     shares = logits.softmax(-1)
     return [
         kept.ImageRow(
-            model.alias, name, model.classes[int(own.argmax())], round(float(own.max()), 4),
-            model.classes[int(target)], round(float(own[int(target)]), 4), label,
+            model.alias,
+            name,
+            model.classes[int(own.argmax())],
+            round(float(own.max()), 4),
+            model.classes[int(target)],
+            round(float(own[int(target)]), 4),
+            label,
         )
         for name, own, target, label in zip(names, shares, targets, labels)
-    ]  # fmt: skip
+    ]
 
 
 def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
@@ -208,10 +227,22 @@ def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
     known = {name: margin for name, margin in margins.items() if margin is not None}
     value = next((each.report.get(FAITHFULNESS) for each in choice.scores if each.method == choice.method), None)
     row = kept.ChoiceRow(
-        alias, choice.method, choice.reason, choice.candidates, choice.checks, choice.left_out, choice.localised,
+        alias,
+        choice.method,
+        choice.reason,
+        choice.candidates,
+        choice.checks,
+        choice.left_out,
+        choice.localised,
         None if choice.certainty is None else Estimate(choice.certainty, n=len(choice.selection)),
-        DRAWS, choice.runner_up, choice.alike, choice.confirmation, len(choice.selection), len(choice.report), REPLACED,
-    )  # fmt: skip
+        DRAWS,
+        choice.runner_up,
+        choice.alike,
+        choice.confirmation,
+        len(choice.selection),
+        len(choice.report),
+        REPLACED,
+    )
     return {
         "chosen": (row,),
         "choice_scores": tuple(replace(each, model=alias) for each in choice.scores),
@@ -282,9 +313,15 @@ def as_function(name: str, options: ExplainOptions) -> Callable[[Model, Images, 
         passes = quickly(model, name) if engine == "vitlens" else nullcontext()
         with passes:
             return explain(
-                model, images, targets=targets, method=name, refinement=refinement, engine=engine,
-                batch_size=run.batch_size, seed=run.seed,
-            )  # fmt: skip
+                model,
+                images,
+                targets=targets,
+                method=name,
+                refinement=refinement,
+                engine=engine,
+                batch_size=run.batch_size,
+                seed=run.seed,
+            )
 
     return maps
 

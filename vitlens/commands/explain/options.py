@@ -24,9 +24,12 @@ class RefineOptions:
         "--refine", "affinity: maps of patches smoothed by the model's attention between patches.", default="none"
     )
     layers: tuple[int, ...] | None = option(
-        "--refine-layers", "With --refine: the layers whose attention is used, from 0.", metavar="LIST",
-        parse=layers_of, shown="all",
-    )  # fmt: skip
+        "--refine-layers",
+        "With --refine: the layers whose attention is used, from 0.",
+        metavar="LIST",
+        parse=layers_of,
+        shown="all",
+    )
     steps: int = option(
         "--refine-steps", "With --refine: steps, an even number.", default=REFINE_STEPS, metavar="N", low=0
     )
@@ -52,30 +55,36 @@ class ExplainOptions(SharedOptions):
     images: tuple[str, ...] = images_option()
     data: str | None = data_option()
     method: tuple[str, ...] = choices(
-        "--method", f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}.", (*ATTRIBUTIONS, ALL), default=(),
+        "--method",
+        f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}.",
+        (*ATTRIBUTIONS, ALL),
+        default=(),
         shown=f"{', '.join(default_methods())}, as far as a model has them",
-    )  # fmt: skip
+    )
     auto: bool = option(
         "--auto",
         "Choose a method by quick checks on half of up to 40 images; the other half judges it (--method: candidates).",
         default=False,
     )
     engine: Engine = option(
-        "--engine", "grad-cam: the package's own maps (ReLU, scaled to [0, 1]), of the methods that it has.",
+        "--engine",
+        "grad-cam: the package's own maps (ReLU, scaled to [0, 1]), of the methods that it has.",
         default="vitlens",
-    )  # fmt: skip
+    )
     target: str = option(
         "--target", "Explained: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
     )
     verify: bool = option(
-        "--verify", "Check every method: patches removed, weights randomised, localisation; a league table.",
+        "--verify",
+        "Check every method: patches removed, weights randomised, localisation; a league table.",
         default=False,
-    )  # fmt: skip
+    )
     substrate: Substrate = option("--substrate", "With --verify: what replaces removed patches.", default=SUBSTRATE)
     counterfactuals: bool = option(
         "--counterfactuals/--no-counterfactuals",
-        "With --verify: search for patches whose removal changes the prediction (the costliest check).", default=True,
-    )  # fmt: skip
+        "With --verify: search for patches whose removal changes the prediction (the costliest check).",
+        default=True,
+    )
     show: tuple[str, ...] = option(
         "--show", "Draw these images, by file name (default: the first).", default=(), metavar="LIST", parse=names_of
     )
@@ -83,18 +92,23 @@ class ExplainOptions(SharedOptions):
         "--composites",
         f"With --verify: {', '.join(COMPOSITE_KINDS)}, {NONE}, or {AUTO}: "
         f"{' and '.join(kind.name for kind in COMPOSITE_KINDS.values() if kind.default)} where masks are not known.",
-        (*COMPOSITE_KINDS, AUTO, NONE), default=(AUTO,), shown=AUTO,
-    )  # fmt: skip
+        (*COMPOSITE_KINDS, AUTO, NONE),
+        default=(AUTO,),
+        shown=AUTO,
+    )
     composite_count: int = option(
         "--composite-count", "Composite images of each kind, at most.", default=COMPOSITES, metavar="N", low=2
     )
     other_substrates: tuple[str, ...] = choices(
         "--other-substrates",
         f"With --verify: {', '.join(SUBSTRATES)}, or {NONE}: what else replaces removed patches, to compare rankings.",
-        (*SUBSTRATES, NONE), default=OTHER_SUBSTRATES, shown=", ".join(OTHER_SUBSTRATES),
-    )  # fmt: skip
+        (*SUBSTRATES, NONE),
+        default=OTHER_SUBSTRATES,
+        shown=", ".join(OTHER_SUBSTRATES),
+    )
     stability: bool = option(
         "--stability/--no-stability",
-        "With --verify: whether maps follow shifts of the images by 1/4, 1/2 and 1 px, and a flip.", default=True,
-    )  # fmt: skip
+        "With --verify: whether maps follow shifts of the images by 1/4, 1/2 and 1 px, and a flip.",
+        default=True,
+    )
     refine: RefineOptions = bundle(RefineOptions)

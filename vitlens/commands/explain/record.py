@@ -35,9 +35,12 @@ class MethodRow(OfModel):
     seconds: float = col("time an image", unit="s")
     gain: float | None = col("change of the logit from black", unit="logits", default=None)
     completeness: Estimate | None = col(
-        "completeness error", term="the mean difference of a map's sum from the change of the logit from a black image",
-        better="lower", metric="completeness/{model}/{method}", default=None,
-    )  # fmt: skip
+        "completeness error",
+        term="the mean difference of a map's sum from the change of the logit from a black image",
+        better="lower",
+        metric="completeness/{model}/{method}",
+        default=None,
+    )
 
 
 @dataclass(frozen=True)
@@ -156,9 +159,10 @@ class RankingRow(OfModel):
     first: str = col("replacement")
     second: str = col("and")
     tau: Estimate = col(
-        "Kendall's τ", term="1 where two rankings are the same, -1 where one is the reverse of the other",
+        "Kendall's τ",
+        term="1 where two rankings are the same, -1 where one is the reverse of the other",
         metric="substrate_agreement/{model}/{first}/{second}",
-    )  # fmt: skip
+    )
     methods: int = col("methods")
     swapped: int = col("pairs that change places")
 

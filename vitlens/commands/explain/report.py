@@ -44,8 +44,10 @@ def sheets(record: ExplainRecord) -> Iterator[Picture]:
         of = Marked(finalize(alias) + target)
         if not any(is_drawable(own) for maps in arrays.maps.values() for own in maps[: len(arrays.images)]):
             continue
-        names = [f"{name}: {_below(row)}" if row.target is not None else name
-                 for name, row in zip(file_names([row.image for row in shown]), shown)]  # fmt: skip
+        names = [
+            f"{name}: {_below(row)}" if row.target is not None else name
+            for name, row in zip(file_names([row.image for row in shown]), shown)
+        ]
         for some in _evenly(len(arrays.images), EACH):
             for columns in _evenly(len(methods), _METHODS):
                 for at in range(len(arrays.images))[some]:
@@ -56,10 +58,13 @@ def sheets(record: ExplainRecord) -> Iterator[Picture]:
                     for index in range(len(methods))[columns]:
                         row, fault = methods[index], faults.get(methods[index].method, "")
                         yield Picture(
-                            image, np.asarray(arrays.maps[index][at], float), signed=row.signed,
+                            image,
+                            np.asarray(arrays.maps[index][at], float),
+                            signed=row.signed,
                             column=f"{row.title} ({fault})" if fault else row.title,
-                            crossed="failed" if fault not in ("", JUMPS) else "", **given,
-                        )  # fmt: skip
+                            crossed="failed" if fault not in ("", JUMPS) else "",
+                            **given,
+                        )
                 number += 1
 
 
@@ -164,8 +169,11 @@ def _ranking(record: ExplainRecord) -> str:
         "{{ pairs or 'No' }} pair{{ pairs|s if pairs }} of methods significantly change{{ 's' if pairs < 2 }} places "
         "when removed patches are replaced otherwise{% if row.methods > 2 %}; the rankings agree least with patches "
         "{{ first }} and {{ second }} (Kendall's τ {{ row.tau|value }}){% endif %}.",
-        pairs=pairs, row=least, first=REPLACED[least.first], second=REPLACED[least.second],
-    )  # fmt: skip
+        pairs=pairs,
+        row=least,
+        first=REPLACED[least.first],
+        second=REPLACED[least.second],
+    )
 
 
 def _weights(record: ExplainRecord) -> str:
@@ -175,8 +183,9 @@ def _weights(record: ExplainRecord) -> str:
         "Weights are randomised from the head down. A map that depends on them falls to zero; one that stays above "
         "{{ similar|number }} in the upper half, or with all of them random, fails"
         "{% if rows %}. The last stage keeps {{ rows[-1].kept|percent }} of the predictions{% endif %}.",
-        similar=SIMILAR, rows=rows,
-    )  # fmt: skip
+        similar=SIMILAR,
+        rows=rows,
+    )
 
 
 def _removed(record: ExplainRecord) -> Iterator[Picture]:
@@ -205,8 +214,10 @@ def _fewest(record: ExplainRecord) -> str:
     return say(
         "In the order of **{{ best.method }}**, {{ best.size|alone }} of the patches must be removed before the "
         "prediction of {{ best.model }} changes; a greedy search on {{ search.searched.n }} images needs "
-        "{{ search.searched|value }}.", best=best, search=search,
-    )  # fmt: skip
+        "{{ search.searched|value }}.",
+        best=best,
+        search=search,
+    )
 
 
 def _composites(row: CompositeSetRow) -> str:
@@ -229,8 +240,12 @@ def _composite_sheets(record: ExplainRecord) -> Iterator[Picture]:
         rows = [each for each in record.composites if (each.model, each.kind) == (row.model, row.kind)]
         shown, known = [each.method for each in rows if not each.baseline][: _METHODS - 2], arrays.methods.tolist()
         for at, pixels in enumerate(arrays.images / np.float32(255)):
-            given: dict[str, Any] = {"row": f"{at}: explained: {arrays.targets[at]}", "mask": arrays.masks[at],
-                                     "sheet": sheet, "of": row.model}  # fmt: skip
+            given: dict[str, Any] = {
+                "row": f"{at}: explained: {arrays.targets[at]}",
+                "mask": arrays.masks[at],
+                "sheet": sheet,
+                "of": row.model,
+            }
             yield Picture(pixels, column="image", **given)
             for name in shown:
                 own, method = np.asarray(arrays.maps[known.index(name)][at], float), methods[name]
@@ -245,8 +260,10 @@ def _slowest(record: ExplainRecord) -> str:
         "{% if rows|length > 1 %}A map takes from {{ rows[0].seconds|number }} s ({{ rows[0].method }}) to "
         "{{ rows[-1].seconds|number }} s ({{ rows[-1].method }}).{% endif %}{% if worst %} The sums of "
         "{{ worst.method }} miss the change of the logit from a black image, {{ worst.gain|number }} on average, by "
-        "{{ worst.completeness|alone }}.{% endif %}", rows=rows, worst=missed[max(missed)] if missed else None,
-    )  # fmt: skip
+        "{{ worst.completeness|alone }}.{% endif %}",
+        rows=rows,
+        worst=missed[max(missed)] if missed else None,
+    )
 
 
 def _many(table: str) -> Callable[[ExplainRecord], Any]:
@@ -255,11 +272,13 @@ def _many(table: str) -> Callable[[ExplainRecord], Any]:
 
 
 _PICTURE: Final = Chart(
-    "explain", images(under=True),
+    "explain",
+    images(under=True),
     "Maps over their images: red for the class, blue against it; unsigned maps begin at their minimum. Compare places, "
     "not amounts. Outline: object. Crossed out: uniform or failed.",
-    title="Maps of {{ first.of }}", rows=sheets,
-)  # fmt: skip
+    title="Maps of {{ first.of }}",
+    rows=sheets,
+)
 
 REPORT: Final = Report(
     ExplainRecord,
@@ -272,50 +291,75 @@ REPORT: Final = Report(
     glance=Overview(believed, ("model", "method", "state", "value", "margin", "not_passed")),
     sections=(
         Section(
-            "Which maps may be believed?", lambda record: record.checks if record.stages else (), opening=_states,
-            about=("maps",), charts=(checks_chart(lambda record: [
-                row for rows in by(record.checks, "model").values() for row in in_order(rows)
-            ]),),
+            "Which maps may be believed?",
+            lambda record: record.checks if record.stages else (),
+            opening=_states,
+            about=("maps",),
+            charts=(
+                checks_chart(
+                    lambda record: [row for rows in by(record.checks, "model").values() for row in in_order(rows)]
+                ),
+            ),
         ),
         other_sheets(_PICTURE),
         Section(
-            "Which method was chosen?", "choice_scores", columns=("model", "method", "baseline", "wins"),
+            "Which method was chosen?",
+            "choice_scores",
+            columns=("model", "method", "baseline", "wins"),
             opening="Scores are means over the checks, each in standard deviations of the methods. One half of the "
             "images selects, the other one, drawn here, reports.",
-            charts=(Chart(
-                "choice", intervals("method", "report.score"),
-                "Score of each candidate and baseline on the half of the images that did not select, with intervals.",
-                title="Candidates for {{ first.model }}", each="model",
-            ),),
-        ),
-        Section(
-            "Do predictions depend on the highest patches?",
-            _many("league"), opening=_ranking,
             charts=(
                 Chart(
-                    "faithfulness", lines("share", "probability", of="method", panel="panel"),
-                    "Mean probability of the target as patches are removed and inserted, highest first, of the best "
-                    "methods and the baselines.",
-                    title="Probability without and with the highest patches, {{ first.model }}", rows=_curves,
+                    "choice",
+                    intervals("method", "report.score"),
+                    "Score of each candidate and baseline on the half of the images that did not select, with "
+                    "intervals.",
+                    title="Candidates for {{ first.model }}",
                     each="model",
-                ),
-                Chart(
-                    "substrates", matrix("method", "substrate", "gap"),
-                    "Insertion minus deletion by what replaces a removed patch; imputed is ROAD. A method that is high "
-                    "in one column alone depends on it.",
-                    title="Insertion minus deletion by replacement, {{ first.model }}", rows="substrates", each="model",
                 ),
             ),
         ),
         Section(
-            "Do maps depend on the weights?", "stages", opening=_weights,
-            charts=(Chart(
-                "randomisation", matrix("method", "stage", "similarity"),
-                "Rank correlation of maps before and after the weights are randomised from the head down to a stage. "
-                "Low is good.",
-                title="Maps of {{ first.model }} with random weights", each="model",
-                only=lambda row: row.similarity is not None,
-            ),),
+            "Do predictions depend on the highest patches?",
+            _many("league"),
+            opening=_ranking,
+            charts=(
+                Chart(
+                    "faithfulness",
+                    lines("share", "probability", of="method", panel="panel"),
+                    "Mean probability of the target as patches are removed and inserted, highest first, of the best "
+                    "methods and the baselines.",
+                    title="Probability without and with the highest patches, {{ first.model }}",
+                    rows=_curves,
+                    each="model",
+                ),
+                Chart(
+                    "substrates",
+                    matrix("method", "substrate", "gap"),
+                    "Insertion minus deletion by what replaces a removed patch; imputed is ROAD. A method that is high "
+                    "in one column alone depends on it.",
+                    title="Insertion minus deletion by replacement, {{ first.model }}",
+                    rows="substrates",
+                    each="model",
+                ),
+            ),
+        ),
+        Section(
+            "Do maps depend on the weights?",
+            "stages",
+            opening=_weights,
+            charts=(
+                Chart(
+                    "randomisation",
+                    matrix("method", "stage", "similarity"),
+                    "Rank correlation of maps before and after the weights are randomised from the head down to a "
+                    "stage. "
+                    "Low is good.",
+                    title="Maps of {{ first.model }} with random weights",
+                    each="model",
+                    only=lambda row: row.similarity is not None,
+                ),
+            ),
         ),
         Section(
             "Do maps lie on the object?",
@@ -325,60 +369,87 @@ REPORT: Final = Report(
             "object significantly more than the best of four maps that ignore the image; **{{ first.maps }}** of "
             "{{ first.model }} lies there most, with a ROC-AUC of {{ first.estimate|alone }}.",
             columns=("model", "maps", "estimate", "baseline", "of_baseline", "difference"),
-            charts=(Chart(
-                "localisation",
-                intervals("maps", "estimate", "of_baseline", titles=("this map", "a map that ignores the image")),
-                "ROC-AUC of each map on the object's mask, beside the best of four maps that ignore the image.",
-                title="ROC-AUC of maps on the object, {{ first.model }}", each="model",
-            ),),
-        ),
-        Section(
-            "Do the methods agree?", _many("agreement"),
-            order=lambda row: row.spearman.value,
-            opening="Least alike are the maps of {{ first.first }} and {{ first.second }}, with a rank correlation of "
-            "{{ first.spearman|value }}.",
-            charts=(Chart(
-                "agreement", matrix("first", "second", "spearman"),
-                "Rank correlation of the maps of two methods, mean over images; dark: alike.",
-                title="Agreement of methods, {{ first.model }}", rows="agreement", each="model",
-            ),),
-        ),
-        Section(
-            "How few patches change the prediction?", _many("orders"),
-            order=lambda row: row.searched.value, opening=_fewest,
-            columns=("model", "method", "size", "turned"),
-            charts=(Chart(
-                "counterfactuals", images(),
-                "Grey: removed patches, in the order of a map, with their number and the prediction without them. "
-                "Other patches may support it as well.",
-                title="Patches whose removal changes the prediction", rows=_removed,
-            ),),
-        ),
-        Section(
-            "Do maps find a class among others?", "composite_sets", says=_composites,
-            columns=("model", "kind", "composites", "maps", "recognised", "guessed"),
             charts=(
                 Chart(
-                    "composites", intervals("method", "mass", of="kind"),
-                    "Share of a map's positive values on the part that shows the explained class, with intervals over "
-                    "composites.",
-                    title="Mass on the explained class, {{ first.model }}", rows=lambda record: [
-                        row for row in record.composites
-                        if any(made.seen and (made.model, made.kind) == (row.model, row.kind)
-                               for made in record.composite_sets)
-                    ],
+                    "localisation",
+                    intervals("maps", "estimate", "of_baseline", titles=("this map", "a map that ignores the image")),
+                    "ROC-AUC of each map on the object's mask, beside the best of four maps that ignore the image.",
+                    title="ROC-AUC of maps on the object, {{ first.model }}",
                     each="model",
-                ),
-                Chart(
-                    "composite_maps", images(under=True),
-                    "Composite images with maps of the outlined class, of the methods with most mass there.",
-                    title="Maps of the outlined class, {{ first.of }}", each="sheet", rows=_composite_sheets,
                 ),
             ),
         ),
         Section(
-            "Which methods, and at what cost?", "methods", opening=_slowest,
+            "Do the methods agree?",
+            _many("agreement"),
+            order=lambda row: row.spearman.value,
+            opening="Least alike are the maps of {{ first.first }} and {{ first.second }}, with a rank correlation of "
+            "{{ first.spearman|value }}.",
+            charts=(
+                Chart(
+                    "agreement",
+                    matrix("first", "second", "spearman"),
+                    "Rank correlation of the maps of two methods, mean over images; dark: alike.",
+                    title="Agreement of methods, {{ first.model }}",
+                    rows="agreement",
+                    each="model",
+                ),
+            ),
+        ),
+        Section(
+            "How few patches change the prediction?",
+            _many("orders"),
+            order=lambda row: row.searched.value,
+            opening=_fewest,
+            columns=("model", "method", "size", "turned"),
+            charts=(
+                Chart(
+                    "counterfactuals",
+                    images(),
+                    "Grey: removed patches, in the order of a map, with their number and the prediction without them. "
+                    "Other patches may support it as well.",
+                    title="Patches whose removal changes the prediction",
+                    rows=_removed,
+                ),
+            ),
+        ),
+        Section(
+            "Do maps find a class among others?",
+            "composite_sets",
+            says=_composites,
+            columns=("model", "kind", "composites", "maps", "recognised", "guessed"),
+            charts=(
+                Chart(
+                    "composites",
+                    intervals("method", "mass", of="kind"),
+                    "Share of a map's positive values on the part that shows the explained class, with intervals over "
+                    "composites.",
+                    title="Mass on the explained class, {{ first.model }}",
+                    rows=lambda record: [
+                        row
+                        for row in record.composites
+                        if any(
+                            made.seen and (made.model, made.kind) == (row.model, row.kind)
+                            for made in record.composite_sets
+                        )
+                    ],
+                    each="model",
+                ),
+                Chart(
+                    "composite_maps",
+                    images(under=True),
+                    "Composite images with maps of the outlined class, of the methods with most mass there.",
+                    title="Maps of the outlined class, {{ first.of }}",
+                    each="sheet",
+                    rows=_composite_sheets,
+                ),
+            ),
+        ),
+        Section(
+            "Which methods, and at what cost?",
+            "methods",
+            opening=_slowest,
             columns=("model", "title", "source", "map", "seconds"),
         ),
     ),
-)  # fmt: skip
+)

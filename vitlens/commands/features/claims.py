@@ -82,25 +82,37 @@ def _ahead(record: FeaturesRecord) -> Claim:
     for name in tested(record, record.pairs):
         top = max(known, key=lambda row: each.value if (each := row.reached(name)) else 0.0)
         rivals = {row.model for row in known if not (told and row.objective == top.objective)} - {top.model}
-        pairs = {({row.first, row.second} - {top.model}).pop(): row for row in record.pairs
-                 if row.classifier == name and top.model in (row.first, row.second)}  # fmt: skip
-        beaten = {other: row.gain(top.model) for other, row in pairs.items()
-                  if other in rivals and row.better == top.model}  # fmt: skip
+        pairs = {
+            ({row.first, row.second} - {top.model}).pop(): row
+            for row in record.pairs
+            if row.classifier == name and top.model in (row.first, row.second)
+        }
+        beaten = {
+            other: row.gain(top.model) for other, row in pairs.items() if other in rivals and row.better == top.model
+        }
         alike = [other for other in pairs if other in rivals and other not in beaten]
         closest = min(beaten, key=lambda other: beaten[other].value, default="")
         gain = beaten.get(closest)
         given = {"top": top, "beaten": beaten, "alike": alike, "closest": closest, "gain": gain, "told": told}
-        parts.append(say(
-            "By the {{ name }} **{{ top.model }}**{% if told %} ({{ top.words }}){% endif %} is {% if beaten %}ahead "
-            "of {{ beaten|names }}{% if beaten|length > 1 %}, of {{ closest }}{% endif %} by {{ gain }}{% if alike %}, "
-            "but {% endif %}{% endif %}{% if alike %}not significantly ahead of {{ alike|names }}{% endif %}.",
-            name=classifier_name(name), **given,
-        ))  # fmt: skip
-        titles.append(say(
-            "{% if alike %}{{ top.model }} has no significant lead over {{ alike[0] }} by its features"
-            "{% elif told %}{{ top.model }} ({{ top.objective }}) is ahead of the models of other pretrainings"
-            "{% else %}The features of {{ top.model }} give the class best{% endif %}", **given,
-        ))  # fmt: skip
+        parts.append(
+            say(
+                "By the {{ name }} **{{ top.model }}**{% if told %} ({{ top.words }}){% endif %} is {% if beaten "
+                "%}ahead "
+                "of {{ beaten|names }}{% if beaten|length > 1 %}, of {{ closest }}{% endif %} by {{ gain }}{% if "
+                "alike %}, "
+                "but {% endif %}{% endif %}{% if alike %}not significantly ahead of {{ alike|names }}{% endif %}.",
+                name=classifier_name(name),
+                **given,
+            )
+        )
+        titles.append(
+            say(
+                "{% if alike %}{{ top.model }} has no significant lead over {{ alike[0] }} by its features"
+                "{% elif told %}{{ top.model }} ({{ top.objective }}) is ahead of the models of other pretrainings"
+                "{% else %}The features of {{ top.model }} give the class best{% endif %}",
+                **given,
+            )
+        )
         if gain and not alike:
             winners.setdefault(top.objective if told else top.model, gain)
     if len(winners) > 1:
@@ -127,7 +139,8 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
             state = "inconclusive"
         verdict = Verdict(state, "its accuracy minus that of a linear probe of its last layer", "classifier")
     yield found(
-        "classifier", row.model,
+        "classifier",
+        row.model,
         "{% if more %}The last layer of **{{ m }}** holds more than its classifier reads: {% else %}From the last "
         "layer of **{{ m }}**, {% endif %}{{ reached|alone }} of the images are classified correctly by the {{ by }} "
         "({{ chance|percent }} by chance){% if gap %} and {{ own|value }} by its own classifier "
@@ -136,11 +149,21 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
         gain,
         headline="{% if more %}The last layer of {{ m }} holds more than its classifier reads{% else %}The last layer "
         "of {{ m }} gives the class of {{ reached|value(0) }} of the images{% endif %}",
-        given={"m": row.model, "by": classifier_name(named[0]), "reached": row.reached(named[0]), "own": row.accuracy,
-               "chance": record.sets[0].chance, "more": more, "decided": decided, "gap": gap},
-        p=gap.p_holm if gap else None, kind="answer" if len(record.features) == 1 else kind, place="depth",
+        given={
+            "m": row.model,
+            "by": classifier_name(named[0]),
+            "reached": row.reached(named[0]),
+            "own": row.accuracy,
+            "chance": record.sets[0].chance,
+            "more": more,
+            "decided": decided,
+            "gap": gap,
+        },
+        p=gap.p_holm if gap else None,
+        kind="answer" if len(record.features) == 1 else kind,
+        place="depth",
         verdict=verdict,
-    )  # fmt: skip
+    )
 
 
 def _better_layer(rows: Sequence[kept.DepthRow]) -> Iterator[Claim]:
@@ -151,11 +174,15 @@ def _better_layer(rows: Sequence[kept.DepthRow]) -> Iterator[Claim]:
     looks = len(rows) - 1
     if apart(widened(best.accuracy, looks), widened(last.accuracy, looks)) is Side.ABOVE:
         yield found(
-            "best layer", best.model,
+            "best layer",
+            best.model,
             "A linear probe reads the class better from {{ best.place }} of **{{ best.model }}** than from its last "
             "layer: {{ effect|alone }} beside {{ last.accuracy|alone }}.",
-            best.accuracy, given={"best": best, "last": last}, reference=last.accuracy.value, place="depth",
-        )  # fmt: skip
+            best.accuracy,
+            given={"best": best, "last": last},
+            reference=last.accuracy.value,
+            place="depth",
+        )
 
 
 def _zero_shot(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:
@@ -164,22 +191,29 @@ def _zero_shot(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:
     if not rows:
         return
     yield found(
-        "zero-shot", model.model,
+        "zero-shot",
+        model.model,
         "Given only the names of the classes, **{{ m }}** classifies {{ effect }} of the images correctly "
         "(ensemble of {{ n }} template{{ n|s }}). It chooses among the {{ classes }} classes of the data, where "
         "chance is {{ (1 / classes)|percent(1) }}.",
-        rows[0].accuracy, given={"m": model.model, "n": len(rows) - 1, "classes": model.candidates}, kind="answer",
+        rows[0].accuracy,
+        given={"m": model.model, "n": len(rows) - 1, "classes": model.candidates},
+        kind="answer",
         headline="Among {{ classes }} classes, {{ m }} classifies {{ effect|value(0) }} of the images zero-shot",
-    )  # fmt: skip
+    )
     differing = [(row, row.gain) for row in rows if row.gain and row.p_holm is not None and row.p_holm <= LEVEL]
     if differing:
         row, gain = max(differing, key=lambda each: abs(each[1].value))
         yield found(
-            "wording", model.model,
+            "wording",
+            model.model,
             "“{{ row.template }}” alone changes the zero-shot accuracy of **{{ row.model }}** by {{ effect }} beside "
             "the ensemble of all templates.",
-            gain, given={"row": row}, p=row.p_holm, place="templates",
-        )  # fmt: skip
+            gain,
+            given={"row": row},
+            p=row.p_holm,
+            place="templates",
+        )
 
 
 def _objects(record: FeaturesRecord) -> Iterator[Claim]:
@@ -197,14 +231,18 @@ def _objects(record: FeaturesRecord) -> Iterator[Claim]:
     easy = start is not None and apart(own, start) is not Side.ABOVE
     first = not easy and all(apart(own, other) is Side.ABOVE for other in others)
     yield found(
-        "object by patches", " and ".join(row.model for row in known),
+        "object by patches",
+        " and ".join(row.model for row in known),
         "{% if easy %}The patches of the last layer find the object no better than those before any attention: "
         "{{ own|value }} and {{ start|value }} intersection over union for **{{ m.model }}**{% elif first %}The "
         "patches of **{{ m.model }}** ({{ m.words }}) find the object best without training: {{ own|alone }} "
         "intersection over union{% else %}By how well patches find the object no pretraining is ahead{% endif %}.",
-        own if first else None, given={"easy": easy, "first": first, "own": own, "start": start, "m": best},
-        reference=max(other.value for other in others), kind="comparison", place="space_embedding",
-    )  # fmt: skip
+        own if first else None,
+        given={"easy": easy, "first": first, "own": own, "start": start, "m": best},
+        reference=max(other.value for other in others),
+        kind="comparison",
+        place="space_embedding",
+    )
 
 
 def _unlike(record: FeaturesRecord) -> Iterator[Claim]:
@@ -214,24 +252,32 @@ def _unlike(record: FeaturesRecord) -> Iterator[Claim]:
         first = next(row.cka for row in own if row.layer == "0" and row.other == last.other)
         if last.cka and first and apart(last.cka, first) is Side.BELOW:
             yield found(
-                "last layers", f"{last.first} and {last.second}",
+                "last layers",
+                f"{last.first} and {last.second}",
                 "The last layers of **{{ r.first }}** and **{{ r.second }}** are less alike ({{ effect|alone }} linear "
                 "CKA) than the first of {{ r.first }} and the last of {{ r.second }} ({{ first|alone }}).",
-                last.cka, given={"r": last, "first": first}, reference=first.value, place="cka",
-            )  # fmt: skip
+                last.cka,
+                given={"r": last, "first": first},
+                reference=first.value,
+                place="cka",
+            )
 
 
 def _places(row: kept.PatchesRow) -> Claim:
     """Whether, of images without classes, positions decide which patches are similar before any attention."""
     return found(
-        "positions", row.model,
+        "positions",
+        row.model,
         "Before any attention, {{ effect|alone }} of the nearest patches in other images lie at the same place in "
         "**{{ m }}** ({{ chance|percent }} by chance).",
-        row.value, reference=row.chance, kind="answer", place="space_embedding",
+        row.value,
+        reference=row.chance,
+        kind="answer",
+        place="space_embedding",
         headline="Before any attention, {% if more %}their place{% else %}what they show{% endif %} makes patches of "
         "{{ m }} similar",
         given={"m": row.model, "chance": row.chance, "more": beyond(row.value, row.chance) is Side.ABOVE},
-    )  # fmt: skip
+    )
 
 
 def unknown(record: FeaturesRecord) -> Iterator[str]:
@@ -244,8 +290,11 @@ def unknown(record: FeaturesRecord) -> Iterator[str]:
         if row.no_zero_shot:
             yield say("{{ r.model }} has no zero-shot accuracy: {{ r.no_zero_shot|whole }}.", r=row)
     if record.notes:
-        yield say("{{ first.note|whole }}{% if more %} (more in `tables/notes.csv`){% endif %}.",
-                  first=record.notes[0], more=record.notes[1:])  # fmt: skip
+        yield say(
+            "{{ first.note|whole }}{% if more %} (more in `tables/notes.csv`){% endif %}.",
+            first=record.notes[0],
+            more=record.notes[1:],
+        )
     without, random = ([row.model for row in rows if row.objective == name] for name in ("not known", "random weights"))
     known = _objectives(rows)
     if len(rows) > 1 and without:
@@ -257,12 +306,16 @@ def unknown(record: FeaturesRecord) -> Iterator[str]:
     elif len(rows) > 1 and known:
         yield "The models differ in data, recipe and size too, so no difference is that of the pretraining alone."
     if data.bank is not None:
-        yield say("Neighbours and probes learn from {{ n }} images of the training part: a model that was trained on "
-                  "them separates them better than unseen images.", n=data.bank)  # fmt: skip
+        yield say(
+            "Neighbours and probes learn from {{ n }} images of the training part: a model that was trained on "
+            "them separates them better than unseen images.",
+            n=data.bank,
+        )
     few = [row.searched for row in rows if 0 < row.searched < SEARCHED]
     if few:
-        yield say("The nearest of {{ n }} images need not be similar; search {{ least }} or more.",
-                  n=few[0], least=SEARCHED)  # fmt: skip
+        yield say(
+            "The nearest of {{ n }} images need not be similar; search {{ least }} or more.", n=few[0], least=SEARCHED
+        )
     if 0 < data.largest < GROUP:
         yield say("Maps cannot show groups: the largest class has {{ n }} image{{ n|s }}.", n=data.largest)
     if record.depth:
@@ -270,5 +323,8 @@ def unknown(record: FeaturesRecord) -> Iterator[str]:
         yield "The best layer is best partly by chance: the images that choose it also measure it."
     shares = [row for row in record.maps if row.explained is not None and row.of in ("images", "patches")]
     if shares:
-        yield say("PCA of the {{ r.of }} of {{ r.model }} shows {{ r.explained|percent }} of their variance, and t-SNE "
-                  "distorts distances.", r=min(shares, key=lambda row: row.explained or 0.0))  # fmt: skip
+        yield say(
+            "PCA of the {{ r.of }} of {{ r.model }} shows {{ r.explained|percent }} of their variance, and t-SNE "
+            "distorts distances.",
+            r=min(shares, key=lambda row: row.explained or 0.0),
+        )

@@ -119,9 +119,15 @@ def neighbour_rows(own: FeatureSets, samples: Mapping[LayerChoice, PatchSample])
         number = str(EMBEDDING if layer.stage.index is None else layer.stage.index)
         for share, each in found.items():
             yield PatchesRow(
-                own.alias, number, layer.stage.title, share,  # type: ignore[arg-type]
-                *each, len(images.unique()), NEIGHBOURS, layer.grid,
-            )  # fmt: skip
+                own.alias,
+                number,
+                layer.stage.title,
+                share,  # type: ignore[arg-type]
+                *each,
+                len(images.unique()),
+                NEIGHBOURS,
+                layer.grid,
+            )
 
 
 def map_model(

@@ -99,17 +99,24 @@ def _read(own: FeatureSets, run: Run[Any]) -> dict[str, Features]:
     """The features of one model's images, by what they are for; nothing in all processes but the first."""
     model, options = own.model, own.options
     whole: dict[str, Any] = {
-        "embedding": embedding_stage(model) is not None, "processes": run.processes,
+        "embedding": embedding_stage(model) is not None,
+        "processes": run.processes,
         "cache": run.run.data_dir / "features" if options.cache else None,
-    }  # fmt: skip
+    }
     with progress(f"Reading {own.alias}", sum(map(len, own.parts.values())), quiet=run.run.quiet) as advance:
         found = {
             name: extract(
-                model, split, pool=options.pool, norm=options.norm, batch_size=run.run.batch_size,
-                precision=run.run.precision, advance=advance, **(whole if name in _SHARED else {}),
+                model,
+                split,
+                pool=options.pool,
+                norm=options.norm,
+                batch_size=run.run.batch_size,
+                precision=run.run.precision,
+                advance=advance,
+                **(whole if name in _SHARED else {}),
             )
             for name, split in own.parts.items()
-        }  # fmt: skip
+        }
     return {} if found["test"] is None else {name: each for name, each in found.items() if each is not None}
 
 
@@ -122,8 +129,9 @@ def _record(
     parts = [_of_model(*each, classified[each[0].alias], told.get(each[0].alias)) for each in zip(sets, read)]
     layers = list(_similar([each["test"] for each in read], own.test.groups, seed=own.seed))
     bank = None if own.bank is None else len(own.bank)
-    correct = {alias: {name: right.numpy() for name, right in each.correct.items()}
-               for alias, each in classified.items()}  # fmt: skip
+    correct = {
+        alias: {name: right.numpy() for name, right in each.correct.items()} for alias, each in classified.items()
+    }
     return replace(
         joined(parts),
         sets=(kept.SetsRow(len(own.test), own.chance, own.test.masks is not None, bank, own.no_bank),),
@@ -163,16 +171,27 @@ def _of_model(
     reached = {(row.weighting, row.classifier.partition("-")[2]): row.accuracy for row in found.depth}
     by_votes = [{k: each for (kind, k), each in reached.items() if kind == votes} for votes in _VOTES]
     row = kept.FeaturesRow(
-        alias, **vars(pretraining_of(model, told=told)), parameters=model.parameter_count(), pool=test.pool,
-        kind="stage" if last.kind == "stage" else "block", layers=len(test.layers) - test.embedded, dim=last.dim,
-        norm=last.norm, embedding=None if not test.embedded else "stem" if first.kind == "stem" else "embedding",
+        alias,
+        **vars(pretraining_of(model, told=told)),
+        parameters=model.parameter_count(),
+        pool=test.pool,
+        kind="stage" if last.kind == "stage" else "block",
+        layers=len(test.layers) - test.embedded,
+        dim=last.dim,
+        norm=last.norm,
+        embedding=None if not test.embedded else "stem" if first.kind == "stem" else "embedding",
         accuracy=None if itself is None else accuracy(itself, groups=own.test.groups),
-        probe=reached.get((None, "")), knn=by_votes[0], majority=by_votes[1], precision=found.precision,
-        zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason,
+        probe=reached.get((None, "")),
+        knn=by_votes[0],
+        majority=by_votes[1],
+        precision=found.precision,
+        zero_shot=templates[0].accuracy if templates else None,
+        no_zero_shot=reason,
         candidates=len(own.test.classes) if templates else None,
         chance=1 / len(own.test.classes) if templates else None,
-        errors=f"by {alias} itself" if by == _OWN else f"by {by.partition('-')[2]}-NN" if by else "", **searched,
-    )  # fmt: skip
+        errors=f"by {alias} itself" if by == _OWN else f"by {by.partition('-')[2]}-NN" if by else "",
+        **searched,
+    )
     notes = [note for name in ("test", "bank") if name in read for note in read[name].notes]
     return kept.FeaturesRecord(
         features=(row,),
@@ -269,9 +288,11 @@ def _heads(correct: Mapping[str, Mapping[str, NDArray[np.bool_]]], own: FeatureS
     """The classifiers on each model's last layer beside its own classifier, corrected together."""
     tests = [
         (alias, name, right, each[_OWN])
-        for alias, each in correct.items() if _OWN in each
-        for name, right in each.items() if name != _OWN
-    ]  # fmt: skip
+        for alias, each in correct.items()
+        if _OWN in each
+        for name, right in each.items()
+        if name != _OWN
+    ]
     for row in compared(tests, groups=own.groups, seed=own.seed):
         assert row.difference is not None  # of rows just made
         yield kept.HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)

@@ -27,8 +27,9 @@ class FeaturesOptions(ModelsOnImages):
     bank: int | None = option(
         "--bank",
         "Training images at most, as many of each class (default: all; with --limit ten times that, 200 at least).",
-        metavar="N", low=2,
-    )  # fmt: skip
+        metavar="N",
+        low=2,
+    )
     pool: FeaturePool | None = option(
         "--pool", "Tokens of an image's vector (default: what the classifier reads).", panel=_READ
     )
@@ -36,8 +37,10 @@ class FeaturesOptions(ModelsOnImages):
     objective: tuple[str, ...] = option(
         "--objective",
         f"What a model was pretrained for, where its name does not tell: {', '.join(OBJECTIVES)}; may be repeated.",
-        default=(), metavar="ALIAS=OBJECTIVE", panel=_READ,
-    )  # fmt: skip
+        default=(),
+        metavar="ALIAS=OBJECTIVE",
+        panel=_READ,
+    )
     cache: bool = option(
         "--cache/--no-cache", "Keep features below --data-dir for later runs.", default=True, panel=_READ
     )
@@ -49,20 +52,33 @@ class FeaturesOptions(ModelsOnImages):
     )
     thumbnails: bool = option("--thumbnails", "Also draw thumbnails in place of points.", default=False, panel=_SPACE)
     query: tuple[str, ...] = option(
-        "--query", "Image whose nearest neighbours are shown; may be repeated (default: some test images).", default=(),
-        metavar="IMAGE", panel=_SPACE,
-    )  # fmt: skip
+        "--query",
+        "Image whose nearest neighbours are shown; may be repeated (default: some test images).",
+        default=(),
+        metavar="IMAGE",
+        panel=_SPACE,
+    )
     show: tuple[str, ...] = option(
-        "--show", "Draw only these images: file names of the data, or paths (default: some test images).", default=(),
-        metavar="LIST", parse=names_of, panel=_SPACE,
-    )  # fmt: skip
+        "--show",
+        "Draw only these images: file names of the data, or paths (default: some test images).",
+        default=(),
+        metavar="LIST",
+        parse=names_of,
+        panel=_SPACE,
+    )
     templates: tuple[str, ...] = option(
         "--clip-templates",
         f"Prompt with {{}} for the class, a file of such lines, or {', '.join(TEMPLATE_SETS)}; may be repeated "
         "(default: photo, simple).",
-        default=("photo", "simple"), metavar="TEXT", shown=False, panel=_LANGUAGE,
-    )  # fmt: skip
-    prompts: tuple[str, ...] = option(
-        "--prompt", "Text whose relevance over the image is shown; may be repeated.", default=(), metavar="TEXT",
+        default=("photo", "simple"),
+        metavar="TEXT",
+        shown=False,
         panel=_LANGUAGE,
-    )  # fmt: skip
+    )
+    prompts: tuple[str, ...] = option(
+        "--prompt",
+        "Text whose relevance over the image is shown; may be repeated.",
+        default=(),
+        metavar="TEXT",
+        panel=_LANGUAGE,
+    )

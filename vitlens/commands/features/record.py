@@ -194,9 +194,10 @@ class MapRow(OfModel):
     dim: int = col("dimensions")
     trustworthiness: Estimate = col(
         "trustworthiness",
-        term="how far neighbours in a map are neighbours in the features: 1 all, about 0.5 at random", better="higher",
+        term="how far neighbours in a map are neighbours in the features: 1 all, about 0.5 at random",
+        better="higher",
         metric="trustworthiness/{model}/{method}/{of}",
-    )  # fmt: skip
+    )
     neighbours: int = col("neighbours")
     perplexity: float | None = col("perplexity", default=None)
     explained: float | None = col("variance", unit="fraction", default=None)

@@ -35,14 +35,22 @@ def _over_depth(record: FeaturesRecord) -> str:
     for rows in by([row for row in _curves(record) if row.classifier == name], "model").values():
         last, best = rows[-1], max(rows, key=lambda row: row.accuracy.value)
         nearly = next(row for row in rows if row.accuracy.value >= _NEARLY * last.accuracy.value)
-        said.append(say(
-            "By the {{ last.name }}, the features of **{{ last.model }}** give the class of {{ first.accuracy|value }} "
-            "of the images in {{ first.place }} and of {{ last.accuracy|value }} in {{ last.place }}, the last"
-            "{% if better %} (most: {{ best.accuracy|value }} in {{ best.place }}){% endif %}; {{ nearly.place }} is "
-            "the first to reach {{ share|percent }} of the last layer's accuracy.",
-            first=rows[0], last=last, best=best, better=best.accuracy.value > last.accuracy.value, nearly=nearly,
-            share=_NEARLY,
-        ))  # fmt: skip
+        said.append(
+            say(
+                "By the {{ last.name }}, the features of **{{ last.model }}** give the class of {{ "
+                "first.accuracy|value }} "
+                "of the images in {{ first.place }} and of {{ last.accuracy|value }} in {{ last.place }}, the last"
+                "{% if better %} (most: {{ best.accuracy|value }} in {{ best.place }}){% endif %}; {{ nearly.place "
+                "}} is "
+                "the first to reach {{ share|percent }} of the last layer's accuracy.",
+                first=rows[0],
+                last=last,
+                best=best,
+                better=best.accuracy.value > last.accuracy.value,
+                nearly=nearly,
+                share=_NEARLY,
+            )
+        )
     return " ".join(said[:_SAID])
 
 
@@ -110,8 +118,11 @@ def _trusted(record: FeaturesRecord) -> str:
     return say(
         "Trustworthiness of these maps is {{ low|value }}{% if low != high %} to {{ high|value }}{% endif %}.{% if not "
         "groups %} Classes of at most {{ n }} images form no groups: images are mapped only with `--tsne`.{% endif %}",
-        low=low, high=high, groups=_groups(record), n=record.sets[0].largest,
-    )  # fmt: skip
+        low=low,
+        high=high,
+        groups=_groups(record),
+        n=record.sets[0].largest,
+    )
 
 
 def _map_title(row: MapRow) -> str:
@@ -153,9 +164,13 @@ def _retrieved(record: FeaturesRecord) -> Iterator[Picture]:
                 same = None if found.same is None else bool(found.same[at, place])
                 symbol = "" if same is None else f"{RIGHT_SYMBOL if same else WRONG_SYMBOL} "
                 yield Picture(
-                    pixels / 255, row=name, column=str(place + 1), frame={None: "", True: RIGHT, False: WRONG}[same],
-                    below=f"{symbol}{word}\n{found.similarity[at, place]:.3f}", of=row.model,
-                )  # fmt: skip
+                    pixels / 255,
+                    row=name,
+                    column=str(place + 1),
+                    frame={None: "", True: RIGHT, False: WRONG}[same],
+                    below=f"{symbol}{word}\n{found.similarity[at, place]:.3f}",
+                    of=row.model,
+                )
 
 
 def _near(row: FeaturesRow) -> str:
@@ -171,9 +186,14 @@ def _matched(record: FeaturesRecord) -> Iterator[Matches]:
         for at, row in enumerate(rows):
             if row.matches and arrays.first is not None and arrays.second is not None:
                 yield Matches(
-                    f"{row.model}: {row.first} and {row.second}", arrays.first[at] / 255, arrays.second[at] / 255,
-                    arrays.sources[at], arrays.targets[at], arrays.alike[at], row.grid,
-                )  # fmt: skip
+                    f"{row.model}: {row.first} and {row.second}",
+                    arrays.first[at] / 255,
+                    arrays.second[at] / 255,
+                    arrays.sources[at],
+                    arrays.targets[at],
+                    arrays.alike[at],
+                    row.grid,
+                )
 
 
 def _prompted(record: FeaturesRecord) -> Iterator[Picture]:
@@ -204,11 +224,13 @@ REPORT: Final = Report(
     effects=effects,
     unknown=unknown,
     picture=Chart(
-        "patches", images(),
+        "patches",
+        images(),
         "{{ rows|selectattr('row', 'eq', 'image')|list|length }} of {{ record.images }} images. Patches of one colour "
         "have similar features within a row: their first three principal components. Colours of two models are not "
         "comparable.",
-        title="Patches of images coloured by their features in the last layer", rows=_colours,
+        title="Patches of images coloured by their features in the last layer",
+        rows=_colours,
     ),
     glance=(
         Glance("features", "objective"),
@@ -217,7 +239,10 @@ REPORT: Final = Report(
         Glance("features", "accuracy", title="accuracy of the own classifier", question="classifier"),
         Glance("features", "probe", title="accuracy of a linear probe", difference=partial(_gap, classifier=PROBE)),
         Glance(
-            _last_layers, "knn", key="most", title="accuracy of k-NN (largest k)",
+            _last_layers,
+            "knn",
+            key="most",
+            title="accuracy of k-NN (largest k)",
             difference=lambda record: _gap(record, most_neighbours(record)),
         ),
         Glance(_last_layers, "precision", key="most", title="neighbours of the image's class (largest k)"),
@@ -227,40 +252,65 @@ REPORT: Final = Report(
     ),
     sections=(
         Section(
-            "From which layer on can the class be read?", "depth", opening=_over_depth,
+            "From which layer on can the class be read?",
+            "depth",
+            opening=_over_depth,
             about=("classifier", "best layer"),
-            charts=(Chart(
-                "depth", lines("depth", "accuracy", of="model", panel="name", reference="chance"),
-                "Accuracy on test images with each layer's features alone, with intervals. Dashed: the most frequent "
-                "class. Zero is the embedding.",
-                title="Accuracy of simple classifiers on features, layer by layer", rows=_curves,
-            ),),
+            charts=(
+                Chart(
+                    "depth",
+                    lines("depth", "accuracy", of="model", panel="name", reference="chance"),
+                    "Accuracy on test images with each layer's features alone, with intervals. Dashed: the most "
+                    "frequent "
+                    "class. Zero is the embedding.",
+                    title="Accuracy of simple classifiers on features, layer by layer",
+                    rows=_curves,
+                ),
+            ),
         ),
         Section(
-            "Whose last layer is classified better?", "pairs", about=("features",),
+            "Whose last layer is classified better?",
+            "pairs",
+            about=("features",),
             columns=("first", "second", "classifier", "probe", "knn", "p_holm"),
             order=lambda row: (row.better == UNDECIDED, row.p_holm),
         ),
         Section(
-            "Which layers are alike?", _ends, about=("last layers",),
+            "Which layers are alike?",
+            _ends,
+            about=("last layers",),
             says="{% if row.alone %}The first and the last layer of **{{ first }}** have{% else %}The last "
             "layers of **{{ first }}** and **{{ second }}** have{% endif %} a CKA of {{ cka|alone }}; their distances "
             "between images have a rank correlation of {{ rank|number }}.",
-            charts=(Chart(
-                "cka", matrix("layer", "other", "cka", panel="models"),
-                "Linear CKA of every two layers; dark is alike. Blocks of dark cells are layers with similar features.",
-                title="Linear CKA of the layers", rows=_layers,
-            ),),
+            charts=(
+                Chart(
+                    "cka",
+                    matrix("layer", "other", "cka", panel="models"),
+                    "Linear CKA of every two layers; dark is alike. Blocks of dark cells are layers with similar "
+                    "features.",
+                    title="Linear CKA of the layers",
+                    rows=_layers,
+                ),
+            ),
         ),
         Section(
-            "What do patches hold before any attention, and what in the last layer?", "patches", opening=_shared,
-            columns=("model", "title", "share", "value", "chance"), about=("positions", "object by patches"),
-            charts=(Chart(
-                "space_embedding", patch_map,
-                "Patches as they enter the first block, in two dimensions: groups of one colour mean that positions "
-                "decide what is similar. Right: the same without their positions.",
-                title="The patch embeddings of {{ first.model }}, before any attention", rows=_patch_maps, each="model",
-            ),),
+            "What do patches hold before any attention, and what in the last layer?",
+            "patches",
+            opening=_shared,
+            columns=("model", "title", "share", "value", "chance"),
+            about=("positions", "object by patches"),
+            charts=(
+                Chart(
+                    "space_embedding",
+                    patch_map,
+                    "Patches as they enter the first block, in two dimensions: groups of one colour mean that "
+                    "positions "
+                    "decide what is similar. Right: the same without their positions.",
+                    title="The patch embeddings of {{ first.model }}, before any attention",
+                    rows=_patch_maps,
+                    each="model",
+                ),
+            ),
         ),
         Section(
             "Which images and patches lie together?",
@@ -269,51 +319,73 @@ REPORT: Final = Report(
             opening=_trusted,
             charts=tuple(
                 Chart(
-                    f"space_{of}", feature_space,
+                    f"space_{of}",
+                    feature_space,
                     "Last layers in two dimensions. Neighbours mean something, sizes of groups and distances between "
                     "them do not.",
-                    title=f"The last layer's features, one point {each}", rows=partial(_clouds, of),
+                    title=f"The last layer's features, one point {each}",
+                    rows=partial(_clouds, of),
                 )
                 for of, each in (("images", "an image"), ("patches", "a patch"))
             ),
         ),
         Section(
-            "Which images are near one another?", lambda record: [row for row in record.features if row.searched],
+            "Which images are near one another?",
+            lambda record: [row for row in record.features if row.searched],
             says=_near,
             charts=(
                 Chart(
-                    "retrieval", images(largest=0.85),
+                    "retrieval",
+                    images(largest=0.85),
                     "Nearest images of {{ rows|map(attribute='row')|unique|list|length }} queries among "
                     "{{ record.images }} images, with their cosine similarity. Frames show whether they are of its "
                     "class.",
-                    title="Nearest images in the last layer of {{ first.of }}", rows=_retrieved, each="of",
+                    title="Nearest images in the last layer of {{ first.of }}",
+                    rows=_retrieved,
+                    each="of",
                 ),
                 Chart(
-                    "matches", correspondences,
+                    "matches",
+                    correspondences,
                     "Arcs join patches of an image and its nearest neighbour that are each other's most similar; "
                     "positions alone can join them, too.",
-                    title="Best-matching patches of an image and its nearest", rows=_matched,
+                    title="Best-matching patches of an image and its nearest",
+                    rows=_matched,
                 ),
             ),
         ),
         Section(
-            "How much does the wording of a prompt change?", "templates",
+            "How much does the wording of a prompt change?",
+            "templates",
             columns=("model", "template", "accuracy", "gain", "p_holm"),
-            charts=(Chart(
-                "templates", intervals("template", "gain", of="model", reference=0),
-                "Zero-shot accuracy with one template minus that of the ensemble of all (dashed), on the same images, "
-                "with intervals.",
-                title="Zero-shot accuracy by template", only=lambda row: row.gain is not None,
-            ),),
+            charts=(
+                Chart(
+                    "templates",
+                    intervals("template", "gain", of="model", reference=0),
+                    "Zero-shot accuracy with one template minus that of the ensemble of all (dashed), on the same "
+                    "images, "
+                    "with intervals.",
+                    title="Zero-shot accuracy by template",
+                    only=lambda row: row.gain is not None,
+                ),
+            ),
         ),
         Section(
-            "Which places match a text?", "prompts", columns=("model", "name", "prompt", "cosine"),
-            charts=(Chart(
-                "prompts", images(scale="joint", label="relevance"),
-                "Relevance of patches for the similarity of image and text (Chefer 2021). Places that are bright for "
-                "every prompt depend on the image more than on the text.",
-                title="Relevance of the patches for a text, in {{ first.of }}", rows=_prompted, each="of",
-            ),),
+            "Which places match a text?",
+            "prompts",
+            columns=("model", "name", "prompt", "cosine"),
+            charts=(
+                Chart(
+                    "prompts",
+                    images(scale="joint", label="relevance"),
+                    "Relevance of patches for the similarity of image and text (Chefer 2021). Places that are bright "
+                    "for "
+                    "every prompt depend on the image more than on the text.",
+                    title="Relevance of the patches for a text, in {{ first.of }}",
+                    rows=_prompted,
+                    each="of",
+                ),
+            ),
         ),
     ),
-)  # fmt: skip
+)

@@ -103,9 +103,18 @@ def _attends(alias: str, one: HeadName) -> Iterator[rows.AttendsRow]:
     if (each := one.attends) is not None:
         stays = min(each.sides.values(), key=lambda side: side.value, default=None)
         yield rows.AttendsRow(
-            model=alias, layer=one.layer, head=one.head, word=each.word, best=each.best, share=each.share,
-            next=each.other, next_share=each.other_share, spread=each.spread, stays=stays, holds=one.holds,
-        )  # fmt: skip
+            model=alias,
+            layer=one.layer,
+            head=one.head,
+            word=each.word,
+            best=each.best,
+            share=each.share,
+            next=each.other,
+            next_share=each.other_share,
+            spread=each.spread,
+            stays=stays,
+            holds=one.holds,
+        )
 
 
 def _parts(one: HeadName) -> Iterator[rows.PartRow]:
@@ -117,18 +126,33 @@ def _parts(one: HeadName) -> Iterator[rows.PartRow]:
 def _looks(alias: str, one: HeadName) -> Iterator[rows.LooksRow]:
     if (each := one.looks) is not None:
         yield rows.LooksRow(
-            model=alias, layer=one.layer, head=one.head, word=each.word, score=each.score, moved=each.moved,
+            model=alias,
+            layer=one.layer,
+            head=one.head,
+            word=each.word,
+            score=each.score,
+            moved=each.moved,
             holds=each.holds,
-        )  # fmt: skip
+        )
 
 
 def _writes(alias: str, one: HeadName) -> Iterator[rows.WritesRow]:
     if (each := one.writes) is not None:
         yield rows.WritesRow(
-            model=alias, layer=one.layer, head=one.head, word=each.word, best=each.best, auc=each.auc,
-            control=each.control, state=each.state, lost=each.lost, others_lost=each.others_lost, margin=each.margin,
-            p=each.p, alike=each.alike,
-        )  # fmt: skip
+            model=alias,
+            layer=one.layer,
+            head=one.head,
+            word=each.word,
+            best=each.best,
+            auc=each.auc,
+            control=each.control,
+            state=each.state,
+            lost=each.lost,
+            others_lost=each.others_lost,
+            margin=each.margin,
+            p=each.p,
+            alike=each.alike,
+        )
 
 
 def _classes(
@@ -157,10 +181,15 @@ def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> tu
     if not others:
         return (), ""
     bench = Bench(
-        model, Streamed(run.split, model.pixel_dtype), labels, "mean", run.split.groups, run.run.seed,
+        model,
+        Streamed(run.split, model.pixel_dtype),
+        labels,
+        "mean",
+        run.split.groups,
+        run.run.seed,
         run.run.batch_size or fitting_batch_size(model),
         progress=run.progress,
-    )  # fmt: skip
+    )
     first = torch.arange(min(PAIRED, len(labels)))
     units = [own, *others]
     change, _, _, note = pairwise(bench, units, [(0, at) for at in range(1, len(units))], first, what="Removing pairs")
@@ -222,10 +251,12 @@ def _pushed(run: Run[HeadOptions], one: HeadName) -> tuple[rows.PushedRow, ...]:
     if one.writes is None:
         return ()
     model, split = run.model, run.split.pick(torch.arange(min(PUSHED, len(run.split))))
-    found = torch.cat([
-        class_contributions(model, batch.images, one.layer, one.head)
-        for batch in split.batches(run.run.batch_size or fitting_batch_size(model), device=model.device)
-    ]).double()  # fmt: skip
+    found = torch.cat(
+        [
+            class_contributions(model, batch.images, one.layer, one.head)
+            for batch in split.batches(run.run.batch_size or fitting_batch_size(model), device=model.device)
+        ]
+    ).double()
     found = found - found.mean(1, keepdim=True)
     each = [
         rows.PushedRow(name, student_mean(found[:, at], groups=split.groups, unit=""))
@@ -298,9 +329,12 @@ def _placed(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> Iter
     elsewhere = ((seen * areas.sum(0)).sum((1, 2)) - on) / (len(split) - 1)
     groups = split.groups
     yield rows.PlacedRow(
-        model=model.alias, layer=one.layer, head=one.head, thing=thing,
+        model=model.alias,
+        layer=one.layer,
+        head=one.head,
+        thing=thing,
         on=student_mean(on, groups=groups, least=0.0, most=1.0),
         elsewhere=student_mean(elsewhere, groups=groups, least=0.0, most=1.0),
         difference=student_mean(100 * (on - elsewhere), groups=groups, unit="points", least=-100.0, most=100.0),
         p=student_test(on - elsewhere, groups=groups),
-    )  # fmt: skip
+    )

@@ -28,9 +28,10 @@ class AttendsRow(OfHead):
     word: str = col("attends by")
     best: str = col("largest part")
     share: Estimate = col(
-        "share of the logits", term="the share of the variance of the attention logits over the keys of a row",
+        "share of the logits",
+        term="the share of the variance of the attention logits over the keys of a row",
         metric="attends/{model}/L{layer}.H{head}",
-    )  # fmt: skip
+    )
     next: str = col("next part")
     next_share: float = col("next share", unit="fraction")
     spread: float = col("spread of the logits", unit="nats")
@@ -38,7 +39,7 @@ class AttendsRow(OfHead):
         "on shuffled patches",
         term="correlation of the logits of shuffled images with what the word says, minus that with what it excludes",
         default=None,
-    )  # fmt: skip
+    )
     holds: bool | None = col("holds", default=None)
 
 
@@ -87,17 +88,19 @@ class WritesRow(OfHead):
     word: str | None = col("writes")
     best: str = col("best told")
     auc: Estimate = col(
-        "AUC", term="the chance that the head adds more to the class in an image of it than in another image",
+        "AUC",
+        term="the chance that the head adds more to the class in an image of it than in another image",
         metric="writes/{model}/L{layer}.H{head}",
-    )  # fmt: skip
+    )
     control: float = col("AUC with permuted labels", unit="")
     state: str = col("without the head")
     lost: Estimate | None = col("its images lose", default=None)
     others_lost: Estimate | None = col("others lose", default=None)
     margin: Estimate | None = col(
-        "more log-odds lost", term="by how much the log-odds of the label fall more in images of the class",
+        "more log-odds lost",
+        term="by how much the log-odds of the label fall more in images of the class",
         default=None,
-    )  # fmt: skip
+    )
     p: float | None = col("p", default=None)
     alike: tuple[str, ...] = col("AUC not significantly below the best", default=())
 

@@ -24,7 +24,8 @@ def claims(record: HeadRecord) -> Iterator[Claim]:
     for by in record.attends:
         named = by.word not in (MIXED, UNLABELLED, "uniform")
         yield found(
-            "attends by", by.model,
+            "attends by",
+            by.model,
             "{% if uniform %}**{{ row.name }}** attends evenly: its logits spread by {{ row.spread|number }} nats."
             "{% elif not named %}No product of query and key has most of the logits of **{{ row.name }}**: "
             "{{ row.best }} has {{ row.share|value }}, {{ row.next }} {{ row.next_share|percent }}."
@@ -32,21 +33,27 @@ def claims(record: HeadRecord) -> Iterator[Claim]:
             "{% if row.word == same %} (whichever patch asks){% endif %}"
             "{% if row.holds %}, and on shuffled patches they do as it says{% elif row.holds is false %}, but on "
             "shuffled patches they do not do as it says{% endif %}.{% endif %}",
-            by.share, given={"row": by, "named": named, "uniform": by.word == "uniform", "same": "same keys"},
+            by.share,
+            given={"row": by, "named": named, "uniform": by.word == "uniform", "same": "same keys"},
             headline="{{ row.name }} attends by {{ row.best }}" if named and by.holds else "",
-            kind="answer", evidence="observed" if by.holds is None else "intervened", place="parts",
-        )  # fmt: skip
+            kind="answer",
+            evidence="observed" if by.holds is None else "intervened",
+            place="parts",
+        )
     for seen in record.looks:
         named = seen.word in LABELS and seen.word not in (MIXED, UNLABELLED)
         yield found(
-            "looks at", seen.model,
+            "looks at",
+            seen.model,
             "{% if named %}The pattern of **{{ row.name }}** is **{{ row.word }}** (score {{ row.score|value }}"
             "{% if row.moved %}; {{ row.moved|value }} on shuffled patches{% endif %})."
             "{% else %}No single pattern explains half of the attention of **{{ row.name }}** (the best: "
             "{{ row.score|value }}).{% endif %}",
-            seen.score, given={"row": seen, "named": named}, kind="answer",
+            seen.score,
+            given={"row": seen, "named": named},
+            kind="answer",
             evidence="observed" if seen.holds is None else "intervened",
-        )  # fmt: skip
+        )
 
 
 def _written(row: WritesRow) -> Claim:
@@ -102,9 +109,15 @@ def _pictures(record: HeadRecord) -> Iterator[Picture]:
         return
     known = bool(record.writes)
     for index, row in enumerate(record.exemplars):
-        column = "" if not known else "most" if row.quantile == 1 else "least" if row.quantile == 0 else (
-            f"more than {percent(row.quantile)}"
-        )  # fmt: skip
+        column = (
+            ""
+            if not known
+            else "most"
+            if row.quantile == 1
+            else "least"
+            if row.quantile == 0
+            else (f"more than {percent(row.quantile)}")
+        )
         below = row.label or ""
         if known:
             below = f"{below}\nadds {row.adds:.2g}".strip()
@@ -146,8 +159,11 @@ def _pairs(record: HeadRecord) -> str:
         "Without {{ lead.partner }} too, {{ lead.synergy|alone }} {{ 'more' if more else 'less' }} is lost than the "
         "sum: {{ 'each makes up for the other' if more else 'they depend on each other' }}. So it is, by a test, for "
         "{{ clear|length }} of {{ n }} other heads.",
-        lead=clear[0], clear=clear, n=len(record.partners), more=clear[0].synergy.value > 0,
-    )  # fmt: skip
+        lead=clear[0],
+        clear=clear,
+        n=len(record.partners),
+        more=clear[0].synergy.value > 0,
+    )
 
 
 def unknown(record: HeadRecord) -> Iterator[str]:
@@ -159,8 +175,9 @@ def unknown(record: HeadRecord) -> Iterator[str]:
             "what they attend by hold, {{ row.looks_hold }} of {{ row.looks }} for what they look at{% if told %}; "
             "{{ row.matter }} heads write classes to which they matter, {{ row.correlate }} only correlate with some, "
             "{{ row.several }} write no single class, {{ row.nothing }} none{% endif %}.",
-            row=row, told=bool(record.writes),
-        )  # fmt: skip
+            row=row,
+            told=bool(record.writes),
+        )
     if any(row.word for row in record.writes):
         yield "Which features of the class the head reads is not known: another class may share them."
 
@@ -181,46 +198,71 @@ REPORT: Final = Report(
     glance=Overview("writes", ("name", "best", "auc", "control", "state", "margin")),
     sections=(
         Section(
-            "By what does it attend?", "parts",
+            "By what does it attend?",
+            "parts",
             columns=("part", "share"),
-            charts=(Chart(
-                "parts", bars("part", "share"), "Shares of the attention logits by the parts of query and key; "
-                "together they make up all.",
-                title="What the attention logits are made of",
-            ),),
+            charts=(
+                Chart(
+                    "parts",
+                    bars("part", "share"),
+                    "Shares of the attention logits by the parts of query and key; together they make up all.",
+                    title="What the attention logits are made of",
+                ),
+            ),
         ),
         Section(
-            "Does it look at the object?", "placed",
+            "Does it look at the object?",
+            "placed",
             says="{{ on|value }} of the attention of {{ row.name }} on patches lies on {{ thing|whole }}, "
             "{{ elsewhere|value }} on that of other images: a difference of {{ difference|alone }}{% if not row.clear "
             "%}, which may be chance{% endif %}.",
         ),
         Section(
-            "What breaks without it?", "classes",
+            "What breaks without it?",
+            "classes",
             says="Images of {{ name }} lose {{ fall }} of log-odds and {{ lost }} of accuracy.",
             columns=("name", "images", "lost", "fall"),
-            charts=(Chart(
-                "classes", intervals("name", "fall"), "What the log-odds of the label fall without the head, by class, "
-                "with 95 % intervals.",
-                title="What each class loses without the head",
-            ),),
+            charts=(
+                Chart(
+                    "classes",
+                    intervals("name", "fall"),
+                    "What the log-odds of the label fall without the head, by class, with 95 % intervals.",
+                    title="What each class loses without the head",
+                ),
+            ),
         ),
         Section(
-            "Which classes does it push?", "pushed", opening=_pushes, order=lambda row: -abs(row.adds.value),
+            "Which classes does it push?",
+            "pushed",
+            opening=_pushes,
+            order=lambda row: -abs(row.adds.value),
             columns=("name", "adds"),
-            charts=(Chart(
-                "pushed", intervals("name", "adds"), "What the head adds to the logit of a class beyond the mean "
-                "of all classes, a mean over images; negative: it is suppressed.",
-                title="What the head adds to the logits", rows=_ends,
-            ),),
+            charts=(
+                Chart(
+                    "pushed",
+                    intervals("name", "adds"),
+                    "What the head adds to the logit of a class beyond the mean "
+                    "of all classes, a mean over images; negative: it is suppressed.",
+                    title="What the head adds to the logits",
+                    rows=_ends,
+                ),
+            ),
         ),
         Section(
-            "With which heads does it work?", "partners", opening=_pairs, columns=("partner", "synergy", "p"),
-            charts=(Chart(
-                "partners", intervals("partner", "synergy"), "Loss without both heads, beyond the sum of the losses "
-                "without each; positive: each makes up for the other.",
-                title="What is lost beyond the sum without another head, too", rows=_strongest,
-            ),),
+            "With which heads does it work?",
+            "partners",
+            opening=_pairs,
+            columns=("partner", "synergy", "p"),
+            charts=(
+                Chart(
+                    "partners",
+                    intervals("partner", "synergy"),
+                    "Loss without both heads, beyond the sum of the losses "
+                    "without each; positive: each makes up for the other.",
+                    title="What is lost beyond the sum without another head, too",
+                    rows=_strongest,
+                ),
+            ),
         ),
     ),
-)  # fmt: skip
+)

@@ -106,9 +106,15 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
         maps, method = seen.maps.float().numpy(), ATTRIBUTIONS[seen.method]
         pixels = split.source.read(torch.arange(len(split))).numpy()
         row = rows.LookRow(
-            chosen, model.classes == DIGITS, seen.method, method.title, seen.note, len(split), len(seen.places),
+            chosen,
+            model.classes == DIGITS,
+            seen.method,
+            method.title,
+            seen.note,
+            len(split),
+            len(seen.places),
             seen.replace if seen.places else None,
-        )  # fmt: skip
+        )
         folder.keep(
             rows.LookRecord(
                 look=(row,),
@@ -180,9 +186,18 @@ def given(options: LookOptions, file: Path) -> Path:
     with RunFolder.opened("look", run, settings(options, run), name_parts=(GIVEN,), title=title) as folder:
         layers, heads, tokens = weights.shape[:3]
         row = rows.GivenRow(
-            file.name, Path(named[0]).name, layers, heads, tokens, seen.prefix, options.prefix is None, seen.rows,
-            seen.off, seen.least, seen.most,
-        )  # fmt: skip
+            file.name,
+            Path(named[0]).name,
+            layers,
+            heads,
+            tokens,
+            seen.prefix,
+            options.prefix is None,
+            seen.rows,
+            seen.off,
+            seen.least,
+            seen.most,
+        )
         first = seen.means[:, 0] if seen.prefix else seen.means.mean(1)
         folder.keep(
             rows.LookRecord(
@@ -250,9 +265,15 @@ def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[rows.LookHeadRow]:
     for number, name in enumerate(names):
         for each in seen.heads(number, most=len(seen.places)):
             yield rows.LookHeadRow(
-                number, each.layer, each.head, each.delta_loss, each.probability,
-                None if each.given is None else each.given.label, name, attends_to(each.given, len(names)),
-            )  # fmt: skip
+                number,
+                each.layer,
+                each.head,
+                each.delta_loss,
+                each.probability,
+                None if each.given is None else each.given.label,
+                name,
+                attends_to(each.given, len(names)),
+            )
 
 
 def _stage_rows(alias: str, seen: Look) -> Iterator[rows.StageRow]:

@@ -18,16 +18,21 @@ class LookOptions(SharedOptions):
         "--model",
         "One model, as other commands take it (default: timm's smallest ViT in the caches of the hubs, else DeiT-tiny, "
         "downloaded once (23 MB), else vit-digits).",
-        metavar="MODEL", shown=False, complete="model",
-    )  # fmt: skip
+        metavar="MODEL",
+        shown=False,
+        complete="model",
+    )
     offline: bool = option("--offline", "Download nothing: only what lies on this disk.", default=False)
     attention: Path | None = option(
         "--attention",
         "Show the attention weights of any model instead: an .npy (layers, heads, tokens, tokens) of one image.",
         metavar="FILE.npy",
-    )  # fmt: skip
+    )
     image: str | None = option("--image", "The image of --attention.", default=None, metavar="IMAGE")
     prefix: int | None = option(
-        "--prefix", "Tokens before the patches in --attention (default: the fewest that leave a square).", metavar="N",
-        low=0, shown=False,
-    )  # fmt: skip
+        "--prefix",
+        "Tokens before the patches in --attention (default: the fewest that leave a square).",
+        metavar="N",
+        low=0,
+        shown=False,
+    )

@@ -38,8 +38,11 @@ def digits_words(alias: str) -> str:
     """What a model of digits can say of a photograph."""
     return say(
         "**{{ alias }} knows only the digits {{ first }} to {{ last }}**: for a photograph of anything else every "
-        "answer is wrong, however probable, and only shows what such a page looks like.", alias=alias, first=0, last=9,
-    )  # fmt: skip
+        "answer is wrong, however probable, and only shows what such a page looks like.",
+        alias=alias,
+        first=0,
+        last=9,
+    )
 
 
 def claims(record: LookRecord) -> Iterator[Claim]:
@@ -70,9 +73,13 @@ def claims(record: LookRecord) -> Iterator[Claim]:
             "{{ by }}, the probability of {{ before.class_1 }} goes from {{ before.probability_1|percent(1) }} to "
             "{{ row.probability|percent(1) }}. Over many images another head may matter most.{% else %}Removing one "
             "head never lowers the probability of a prediction.{% endif %}",
-            supports=row.delta_loss > 0, row=row, by=_BY.get(known.replace or ""), before=rows[row.number],
-            many=len(rows) > 1, file=record.names[row.number],
-        )  # fmt: skip
+            supports=row.delta_loss > 0,
+            row=row,
+            by=_BY.get(known.replace or ""),
+            before=rows[row.number],
+            many=len(rows) > 1,
+            file=record.names[row.number],
+        )
         yield Claim("head", alias, says, kind="answer", evidence="intervened")
     yield from sinks_claim(record, alias)
 
@@ -140,24 +147,35 @@ def _given(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
         "**{{ row.file }}** holds {{ row.layers }} layer{{ row.layers|s }} of {{ row.heads }} head{{ row.heads|s }}: "
         "{{ row.tokens }} tokens, {{ row.prefix }} of them before {{ grid[0] }}x{{ grid[1] }} patches"
         "{% if row.found %} (found from the number of tokens){% endif %}.",
-        row=row, grid=record.explorer[0].keys,
-    )  # fmt: skip
-    yield Claim("form", row.file, says, title=say("Where every head of {{ row.file }} attends in {{ row.image }}",
-                                                  row=row), kind="answer", place="given")  # fmt: skip
+        row=row,
+        grid=record.explorer[0].keys,
+    )
+    yield Claim(
+        "form",
+        row.file,
+        says,
+        title=say("Where every head of {{ row.file }} attends in {{ row.image }}", row=row),
+        kind="answer",
+        place="given",
+    )
     if row.off:
         says = say(
             "**{{ row.off }} of {{ row.rows }} rows do not sum to 1** (sums from {{ row.least|number }} to "
             "{{ row.most|number }}): a part of the keys may be missing, or dropout was on; numbers below are of the "
-            "weights as they are.", row=row,
-        )  # fmt: skip
+            "weights as they are.",
+            row=row,
+        )
         yield Claim("sums of rows", row.file, says, kind="answer")
     if record.given_layers:
         near, far = (pick(record.given_layers, key=lambda each: each.distance) for pick in (min, max))
         says = say(
             "Attention is most local in layer {{ near.layer }}, with a mean distance of {{ near.distance|number }} "
             "patches{% if apart %}, and reaches farthest in layer {{ far.layer }}, "
-            "{{ far.distance|number }}{% endif %}.", near=near, far=far, apart=near.layer != far.layer,
-        )  # fmt: skip
+            "{{ far.distance|number }}{% endif %}.",
+            near=near,
+            far=far,
+            apart=near.layer != far.layer,
+        )
         yield Claim("distance", row.file, says, kind="answer")
     yield from sinks_claim(record, row.file)
 
@@ -166,11 +184,13 @@ def _unknown_of_given(row: GivenRow) -> Iterator[str]:
     yield "No model was run: nothing here says what was predicted, nor whether it depends on what is attended to."
     yield say(
         "The picture is the centre square of {{ row.image }}, and patches are taken to lie row by row: where the model "
-        "saw another crop or order, give the image as it saw it.", row=row,
-    )  # fmt: skip
+        "saw another crop or order, give the image as it saw it.",
+        row=row,
+    )
     if row.found and row.prefix:
-        yield say("That {{ n }} token{{ n|s }} {{ n|are }} before the patches is a guess; `--prefix` states it.",
-                  n=row.prefix)  # fmt: skip
+        yield say(
+            "That {{ n }} token{{ n|s }} {{ n|are }} before the patches is a guess; `--prefix` states it.", n=row.prefix
+        )
     yield "This is one image: `vitlens stats` measures heads on a data set."
 
 
@@ -196,12 +216,13 @@ def unknown(record: LookRecord) -> Iterator[str]:
             "With {{ n }} image{{ n|s }} there is no mean and no other image to replace a head's output by: zero is "
             "far from what later layers expect, so effects of heads are overstated and their order may change.",
             **given,
-        )  # fmt: skip
+        )
     elif row.heads:
         yield say(
             "Which heads matter, and what they attend to, rests on {{ n }} image{{ n|s }}, without intervals: "
-            "`vitlens ablate` and `vitlens stats` measure it on a data set.", **given,
-        )  # fmt: skip
+            "`vitlens ablate` and `vitlens stats` measure it on a data set.",
+            **given,
+        )
     else:
         yield "The model has no heads that can be ablated one by one."
     yield from without_explorer(record.explorer)
@@ -302,17 +323,21 @@ def _at_a_glance(record: LookRecord) -> Table | None:
 
 
 _GIVEN: Final = Chart(
-    "given", images(largest=1.6),
+    "given",
+    images(largest=1.6),
     "The image, then where each layer attends, the mean of its heads{% if record.given[0].prefix %}, from the first "
     "token{% endif %}. Each map has its own maximum.",
-    title="{{ record.given[0].file }}", rows=given_pictures,
-)  # fmt: skip
+    title="{{ record.given[0].file }}",
+    rows=given_pictures,
+)
 _PICTURE: Final = Chart(
-    "look", images(largest=2.2, label="share of the map's maximum"),
+    "look",
+    images(largest=2.2, label="share of the map's maximum"),
     "Each image, and where the evidence for its prediction and the runner-up lies (yellow: most, dark blue: none). "
     "Compare places, not amounts: each map has its own maximum.",
-    title="{{ record.aliases[0] }}: {{ record.look[0].title }}", rows=pictures,
-)  # fmt: skip
+    title="{{ record.aliases[0] }}: {{ record.look[0].title }}",
+    rows=pictures,
+)
 
 REPORT: Final = Report(
     LookRecord,
@@ -324,12 +349,13 @@ REPORT: Final = Report(
     glance=_at_a_glance,
     sections=(
         Section(
-            "Which heads matter for the prediction?", _leading,
+            "Which heads matter for the prediction?",
+            _leading,
             opening="Each of {{ record.look[0].heads }} heads was ablated alone; the loss is the cross-entropy of the "
-                    "predicted class.{% if record.look[0].note %} {{ record.look[0].note|whole }}.{% endif %}",
+            "predicted class.{% if record.look[0].note %} {{ record.look[0].note|whole }}.{% endif %}",
             columns=("image", "layer", "head", "delta_loss", "probability", "attends"),
         ),
         HOW,
         other_sheets(_PICTURE),
     ),
-)  # fmt: skip
+)

@@ -32,37 +32,60 @@ def claims(record: PredictRecord) -> Iterator[Claim]:
     own, share = sum(row.label == name for row in rows), wilson(count, len(rows))
     if is_judged and len(labels) > 1 and count > own and above(share, max(SHARE, own / len(rows))):
         yield Claim(
-            "one class", alias,
-            say("**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ rows|length }} images, of which "
-                "{{ own }} have that label.", own=own, **given),
+            "one class",
+            alias,
+            say(
+                "**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ rows|length }} images, of which "
+                "{{ own }} have that label.",
+                own=own,
+                **given,
+            ),
             title=say("{{ alias }} predicts class {{ name }} for {{ count }} of {{ rows|length }} images", **given),
-            effect=share, kind="answer", reference=SHARE,
-        )  # fmt: skip
+            effect=share,
+            kind="answer",
+            reference=SHARE,
+        )
     if is_judged:
         right = sum(bool(row.correct) for row in rows)
         share = wilson(right, len(rows))
         yield Claim(
-            "accuracy", alias, say("The most probable class is the label for {{ share }}.", share=share),
+            "accuracy",
+            alias,
+            say("The most probable class is the label for {{ share }}.", share=share),
             title=say("{{ alias }} predicts the label of {{ k }} of {{ rows|length }} images", k=right, **given),
-            effect=share, kind="answer",
-        )  # fmt: skip
+            effect=share,
+            kind="answer",
+        )
     elif len(rows) == 1:
         yield Claim(
-            "prediction", alias,
-            say("**{{ file }}** is most probably {{ row.class_1 }} ({{ row.probability_1|percent(1) }})"
+            "prediction",
+            alias,
+            say(
+                "**{{ file }}** is most probably {{ row.class_1 }} ({{ row.probability_1|percent(1) }})"
                 "{% if row.class_2 is not none %}, then {{ row.class_2 }} ({{ row.probability_2|percent(1) }}){% endif "
-                "%}.", row=rows[0], file=Path(rows[0].image).name),
-            title=say("{{ alias }} predicts {{ name }}", **given), kind="answer",
-        )  # fmt: skip
+                "%}.",
+                row=rows[0],
+                file=Path(rows[0].image).name,
+            ),
+            title=say("{{ alias }} predicts {{ name }}", **given),
+            kind="answer",
+        )
     else:
         yield Claim(
-            "prediction", alias,
-            say("Of {{ rows|length }} images **{{ alias }}** predicts class {{ parts }}.", parts=for_images(predicted),
-                **given),
-            title=say("{{ alias }} predicts {{ predicted|length }} class{{ 'es' if predicted|length > 1 }} for {{ "
-                      "rows|length }} images", **given),
+            "prediction",
+            alias,
+            say(
+                "Of {{ rows|length }} images **{{ alias }}** predicts class {{ parts }}.",
+                parts=for_images(predicted),
+                **given,
+            ),
+            title=say(
+                "{{ alias }} predicts {{ predicted|length }} class{{ 'es' if predicted|length > 1 }} for {{ "
+                "rows|length }} images",
+                **given,
+            ),
             kind="answer",
-        )  # fmt: skip
+        )
 
 
 def unknown(record: PredictRecord) -> Iterator[str]:
@@ -73,9 +96,12 @@ def unknown(record: PredictRecord) -> Iterator[str]:
         yield "The images have no labels: whether the predictions are correct is not known."
     elif len(rows) < FEWEST or len(labelled) < len(rows):
         right = sum(bool(row.correct) for row in labelled)
-        yield say("{{ right }} of {{ n }} prediction{{ n|s }} {{ right|are }} the label: too few images to estimate "
-                  "accuracy.",
-                  right=right, n=len(labelled))  # fmt: skip
+        yield say(
+            "{{ right }} of {{ n }} prediction{{ n|s }} {{ right|are }} the label: too few images to estimate "
+            "accuracy.",
+            right=right,
+            n=len(labelled),
+        )
     yield (
         "A probability is the model's own confidence, not its accuracy: how often such a prediction is correct, "
         "`vitlens evaluate` measures on labelled images."
@@ -84,8 +110,12 @@ def unknown(record: PredictRecord) -> Iterator[str]:
 
 def _uncertain(record: PredictRecord) -> str:
     less = sum(row.probability_1 < _CERTAIN for row in record.predictions)
-    return say("{{ k or 'None' }} of {{ n }} prediction{{ n|s }} {{ k|have }} a probability below {{ limit|percent }}.",
-               k=less, n=len(record.predictions), limit=_CERTAIN)  # fmt: skip
+    return say(
+        "{{ k or 'None' }} of {{ n }} prediction{{ n|s }} {{ k|have }} a probability below {{ limit|percent }}.",
+        k=less,
+        n=len(record.predictions),
+        limit=_CERTAIN,
+    )
 
 
 def _pictures(record: PredictRecord) -> list[Picture]:
@@ -102,7 +132,8 @@ REPORT: Final = Report(
     unknown=unknown,
     title="Predictions of {{ record.aliases[0] }}",
     picture=Chart(
-        "predictions", images(),
+        "predictions",
+        images(),
         "The first {{ rows|length }} of {{ record.images }} images, with prediction and probability"
         "{% if record.predictions[0].label is not none %}; blue: it is the label, red: it is not, with the label below"
         "{% endif %}.",
@@ -114,8 +145,9 @@ REPORT: Final = Report(
         Section(
             "Which predictions are least certain?",
             lambda record: by_file_name(record.predictions) if len(record.predictions) > ROWS else (),
-            opening=_uncertain, order=lambda row: row.probability_1,
+            opening=_uncertain,
+            order=lambda row: row.probability_1,
             columns=_COLUMNS,
         ),
     ),
-)  # fmt: skip
+)

@@ -78,8 +78,9 @@ def _variants(options: ProfileOptions) -> Variants:
     words = {f"{height}" if height == width else f"{height}x{width}": (height, width) for height, width in sizes}
     found = {
         model.alias: {f"{model.alias}-p{word}": size for word, size in words.items()}
-        for model in named if sizes and model.name in VIT_PRESETS and not model.weights
-    }  # fmt: skip
+        for model in named
+        if sizes and model.name in VIT_PRESETS and not model.weights
+    }
     if sizes and not found:
         raise InputError(
             f"expected a preset of a ViT with --patch-size, found {', '.join(model.name for model in named)}; "

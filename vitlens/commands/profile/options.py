@@ -26,9 +26,10 @@ class ProfileOptions(SharedOptions):
         "--patch-size", "Patch sizes in pixels with which ViT presets are built, e.g. 4,8,16.", parse=many_side_lengths
     )
     sizes: tuple[tuple[int, int], ...] = _list(
-        "--sizes", "Image sizes (N or HxW) that vary the number of tokens (default: half to double its side).",
+        "--sizes",
+        "Image sizes (N or HxW) that vary the number of tokens (default: half to double its side).",
         parse=many_side_lengths,
-    )  # fmt: skip
+    )
     batch_sizes: tuple[int, ...] = _list(
         "--batch-sizes", "Batch sizes (default: 1, 2, 4 ... until a pass takes more than a second).", parse=counts
     )

@@ -38,21 +38,24 @@ class CostRow(OfModel):
     by_formula: bool = col("checked by formula")
     parameters: int = col("parameters", metric="parameters/{model}")
     flops: int = col(
-        "FLOPs of one image", unit="FLOPs",
+        "FLOPs of one image",
+        unit="FLOPs",
         term="operations of matrix products and convolutions, 2 for a multiplication with its addition",
         metric="flops/{model}",
-    )  # fmt: skip
+    )
     products: int = col("FLOPs of attention products", unit="FLOPs")
     training_bytes: int = col(
-        "stored for a backward pass, one image", unit="bytes",
+        "stored for a backward pass, one image",
+        unit="bytes",
         term="what autograd keeps from a forward pass, without parameters, gradients and the optimiser's state",
         metric="training_bytes/{model}",
-    )  # fmt: skip
+    )
     inference_bytes: int = col(
-        "peak of activations, one image", unit="bytes",
+        "peak of activations, one image",
+        unit="bytes",
         term="the most that the tensors of a forward pass without gradients take at one time",
         metric="inference_bytes/{model}",
-    )  # fmt: skip
+    )
     crossover: float | None = col("tokens from which products dominate", default=None)
 
 

@@ -54,12 +54,21 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
             fast, slow = (one, other) if side is Side.ABOVE else (other, one)
             if side is not Side.UNDECIDED:
                 yield Claim(
-                    f"growth of {cost} by {sweep}", f"{one.model} and {other.model}",
-                    say("{{ cost }} of **{{ fast.model }}** grow{{ s }} faster with the number of tokens than for "
+                    f"growth of {cost} by {sweep}",
+                    f"{one.model} and {other.model}",
+                    say(
+                        "{{ cost }} of **{{ fast.model }}** grow{{ s }} faster with the number of tokens than for "
                         "**{{ slow.model }}**: exponent {{ fast.exponent|alone }} against {{ slow.exponent|alone }}.",
-                        fast=fast, slow=slow, cost=_COSTS[cost], s="s" if cost == "latency" else ""),
-                    effect=fast.exponent, reference=slow.exponent.value, kind="comparison", place="growth",
-                )  # fmt: skip
+                        fast=fast,
+                        slow=slow,
+                        cost=_COSTS[cost],
+                        s="s" if cost == "latency" else "",
+                    ),
+                    effect=fast.exponent,
+                    reference=slow.exponent.value,
+                    kind="comparison",
+                    place="growth",
+                )
 
 
 _VARYING: Final = "batch sizes whose passes vary too much, as other work ran on this machine"
@@ -73,12 +82,18 @@ def _timings(record: ProfileRecord) -> Claim:
     says = say(
         "At {{ noisy|length }} of {{ n }} batch sizes the times of passes vary too much (upper quartile above "
         "{{ most }} times the lower): other work probably ran on this machine.",
-        noisy=noisy, n=n, most=DISTURBED,
-    )  # fmt: skip
+        noisy=noisy,
+        n=n,
+        most=DISTURBED,
+    )
     return Claim(
-        "timings", "this machine", says if noisy else "", effect=value, place="speed",
+        "timings",
+        "this machine",
+        says if noisy else "",
+        effect=value,
+        place="speed",
         verdict=Verdict("inconclusive" if state == "fail" else state, _VARYING, "timings"),
-    )  # fmt: skip
+    )
 
 
 def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
@@ -87,28 +102,46 @@ def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
     slower = next((row for row in others if apart(first.latency, row.latency) is Side.BELOW), None)
     factor = None if slower is None else ratio(slower.latency, first.latency)
     given: dict[str, object] = {
-        "rows": rows, "first": first, "slower": slower, "best": _best(record)[0],
+        "rows": rows,
+        "first": first,
+        "slower": slower,
+        "best": _best(record)[0],
         "alike": [] if slower is None else [row.model for row in others[: others.index(slower)]],
         "images": f"batches of {first.images}" if first.images > 1 else "one image",
-    }  # fmt: skip
+    }
     if not others:
-        says = ("**{{ first.model }}** takes {{ first.latency|alone }} for {{ images }}, and classifies "
-                "{{ best.rate|alone }} in batches of {{ best.images }}.")  # fmt: skip
+        says = (
+            "**{{ first.model }}** takes {{ first.latency|alone }} for {{ images }}, and classifies "
+            "{{ best.rate|alone }} in batches of {{ best.images }}."
+        )
         headline = "{{ first.model }} takes {{ first.latency|value }} for {{ images }}"
     elif slower is None:
-        says = ("For {{ images }} the intervals of all models' latencies overlap:{% for row in rows %} "
-                "**{{ row.model }}** {{ row.latency|alone }}{{ ',' if not loop.last }}{% endfor %}.")  # fmt: skip
+        says = (
+            "For {{ images }} the intervals of all models' latencies overlap:{% for row in rows %} "
+            "**{{ row.model }}** {{ row.latency|alone }}{{ ',' if not loop.last }}{% endfor %}."
+        )
         headline = "No model is clearly faster than another for {{ images }}"
     else:
-        says = ("For {{ images }} **{{ first.model }}** is fastest, {{ first.latency|alone }}{% if alike %} (as fast, "
-                "within their intervals: {{ alike|names }}){% endif %}; **{{ slower.model }}** takes "
-                "{{ slower.latency|alone }}, {{ effect|value }} as long.")  # fmt: skip
-        headline = ("{{ first.model }}{% if alike %} and {{ alike|length }} more are{% else %} is{% endif %} fastest "
-                    "for {{ images }}; {{ slower.model }} takes {{ effect|value }} as long")  # fmt: skip
+        says = (
+            "For {{ images }} **{{ first.model }}** is fastest, {{ first.latency|alone }}{% if alike %} (as fast, "
+            "within their intervals: {{ alike|names }}){% endif %}; **{{ slower.model }}** takes "
+            "{{ slower.latency|alone }}, {{ effect|value }} as long."
+        )
+        headline = (
+            "{{ first.model }}{% if alike %} and {{ alike|length }} more are{% else %} is{% endif %} fastest "
+            "for {{ images }}; {{ slower.model }} takes {{ effect|value }} as long"
+        )
     return found(
-        "latency", "no model" if others and slower is None else first.model, says, factor, headline=headline,
-        given=given, reference=1.0, kind="answer", place="speed",
-    )  # fmt: skip
+        "latency",
+        "no model" if others and slower is None else first.model,
+        says,
+        factor,
+        headline=headline,
+        given=given,
+        reference=1.0,
+        kind="answer",
+        place="speed",
+    )
 
 
 _NEAR: Final = 1.25  # ratio of two ratios, below which time follows the FLOPs
@@ -119,25 +152,34 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
     most, least = (choose(record.costs, key=lambda row: row.flops) for choose in (max, min))
     times = {row.model: row.latency.value for row in timed}
     given = {
-        "most": most, "least": least, "flops": Estimate(most.flops, unit="FLOPs"), "size": in_pixels(most.size),
+        "most": most,
+        "least": least,
+        "flops": Estimate(most.flops, unit="FLOPs"),
+        "size": in_pixels(most.size),
         "factor": Estimate(most.flops / least.flops, unit="times"),
         "time": Estimate(times[most.model] / times[least.model], unit="times") if times else None,
-    }  # fmt: skip
+    }
     given["apart"] = bool(times) and not _is_near(times[most.model] / times[least.model], most.flops / least.flops)
     if most is least:
         return found(
-            "operations", most.model,
+            "operations",
+            most.model,
             "**{{ most.model }}** has {{ most.parameters }} parameters and needs {{ flops }} for an image of "
             "{{ size }} px.",
-            headline="{{ most.model }} needs {{ flops }} an image", given=given, kind="answer",
-        )  # fmt: skip
+            headline="{{ most.model }} needs {{ flops }} an image",
+            given=given,
+            kind="answer",
+        )
     return found(
-        "operations", f"{most.model} and {least.model}",
+        "operations",
+        f"{most.model} and {least.model}",
         "**{{ most.model }}** needs {{ flops }} an image, {{ factor }} those of **{{ least.model }}**"
         "{% if time is not none %}, and {{ time }} its time{% if apart %}: FLOPs do not determine time{% endif %}"
         "{% endif %}.",
-        headline="{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}", given=given, kind="answer",
-    )  # fmt: skip
+        headline="{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}",
+        given=given,
+        kind="answer",
+    )
 
 
 def _is_near(time: float, flops: float) -> bool:
@@ -153,14 +195,17 @@ def unknown(record: ProfileRecord) -> Iterator[str]:
         "Times are those of one machine ({{ m.name }}, {{ m.threads }} thread{{ m.threads|s }}, {{ m.arithmetic }}) "
         "under its load at the time; on another the order of models may differ.",
         m=record.machine[0],
-    )  # fmt: skip
+    )
     small, large = (choose(record.costs, key=lambda row: row.size[0] * row.size[1]) for choose in (min, max))
     if small.size != large.size:
         yield say(
             "Each model has its own image size, from {{ a }} px ({{ small.model }}) to {{ b }} px ({{ large.model }}): "
             "a difference is one of size as much as of architecture.",
-            small=small, large=large, a=in_pixels(small.size), b=in_pixels(large.size),
-        )  # fmt: skip
+            small=small,
+            large=large,
+            a=in_pixels(small.size),
+            b=in_pixels(large.size),
+        )
     for row in record.left_out[:2]:
         says = "**{{ row.model }}** does not run at {{ size }} px ({{ row.reason }}), so its growth is without it."
         yield say(says, row=row, size=in_pixels(row.size))
@@ -180,11 +225,15 @@ def _best(record: ProfileRecord) -> list[SpeedRow]:
 def _products(record: ProfileRecord) -> str:
     """The share of attention's products, and from how many tokens on they would dominate."""
     known = [
-        say("{{ share|percent(1) }} of the FLOPs of **{{ row.model }}** at its {{ row.tokens }} tokens{% if "
+        say(
+            "{{ share|percent(1) }} of the FLOPs of **{{ row.model }}** at its {{ row.tokens }} tokens{% if "
             "row.crossover is not none %} (as much as the rest of its blocks at {{ row.crossover|number }}){% endif %}",
-            row=row, share=row.products / row.flops)
-        for row in record.costs if row.products
-    ]  # fmt: skip
+            row=row,
+            share=row.products / row.flops,
+        )
+        for row in record.costs
+        if row.products
+    ]
     return f"The products of attention take {listed(known)}." if known else "No model has attention."
 
 
@@ -196,12 +245,19 @@ REPORT: Final = Report(
         {finalize(row.part.rstrip(" 0123456789")): protected(visible(row.meaning)) for row in record.parts}.items()
     ),
     picture=Chart(
-        "parts", matrix("model", "part", "of_flops"), "Share of each part in a model's own FLOPs, in %.",
-        title="Where the FLOPs are", rows="parts",
+        "parts",
+        matrix("model", "part", "of_flops"),
+        "Share of each part in a model's own FLOPs, in %.",
+        title="Where the FLOPs are",
+        rows="parts",
     ),
     glance=(
-        Glance(lambda record: _common(record)[0] if _common(record) else (), "latency", question="timings",
-               title="latency, smallest batch"),
+        Glance(
+            lambda record: _common(record)[0] if _common(record) else (),
+            "latency",
+            question="timings",
+            title="latency, smallest batch",
+        ),
         Glance(_best, "rate", title="greatest throughput"),
         Glance("costs", "parameters"),
         Glance("costs", "flops"),
@@ -211,30 +267,47 @@ REPORT: Final = Report(
     ),
     sections=(
         Section(
-            "Which parts cost most?", "parts", opening=_products, order=lambda row: -(row.of_flops or 0.0),
+            "Which parts cost most?",
+            "parts",
+            opening=_products,
+            order=lambda row: -(row.of_flops or 0.0),
             columns=("model", "part", "parameters", "flops"),
         ),
         Section(
-            "At which batch size is a model fastest?", _best, about=("timings",), order=lambda row: -row.rate.value,
+            "At which batch size is a model fastest?",
+            _best,
+            about=("timings",),
+            order=lambda row: -row.rate.value,
             opening="Each model at its best batch size, of those tried.",
             columns=("model", "images", "latency", "rate", "spread", "device_bytes"),
-            charts=(Chart(
-                "speed", lines("images", "rate", of="model", loglog=True),
-                "Throughput by batch size, median of passes with its interval. Where it is flat, larger batches are "
-                "no faster.",
-                title="Throughput by batch size", rows="speed",
-            ),),
+            charts=(
+                Chart(
+                    "speed",
+                    lines("images", "rate", of="model", loglog=True),
+                    "Throughput by batch size, median of passes with its interval. Where it is flat, larger batches "
+                    "are "
+                    "no faster.",
+                    title="Throughput by batch size",
+                    rows="speed",
+                ),
+            ),
         ),
         Section(
-            "How does cost grow with the number of tokens?", "exponents",
+            "How does cost grow with the number of tokens?",
+            "exponents",
             opening="A cost in proportion to the number of tokens has an exponent of one.",
             columns=("model", "sweep", "cost", "exponent", "tokens_from", "tokens_to"),
-            charts=(Chart(
-                "growth", lines("tokens", "latency", of="model", loglog=True),
-                "Latency by number of tokens, both axes logarithmic: a power law is a straight line, its slope the "
-                "exponent. Tokens of a CNN: positions of its first block.",
-                title="Latency by number of tokens, varied by {{ first.sweep }}", rows="tokens", each="sweep",
-            ),),
+            charts=(
+                Chart(
+                    "growth",
+                    lines("tokens", "latency", of="model", loglog=True),
+                    "Latency by number of tokens, both axes logarithmic: a power law is a straight line, its slope the "
+                    "exponent. Tokens of a CNN: positions of its first block.",
+                    title="Latency by number of tokens, varied by {{ first.sweep }}",
+                    rows="tokens",
+                    each="sweep",
+                ),
+            ),
         ),
     ),
-)  # fmt: skip
+)

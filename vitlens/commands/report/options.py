@@ -21,9 +21,9 @@ class ReportOptions:
         "Write what changed beyond chance since this folder of the same command, as comparison.md; exit code 3 where "
         "a metric got worse.",
         metavar="BEFORE",
-    )  # fmt: skip
+    )
     share: Path | None = option(
         "--share",
         "Write a copy to send on to this new folder: without weights, absolute paths cut to their last two parts.",
         metavar="NEW",
-    )  # fmt: skip
+    )

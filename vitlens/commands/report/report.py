@@ -451,8 +451,9 @@ def unknown(runs: ComparedRuns) -> Iterator[str]:
     if independent and runs.same_images == "the same":
         yield say(
             "{{ n }} measure{{ n|s }} {{ n|are }} compared as if the runs had other images; on the same images this "
-            "misses small changes.", n=len(independent),
-        )  # fmt: skip
+            "misses small changes.",
+            n=len(independent),
+        )
     if runs.alone:
         yield say("Measured by one run alone, and not compared: {{ names|names }}.", names=runs.alone)
 
@@ -471,22 +472,27 @@ REPORT: Final = Report(
             columns=("words", "before", "after", "difference"),
         ),
         Section(
-            "Are the judgements the same?", "judged",
+            "Are the judgements the same?",
+            "judged",
             opening=lambda runs: say(
                 "{{ k }} of {{ n }} judgements differ. One near its limit can differ by chance.",
-                k=sum(row.before != row.after for row in runs.judged), n=len(runs.judged),
+                k=sum(row.before != row.after for row in runs.judged),
+                n=len(runs.judged),
             ),
             columns=("judged", "before", "after"),
         ),
         Section(
-            "What was done differently?", "settings", opening="{{ rows|length }} setting{{ rows|length|s }} differ"
-            "{% if rows|length == 1 %}s{% endif %}.", without="No setting differs.",
+            "What was done differently?",
+            "settings",
+            opening="{{ rows|length }} setting{{ rows|length|s }} differ{% if rows|length == 1 %}s{% endif %}.",
+            without="No setting differs.",
             columns=("setting", "before", "after"),
         ),
         Section(
-            "What did both runs measure?", "changes",
+            "What did both runs measure?",
+            "changes",
             columns=("metric", "words", "before", "after", "difference", "p_holm"),
             order=lambda row: row.metric,
         ),
     ),
-)  # fmt: skip
+)

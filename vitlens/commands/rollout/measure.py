@@ -107,10 +107,14 @@ def _rows(
         own, fused = each.flatten(1), "fusion" in attention_method(way.method).options
         mass = bootstrap_mean(own.sum(1).numpy(), groups=groups, least=0.0, most=1.0)
         yield RolloutRow(
-            **vars(row), name=_name(way), method=way.method, zero=int((own == 0).all(1).sum()),
-            fusion=way.fusion if fused else None, readout=readout,
+            **vars(row),
+            name=_name(way),
+            method=way.method,
+            zero=int((own == 0).all(1).sum()),
+            fusion=way.fusion if fused else None,
+            readout=readout,
             patch_mass=mass if way.method == "rollout" else None,
-        )  # fmt: skip
+        )
 
 
 def _pair_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> Iterator[PairRow]:

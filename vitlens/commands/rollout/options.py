@@ -20,13 +20,18 @@ class RolloutOptions(SharedOptions):
     images: tuple[str, ...] = images_option()
     data: str | None = data_option()
     method: tuple[str, ...] = choices(
-        "--method", f"Methods, comma-separated: {', '.join(ATTENTION_METHODS)}.", ATTENTION_METHODS, default=(),
+        "--method",
+        f"Methods, comma-separated: {', '.join(ATTENTION_METHODS)}.",
+        ATTENTION_METHODS,
+        default=(),
         shown="rollout and, of a model with a classifier, relevance",
-    )  # fmt: skip
+    )
     target: str = option(
-        "--target", "Class of the gradients: predicted, true, or a class by name or index.", default="predicted",
+        "--target",
+        "Class of the gradients: predicted, true, or a class by name or index.",
+        default="predicted",
         metavar="CLASS",
-    )  # fmt: skip
+    )
     fusion: tuple[Fusion, ...] = choices(
         "--fusion", f"Fusion of heads in rollout, comma-separated: {', '.join(FUSIONS)}.", FUSIONS, default=FUSIONS
     )
@@ -40,9 +45,12 @@ class RolloutOptions(SharedOptions):
         "--start-layer", "First layer of the product, counted from 0.", default=0, metavar="N", low=0
     )
     layer: int | None = option(
-        "--layer", "Layer of the method attention, counted from 0 (default: the last).", default=None, metavar="N",
+        "--layer",
+        "Layer of the method attention, counted from 0 (default: the last).",
+        default=None,
+        metavar="N",
         low=0,
-    )  # fmt: skip
+    )
     readout: Readout | None = option(
         "--readout", "Tokens whose row is read (default: those that the classifier reads).", default=None
     )

@@ -22,9 +22,11 @@ class RolloutRow(MapRow):
     fusion: Fusion | None = col("fusion of heads", default=None)
     readout: Readout | None = col("readout", default=None)
     patch_mass: Estimate | None = col(
-        "attention on patches", term="the share of the readout's row that lies on patches, not on CLS and registers",
-        metric="rollout/{model}/patch_mass/{fusion}", default=None,
-    )  # fmt: skip
+        "attention on patches",
+        term="the share of the readout's row that lies on patches, not on CLS and registers",
+        metric="rollout/{model}/patch_mass/{fusion}",
+        default=None,
+    )
 
 
 @dataclass(frozen=True)

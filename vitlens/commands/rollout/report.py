@@ -29,13 +29,22 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
     for row in rows:
         if row.zero:
             yield Claim(
-                "maps that are zero", row.name,
-                say("{{ zero }} of {{ n }} maps of **{{ name }}** are zero everywhere: no attention weight raises the "
-                    "target's logit.", zero=row.zero, n=record.images, name=row.name),
+                "maps that are zero",
+                row.name,
+                say(
+                    "{{ zero }} of {{ n }} maps of **{{ name }}** are zero everywhere: no attention weight raises the "
+                    "target's logit.",
+                    zero=row.zero,
+                    n=record.images,
+                    name=row.name,
+                ),
                 title=say("The maps of {{ name }} are zero everywhere", name=row.name)
-                if row.zero == record.images else "",
-                kind="answer", evidence="attributed", place="maps",
-            )  # fmt: skip
+                if row.zero == record.images
+                else "",
+                kind="answer",
+                evidence="attributed",
+                place="maps",
+            )
     if all(row.pointing is None for row in rows):  # of photographs without masks
         yield from sinks_claim(record, alias)
     if record.images < FEWEST:
@@ -43,7 +52,8 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
     yield from _pointing([row for row in rows if row.difference is not None], alias)
     flat, sharp = _uniform(rows), max(rows, key=lambda row: row.information.value)
     yield found(
-        "information", alias,
+        "information",
+        alias,
         "{% if flat %}{{ flat|names }} {{ flat|are }} nearly uniform (at most {{ most }} bits): only their highest "
         "points tell patches apart, not their colours. {% endif %}**{{ sharp.name }}** holds most information, {{ "
         "effect|alone }}.",
@@ -51,32 +61,48 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
         given={"flat": flat, "sharp": sharp, "most": max((row.information.value for row in flat), default=0.0)},
         title=say(
             "{{ flat|length }} of {{ rows|length }} kind{{ rows|s }} of map of {{ alias }} are nearly uniform"
-            if flat else "{{ sharp.name }} gives the sharpest maps of {{ alias }}",
-            flat=flat, rows=rows, sharp=sharp, alias=alias,
+            if flat
+            else "{{ sharp.name }} gives the sharpest maps of {{ alias }}",
+            flat=flat,
+            rows=rows,
+            sharp=sharp,
+            alias=alias,
         ),
-        kind="answer", evidence="attributed", place="maps",
-    )  # fmt: skip
+        kind="answer",
+        evidence="attributed",
+        place="maps",
+    )
     fixed = fixed_maps(rows)
     if fixed:
         effect = max((row.by_place for row in fixed if row.by_place), key=lambda each: each.value)
         yield found(
-            "fixed places", alias,
+            "fixed places",
+            alias,
             "The maps of {{ fixed|names }} are nearly the same for every image: other images explain up to {{ "
             "effect|value }} of their information.",
-            effect, given={"fixed": fixed}, reference=FIXED, kind="hidden fault", evidence="attributed", place="maps",
-        )  # fmt: skip
+            effect,
+            given={"fixed": fixed},
+            reference=FIXED,
+            kind="hidden fault",
+            evidence="attributed",
+            place="maps",
+        )
     fusion = {row.name: row.fusion for row in rows if row.fusion}
     pairs = [row for row in record.pairs if row.first in fusion and row.second in fusion]
     apart = [row for row in pairs if below(row.agreement, AGREEING, len(pairs))]
     if apart:
         least = min(apart, key=lambda row: row.agreement.value)
         yield found(
-            "fusion of heads", alias,
+            "fusion of heads",
+            alias,
             "Rollout depends on how heads are fused: the maps of their {{ one }} and their {{ two }} have a rank "
             "correlation of {{ effect|alone }}.",
-            least.agreement, given={"one": fusion[least.first], "two": fusion[least.second]}, reference=AGREEING,
-            kind="hidden fault", evidence="attributed",
-        )  # fmt: skip
+            least.agreement,
+            given={"one": fusion[least.first], "two": fusion[least.second]},
+            reference=AGREEING,
+            kind="hidden fault",
+            evidence="attributed",
+        )
 
 
 def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
@@ -86,25 +112,38 @@ def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     more, less = ([row for row in rows if test(row.difference, 0.0, len(rows))] for test in (above, below))
     lead, worst = max(more or rows, key=_gain), min(rows, key=_gain)
     yield found(
-        "pointing game", alias,
+        "pointing game",
+        alias,
         "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map point{{ 's' if not more }} at the object "
         "significantly "
         "more often than maps that ignore the image: {{ 'best' if more else 'the closest is' }} **{{ lead.name }}**, "
         "{{ lead.pointing|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
-        lead.difference or Estimate(0.0), given={"more": more, "n": len(rows), "lead": lead},
-        title=say("{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map of {{ alias }} find{{ 's' if not more "
-                  "}} the "
-                  "object significantly more often than baselines", more=more, n=len(rows), alias=alias),
-        kind="answer", evidence="attributed", place="pointing",
-    )  # fmt: skip
+        lead.difference or Estimate(0.0),
+        given={"more": more, "n": len(rows), "lead": lead},
+        title=say(
+            "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map of {{ alias }} find{{ 's' if not more "
+            "}} the "
+            "object significantly more often than baselines",
+            more=more,
+            n=len(rows),
+            alias=alias,
+        ),
+        kind="answer",
+        evidence="attributed",
+        place="pointing",
+    )
     if less:
         yield found(
-            "maps that miss the object", alias,
+            "maps that miss the object",
+            alias,
             "{{ less|names }} point{{ 's' if less|length == 1 }} at the object less often than maps that ignore the "
             "image: {{ worst.name }} by {{ effect|alone }}.",
-            worst.difference or Estimate(0.0), given={"less": less, "worst": worst}, kind="hidden fault",
-            evidence="attributed", place="pointing",
-        )  # fmt: skip
+            worst.difference or Estimate(0.0),
+            given={"less": less, "worst": worst},
+            kind="hidden fault",
+            evidence="attributed",
+            place="pointing",
+        )
 
 
 def _gain(row: RolloutRow) -> float:
@@ -169,11 +208,13 @@ def definitions(record: RolloutRecord) -> Iterator[tuple[str, str]]:
 
 
 _PICTURE: Final = Chart(
-    "maps", images(),
+    "maps",
+    images(),
     "Each map over its image, from zero to its own maximum: compare places, not amounts. {% if record.maps.masks is "
     "not none %}Outline: the object; mark: the map's highest point. {% endif %}Crossed out: uniform maps.",
-    title="Attention over all layers of {{ record.aliases[0] }}, by kind of map", rows=pictures,
-)  # fmt: skip
+    title="Attention over all layers of {{ record.aliases[0] }}, by kind of map",
+    rows=pictures,
+)
 
 REPORT: Final = Report(
     RolloutRecord,
@@ -189,20 +230,25 @@ REPORT: Final = Report(
             "Do the maps find the object?",
             lambda record: [row for row in record.methods if row.pointing and record.images >= FEWEST],
             columns=("name", "pointing", "baseline", "of_baseline", "difference"),
-            charts=(Chart(
-                "pointing",
-                intervals("name", "pointing", "of_baseline", titles=("this map", "a map that ignores the image")),
-                "Share of images whose map has its highest point on the object, with intervals, and the same of the "
-                "best map that ignores the image.",
-                title="Hits on the object, beside maps that ignore the image",
-            ),),
+            charts=(
+                Chart(
+                    "pointing",
+                    intervals("name", "pointing", "of_baseline", titles=("this map", "a map that ignores the image")),
+                    "Share of images whose map has its highest point on the object, with intervals, and the same of "
+                    "the "
+                    "best map that ignores the image.",
+                    title="Hits on the object, beside maps that ignore the image",
+                ),
+            ),
         ),
         Section(
-            "Do the maps agree?", lambda record: record.pairs if record.images >= FEWEST else (),
-            columns=("first", "second", "agreement"), order=lambda row: row.agreement.value,
+            "Do the maps agree?",
+            lambda record: record.pairs if record.images >= FEWEST else (),
+            columns=("first", "second", "agreement"),
+            order=lambda row: row.agreement.value,
             opening="Least alike are {{ first.first }} and {{ first.second }}, with a rank correlation of {{ "
-                    "first.agreement|alone }}.",
+            "first.agreement|alone }}.",
         ),
         other_sheets(_PICTURE),
     ),
-)  # fmt: skip
+)

@@ -19,9 +19,18 @@ from vitlens.uncertainty import Estimate
 
 CHAPTERS_FOLDER: Final = "chapters"
 _COMMANDS: Final = (  # whose runs can be chapters
-    "train", "evaluate", "attention", "rollout", "stats", "ablate", "explain", "compare", "attack", "features",
+    "train",
+    "evaluate",
+    "attention",
+    "rollout",
+    "stats",
+    "ablate",
+    "explain",
+    "compare",
+    "attack",
+    "features",
     "profile",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -100,8 +109,9 @@ class Chapter:
             replace(
                 each, name=self.figure(each.name), caption=placed(each.caption), chapter=(self.row.folder, each.name)
             )
-            for each in section.figures if each.name.startswith(chart)
-        )  # fmt: skip
+            for each in section.figures
+            if each.name.startswith(chart)
+        )
         tables = tuple(replace(each, caption=placed(each.caption)) for each in section.tables)
         return replace(section, figures=figures, tables=tables)
 
@@ -131,18 +141,26 @@ def answered(
     sentences, one chart and one table, and the way to the chapter."""
     for question in questions:
         for name in question.names:
-            own = [(chapter, section) for chapter in chapters
-                   if chapter.name == name and (section := chapter.section(question.chart)) is not None]  # fmt: skip
+            own = [
+                (chapter, section)
+                for chapter in chapters
+                if chapter.name == name and (section := chapter.section(question.chart)) is not None
+            ]
             judged = together(claim for claim in claims if claim.question in question.about)
             for chapter, section in own:
                 of = f" ({chapter.row.alias})" if len(own) > 1 else ""
                 placed = [Sentence(each.says) for each in chapter.claims if each.place == question.chart and each.says]
                 said = {each.text: each for each in (*placed, *section.sentences)}
                 yield replace(
-                    section, title=f"{question.title}{of}", sentences=tuple(said.values())[:SAID],
-                    tables=section.tables[:1], figures=section.figures[:1], panels=(), more=chapter.report,
+                    section,
+                    title=f"{question.title}{of}",
+                    sentences=tuple(said.values())[:SAID],
+                    tables=section.tables[:1],
+                    figures=section.figures[:1],
+                    panels=(),
+                    more=chapter.report,
                     status=judged or section.status,
-                )  # fmt: skip
+                )
             if own:
                 break
 

@@ -37,11 +37,25 @@ _WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")
 
 # All that a run ever writes; --overwrite takes these away and touches nothing else.
 _OURS = (
-    "report.md", "report.html", "metrics.jsonl", "*.safetensors", "figures/*.png", "figures/*.svg", "figures/*.pdf",
-    "tables/*.csv", "arrays/*.npz", "checkpoint/*", "progress/*.npz", "kept/*.safetensors", "tensorboard/events.out.*",
-    "tensorboard/*/events.out.*", "tensorboard/*/hparams.yml", "points/*/seed-*/*", "points/*/seed-*/checkpoint/*",
+    "report.md",
+    "report.html",
+    "metrics.jsonl",
+    "*.safetensors",
+    "figures/*.png",
+    "figures/*.svg",
+    "figures/*.pdf",
+    "tables/*.csv",
+    "arrays/*.npz",
+    "checkpoint/*",
+    "progress/*.npz",
+    "kept/*.safetensors",
+    "tensorboard/events.out.*",
+    "tensorboard/*/events.out.*",
+    "tensorboard/*/hparams.yml",
+    "points/*/seed-*/*",
+    "points/*/seed-*/checkpoint/*",
     "adversarial/*/*.png",
-)  # fmt: skip
+)
 # the files and folders at its top, which must be no links
 _NAMED = (pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern)
 _TOP = tuple(dict.fromkeys((CONFIG, RESULTS, *_NAMED)))

@@ -38,16 +38,20 @@ class RunOptions:
     out: Path | None = _run("--out", "Folder to write (default: a new one named by the time).", metavar="DIR")
     overwrite: bool = _run("--overwrite", "Replace --out where it exists.", default=False)
     formats: tuple[str, ...] = choices(
-        "--format", f"Formats of figures, comma-separated: {', '.join(FORMATS)}.", FORMATS, default=("png",),
+        "--format",
+        f"Formats of figures, comma-separated: {', '.join(FORMATS)}.",
+        FORMATS,
+        default=("png",),
         panel=_PANEL,
-    )  # fmt: skip
+    )
     width: FigureWidth = _run(
         "--width", "Width of figures: a page (7.2 inches), or a column of a paper (3.3).", default="page", shown=False
     )
     html: bool | None = _run(
         "--html/--no-html",
-        "Also write report.html, one file to send on (default: only look, study and walkthrough do).", shown=False,
-    )  # fmt: skip
+        "Also write report.html, one file to send on (default: only look, study and walkthrough do).",
+        shown=False,
+    )
     data_dir: Path = _run("--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR")
     labels: Path | None = _run(
         "--labels",
@@ -59,12 +63,17 @@ class RunOptions:
         "--at-least",
         "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; may be repeated. A name "
         "without a model holds for every model.",
-        default=(), metavar="METRIC=VALUE", shown=False,
-    )  # fmt: skip
+        default=(),
+        metavar="METRIC=VALUE",
+        shown=False,
+    )
     at_most: tuple[str, ...] = _run(
-        "--at-most", "The same for a metric that must be at most VALUE, by the upper end.", default=(),
-        metavar="METRIC=VALUE", shown=False,
-    )  # fmt: skip
+        "--at-most",
+        "The same for a metric that must be at most VALUE, by the upper end.",
+        default=(),
+        metavar="METRIC=VALUE",
+        shown=False,
+    )
     quiet: bool = _run("--quiet", "Print only errors and results.", default=False)
     command: str = ""
 
@@ -93,9 +102,11 @@ class ModelOptions:
     weights: Path | None = _model("--weights", "Weights for MODEL, from a file.", metavar="FILE")
     random_weights: bool = _model("--random-weights", "Random, untrained weights (a sanity check).", default=False)
     arch: str | None = _model(
-        "--arch", "Architecture of a weights file: a preset, timm:NAME or torchvision:NAME.", metavar="NAME",
+        "--arch",
+        "Architecture of a weights file: a preset, timm:NAME or torchvision:NAME.",
+        metavar="NAME",
         complete="model",
-    )  # fmt: skip
+    )
     image_size: tuple[int, int] | None = _model(
         "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
     )

@@ -67,10 +67,15 @@ def resumable(
     anything is written, for the folder of another command or of a run with other settings.
     """
     identity = {
-        "models": [model_digest(model) for model in run.models], "aliases": list(run.aliases),
-        "images": len(run.split), **settings, "seed": run.run.seed, "batch_size": run.run.batch_size,
-        "precision": run.run.precision, "processes": run.processes.count,
-    }  # fmt: skip
+        "models": [model_digest(model) for model in run.models],
+        "aliases": list(run.aliases),
+        "images": len(run.split),
+        **settings,
+        "seed": run.run.seed,
+        "batch_size": run.run.batch_size,
+        "precision": run.run.precision,
+        "processes": run.processes.count,
+    }
     if resume is not None:
         _require_same(resume, _begun_run(resume, run.command), identity)
     with ExitStack() as stack:

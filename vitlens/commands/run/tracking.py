@@ -35,8 +35,13 @@ EVERY_EPOCHS: Final = 5  # between pictures
 WATCHED: Final = 16  # test images whose attention is measured
 SHOWN: Final = 4  # of them, in a picture
 _EPOCH_METRICS: Final = (
-    "train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "gradient_norm",
-)  # fmt: skip
+    "train_loss",
+    "train_accuracy",
+    "test_loss",
+    "test_accuracy",
+    "images_per_second",
+    "gradient_norm",
+)
 _WANDB_VARIABLES: Final = ("WANDB_MODE", "WANDB_API_KEY")  # with either set, the user has chosen how W&B runs
 
 
@@ -172,9 +177,11 @@ def _wandb_settings(folder: Path) -> dict[str, object]:
     noted = any(path.is_file() and "wandb" in path.read_text(errors="replace") for path in notes)
     account = noted or any(os.environ.get(name) for name in _WANDB_VARIABLES)
     return {
-        "name": folder.name, "dir": str(folder), "settings": wandb.Settings(silent=True, console="off"),
+        "name": folder.name,
+        "dir": str(folder),
+        "settings": wandb.Settings(silent=True, console="off"),
         **({} if account else {"mode": "offline"}),
-    }  # fmt: skip
+    }
 
 
 def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, bool | int | float | str]:

@@ -71,8 +71,10 @@ def reliability() -> Chart:
     from vitlens.charts import scatter
 
     return Chart(
-        "calibration", scatter("confidence", "accuracy", of="model"),
+        "calibration",
+        scatter("confidence", "accuracy", of="model"),
         "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the model is overconfident. "
         "Bins with few images have wide intervals.",
-        title="Accuracy against confidence", rows=_bins,
-    )  # fmt: skip
+        title="Accuracy against confidence",
+        rows=_bins,
+    )

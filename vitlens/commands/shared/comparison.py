@@ -94,26 +94,41 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
         if row.decided:
             given = known | {"other": other, "row": row, "size": row.gain(top)}
             yield Claim(
-                "which is better", f"{top} and {other}",
-                say("**{{ top }}** classifies {{ accuracy|value }} of the images correctly, **{{ other }}** "
+                "which is better",
+                f"{top} and {other}",
+                say(
+                    "**{{ top }}** classifies {{ accuracy|value }} of the images correctly, **{{ other }}** "
                     "{{ other_accuracy|value }}. The difference is {{ size }} (McNemar's exact test, "
                     "{% if row.p_holm < 0.001 %}p < 0.001{% else %}p = {{ row.p_holm|number }}{% endif %}).",
-                    other_accuracy=accuracies[other], **given),
-                title=say("{% if not alike %}{{ top }} classifies more images correctly than {% if pairs|length > 1 %}"
-                          "the {{ pairs|length }} other models{% else %}{{ other }}{% endif %}{% endif %}", **given),
-                effect=row.gain(top), p=row.p_holm, kind="answer",
-            )  # fmt: skip
+                    other_accuracy=accuracies[other],
+                    **given,
+                ),
+                title=say(
+                    "{% if not alike %}{{ top }} classifies more images correctly than {% if pairs|length > 1 %}"
+                    "the {{ pairs|length }} other models{% else %}{{ other }}{% endif %}{% endif %}",
+                    **given,
+                ),
+                effect=row.gain(top),
+                p=row.p_holm,
+                kind="answer",
+            )
     if alike:
         row = pairs[alike[0]]
         yield Claim(
-            "no difference", top,
-            say("**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no significant lead over "
+            "no difference",
+            top,
+            say(
+                "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no significant lead over "
                 "{{ alike|names }}{% if pairs|length == 1 %}: {{ size|alone }}, p = {{ row.p_holm|number }}"
-                "{% endif %}.", row=row, size=row.gain(top), **known),
+                "{% endif %}.",
+                row=row,
+                size=row.gain(top),
+                **known,
+            ),
             title=say("{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy", **known),
             kind="answer",
             is_null=True,
-        )  # fmt: skip
+        )
 
 
 def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
@@ -171,8 +186,9 @@ def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
         yield say(
             "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that they are equal: "
             "the difference may be anything from {{ gap.low|number(1) }} to {{ gap.high|number(1) }} points.",
-            r=row, gap=row.gain(row.first),
-        )  # fmt: skip
+            r=row,
+            gap=row.gain(row.first),
+        )
 
 
 def _paired(row: PairRow) -> str:

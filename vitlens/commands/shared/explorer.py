@@ -135,14 +135,22 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
         if found:
             most = max(found, key=lambda one: one.mass)
             yield Claim(
-                "attention sinks", model,
-                say("In {{ layers|ranges }} of **{{ model }}** {% if layers|length > 1 %}up to {% endif %}"
+                "attention sinks",
+                model,
+                say(
+                    "In {{ layers|ranges }} of **{{ model }}** {% if layers|length > 1 %}up to {% endif %}"
                     "{{ l.mass|percent }} of the attention of all patches lies on the same few of them "
                     "({{ few }} of {{ n }}): bright spots there are attention sinks, which need not be "
                     "evidence for a class.",
-                    model=model, layers=[one.layer for one in found], l=most, few=round(most.patches), n=patches),
-                kind="answer", evidence="attributed",
-            )  # fmt: skip
+                    model=model,
+                    layers=[one.layer for one in found],
+                    l=most,
+                    few=round(most.patches),
+                    n=patches,
+                ),
+                kind="answer",
+                evidence="attributed",
+            )
 
 
 def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer:

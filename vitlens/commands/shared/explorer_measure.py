@@ -279,9 +279,15 @@ def given_attention(
     arrays = ExplorerArrays(heads_, most, none, np.zeros((*none.shape[:3], 2), np.float32), rollout)
     names = tuple(f"prefix {number}" for number in range(special)) if special > 1 else ("CLS",) * special
     return GivenAttention(
-        ExplorerRow(name, "", grid, queries, names, 1, 1), arrays, of_layers, special, every.size,
-        int((np.abs(every - 1) > TOLERANCE).sum()), float(every.min()), float(every.max()),
-    )  # fmt: skip
+        ExplorerRow(name, "", grid, queries, names, 1, 1),
+        arrays,
+        of_layers,
+        special,
+        every.size,
+        int((np.abs(every - 1) > TOLERANCE).sum()),
+        float(every.min()),
+        float(every.max()),
+    )
 
 
 def _require_form(weights: NDArray[Any]) -> None:

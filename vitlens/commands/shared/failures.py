@@ -217,9 +217,10 @@ def _undecided(cause: Cause) -> str:
     return say(
         "We do not know why **{{ model }}** fails: its errors are more frequent on {{ places }}, and these images "
         "cannot separate {{ titles }}. The next test would be images in which they vary independently.",
-        model=cause.row.model, places=listed([row.where for row in rows], "or"),
+        model=cause.row.model,
+        places=listed([row.where for row in rows], "or"),
         titles=listed([row.title for row in rows]),
-    )  # fmt: skip
+    )
 
 
 def _not_known(record: FailuresRecord, model: str) -> str:
@@ -259,11 +260,16 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         words = more + "another property explains these errors better; it was not changed, or its change fixes too few"
         following = "images in which the two vary independently"
     elif test is not None:
-        words = more + _CHANGED + (
-            ", {{ test.mended }} of {{ errors }} are fixed and {{ test.broken }} correct predictions broken (control: "
-            "{{ test.control_mended }} and {{ test.control_broken }}"
-            "{% if not test.matched %}, not matched{% endif %})"
-        )  # fmt: skip
+        words = (
+            more
+            + _CHANGED
+            + (
+                ", {{ test.mended }} of {{ errors }} are fixed and {{ test.broken }} correct predictions broken "
+                "(control: "
+                "{{ test.control_mended }} and {{ test.control_broken }}"
+                "{% if not test.matched %}, not matched{% endif %})"
+            )
+        )
         gains = test.gain.value > 0 and test.mended > test.broken
         following = "more images" if gains else "a property that goes with it"
     elif row.known.outcome:
@@ -303,10 +309,11 @@ def _answer(record: FailuresRecord, comparable: Callable[[Any], bool]) -> str:
             say(
                 "The models differ most in how **{{ row.title }}** separates their errors: its AUC is {{ size }} "
                 "{{ side }} for **{{ row.first }}**.",
-                row=apart, size=signed(apart.difference, apart.difference.value >= 0),
+                row=apart,
+                size=signed(apart.difference, apart.difference.value >= 0),
                 side="higher" if apart.difference.value > 0 else "lower",
             )
-        )  # fmt: skip
+        )
     return " ".join(said)
 
 
@@ -331,9 +338,12 @@ def _examples(record: FailuresRecord) -> Iterator[Picture]:
                 right = told == own.truth[at]
                 below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(told, 16)}"
                 yield Picture(
-                    pixels[at].astype(np.float32) / 255, row=f"{shortened(model, 12)} {image}: {test.change}",
-                    column=column, below=below, frame=RIGHT if right else WRONG,
-                )  # fmt: skip
+                    pixels[at].astype(np.float32) / 255,
+                    row=f"{shortened(model, 12)} {image}: {test.change}",
+                    column=column,
+                    below=below,
+                    frame=RIGHT if right else WRONG,
+                )
 
 
 def _unsaturated(record: FailuresRecord) -> list[CovariateRow]:

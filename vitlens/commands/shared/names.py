@@ -24,14 +24,16 @@ class NameRow(OfModel):
     looks_hold: bool | None = col("that holds, too", default=None)
     writes: str | None = col("writes", default=None)
     auc: Estimate | None = col(
-        "AUC", term="the chance that the head adds more to the class in an image of it than in another image",
+        "AUC",
+        term="the chance that the head adds more to the class in an image of it than in another image",
         default=None,
-    )  # fmt: skip
+    )
     state: str | None = col("without the head", default=None)
     margin: Estimate | None = col(
-        "more log-odds lost", term="by how much the log-odds of the label fall more in images of the class",
+        "more log-odds lost",
+        term="by how much the log-odds of the label fall more in images of the class",
         default=None,
-    )  # fmt: skip
+    )
 
     name = head_name
 
@@ -69,11 +71,13 @@ def name_rows(alias: str, heads: Iterable[Any]) -> Iterator[NameRow]:
     for one in heads:
         attends, looks, writes = one.attends, one.looks, one.writes
         yield NameRow(
-            alias, one.layer, one.head,
+            alias,
+            one.layer,
+            one.head,
             *((plain(attends.word), attends.share, one.holds) if attends else (None, None, None)),
             *((plain(looks.word), looks.holds) if looks else (None, None)),
             *((writes.word, writes.auc, writes.state, writes.margin) if writes else (None, None, None, None)),
-        )  # fmt: skip
+        )
 
 
 def word_table(heads: Iterable[Any]) -> list[list[str]]:

@@ -52,9 +52,17 @@ def heads_named(
     images, size = Streamed(split, model.pixel_dtype), run.run.batch_size or fitting_batch_size(model)
     with autocast(model.device, run.run.precision):
         found = named(
-            model, images, labels, attributes, split.masks, size, run.run.seed, run.progress,
-            remove=labels is not None, known=known,
-        )  # fmt: skip
+            model,
+            images,
+            labels,
+            attributes,
+            split.masks,
+            size,
+            run.run.seed,
+            run.progress,
+            remove=labels is not None,
+            known=known,
+        )
     found = replace(found, notes=(*found.notes, f"what heads write: {why}")) if why else found
     return Named(found, labels)
 

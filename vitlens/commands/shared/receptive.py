@@ -63,24 +63,30 @@ def field_charts() -> tuple[Chart, ...]:
 
     return (
         Chart(
-            "receptive_field", lines("layer", "distance", "uniform", panel="words"),
+            "receptive_field",
+            lines("layer", "distance", "uniform", panel="words"),
             "Distance from the middle patch to the pixels that change it, weighted by the gradient, with intervals; "
             "uniform: "
             "if all pixels counted equally.",
-            title="Effective receptive field by layer", rows="receptive_fields",
+            title="Effective receptive field by layer",
+            rows="receptive_fields",
         ),
         Chart(
-            "receptive_seen", lines("layer", "seen", of="words"),
+            "receptive_seen",
+            lines("layer", "seen", of="words"),
             "Share of the pixels with any gradient, however small, by layer.",
-            title="Pixels that a patch depends on at all", rows="receptive_fields",
+            title="Pixels that a patch depends on at all",
+            rows="receptive_fields",
         ),
         Chart(
-            "receptive_maps", images(),
+            "receptive_maps",
+            images(),
             "Square root of the norm of the gradient at each pixel, by layer. Each map has its own colours; pixels "
             "without any gradient are grey.",
-            title="Effective receptive field of the middle patch, layer by layer", rows=_maps,
+            title="Effective receptive field of the middle patch, layer by layer",
+            rows=_maps,
         ),
-    )  # fmt: skip
+    )
 
 
 def _maps(record: Any) -> "Iterator[Picture]":

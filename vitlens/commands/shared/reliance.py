@@ -84,8 +84,11 @@ def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
         "{{ pair.change|whole }}, "
         "{{ one.changed_by|value }} and {{ two.changed_by|value }} of their predictions change; "
         "{{ one.control|whole }}, {{ one.changed_by_control|value }} and {{ two.changed_by_control|value }}.",
-        pair=pair, other=other, one=rows[pair.more], two=rows[other],
-    )  # fmt: skip
+        pair=pair,
+        other=other,
+        one=rows[pair.more],
+        two=rows[other],
+    )
     return Claim(
         f"difference in reliance on {pair.title}",
         f"{pair.more} and {other}",
@@ -125,9 +128,10 @@ def _answer(record: RelianceRecord) -> str:
             say(
                 "**{{ model }}** {% if titles %}relies most on {{ titles|whole }}{% else %}is not shown to rely on any "
                 "cue that was tested{% endif %}.",
-                model=model, titles=Marked(", then on ".join(titles)),
+                model=model,
+                titles=Marked(", then on ".join(titles)),
             )
-        )  # fmt: skip
+        )
     return " ".join(sentences)
 
 
@@ -153,10 +157,12 @@ SECTION: Final = Section(
     order=lambda row: -row.strength,
     charts=(
         Chart(
-            "reliance", intervals("title", "changed", of="model", reference=0.0),
+            "reliance",
+            intervals("title", "changed", of="model", reference=0.0),
             "Predictions changed without each cue, minus those under a control that changes pixels equally; left of "
             "the dashed line the control matters more. All interventions: tables/reliance.csv.",
-            title="What predictions depend on ({{ rows|map(attribute='n')|max }} images)", rows=_strongest,
+            title="What predictions depend on ({{ rows|map(attribute='n')|max }} images)",
+            rows=_strongest,
         ),
     ),
-)  # fmt: skip
+)

@@ -77,10 +77,13 @@ def differences(budgets: Sequence[Budget]) -> Mapping[str, tuple[str | int, ...]
 def trained(budgets: Sequence[Budget]) -> Iterator[str]:
     """Yield in what the trainings of the models differ, and of which models that is not known."""
     parts = [
-        say("{{ what }} {{ values }}", what=Marked(name.replace("_", " ")),
-            values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(values, budgets)]))
+        say(
+            "{{ what }} {{ values }}",
+            what=Marked(name.replace("_", " ")),
+            values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(values, budgets)]),
+        )
         for name, values in differences(budgets).items()
-    ]  # fmt: skip
+    ]
     if parts:
         yield f"The models were trained differently: {'; '.join(parts)}. Differences between them may come from this."
     unknown = [budget.model for budget in budgets if budget == Budget(budget.model)]
@@ -88,8 +91,9 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
         yield say(
             "It is not known how {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained, so "
             "differences "
-            "may come from training as well as from architecture.", names=unknown,
-        )  # fmt: skip
+            "may come from training as well as from architecture.",
+            names=unknown,
+        )
 
 
 def trainings_of(models: "Sequence[Model]") -> tuple[Budget, ...]:

@@ -43,12 +43,15 @@ def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iter
     worst, accuracy = min(judged, key=lambda pair: pair[1].value)
     if below(accuracy, overall.value, len(judged)):
         yield found(
-            "worst class", model,
+            "worst class",
+            model,
             "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: {{ effect }}, compared with "
             "{{ overall|value }} overall.",
-            replace(accuracy, n=worst.n), given={"row": worst, "overall": overall},
-            reference=overall.value, place="per_class",
-        )  # fmt: skip
+            replace(accuracy, n=worst.n),
+            given={"row": worst, "overall": overall},
+            reference=overall.value,
+            place="per_class",
+        )
 
 
 def class_sections() -> tuple[Section, Section]:
@@ -63,27 +66,37 @@ def class_sections() -> tuple[Section, Section]:
             opening="**{{ first.model }}** has the lowest accuracy on class {{ first.class_name }}, "
             "{{ first.accuracy|alone }} (n = {{ first.n }}); the highest is {{ rows[-1].accuracy|value }}.",
             columns=("model", "class_name", "n", "accuracy"),
-            charts=(Chart(
-                "per_class", bars("class_name", "accuracy", of="model"),
-                "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may differ "
-                "by chance.",
-                title="Accuracy by class",
-            ),),
+            charts=(
+                Chart(
+                    "per_class",
+                    bars("class_name", "accuracy", of="model"),
+                    "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may "
+                    "differ "
+                    "by chance.",
+                    title="Accuracy by class",
+                ),
+            ),
         ),
         Section(
-            "Which classes are confused?", _confused, order=lambda row: -row.count,
+            "Which classes are confused?",
+            _confused,
+            order=lambda row: -row.count,
             opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts {{ first.prediction }} for "
             "{{ first.truth }}: {{ first.count }} images.{% else %}No confusion occurs twice.{% endif %}",
             columns=("model", "truth", "prediction", "count"),
-            charts=(Chart(
-                "confusion",
-                matrix("truth", "prediction", "share", words=lambda row: str(row.count) if row.count else ""),
-                "Images by true class (rows) and predicted class (columns) of the classes that are confused most; "
-                "colour: share of all images of the class.",
-                title="Confusions of {{ first.model }}", each="model", rows=_cells,
-            ),),
+            charts=(
+                Chart(
+                    "confusion",
+                    matrix("truth", "prediction", "share", words=lambda row: str(row.count) if row.count else ""),
+                    "Images by true class (rows) and predicted class (columns) of the classes that are confused most; "
+                    "colour: share of all images of the class.",
+                    title="Confusions of {{ first.model }}",
+                    each="model",
+                    rows=_cells,
+                ),
+            ),
         ),
-    )  # fmt: skip
+    )
 
 
 def _confused(record: Any) -> list[ConfusionRow]:

@@ -119,11 +119,22 @@ def head_rows(alias: str, found: Statistics, roles: Specialisation) -> Iterator[
             low, high = finite(given.low), finite(given.high)
             unsure = finite(given.score) is None
             yield rows.HeadRow(
-                alias, site.layer, head, values, given.label,
-                None if unsure else Estimate(float(given.score), low, high, found.images, ""), given.best,
-                given.other or None, finite(given.other_score), finite(roles.explained[site.layer, head]),
-                (seen.row, seen.column), place.map_grid, seen.mass, seen.chance, seen.output,
-            )  # fmt: skip
+                alias,
+                site.layer,
+                head,
+                values,
+                given.label,
+                None if unsure else Estimate(float(given.score), low, high, found.images, ""),
+                given.best,
+                given.other or None,
+                finite(given.other_score),
+                finite(roles.explained[site.layer, head]),
+                (seen.row, seen.column),
+                place.map_grid,
+                seen.mass,
+                seen.chance,
+                seen.output,
+            )
 
 
 def layer_rows(alias: str, found: Statistics) -> Iterator[rows.LayerRow]:
@@ -132,12 +143,17 @@ def layer_rows(alias: str, found: Statistics) -> Iterator[rows.LayerRow]:
     for site in found.sites:
         place = found.geometries[site.layer]
         yield rows.LayerRow(
-            alias, site.layer, site.module, site.kind, site.heads, site.keys,
+            alias,
+            site.layer,
+            site.module,
+            site.kind,
+            site.heads,
+            site.keys,
             numbers_of(found.moments, site.layer, 0, names, site.keys),
             None if place is None else place.grid,
             NO_PLACE[site.kind] if place is None else None,
             finite(uniform[site.layer]),
-        )  # fmt: skip
+        )
 
 
 def heads_row(alias: str, found: Statistics, roles: Specialisation, heads: Sequence[rows.HeadRow]) -> rows.HeadsRow:

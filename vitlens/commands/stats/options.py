@@ -17,13 +17,15 @@ class StatsOptions(ModelOnImages):
     predicted: bool = predicted_option()
     renormalise: bool = option(
         "--renormalise/--no-renormalise",
-        "Distance of the attention on patches alone, or with the mass on CLS counted as 0 px.", default=True,
-    )  # fmt: skip
+        "Distance of the attention on patches alone, or with the mass on CLS counted as 0 px.",
+        default=True,
+    )
     names: bool | None = option(
         "--names/--no-names",
         "Name every head and test the names (default: what heads write only where it takes minutes at most).",
-        default=None, shown=False,
-    )  # fmt: skip
+        default=None,
+        shown=False,
+    )
     attributes: Path | None = attributes_option()
     over_training: bool = option(
         "--over-training", "Also measure the weights that a run with --keep-every kept.", default=False

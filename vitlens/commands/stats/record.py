@@ -34,9 +34,11 @@ class HeadRow(OfModel):
     other: str | None = col("next pattern", default=None)
     other_score: float | None = col("next score", default=None)
     explained_by_offset: float | None = col(
-        "explained by offset", unit="fraction",
-        term="the share of the variance of the weights that the offset from query to key explains", default=None,
-    )  # fmt: skip
+        "explained by offset",
+        unit="fraction",
+        term="the share of the variance of the weights that the offset from query to key explains",
+        default=None,
+    )
     place: tuple[int, int] | None = col("most attended patch (row, column)", default=None)
     place_grid: tuple[int, int] | None = col("patches (rows, columns)", default=None)
     place_mass: Estimate | None = col("attention on it", default=None)

@@ -44,22 +44,28 @@ def claims(record: StatsRecord) -> Iterator[Claim]:
         if row.heads:
             kinds = Counter(head.label for head in clear)
             yield found(
-                "pattern", row.model,
+                "pattern",
+                row.model,
                 "{{ clear|length }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
                 "({{ kinds|counts }}){% endif %}; for the others no single pattern explains half of their attention.",
                 headline="{{ clear|length }} of {{ n }} heads of {{ model }} follow one pattern",
                 given={"clear": clear, "n": row.heads, "model": row.model, "kinds": kinds},
-                kind="answer", place="specialisation",
-            )  # fmt: skip
+                kind="answer",
+                place="specialisation",
+            )
         yield from _written(record, row.model)
         if row.faulty is not None:
             yield _health(record, row, heads)
         if row.sinks_off_object is not None and record.images >= FEW:
             off, says = row.sinks_off_object, "{{ off }} of the attention in **{{ m }}** lies on sinks off the object."
             yield judge(
-                "sinks", row.model, off, "sinks", says=say(says, off=off, m=row.model),
+                "sinks",
+                row.model,
+                off,
+                "sinks",
+                says=say(says, off=off, m=row.model),
                 because="attention of patches on sinks off the object, mean over heads",
-            )  # fmt: skip
+            )
         yield from _faults(record, row.model, heads)
 
 
@@ -113,27 +119,50 @@ def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterat
     keys, tests = {row.layer: row.keys for row in record.layers if row.model == model}, len(heads)
     even = {layer: 1 - UNIFORM / log2(count) if count > 1 else 2.0 for layer, count in keys.items()}
     known: list[tuple[str, str, _Number, Callable[..., HeadRow], Callable[[HeadRow], float], str]] = [
-        ("dead heads", "dead", lambda head: head.output, max, lambda _: DEAD,
-         "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} of the mean norm of "
-         "the heads' outputs is added to the residual stream."),
-        ("uniform heads", "uniform", lambda head: head.statistics.get("normalised_entropy"), min,
-         lambda head: even[head.layer],
-         "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row is at least "
-         "{{ effect|value }} of that of uniform attention."),
-        ("fixed place", "position", lambda head: head.place_mass, max, lambda _: ON_ONE,
-         "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in {{ lead.name }} "
-         "{{ effect }} of the patches' attention lies on the patch in row {{ lead.place[0] }}, column "
-         "{{ lead.place[1] }}, whatever the image ({{ lead.place_chance|percent(1) }} if it were uniform)."),
-    ]  # fmt: skip
+        (
+            "dead heads",
+            "dead",
+            lambda head: head.output,
+            max,
+            lambda _: DEAD,
+            "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} of the mean norm of "
+            "the heads' outputs is added to the residual stream.",
+        ),
+        (
+            "uniform heads",
+            "uniform",
+            lambda head: head.statistics.get("normalised_entropy"),
+            min,
+            lambda head: even[head.layer],
+            "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row is at least "
+            "{{ effect|value }} of that of uniform attention.",
+        ),
+        (
+            "fixed place",
+            "position",
+            lambda head: head.place_mass,
+            max,
+            lambda _: ON_ONE,
+            "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in {{ lead.name }} "
+            "{{ effect }} of the patches' attention lies on the patch in row {{ lead.place[0] }}, column "
+            "{{ lead.place[1] }}, whatever the image ({{ lead.place_chance|percent(1) }} if it were uniform).",
+        ),
+    ]
     for question, label, number, extreme, limit, template in known:
         test = below if label == "dead" else above
         own = [head for head in heads if head.label == label and test(number(head), limit(head), tests)]
         if own:
             lead = extreme(own, key=lambda head: (number(head) or Estimate(0.0)).value)
             yield found(
-                question, model, template, number(lead) or Estimate(0.0), reference=limit(lead), kind="hidden fault",
-                given={"heads": own, "model": model, "lead": lead}, place="specialisation",
-            )  # fmt: skip
+                question,
+                model,
+                template,
+                number(lead) or Estimate(0.0),
+                reference=limit(lead),
+                kind="hidden fault",
+                given={"heads": own, "model": model, "lead": lead},
+                place="specialisation",
+            )
 
 
 def _keys(view: View) -> list[str]:
@@ -170,8 +199,10 @@ def _unclear(record: StatsRecord) -> str:
         "The nearest patterns of the {{ heads|length }} other heads are {{ nearest|counts }}; the best explained is "
         "{{ top.name }} ({{ top.best }}, score {{ top.score|value }}). What they attend to may depend on content that "
         "no pattern describes.",
-        heads=heads, nearest=Counter(head.best for head in heads if head.best), top=min(heads, key=_rank),
-    )  # fmt: skip
+        heads=heads,
+        nearest=Counter(head.best for head in heads if head.best),
+        top=min(heads, key=_rank),
+    )
 
 
 def _words(record: StatsRecord) -> str:
@@ -183,12 +214,15 @@ def _words(record: StatsRecord) -> str:
         "{% if told %}; of the rest {{ correlate|length }} separate a class that removing them does not hurt most"
         "{% endif %}. On shuffled patches {{ held }} of {{ by|length }} heads attend by what their label says, and "
         "{{ seen }} of {{ looks|length }} patterns are still there. One head's page: `vitlens head`.",
-        names=record.names, tested=[name for name in record.names if name.tested],
+        names=record.names,
+        tested=[name for name in record.names if name.tested],
         correlate=[name for name in record.names if name.correlates],
         told=any(name.state for name in record.names),
-        by=by, held=sum(bool(name.holds) for name in by), looks=looks,
+        by=by,
+        held=sum(bool(name.holds) for name in by),
+        looks=looks,
         seen=sum(bool(name.looks_hold) for name in looks),
-    )  # fmt: skip
+    )
 
 
 def _tested(name: NameRow) -> tuple[object, ...]:
@@ -223,8 +257,11 @@ def _sharpest(record: StatsRecord) -> str:
     return say(
         "The sharpest head is {{ sharp.name }} of {{ sharp.model }}, with {{ least|value }} of the entropy of uniform "
         "attention, the most even {{ even.name }} of {{ even.model }}, with {{ most|value }}.",
-        sharp=ordered[0], even=ordered[-1], least=ordered[0].statistics[name], most=ordered[-1].statistics[name],
-    )  # fmt: skip
+        sharp=ordered[0],
+        even=ordered[-1],
+        least=ordered[0].statistics[name],
+        most=ordered[-1].statistics[name],
+    )
 
 
 def _with_norms(record: StatsRecord) -> list[LayerRow]:
@@ -241,8 +278,11 @@ def _outliers(record: StatsRecord) -> str:
         "{{ ratio|number }} times the median norm ({{ lead.model }}, after block {{ lead.layer }})"
         "{% if not none %}; at most {{ most.statistics['high_norm_patches']|value }} of the patches have a high norm"
         "{% endif %}.",
-        ratio=_ratio(lead), lead=lead, most=most, none=_ratio(lead) < _OUTLYING,
-    )  # fmt: skip
+        ratio=_ratio(lead),
+        lead=lead,
+        most=most,
+        none=_ratio(lead) < _OUTLYING,
+    )
 
 
 def _ratio(row: LayerRow) -> float:
@@ -262,8 +302,11 @@ def _learned(record: StatsRecord) -> str:
     ]
     return say(
         "From epoch {{ first.epochs }} to {{ last.epochs }} ({{ rows|length }} checkpoints): {{ parts }}.",
-        first=first, last=last, rows=record.learning, parts=listed(parts),
-    )  # fmt: skip
+        first=first,
+        last=last,
+        rows=record.learning,
+        parts=listed(parts),
+    )
 
 
 def unknown(record: StatsRecord) -> Iterator[str]:
@@ -279,8 +322,9 @@ def unknown(record: StatsRecord) -> Iterator[str]:
         yield say(
             "The scores of {{ near|names }} lie within their interval of the threshold of {{ threshold }}: other "
             "images may give them another label.",
-            near=near, threshold=THRESHOLD,
-        )  # fmt: skip
+            near=near,
+            threshold=THRESHOLD,
+        )
     without = [head for head in record.heads if head.label is None]
     if without:
         yield say("{{ n }} heads have no label, as their tokens have no place in the image.", n=len(without))
@@ -294,10 +338,12 @@ REPORT: Final = Report(
     unknown=unknown,
     definitions=definitions,
     picture=Chart(
-        "specialisation", images(scale="joint", label="weight, log2 of times uniform"),
+        "specialisation",
+        images(scale="joint", label="weight, log2 of times uniform"),
         "Mean weight of keys by their offset from the query in the middle, for every head; grey: never occurs. Frame "
         "and code name its pattern; without a code: no single pattern.",
-        title="What every head of {{ record.aliases[0] }} attends to", rows=_offsets,
+        title="What every head of {{ record.aliases[0] }} attends to",
+        rows=_offsets,
     ),
     glance=(
         *(Glance("means", "statistics", key=name, title=title_of(name)) for name in _OVERVIEW),
@@ -306,53 +352,84 @@ REPORT: Final = Report(
     ),
     sections=(
         Section(
-            "What does each head attend to?", "heads", opening=_unclear, about=("attention health",), order=_rank,
+            "What does each head attend to?",
+            "heads",
+            opening=_unclear,
+            about=("attention health",),
+            order=_rank,
             columns=("model", "layer", "head", "label", "best", "score"),
         ),
         Section(
-            "What does each head do, in three words?", "names", opening=_words, about=("writes",), order=_tested,
+            "What does each head do, in three words?",
+            "names",
+            opening=_words,
+            about=("writes",),
+            order=_tested,
             columns=("name", "attends", "holds", "looks", "writes", "state"),
         ),
         Section(
-            "How far do heads look?", "local",
+            "How far do heads look?",
+            "local",
             says="In {{ layers|ranges }}, {{ local }} of {{ heads }} heads of **{{ model }}** look at most half as far "
-                 "as uniform attention; the mean is {{ share|percent }} of that distance.",
-            charts=(Chart(
-                "distance", lines("layer", "statistics.distance", of="model"),
-                "Mean distance between a patch and the patches that it attends to: a dot a head, the line their mean. "
-                "Low: local.",
-                title="Attention distance by layer", rows="heads", only=lambda row: "distance" in row.statistics,
-            ),),
+            "as uniform attention; the mean is {{ share|percent }} of that distance.",
+            charts=(
+                Chart(
+                    "distance",
+                    lines("layer", "statistics.distance", of="model"),
+                    "Mean distance between a patch and the patches that it attends to: a dot a head, the line their "
+                    "mean. "
+                    "Low: local.",
+                    title="Attention distance by layer",
+                    rows="heads",
+                    only=lambda row: "distance" in row.statistics,
+                ),
+            ),
         ),
         Section(
-            "How sharp is their attention?", "heads", opening=_sharpest,
-            charts=(Chart(
-                "heads",
-                board(partial(_keys, "maps"), titles=title_of, ranges=_range),
-                "Statistics of every head, means over the rows of patches and over images; each panel has its own "
-                "colours.",
-                title="How sharp every head of {{ first.model }} is", each="model",
-            ),),
+            "How sharp is their attention?",
+            "heads",
+            opening=_sharpest,
+            charts=(
+                Chart(
+                    "heads",
+                    board(partial(_keys, "maps"), titles=title_of, ranges=_range),
+                    "Statistics of every head, means over the rows of patches and over images; each panel has its own "
+                    "colours.",
+                    title="How sharp every head of {{ first.model }} is",
+                    each="model",
+                ),
+            ),
         ),
         Section(
-            "Do a few tokens stand out?", _with_norms, opening=_outliers, about=("sinks",),
-            charts=(Chart(
-                "tokens", lines("layer", "statistics.token_norm", "statistics.greatest_norm", panel="model", log=True),
-                "Norms of the residual stream after each block: the median of an image's tokens and the greatest, "
-                "means over images.",
-                title="Norms of tokens by layer",
-            ),),
+            "Do a few tokens stand out?",
+            _with_norms,
+            opening=_outliers,
+            about=("sinks",),
+            charts=(
+                Chart(
+                    "tokens",
+                    lines("layer", "statistics.token_norm", "statistics.greatest_norm", panel="model", log=True),
+                    "Norms of the residual stream after each block: the median of an image's tokens and the greatest, "
+                    "means over images.",
+                    title="Norms of tokens by layer",
+                ),
+            ),
         ),
         Section(
-            "How did the heads change over the training?", "learning", opening=_learned,
+            "How did the heads change over the training?",
+            "learning",
+            opening=_learned,
             charts=tuple(
                 Chart(
-                    f"learning_{name}", lines("epochs", f"statistics.{name}", panel="layer", band=False),
+                    f"learning_{name}",
+                    lines("epochs", f"statistics.{name}", panel="layer", band=False),
                     f"{title_of(name).capitalize()} of every head by epoch: a dot a head, the line their mean.",
-                    title=f"{title_of(name).capitalize()} over the training", rows="learning_heads",
+                    title=f"{title_of(name).capitalize()} over the training",
+                    rows="learning_heads",
                     only=partial(_has, name),
-                ) for name in shown_in("training")
+                )
+                for name in shown_in("training")
             ),
         ),
     ),
-)  # fmt: skip
+)

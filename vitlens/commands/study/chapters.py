@@ -207,10 +207,14 @@ class Chapters(ChapterRunner):
         for name, model in zip(names, models):
             if methods := supported_methods(model, depth.explained):
                 options = ExplainOptions(
-                    (as_typed(name),), method=methods, verify=True, run=self.at_most(depth.checked),
-                    other_substrates=OTHER_SUBSTRATES if depth.thorough else (NONE,), counterfactuals=depth.thorough,
+                    (as_typed(name),),
+                    method=methods,
+                    verify=True,
+                    run=self.at_most(depth.checked),
+                    other_substrates=OTHER_SUBSTRATES if depth.thorough else (NONE,),
+                    counterfactuals=depth.thorough,
                     **self.common,
-                )  # fmt: skip
+                )
                 self.run("explain", name.alias, options)
         others = [name for name in names if name not in vits] or [name for name in names if name != vits[0]]
         if others and labelled:
@@ -223,9 +227,14 @@ class Chapters(ChapterRunner):
         self.run("attack", "", usual)
         if depth.searched:  # C&W alone, without what the first run measures
             search = replace(
-                attack, attacks=("cw",), steps=depth.search_steps, corruptions=False, transfer=False, inside=False,
+                attack,
+                attacks=("cw",),
+                steps=depth.search_steps,
+                corruptions=False,
+                transfer=False,
+                inside=False,
                 run=self.at_most(depth.searched),
-            )  # fmt: skip
+            )
             self.run("attack", "", search, part="cw")
         if labelled:
             limited = self.at_most(depth.featured)
@@ -253,8 +262,15 @@ class Chapters(ChapterRunner):
         method = tuple(best[model.alias] for model in pair if model.alias in best)
         method, depth = method if len(method) == len(pair) else (), self.depth
         options = CompareOptions(
-            tuple(map(as_typed, pair)), self.images.data, method=method, panels=depth.panels, maps=depth.compared,
-            checked=0 if method else depth.checked, disturbed=depth.disturbed, every_cue=depth.thorough,
-            model_options=self.common["model_options"], run=self.at_most(depth.paired),
-        )  # fmt: skip
+            tuple(map(as_typed, pair)),
+            self.images.data,
+            method=method,
+            panels=depth.panels,
+            maps=depth.compared,
+            checked=0 if method else depth.checked,
+            disturbed=depth.disturbed,
+            every_cue=depth.thorough,
+            model_options=self.common["model_options"],
+            run=self.at_most(depth.paired),
+        )
         self.run("compare", "", options)

@@ -25,8 +25,9 @@ class StudyOptions(SharedOptions):
     models: tuple[str, ...] = argument(
         "MODEL...",
         "A ViT and a CNN (default: vit-digits and cnn-digits); presets are trained first, with equal budgets.",
-        default=(), complete="model",
-    )  # fmt: skip
+        default=(),
+        complete="model",
+    )
     data: str | None = data_option()
     images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
@@ -35,8 +36,10 @@ class StudyOptions(SharedOptions):
         "--kind",
         f"Kind of study: {', '.join((WHOLE, *KINDS))}; transfer compares ways of adapting MODEL to --data, "
         "the others train small models that differ in one factor.",
-        metavar="WORD", panel=_KIND, complete="kind",
-    )  # fmt: skip
+        metavar="WORD",
+        panel=_KIND,
+        complete="kind",
+    )
     seeds: int | None = option(
         "--seeds", "Training seeds of each variant (default: 3).", metavar="N", low=1, panel=_KIND
     )
@@ -44,9 +47,11 @@ class StudyOptions(SharedOptions):
         "--full", "Go deeper: more methods, attacks and images (hours on a laptop).", default=False, shown=False
     )
     cache: bool = option(
-        "--cache/--no-cache", "Take chapters that the same models, images and code have made before from the cache.",
-        default=True, shown=False,
-    )  # fmt: skip
+        "--cache/--no-cache",
+        "Take chapters that the same models, images and code have made before from the cache.",
+        default=True,
+        shown=False,
+    )
     resume: Path | None = option(
         "--resume", "Continue a study of one --kind that was stopped.", metavar="FOLDER", panel=_KIND
     )

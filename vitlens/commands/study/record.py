@@ -122,9 +122,11 @@ class ComparisonRow:
         "p (Holm)", term="Welch's t test over seeds, corrected for the comparisons of its table", default=None
     )
     detectable: float | None = col(
-        "detectable", unit="points",
-        term="the smallest true difference that such a study finds with a probability of 80 %", default=None,
-    )  # fmt: skip
+        "detectable",
+        unit="points",
+        term="the smallest true difference that such a study finds with a probability of 80 %",
+        default=None,
+    )
     winner: str | None = col("significantly better", default=None)
     images: int | None = col("training images", default=None)
 
@@ -153,8 +155,9 @@ class PositionRow(OfPoint):
         term="Spearman's rank correlation of the cosine similarity of two patches' position embeddings with minus "
         "their "
         "distance: 1 where nearer patches are always more similar, 0 without such order",
-        metric="positions/{label}/rank_correlation/all", default=None,
-    )  # fmt: skip
+        metric="positions/{label}/rank_correlation/all",
+        default=None,
+    )
     rows: Estimate | None = col("pairs in one row", metric="positions/{label}/rank_correlation/rows", default=None)
     columns: Estimate | None = col(
         "pairs in one column", metric="positions/{label}/rank_correlation/columns", default=None
@@ -304,8 +307,9 @@ class LikenessRow(OfPoint):
 
     against: str = col("against")
     against_words: str = col("against")
-    cka: Estimate = col("CKA", term="linear CKA: 1 where features are equal up to rotation",
-                        metric="cka/{label}/{against}")  # fmt: skip
+    cka: Estimate = col(
+        "CKA", term="linear CKA: 1 where features are equal up to rotation", metric="cka/{label}/{against}"
+    )
 
 
 @dataclass(frozen=True)

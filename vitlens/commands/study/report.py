@@ -32,7 +32,7 @@ _BEFORE: Final = (
     Question("Which maps show the misleading cue?", ("compare",), "cue_maps"),
     Question("Which heads carry the misleading cue?", ("compare",), "cue_heads"),
     Question("Is the confidence right?", ("evaluate",), "calibration"),
-)  # fmt: skip
+)
 _AFTER: Final = (
     Question("Where does attention lie?", ("attention",), "object"),
     Question("Which map can you trust?", ("explain",), "checks"),
@@ -44,7 +44,7 @@ _AFTER: Final = (
     Question("How do they break under common corruptions?", ("attack",), "corruptions"),
     Question("What do the features know?", ("features",), "depth"),
     Question("What do they cost?", ("profile",), "parts"),
-)  # fmt: skip
+)
 # The questions of the first page in its order. Of each, the first claim that there is, by its chapter and its own
 # question ("": the answer to what the chapter was asked). A claim that shows no effect makes room for a finding.
 _SLOTS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
@@ -176,21 +176,24 @@ def unknown(record: StudyRecord) -> Iterator[str]:
         "{% if trained %}{{ trained|names }} {{ trained|are }} one training each: another seed can move accuracy by "
         "points. {% endif %}{% if unequal %}The trainings differ in {{ what }}, so no difference is one between "
         "architectures. {% endif %}Next: `vitlens study --kind data` trains a ViT and a CNN with several seeds.",
-        trained=[row.model for row in trained], unequal=unequal,
+        trained=[row.model for row in trained],
+        unequal=unequal,
         what=listed([say("{{ w }}", w=name.replace("_", " ")) for name in unequal]),
-    )  # fmt: skip
+    )
     attack = record.of("attack")
     if attack and attack[0].record.curves:
         rows = attack[0].record.curves
         yield say(
             "Robustness was tested on {{ n }} images with {{ titles }}; stronger attacks (`--attack auto`) can only "
-            "lower it.", n=rows[0].accuracy.n, titles=listed([say("{{ t }}", t=t) for t in by(rows, "title")]),
-        )  # fmt: skip
+            "lower it.",
+            n=rows[0].accuracy.n,
+            titles=listed([say("{{ t }}", t=t) for t in by(rows, "title")]),
+        )
     if record.left_out:
         yield say(
             "Without labels these chapters are left out: {{ words|join(', ') }}.",
             words=[row.chapter for row in record.left_out],
-        )  # fmt: skip
+        )
     yield "Not tested: other images, and other sizes of these models."
 
 
@@ -209,9 +212,12 @@ def known_answer(record: StudyRecord) -> Iterator[str]:
 def glance(record: StudyRecord) -> Table | None:
     """Lines of the chapters' first pages, failing ones first."""
     lines = [
-        line for word, titles in _GLANCED.items() for chapter in record.of(word)[:1] for title in titles
+        line
+        for word, titles in _GLANCED.items()
+        for chapter in record.of(word)[:1]
+        for title in titles
         if (line := chapter.glance(title))
-    ] + list(_apart(record))  # fmt: skip
+    ] + list(_apart(record))
     names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
     judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
     kept = [line if line["metric"] in judged else {**line, "status": None} for line in lines]
@@ -228,8 +234,11 @@ def _apart(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
         if row is not None:
             at = (row.attack, row.norm, row.epsilon)
             own = {r.model: r.accuracy for r in chapter.record.curves if (r.attack, r.norm, r.epsilon) == at}
-            yield {"metric": say("accuracy under {{ r.title }} at {{ r.at }}", r=row), **own,
-                   "difference": in_points(row.difference) if row.first == record.studied[0] else None}  # fmt: skip
+            yield {
+                "metric": say("accuracy under {{ r.title }} at {{ r.at }}", r=row),
+                **own,
+                "difference": in_points(row.difference) if row.first == record.studied[0] else None,
+            }
 
 
 def picture(record: StudyRecord) -> FigureSpec | None:

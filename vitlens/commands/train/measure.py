@@ -110,9 +110,16 @@ def _setup(start: Start) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
     options, recipe, usual = start.options, start.recipe, base_recipe(start.options)
     chosen = start.run.batch_size is not None or "batch_size" in options.changes
     setup = rows.SetupRow(
-        len(start.train), len(start.test), recipe.batch_size, recipe.learning_rate, usual.batch_size,
-        usual.learning_rate, chosen, (), options.keep_every,
-    )  # fmt: skip
+        len(start.train),
+        len(start.test),
+        recipe.batch_size,
+        recipe.learning_rate,
+        usual.batch_size,
+        usual.learning_rate,
+        chosen,
+        (),
+        options.keep_every,
+    )
     words = augmentation_words(recipe.numbers())
     if options.tuning.freeze or words == "none" or start.pretraining is not None:
         return replace(setup, augmentation="" if words == "none" else words), None
@@ -130,11 +137,23 @@ def _fit(start: Start, directory: Path) -> TrainingResult:
     watchers = [TrackerWatcher(each, directory, start.test, config=logged, seed=run.seed) for each in options.track]
     with training_progress(f"training {model.alias}", quiet=run.quiet) as on_progress:
         task = Task(
-            model, start.train, start.test, recipe, directory, run.seed, model.device, run.precision,
-            resume=options.resume is not None, keep_every=options.keep_every,
-            objective=start.pretraining or start.objective or StandardObjective(), train_last=options.tuning.trained,
-            compiling=options.compiling, recompute=options.recompute, watchers=watchers, on_progress=on_progress,
-        )  # fmt: skip
+            model,
+            start.train,
+            start.test,
+            recipe,
+            directory,
+            run.seed,
+            model.device,
+            run.precision,
+            resume=options.resume is not None,
+            keep_every=options.keep_every,
+            objective=start.pretraining or start.objective or StandardObjective(),
+            train_last=options.tuning.trained,
+            compiling=options.compiling,
+            recompute=options.recompute,
+            watchers=watchers,
+            on_progress=on_progress,
+        )
         if not options.tuning.freeze:
             return train_on_images(task)
         views = options.tuning.views or 1
@@ -194,13 +213,22 @@ def _pretrained(
 
     knn, random = share(last, "knn"), share(untrained, "knn")
     row = rows.PretrainingRow(
-        alias, entry.name, entry.title, entry.meaning, entry.source, entry.needs or "images alone",
+        alias,
+        entry.name,
+        entry.title,
+        entry.meaning,
+        entry.source,
+        entry.needs or "images alone",
         pretraining.settings,
-        result.history[-1].test_loss or 0.0, knn, random, difference_of(knn, random) if knn and random else None,
-        NEIGHBOURS, min(BANK, len(start.train)),
+        result.history[-1].test_loss or 0.0,
+        knn,
+        random,
+        difference_of(knn, random) if knn and random else None,
+        NEIGHBOURS,
+        min(BANK, len(start.train)),
         Estimate(last["teacher_information"], n=tested, unit="nats") if "teacher_information" in last else None,
         Estimate(last["objectness"], n=min(MAPS, tested) // 2) if "objectness" in last else None,
-    )  # fmt: skip
+    )
     by_epoch = [
         rows.FeatureRow(alias, epochs, **{name: value for name, value in own.items() if name in names})
         for epochs, own in steps
@@ -208,10 +236,12 @@ def _pretrained(
     shown = pretraining.pictures(_RECONSTRUCTED)
     pictures = [(255 * each).round().byte().cpu().numpy() for each in shown]
     record = TrainRecord(
-        history=result.history, pretraining=(row,), by_epoch=tuple(by_epoch),
+        history=result.history,
+        pretraining=(row,),
+        by_epoch=tuple(by_epoch),
         reconstructions=rows.ReconstructionArrays(*pictures) if pictures else None,
         recipe=tuple(rows.SettingRow(name, str(value)) for name, value in start.recipe.numbers().items()),
-    )  # fmt: skip
+    )
     if not model.has_classifier or start.test.labels is None:
         return record
     classified = _recorded(replace(start, model=model), result)
@@ -299,8 +329,14 @@ def _check(options: TrainOptions, processes: Processes) -> Conclusion | None:
     start = prepare(options, processes.count)
     print_data(start.train, start.run)
     findings = check_training(
-        start.model, start.train, start.test, recipe=start.recipe, seed=start.run.seed,
-        train_last=options.tuning.trained, fresh=options.fresh, announce=phase,
-    )  # fmt: skip
+        start.model,
+        start.train,
+        start.test,
+        recipe=start.recipe,
+        seed=start.run.seed,
+        train_last=options.tuning.trained,
+        fresh=options.fresh,
+        announce=phase,
+    )
     failed = any(each.state == "fail" for each in findings)
     return Conclusion(tuple(each.line for each in findings), (), not failed, FAILED)

@@ -33,21 +33,27 @@ class Shape:
         "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
     )
     patch_size: list[int] | None = _shape(
-        "--patch-size", "Patch size of a ViT in pixels.", metavar="N|HxW",
+        "--patch-size",
+        "Patch size of a ViT in pixels.",
+        metavar="N|HxW",
         parse=lambda name, text: list(side_lengths(name, text)),
-    )  # fmt: skip
+    )
     dim: int | None = _shape("--dim", "Embedding dimension of a ViT.", metavar="N")
     depth: int | None = _shape("--depth", "Number of blocks of a ViT.", metavar="N")
     heads: int | None = _shape("--heads", "Heads in each block of a ViT.", metavar="N")
     window: list[int] | None = _shape(
-        "--window", "Window of a Swin.", metavar="N|HxW", shown=False,
+        "--window",
+        "Window of a Swin.",
+        metavar="N|HxW",
+        shown=False,
         parse=lambda name, text: list(side_lengths(name, text, unit="patches", example=4)),
-    )  # fmt: skip
+    )
     shift: bool | None = _shape("--shift/--no-shift", "Shift a Swin's windows (default).", shown=False)
     dropout: float | None = _shape(
-        "--dropout", "Dropout of a ViT or Swin, in [0, 1): of tokens, projections and MLPs, in training alone.",
+        "--dropout",
+        "Dropout of a ViT or Swin, in [0, 1): of tokens, projections and MLPs, in training alone.",
         metavar="X",
-    )  # fmt: skip
+    )
     pooling: Pooling | None = _shape(
         "--pooling", "The classifier's input of a ViT: the CLS token or the mean of the patches."
     )
@@ -64,9 +70,11 @@ class RecipeChanges:
 
     named: RecipeName | None = _recipe("--recipe", "A recipe for any model.", shown=False)
     settings: tuple[str, ...] = _recipe(
-        "--set", "Any other setting of the recipe: mixup=0.8, optimiser=adamw, accumulate=4 ...; may be repeated.",
-        default=(), metavar="NAME=VALUE",
-    )  # fmt: skip
+        "--set",
+        "Any other setting of the recipe: mixup=0.8, optimiser=adamw, accumulate=4 ...; may be repeated.",
+        default=(),
+        metavar="NAME=VALUE",
+    )
     epochs: int | None = _recipe("--epochs", "Passes over the training images.", metavar="N")
     learning_rate: float | None = _number("--learning-rate", "Peak learning rate.")
     weight_decay: float | None = _number("--weight-decay", "Weight decay of AdamW.")
@@ -74,8 +82,10 @@ class RecipeChanges:
     clip: float | None = _number("--clip", "Largest gradient norm (0: no clipping).")
     label_smoothing: float | None = _number("--label-smoothing", "Label smoothing, in [0, 1).")
     layer_decay: float | None = _tuning(
-        "--layer-decay", "Layer-wise decay: a layer's learning rate as a share of the next layer's.", metavar="X",
-    )  # fmt: skip
+        "--layer-decay",
+        "Layer-wise decay: a layer's learning rate as a share of the next layer's.",
+        metavar="X",
+    )
     average: float | None = _number("--average", "Decay of the moving average of the weights (0: none).")
 
     @property
@@ -98,9 +108,10 @@ class Tuning:
     freeze: bool = _tuning("--freeze-backbone", "Train the head alone, on features computed once.", default=False)
     last: int | None = _tuning("--train-last", "Train the last K blocks and the head.", metavar="K")
     views: int | None = _tuning(
-        "--cached-views", "Augmented views of each image in the cache (default: the image without augmentation).",
+        "--cached-views",
+        "Augmented views of each image in the cache (default: the image without augmentation).",
         metavar="N",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
@@ -147,20 +158,26 @@ class TeacherOptions:
         "--distill", "Soft: the teacher's probabilities; hard: its predictions (default: hard)."
     )
     weight: float | None = _teaching(
-        "--distill-weight", "Weight of the teacher's term in the loss (default: hard 0.5, soft 0.1).",
-        metavar="X", shown=False,
-    )  # fmt: skip
+        "--distill-weight",
+        "Weight of the teacher's term in the loss (default: hard 0.5, soft 0.1).",
+        metavar="X",
+        shown=False,
+    )
     temperature: float | None = _teaching(
         "--temperature", "Temperature of soft distillation (default: 3).", metavar="X", shown=False
     )
     token: bool | None = _teaching(
         "--distill-token/--no-distill-token",
-        "A distillation token with its own head (default: for ViTs of vitlens).", shown=False,
-    )  # fmt: skip
+        "A distillation token with its own head (default: for ViTs of vitlens).",
+        shown=False,
+    )
     beside: str | None = _teaching(
-        "--beside", "The same model trained without a teacher, to compare with.",
-        metavar="MODEL", shown=False, complete="model",
-    )  # fmt: skip
+        "--beside",
+        "The same model trained without a teacher, to compare with.",
+        metavar="MODEL",
+        shown=False,
+        complete="model",
+    )
 
     def __post_init__(self) -> None:
         given = {
@@ -186,14 +203,17 @@ class TrainOptions:
         "MODEL",
         f"The model: a preset (trained from scratch), or a trained one: {describe_names()}; see vitlens models. "
         "Left out with --resume.",
-        default="", complete="model",
-    )  # fmt: skip
+        default="",
+        complete="model",
+    )
     data: str | None = data_option()
     objective: str = option(
         "--objective",
         f"What is minimised: {', '.join(OBJECTIVES)} (self-supervised ones for a ViT preset; their settings by --set).",
-        default=CLASSIFY, metavar="NAME", parse=lambda _, text: objective_named(text).name,
-    )  # fmt: skip
+        default=CLASSIFY,
+        metavar="NAME",
+        parse=lambda _, text: objective_named(text).name,
+    )
     resume: Path | None = option(
         "--resume", "Continue a run that was stopped, with its own settings.", metavar="FOLDER"
     )
@@ -206,13 +226,15 @@ class TrainOptions:
     keep_every: int | None = option(
         "--keep-every",
         "Keep the weights after every N epochs, for vitlens stats --over-training.",
-        metavar="N", low=1,
-    )  # fmt: skip
+        metavar="N",
+        low=1,
+    )
     track: tuple[TrackerName, ...] = choices(
         "--track",
         f"Trackers to log to, comma-separated: {', '.join(TRACKERS)} (wandb offline without an account).",
-        TRACKERS, default=(),
-    )  # fmt: skip
+        TRACKERS,
+        default=(),
+    )
     compiling: Compile = option(
         "--compile", "Use torch.compile; auto: where it saves time.", default="auto", panel=_COST
     )

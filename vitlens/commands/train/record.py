@@ -26,18 +26,25 @@ class ScoreRow(OfModel):
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     role: str | None = col("training", default=None)
     agreement: Estimate | None = col(
-        "agreement with the teacher", metric="agreement_with_teacher/{model}", default=None,
+        "agreement with the teacher",
+        metric="agreement_with_teacher/{model}",
+        default=None,
         term="the share of test images on which a model predicts the class that the teacher predicts",
-    )  # fmt: skip
+    )
     gap: Estimate | None = col(
-        "training minus test accuracy", metric="generalisation_gap/{model}", better="lower", default=None,
+        "training minus test accuracy",
+        metric="generalisation_gap/{model}",
+        better="lower",
+        default=None,
         term="accuracy on the augmented training images of the last epoch minus accuracy on the test images; a lower "
         "bound of overfitting",
-    )  # fmt: skip
+    )
     gain: Estimate | None = col(
-        "rise at the end", metric="last_epochs_gain/{model}", default=None,
+        "rise at the end",
+        metric="last_epochs_gain/{model}",
+        default=None,
         term="the change of test accuracy over the last tenth of the epochs",
-    )  # fmt: skip
+    )
     confidence: Estimate | None = col("mean confidence", default=None)
     best: Estimate | None = col("best epoch", better="higher", metric="best_accuracy/{model}", default=None)
     seconds: Estimate | None = col("time of training", better="lower", metric="training_seconds/{model}", default=None)
@@ -113,25 +120,32 @@ class FeatureRow(OfModel):
     epochs: int = col("epochs", default=0)
     knn: float | None = col("k-NN accuracy", unit="fraction", better="higher", default=None)
     rank: float | None = col(
-        "effective rank", default=None,
+        "effective rank",
+        default=None,
         term="the exponential of the entropy of the singular values of the features: how many directions they use",
-    )  # fmt: skip
+    )
     spread: float | None = col(
-        "spread", default=None,
+        "spread",
+        default=None,
         term="mean standard deviation of features of length 1, times the root of their number: 0 where all images have "
         "the same features, 1 where they fill all directions",
-    )  # fmt: skip
+    )
     objectness: float | None = col(
-        "attention on the object", unit="fraction", default=None,
+        "attention on the object",
+        unit="fraction",
+        default=None,
         term="intersection over union of the object's mask and as large an area of the CLS attention of the last "
         "block's best head, which is chosen on other images",
-    )  # fmt: skip
+    )
     teacher_entropy: float | None = col("teacher's entropy", unit="nats", default=None)
     teacher_information: float | None = col(
-        "information of the teacher", unit="nats", better="higher", default=None,
+        "information of the teacher",
+        unit="nats",
+        better="higher",
+        default=None,
         term="the entropy of the mean of a teacher's probabilities minus their mean entropy: 0 where it says the same "
         "of every image",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

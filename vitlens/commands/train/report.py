@@ -72,18 +72,26 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
     state, pair, n = _state(record), last_tenth(record.history), len(record.history)
     end, words, advice = _STATES[state]
     yield found(
-        "accuracy", score.model,
+        "accuracy",
+        score.model,
         "**{{ m }}** classifies {{ effect }} of the held-out images correctly, after {{ n }} epoch{{ n|s }} on "
         "{{ setup.training }} images in {{ time }}.",
-        score.accuracy, headline="{{ m }} reaches {{ effect|value }} accuracy{{ end }}",
+        score.accuracy,
+        headline="{{ m }} reaches {{ effect|value }} accuracy{{ end }}",
         given={"m": score.model, "time": score.seconds, "n": n, "setup": setup, "end": Marked(end)},
-        kind="answer", place="training",
-    )  # fmt: skip
+        kind="answer",
+        place="training",
+    )
     span = _span(pair[1].epoch - pair[0].epoch if pair else 0)
     yield found(
-        "convergence", score.model, words, score.gain, kind="answer", place="training",
+        "convergence",
+        score.model,
+        words,
+        score.gain,
+        kind="answer",
+        place="training",
         given={"span": span, "n": n, "pair": pair, "chance": _chance(record)},
-    )  # fmt: skip
+    )
     if score.gap is not None and _overfits(score):
         yield found(
             "overfitting",
@@ -172,27 +180,41 @@ def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
         better = above(row.gain, 0.0)
         given = {"row": row, "m": row.model, "better": better, "n": len(record.history)}
         yield found(
-            "features", row.model,
+            "features",
+            row.model,
             "Of the held-out images, {{ effect }} have the class of most of their {{ row.neighbours }} nearest of "
             "{{ row.bank }} training images by the features of **{{ m }}**, trained on {{ row.learned_from }} "
             "({{ row.title|lower }}) for {{ n }} epoch{{ n|s }}; with its random weights {{ row.random|alone }}, a "
             "difference of {{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}.",
-            row.knn, kind="answer", place="features", given=given,
+            row.knn,
+            kind="answer",
+            place="features",
+            given=given,
             headline="{% if better %}{{ m }} learned classes from {{ row.learned_from }}: k-NN accuracy "
-                     "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are no better "
-                     "than those of random weights{% endif %}",
-        )  # fmt: skip
+            "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are no better "
+            "than those of random weights{% endif %}",
+        )
     if row.information is not None:
         because = "information about the image in its teacher's outputs"
         claim = judge("collapse", row.model, row.information, "collapse", because=because)
-        yield replace(claim, place="teacher", kind="answer", says=say(
-            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or not begun to learn: its teacher says nearly the "
-            "same of every image; its outputs hold {{ effect }} of information about the image{% if not centred %}. "
-            "They were not centred (`centring=false`), which lets one of them win everywhere{% endif %}.{% else %}"
-            "**{{ m }}** has not collapsed: its teacher's outputs hold {{ effect }} of information about the image."
-            "{% endif %}",
-            state=claim.state, m=row.model, effect=row.information, centred=row.settings.get("centring", True),
-        ))  # fmt: skip
+        yield replace(
+            claim,
+            place="teacher",
+            kind="answer",
+            says=say(
+                "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or not begun to learn: its teacher says "
+                "nearly the "
+                "same of every image; its outputs hold {{ effect }} of information about the image{% if not centred "
+                "%}. "
+                "They were not centred (`centring=false`), which lets one of them win everywhere{% endif %}.{% else %}"
+                "**{{ m }}** has not collapsed: its teacher's outputs hold {{ effect }} of information about the image."
+                "{% endif %}",
+                state=claim.state,
+                m=row.model,
+                effect=row.information,
+                centred=row.settings.get("centring", True),
+            ),
+        )
 
 
 def _span(k: int) -> Marked:
@@ -233,14 +255,18 @@ def _pairs(record: TrainRecord) -> Iterator[Claim]:
         answer = {one.role, other.role} == {"student", "without a teacher"}
         if row.decided or answer:
             yield found(
-                "comparison", f"{row.first} and {row.second}",
+                "comparison",
+                f"{row.first} and {row.second}",
                 "{% if row.decided %}{{ one }} classifies more held-out images correctly than {{ other }}: "
                 "{{ a|value }} against {{ b|value }}, {{ effect }} more (McNemar's exact test, p = "
                 "{{ row.p_holm|number }}).{% else %}The accuracies of {{ one }}, {{ a|value }}, and {{ other }}, "
                 "{{ b|value }}, do not differ significantly: {{ effect }}, p = {{ row.p_holm|number }}.{% endif %}",
-                row.gain(one.model), p=row.p_holm, kind="answer" if answer else "comparison", place="beside",
+                row.gain(one.model),
+                p=row.p_holm,
+                kind="answer" if answer else "comparison",
+                place="beside",
                 given={"one": _named(one), "other": _named(other), "a": one.accuracy, "b": other.accuracy, "row": row},
-            )  # fmt: skip
+            )
 
 
 def _named(score: ScoreRow) -> Marked:
@@ -261,12 +287,15 @@ def unknown(record: TrainRecord) -> Iterator[str]:
         "{{ own.model }} was trained once, with one seed: the interval covers the "
         "choice of {{ own.accuracy.n }} test images, and another seed may give an accuracy outside of it.",
         own=own,
-    )  # fmt: skip
+    )
     yield from trained(record.training)
     yield from not_equal(record.pairs)
     if own.best is not None and own.best.value > own.accuracy.value:
-        yield say("The best epoch reached {{ best|value }}, but was chosen on the test images: that number is "
-                  "optimistic and not the result.", best=own.best)  # fmt: skip
+        yield say(
+            "The best epoch reached {{ best|value }}, but was chosen on the test images: that number is "
+            "optimistic and not the result.",
+            best=own.best,
+        )
     n = len(record.history)
     if record.history and last_tenth(record.history) is None:
         yield "The test images were evaluated once, so it is not known whether accuracy still rose."
@@ -274,9 +303,11 @@ def unknown(record: TrainRecord) -> Iterator[str]:
         yield say(
             "{% if level %}Accuracy levelled off as the learning rate fell to {{ end|number }}, from {{ peak|number }}"
             "{% else %}{{ n }} epochs are few{% endif %}; a longer training was not tried.",
-            n=n, level=_state(record) == "level", end=record.history[-1].learning_rate,
+            n=n,
+            level=_state(record) == "level",
+            end=record.history[-1].learning_rate,
             peak=max(row.learning_rate for row in record.history),
-        )  # fmt: skip
+        )
 
 
 def _reconstructed(record: TrainRecord) -> list[Picture]:
@@ -299,22 +330,26 @@ def _how(record: TrainRecord) -> str:
             "`--batch-size` and `--learning-rate` set others. {% endif %}{% if row.keep_every %}Copies of the weights, "
             "from before training and after every {{ every }}, are in `{{ kept }}/`{% if attends %}; {{ stats }} "
             "reads them{% endif %}.{% endif %}",
-            row=row, smaller=row.batch_size < row.usual_batch_size and not row.chosen, least=LEAST_STEPS,
-            kept=KEPT_FOLDER, every=_span(row.keep_every or 0),
+            row=row,
+            smaller=row.batch_size < row.usual_batch_size and not row.chosen,
+            least=LEAST_STEPS,
+            kept=KEPT_FOLDER,
+            every=_span(row.keep_every or 0),
             stats=_commands(record)["stats"],
             attends=any(model.family != "cnn" for model in record.config.models[:1]),
         )
         for row in record.setup
-    ]  # fmt: skip
+    ]
     named = {None: "all weights", 0: "its head alone", 1: "its last block and its head"}
     parts += [
         say(
             "**{{ row.model }}** (weights: {{ row.weights }}) was fine-tuned, {{ part }}: {{ row.trained }} of "
             "{{ row.parameters }} parameters{% if row.notes %}; {{ row.notes|whole }}{% endif %}.",
-            row=row, part=named.get(row.last, f"its last {row.last} blocks and its head"),
+            row=row,
+            part=named.get(row.last, f"its last {row.last} blocks and its head"),
         )
         for row in record.started
-    ]  # fmt: skip
+    ]
     for place, command in _TRACKED:
         if (record.folder / place).is_dir():
             line = as_code(command.format(folder=quote(str(record.folder))))
@@ -343,16 +378,20 @@ def _batch(record: TrainRecord) -> list[Picture]:
 
 
 _ACCURACY: Final = Chart(
-    "training", lines("epochs", "train_accuracy", "test_accuracy"),
+    "training",
+    lines("epochs", "train_accuracy", "test_accuracy"),
     "Accuracy after each epoch. The result is that of the last epoch; the highest would be chosen on the test images.",
-    title="Training and test accuracy by epoch", rows="history",
-)  # fmt: skip
+    title="Training and test accuracy by epoch",
+    rows="history",
+)
 _FEATURES: Final = Chart(
-    "features", lines("epochs", "knn", "objectness"),
+    "features",
+    lines("epochs", "knn", "objectness"),
     "k-NN accuracy of the features, and the overlap of one head's CLS attention with the object's mask, after each "
     "epoch; on the left random weights.",
-    title="What the features tell about test images, by epoch", rows="by_epoch",
-)  # fmt: skip
+    title="What the features tell about test images, by epoch",
+    rows="by_epoch",
+)
 REPORT: Final = Report(
     TrainRecord,
     claims=claims,
@@ -361,89 +400,118 @@ REPORT: Final = Report(
     glance=Overview("scores", ("model", "role", "accuracy", "agreement", "gain", "seconds")),
     sections=(
         Section(
-            "What do the features tell?", "pretraining",
+            "What do the features tell?",
+            "pretraining",
             says="What is minimised is {{ meaning|whole }} ({{ source }}). The features of {{ model }} "
-                 "{% if row.knn %}find the class of {{ knn }} of the test images by their nearest neighbours, with "
-                 "random weights of {{ random|alone }}{% else %}were not compared with classes, as there are no "
-                 "labels{% endif %}.{% if row.objectness %} The last block's best head overlaps the object by "
-                 "{{ objectness|value }}, counting as large an area.{% endif %}",
+            "{% if row.knn %}find the class of {{ knn }} of the test images by their nearest neighbours, with "
+            "random weights of {{ random|alone }}{% else %}were not compared with classes, as there are no "
+            "labels{% endif %}.{% if row.objectness %} The last block's best head overlaps the object by "
+            "{{ objectness|value }}, counting as large an area.{% endif %}",
             columns=("model", "objective", "knn", "random", "gain", "objectness"),
             charts=(_FEATURES,),
         ),
         Section(
-            "Do the features collapse?", "by_epoch", about=("collapse",),
+            "Do the features collapse?",
+            "by_epoch",
+            about=("collapse",),
             opening="{% set last = rows[-1] %}The effective rank of the features went from {{ first.rank|number }} to "
-                    "{{ last.rank|number }}, and their spread from {{ first.spread|number }} to "
-                    "{{ last.spread|number }}: it is none where all images have the same features.",
+            "{{ last.rank|number }}, and their spread from {{ first.spread|number }} to "
+            "{{ last.spread|number }}: it is none where all images have the same features.",
             columns=("epochs", "knn", "rank", "spread", "objectness", "teacher_information"),
             charts=(
                 Chart(
-                    "rank", lines("epochs", "rank"),
+                    "rank",
+                    lines("epochs", "rank"),
                     "Effective rank of the features of test images: how many directions they use.",
                     title="Effective rank by epoch",
                 ),
                 Chart(
-                    "teacher", lines("epochs", "teacher_entropy", "teacher_information"),
+                    "teacher",
+                    lines("epochs", "teacher_entropy", "teacher_information"),
                     "Entropy of what the teacher says of an image, and the information about the image in it: none "
                     "where it says the same of all.",
-                    title="The teacher's outputs by epoch", only=lambda row: row.teacher_entropy is not None,
+                    title="The teacher's outputs by epoch",
+                    only=lambda row: row.teacher_entropy is not None,
                 ),
             ),
         ),
         Section(
-            "What does it reconstruct?", lambda record: [record.reconstructions] if record.reconstructions else [],
+            "What does it reconstruct?",
+            lambda record: [record.reconstructions] if record.reconstructions else [],
             opening="The decoder sees the patches that are left; in the picture, mean and contrast of each patch are "
-                    "those of the image.",
-            charts=(Chart(
-                "reconstructions", images(),
-                "Test images, what the encoder sees of them, and their masked patches as the decoder fills them in.",
-                title="Reconstructions of masked test images", rows=_reconstructed,
-            ),),
+            "those of the image.",
+            charts=(
+                Chart(
+                    "reconstructions",
+                    images(),
+                    "Test images, what the encoder sees of them, and their masked patches as the decoder fills them "
+                    "in.",
+                    title="Reconstructions of masked test images",
+                    rows=_reconstructed,
+                ),
+            ),
         ),
         Section(
-            "Did it converge, and does it overfit?", "history",
+            "Did it converge, and does it overfit?",
+            "history",
             opening="{% if record.pretraining %}The loss on test images is that of the objective, with the same random "
-                    "numbers after every epoch.{% elif not record.scores %}The training has not ended.{% elif "
-                    "record.scores[0].gap %}Accuracy on the training images of the last epoch, as the model saw them, "
-                    "minus that on the test images is {{ record.scores[0].gap }}, a lower bound of overfitting."
-                    "{% else %}Training images were mixed, so that accuracy on them does not show overfitting."
-                    "{% endif %}",
-            charts=(Chart(
-                "loss", lines("epochs", "train_loss", "test_loss"),
-                "Loss after each epoch. A test loss that rises while the training loss falls is overfitting; strong "
-                "augmentation lifts the training loss above it.",
-                title="Training and test loss by epoch",
-            ),),
+            "numbers after every epoch.{% elif not record.scores %}The training has not ended.{% elif "
+            "record.scores[0].gap %}Accuracy on the training images of the last epoch, as the model saw them, "
+            "minus that on the test images is {{ record.scores[0].gap }}, a lower bound of overfitting."
+            "{% else %}Training images were mixed, so that accuracy on them does not show overfitting."
+            "{% endif %}",
+            charts=(
+                Chart(
+                    "loss",
+                    lines("epochs", "train_loss", "test_loss"),
+                    "Loss after each epoch. A test loss that rises while the training loss falls is overfitting; "
+                    "strong "
+                    "augmentation lifts the training loss above it.",
+                    title="Training and test loss by epoch",
+                ),
+            ),
         ),
         Section(
-            "What does the teacher change?", "taught",
+            "What does the teacher change?",
+            "taught",
             says="**{{ teacher }}** is the teacher: the student learns {% if row.hard %}the teacher's prediction "
-                 "as a second label{% else %}the teacher's probabilities at temperature {{ temperature }}{% endif %}, "
-                 "with weight {{ weight }} in the loss, through {% if token %}a distillation token with its own head"
-                 "{% else %}the head of the labels{% endif %}. {% if forms %}Its outputs on each training image"
-                 "{% if forms > 1 %} and its mirror image{% endif %} were computed once.{% else %}The teacher saw the "
-                 "same augmented images as the student, in every step.{% endif %}",
-            charts=(Chart(
-                "beside", intervals("model", "accuracy", "agreement"),
-                "Accuracy on the same test images, and agreement with the teacher's predictions, correct or not, with "
-                "intervals; the paired test below has more power.",
-                title="Student and teacher", rows="scores",
-            ),),
+            "as a second label{% else %}the teacher's probabilities at temperature {{ temperature }}{% endif %}, "
+            "with weight {{ weight }} in the loss, through {% if token %}a distillation token with its own head"
+            "{% else %}the head of the labels{% endif %}. {% if forms %}Its outputs on each training image"
+            "{% if forms > 1 %} and its mirror image{% endif %} were computed once.{% else %}The teacher saw the "
+            "same augmented images as the student, in every step.{% endif %}",
+            charts=(
+                Chart(
+                    "beside",
+                    intervals("model", "accuracy", "agreement"),
+                    "Accuracy on the same test images, and agreement with the teacher's predictions, correct or not, "
+                    "with "
+                    "intervals; the paired test below has more power.",
+                    title="Student and teacher",
+                    rows="scores",
+                ),
+            ),
         ),
         replace(COMPARED, rows=lambda record: record.pairs if _enough(record) else ()),
         *class_sections(),
         Section(
-            "What does the model see in training?", lambda record: [row for row in record.setup if row.augmentation],
+            "What does the model see in training?",
+            lambda record: [row for row in record.setup if row.augmentation],
             opening="The images are augmented anew in every epoch: {{ first.augmentation }}.{% if first.mixed %} Of "
-                    "the {{ first.shown }} first images of the first batch, {{ first.mixed }} {{ first.mixed|have }} a "
-                    "target of several classes.{% endif %}",
-            charts=(Chart(
-                "first_batch", images(),
-                "Images of the first batch as given, and as the model takes them, with the shares of the classes in "
-                "their target, before label smoothing.",
-                title="The first training batch", rows=_batch,
-            ),),
+            "the {{ first.shown }} first images of the first batch, {{ first.mixed }} {{ first.mixed|have }} a "
+            "target of several classes.{% endif %}",
+            charts=(
+                Chart(
+                    "first_batch",
+                    images(),
+                    "Images of the first batch as given, and as the model takes them, with the shares of the classes "
+                    "in "
+                    "their target, before label smoothing.",
+                    title="The first training batch",
+                    rows=_batch,
+                ),
+            ),
         ),
         Section("How was it trained?", "recipe", opening=_how, columns=("setting", "value")),
     ),
-)  # fmt: skip
+)

@@ -46,16 +46,25 @@ def measure(options: WalkthroughOptions) -> Path | None:
 
 def _record(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> rows.WalkthroughRecord:
     """The steps, what the layer adds, and what happens without a part."""
-    parts = {"input": walk.input, f"part of head {walk.head}": walk.projected, "attention": walk.attention,
-             "MLP": walk.mlp, "output": walk.after}  # fmt: skip
+    parts = {
+        "input": walk.input,
+        f"part of head {walk.head}": walk.projected,
+        "attention": walk.attention,
+        "MLP": walk.mlp,
+        "output": walk.after,
+    }
     entropies, own = torch.stack([walk.entropies.scaled, walk.entropies.unscaled], -1), int(walk.logits.argmax())
     return rows.WalkthroughRecord(
         walk=(_walk_row(model, split, walk, named=named),),
         steps=tuple(
             rows.StepRow(
-                each.step, each.largest, each.difference,
+                each.step,
+                each.largest,
+                each.difference,
                 None if each.difference is None else each.difference / max(each.largest, 1e-12),
-                STEPS[each.step].formula, STEPS[each.step].compared, each.note or None,
+                STEPS[each.step].formula,
+                STEPS[each.step].compared,
+                each.note or None,
             )
             for each in walk.checks
         ),
@@ -66,23 +75,27 @@ def _record(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> ro
             for layer, head in entropies[..., 0].isfinite().nonzero().tolist()
         ),
         permutations=tuple(
-            rows.PermutationRow(each.positions, each.difference, each.logits, each.largest,
-                                *_answer(model, each.permuted))
+            rows.PermutationRow(
+                each.positions, each.difference, each.logits, each.largest, *_answer(model, each.permuted)
+            )
             for each in walk.permutations
         ),
         answers=tuple(
             rows.AnswerRow(
-                CHANGES[each.change], each.difference, *_answer(model, each.logits),
+                CHANGES[each.change],
+                each.difference,
+                *_answer(model, each.logits),
                 float(each.logits.softmax(-1)[0, own]) if model.has_classifier else None,
             )
             for each in walk.changed
         ),
         head=rows.HeadArrays(
-            split.source.read(torch.arange(1)).numpy(), walk.order.numpy(),
+            split.source.read(torch.arange(1)).numpy(),
+            walk.order.numpy(),
             *map(_as_array, (walk.queries, walk.keys, walk.values, walk.scores, walk.weights)),
         ),
         embedding=_embedding_arrays(walk, model.layout),
-    )  # fmt: skip
+    )
 
 
 def _walk_row(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> rows.WalkRow:

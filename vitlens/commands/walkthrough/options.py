@@ -19,6 +19,10 @@ class WalkthroughOptions(SharedOptions):
         "--layer", "Layer (default: the one in the middle).", default=None, metavar="N", low=0, shown=False, panel=_HEAD
     )
     head: int | None = option(
-        "--head", "Head of that layer (default: the one whose weights have the least entropy).", metavar="N", low=0,
-        shown=False, panel=_HEAD,
-    )  # fmt: skip
+        "--head",
+        "Head of that layer (default: the one whose weights have the least entropy).",
+        metavar="N",
+        low=0,
+        shown=False,
+        panel=_HEAD,
+    )

@@ -60,9 +60,10 @@ class StepRow:
     largest: float = col("largest value")
     difference: float | None = col("difference", default=None)
     relative: float | None = col(
-        "largest difference", term="by hand minus the model's own, as a share of the largest value of the step",
+        "largest difference",
+        term="by hand minus the model's own, as a share of the largest value of the step",
         default=None,
-    )  # fmt: skip
+    )
     formula: str = col("by hand", default="")
     compared: str = col("compared with", default="")
     note: str | None = col("note", default=None)

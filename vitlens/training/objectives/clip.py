@@ -102,18 +102,27 @@ class ImagesAndCaptions(nn.Module):
     """
 
     def __init__(
-        self, model: Model, settings: Mapping[str, Any], *, captions: Captions, vocabulary: Sequence[str],
+        self,
+        model: Model,
+        settings: Mapping[str, Any],
+        *,
+        captions: Captions,
+        vocabulary: Sequence[str],
         classes: tuple[str, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.model, self.captions, self.classes = model, captions, classes
         vit: Any = model.module
         found = [words_of(text) for text in vocabulary]
         known = tuple(sorted({word for each in found for word in each}))
         given = TextConfig(
-            known, max(map(len, found), default=1), settings["text_dim"], settings["text_depth"],
-            settings["text_heads"], vit.config.dim,
-        )  # fmt: skip
+            known,
+            max(map(len, found), default=1),
+            settings["text_dim"],
+            settings["text_depth"],
+            settings["text_heads"],
+            vit.config.dim,
+        )
         self.text = TextTower(given)
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
 

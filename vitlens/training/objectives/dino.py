@@ -180,9 +180,14 @@ def entropies(probabilities: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "
 
 
 def cropped(
-    images: Images, draws: Float[Tensor, "batch numbers"], *, size: tuple[int, int], area: tuple[float, float],
-    jitter: float, turn: float,
-) -> Float[Tensor, "batch 3 _ _"]:  # fmt: skip
+    images: Images,
+    draws: Float[Tensor, "batch numbers"],
+    *,
+    size: tuple[int, int],
+    area: tuple[float, float],
+    jitter: float,
+    turn: float,
+) -> Float[Tensor, "batch 3 _ _"]:
     """Each image's crop of a random area, aspect and angle, resized (bilinear), in random brightness, contrast, colour.
 
     draws: ten numbers in [0, 1) an image; area: smallest and largest, as shares of the image; jitter: largest change,

@@ -51,39 +51,59 @@ class TrainingObjective:
 _PLAIN: Final = "from some trials on shapes at 32 px, one seed, with the augmentation of the objective itself"
 _ENTRIES: Final = (
     TrainingObjective(
-        "classify", "Classification",
-        "the cross-entropy of the predicted class with the label", "Dosovitskiy 2021", "labels", classifies=True,
+        "classify",
+        "Classification",
+        "the cross-entropy of the predicted class with the label",
+        "Dosovitskiy 2021",
+        "labels",
+        classifies=True,
     ),
     TrainingObjective(
-        "mae", "Masked autoencoder",
+        "mae",
+        "Masked autoencoder",
         "the squared error of the pixels of masked patches, reconstructed by a small decoder from the patches that are "
-        "left", "He 2022",
+        "left",
+        "He 2022",
         recipe=Recipe(epochs=40, batch_size=128, optimiser="muon", learning_rate=2e-3, warmup=0.1, source=_PLAIN),
         settings={"mask_ratio": 0.75, "decoder_dim": 96, "decoder_depth": 2, "normalise": True},
-        module="vitlens.training.objectives.mae:MaskedAutoencoder", pool="mean",
+        module="vitlens.training.objectives.mae:MaskedAutoencoder",
+        pool="mean",
     ),
     TrainingObjective(
-        "dino", "Self-distillation",
+        "dino",
+        "Self-distillation",
         "the cross-entropy of a student's outputs on crops of an image with those of its teacher, the moving average "
-        "of the student, on others", "Caron 2021",
+        "of the student, on others",
+        "Caron 2021",
         recipe=Recipe(epochs=30, batch_size=64, learning_rate=2e-3, weight_decay=0.04, warmup=0.1, source=_PLAIN),
         settings={
-            "local_crops": 4, "local_size": 16, "outputs": 128, "momentum": 0.98, "centring": True,
-            "student_temperature": 0.1, "teacher_temperature": 0.04, "jitter": 0.6, "turn": 20.0,
+            "local_crops": 4,
+            "local_size": 16,
+            "outputs": 128,
+            "momentum": 0.98,
+            "centring": True,
+            "student_temperature": 0.1,
+            "teacher_temperature": 0.04,
+            "jitter": 0.6,
+            "turn": 20.0,
         },
         module="vitlens.training.objectives.dino:SelfDistillation",
     ),
     TrainingObjective(
-        "clip", "Images and captions",
+        "clip",
+        "Images and captions",
         "the symmetric cross-entropy (InfoNCE) of telling, within a batch, which caption belongs to an image, and "
-        "which image to a caption", "Radford 2021", "captions",
+        "which image to a caption",
+        "Radford 2021",
+        "captions",
         recipe=Recipe(
             epochs=20, batch_size=128, optimiser="muon", learning_rate=2e-3, warmup=0.1, crop_padding=2, source=_PLAIN
         ),
         settings={"text_dim": 64, "text_depth": 2, "text_heads": 2},
-        module="vitlens.training.objectives.clip:ImagesAndCaptions", classifies=True,
+        module="vitlens.training.objectives.clip:ImagesAndCaptions",
+        classifies=True,
     ),
-)  # fmt: skip
+)
 OBJECTIVES: Final[Mapping[str, TrainingObjective]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 CLASSIFY: Final = "classify"
 

@@ -219,11 +219,16 @@ def on_object_rows(
         gains = [_wider(*pair) for pair in zip(gains, apart)]
     return [
         OnObjectRow(
-            model, name, score, replace(mean, n=len(masks), unit=unit), baseline,
-            Estimate(float(chance.mean()), unit=unit), in_points(replace(gain, n=len(masks), unit=unit)),
+            model,
+            name,
+            score,
+            replace(mean, n=len(masks), unit=unit),
+            baseline,
+            Estimate(float(chance.mean()), unit=unit),
+            in_points(replace(gain, n=len(masks), unit=unit)),
         )
         for (name, _), mean, baseline, chance, gain in zip(maps, means, names, chances, gains)
-    ]  # fmt: skip
+    ]
 
 
 def _wider(paired: Estimate, apart: Estimate) -> Estimate:

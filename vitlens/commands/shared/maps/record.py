@@ -45,11 +45,21 @@ FIXED: Final = 0.75  # of a map's information: beyond it, what the image itself 
 JUMPS: Final = "jumps"  # a fault that leaves the map worth looking at
 _BEST_FIRST: Final[tuple[State, ...]] = ("pass", "warn", "inconclusive", "fail")
 Lack = Literal[
-    "random", "centre", "other images",  # the baselines that a map does not beat
-    "unusable maps", "few images tried", "other images not tried",
-    "ignores the weights", "not finite", "uniform maps", "few images", "predictions unchanged",
-    "interval holds the threshold", "jumps", "may jump",
-]  # fmt: skip
+    "random",
+    "centre",
+    "other images",  # the baselines that a map does not beat
+    "unusable maps",
+    "few images tried",
+    "other images not tried",
+    "ignores the weights",
+    "not finite",
+    "uniform maps",
+    "few images",
+    "predictions unchanged",
+    "interval holds the threshold",
+    "jumps",
+    "may jump",
+]
 _LACKS: Final[Mapping[Lack, str]] = {
     "unusable maps": "has uniform maps, or none that are finite",
     "few images tried": f"was tried on fewer than {ENOUGH} images",
@@ -114,8 +124,9 @@ class MapRow(OfModel):
     )
     by_place: Estimate | None = col(
         "the same in other images",
-        term="the share of a map's information that the mean map of the other images explains", default=None,
-    )  # fmt: skip
+        term="the share of a map's information that the mean map of the other images explains",
+        default=None,
+    )
     pointing: Estimate | None = col(
         "highest point on the object", better="higher", metric="localisation/{model}/pointing/{maps}", default=None
     )
@@ -258,9 +269,7 @@ def map_check(model: str, method: str, check: str, judged: Judgement) -> MapChec
 def object_check(row: OnObjectRow) -> MapCheckRow:
     """Whether maps lie on the object more than maps that ignore the image; the verdict does not need it."""
     state: State = "pass" if row.above else "warn"
-    return MapCheckRow(
-        row.model, row.maps, ON_OBJECT, state, row.estimate, row.baseline, row.difference, needed=False
-    )  # fmt: skip
+    return MapCheckRow(row.model, row.maps, ON_OBJECT, state, row.estimate, row.baseline, row.difference, needed=False)
 
 
 def judged_maps(rows: Sequence[MapCheckRow]) -> tuple[JudgedMap, ...]:
@@ -286,19 +295,26 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
     state = max(states, key=_BEST_FIRST.index)
     reasons = [
         f"does not beat {listed([BASELINES[base] for base in lacks], 'or')} with patches "
-        f"{' and '.join(REPLACED[row.check] for row in own)}" if lacks[0] in BASELINES else _LACKS[lacks[0]]
-        for lacks, own in by(removals, "lacks").items() if lacks
-    ]  # fmt: skip
+        f"{' and '.join(REPLACED[row.check] for row in own)}"
+        if lacks[0] in BASELINES
+        else _LACKS[lacks[0]]
+        for lacks, own in by(removals, "lacks").items()
+        if lacks
+    ]
     reasons += [_LACKS[row.lacks[0]] for row in rows if row.check not in REPLACED and row.lacks]
     reasons += [f"was not tested with {listed(untested)}"] if untested else []
     faults = [fault for lack, fault in _FAULTS.items() if any(lack in row.lacks for row in rows)]
     first = removals[0] if removals else None
     return JudgedMap(
-        rows[0].model, method, state, str(listed(reasons)) if reasons else "", faults[0] if state == "fail" else "",
+        rows[0].model,
+        method,
+        state,
+        str(listed(reasons)) if reasons else "",
+        faults[0] if state == "fail" else "",
         (*(CHECKS[row.check] for row in rows if row.state != "pass"), *untested),
         *((first.value, first.baseline, first.margin) if first else (None, "", None)),
         first is not None and first.behind is not None and beyond(first.behind, 0.0) is not Side.ABOVE,
-    )  # fmt: skip
+    )
 
 
 def mass_of(rows: Sequence[OnObjectRow], kind: str) -> list[OnObjectRow]:

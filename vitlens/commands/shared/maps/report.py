@@ -47,30 +47,61 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
         yield unjudged("maps", alias, because)
         return
     alike = [each.method for each in judged[1:] if each.state == "pass" and each.alike]
-    given = {"best": best, "alias": alias, "judged": judged, "passing": passing, "several": len(passing) > 1,
-             "alike": alike}  # fmt: skip
+    given = {
+        "best": best,
+        "alias": alias,
+        "judged": judged,
+        "passing": passing,
+        "several": len(passing) > 1,
+        "alike": alike,
+    }
     which = best.state if best.state in _SAYS else ""
     yield found(
-        "maps", alias, _SAYS[which], best.margin, given=given, headline=_TITLES[which],
-        verdict=Verdict(best.state, best.because), evidence="intervened", place=place, kind="answer",
-    )  # fmt: skip
+        "maps",
+        alias,
+        _SAYS[which],
+        best.margin,
+        given=given,
+        headline=_TITLES[which],
+        verdict=Verdict(best.state, best.because),
+        evidence="intervened",
+        place=place,
+        kind="answer",
+    )
     weights = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)]
     under = [row for row in rows if row.needed and below(row.margin, 0.0) and enough(row.margin)]
     for question, own, effect, reference, words in (
-        ("maps that ignore the weights", weights, "value", SIMILAR,
-         "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of **{{ alias }}** are "
-         "randomised: {{ worst.method }} keeps a rank correlation of {{ effect|alone }}."),
-        ("maps below a baseline", under, "margin", 0.0,
-         "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse than a baseline: "
-         "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}."),
-    ):  # fmt: skip
+        (
+            "maps that ignore the weights",
+            weights,
+            "value",
+            SIMILAR,
+            "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of **{{ alias }}** are "
+            "randomised: {{ worst.method }} keeps a rank correlation of {{ effect|alone }}.",
+        ),
+        (
+            "maps below a baseline",
+            under,
+            "margin",
+            0.0,
+            "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse than a baseline: "
+            "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}.",
+        ),
+    ):
         if own:
             worst = max(own, key=lambda row: abs(getattr(row, effect).value))
             named = {"names": list(dict.fromkeys(row.method for row in own)), "worst": worst, "alias": alias}
             yield found(
-                question, alias, words, getattr(worst, effect), given=named, kind="hidden fault", reference=reference,
-                evidence="intervened", place=place,
-            )  # fmt: skip
+                question,
+                alias,
+                words,
+                getattr(worst, effect),
+                given=named,
+                kind="hidden fault",
+                reference=reference,
+                evidence="intervened",
+                place=place,
+            )
 
 
 def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_title: bool = False) -> Iterator[Claim]:
@@ -102,12 +133,15 @@ def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_ti
     share = widened(wilson(unusable[worst], images), len(unusable), least=0.0, most=1.0)
     if beyond(share, _UNIFORM) is Side.ABOVE:
         yield found(
-            "uniform maps", alias,
+            "uniform maps",
+            alias,
             "{{ count }} of {{ images }} maps of **{{ worst }}** for **{{ alias }}** are uniform or not finite: they "
             "show nothing.",
-            share, given={"count": unusable[worst], "images": images, "worst": worst, "alias": alias},
-            kind="hidden fault", reference=_UNIFORM,
-        )  # fmt: skip
+            share,
+            given={"count": unusable[worst], "images": images, "worst": worst, "alias": alias},
+            kind="hidden fault",
+            reference=_UNIFORM,
+        )
 
 
 def count_uniform(maps: Iterable[NDArray[np.floating]]) -> int:
@@ -118,11 +152,14 @@ def count_uniform(maps: Iterable[NDArray[np.floating]]) -> int:
 def checks_chart(rows: Rows) -> Chart:
     """Methods by checks, the best first."""
     return Chart(
-        "checks", matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
+        "checks",
+        matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
         "Methods by checks, with their scores: ✓ passed, ~ better than random only, ✗ failed, ? undecided. The "
         "object does not count for the verdict.",
-        title="Checks of the maps of {{ first.model }}", rows=rows, each="model",
-    )  # fmt: skip
+        title="Checks of the maps of {{ first.model }}",
+        rows=rows,
+        each="model",
+    )
 
 
 def in_order(rows: Sequence[MapCheckRow]) -> list[MapCheckRow]:

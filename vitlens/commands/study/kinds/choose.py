@@ -121,10 +121,14 @@ def claim_of(choice: Choice, subject: str) -> Claim:
     given = {
         "named": listed([finalize(each.name) for each in choice.alike[:_FEW]] + ([f"{more} more"] if more > 0 else [])),
         "cheaper": any(tuple(each.costs.values()) < costs for each in (*choice.alike, *choice.worse)),
-        "own": own, "best": best, "what": "top-1 accuracy", "margin": MARGIN, "alike": choice.alike,
+        "own": own,
+        "best": best,
+        "what": "top-1 accuracy",
+        "margin": MARGIN,
+        "alike": choice.alike,
         "price": Marked(say(price, ratio=ratio, name=cost, best=best.name)),
         "detectable": in_points(choice.detectable) if choice.detectable and choice.detectable < _MOST else None,
-    }  # fmt: skip
+    }
     return found(
         "choice",
         subject,
@@ -145,8 +149,12 @@ def others(choice: Choice) -> str:
         "**{{ best }}** is the highest.{% if worse %} Lower: {{ worse|names }}.{% endif %}{% if within %} At most "
         "{{ margin }} points lower: {{ within|names }}.{% endif %}{% if open %} Undecided: "
         "{{ open|names }}.{% endif %}",
-        best=choice.best.name, worse=choice.worse, open=choice.open, within=choice.within, margin=MARGIN,
-    )  # fmt: skip
+        best=choice.best.name,
+        worse=choice.worse,
+        open=choice.open,
+        within=choice.within,
+        margin=MARGIN,
+    )
 
 
 def missed(choice: Choice) -> str:
@@ -155,9 +163,10 @@ def missed(choice: Choice) -> str:
     return say(
         "{% if ends %}Differences from **{{ best }}** below {{ ends|join(' to ') }} points may have been missed "
         "(power: {{ power|percent }}).{% endif %}",
-        best=choice.best.name, ends=list(dict.fromkeys(in_points(each) for each in known[:: max(1, len(known) - 1)])),
+        best=choice.best.name,
+        ends=list(dict.fromkeys(in_points(each) for each in known[:: max(1, len(known) - 1)])),
         power=POWER,
-    )  # fmt: skip
+    )
 
 
 def in_points(detectable: float) -> Marked:

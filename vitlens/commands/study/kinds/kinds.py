@@ -89,8 +89,13 @@ class Kind:
 # vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every point several times.
 _SMALL: Final[Overrides] = {"dim": 64, "heads": 4, "depth": 4}
 _BARE: Final[Overrides] = {
-    **_SMALL, "depth": 1, "pooling": "mean", "residual": False, "norm": False, "mlp": False,
-}  # fmt: skip
+    **_SMALL,
+    "depth": 1,
+    "pooling": "mean",
+    "residual": False,
+    "norm": False,
+    "mlp": False,
+}
 _BLOCK: Final[Overrides] = {**_SMALL, "depth": 1, "pooling": "mean"}
 _BASE: Final = "The base is `vit-mini` at half its width: dim 64, depth 4, 4 heads, patch 4."
 _WINDOWED: Final[Overrides] = {"dim": 22, "depths": [2, 2, 2], "heads": [2, 4, 8]}
@@ -173,14 +178,17 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 ),
                 *(
                     Point(
-                        f"cnn-{share}", f"CNN, {share} %", "resnet20", share=share / 100, line="CNN",
+                        f"cnn-{share}",
+                        f"CNN, {share} %",
+                        "resnet20",
+                        share=share / 100,
+                        line="CNN",
                         against=(f"vit-{share}",),
                     )
                     for share in _SHARES
                 ),
             ),
-            "pretrained weights, a separate recipe for each share, larger models, and more "
-            "images than there were",
+            "pretrained weights, a separate recipe for each share, larger models, and more images than there were",
             (
                 "The ViT is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4), the CNN is `resnet20`.",
                 "The number of optimiser steps is the same at every share: a share is repeated to the size of the "
@@ -192,8 +200,11 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "registers": Kind(
             "Register tokens",
             tuple(
-                Point(f"registers-{count}", f"{count} register{'' if count == 1 else 's'}",
-                      shape={**_SMALL, "registers": count})
+                Point(
+                    f"registers-{count}",
+                    f"{count} register{'' if count == 1 else 's'}",
+                    shape={**_SMALL, "registers": count},
+                )
                 for count in (0, 1, 4)
             ),
             "large models and long training, in which high-norm tokens appear (Darcet 2024), and tasks that need "
@@ -225,8 +236,13 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             (
                 Point("vit", "ViT", shape={**_SMALL, "dim": 72}),
                 Point("swin", "Swin", "swin-micro", shape=_WINDOWED),
-                Point("swin-no-shift", "Swin without shift", "swin-micro", shape={**_WINDOWED, "shift": False},
-                      against=("swin",)),
+                Point(
+                    "swin-no-shift",
+                    "Swin without shift",
+                    "swin-micro",
+                    shape={**_WINDOWED, "shift": False},
+                    against=("swin",),
+                ),
                 Point("cnn", "CNN", "resnet20"),
             ),
             "larger images, where the ViT's attention grows with the square of the number of patches and Swin's "
@@ -252,8 +268,14 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("distilled", "distilled", "", teacher="full"),
                 *(
                     Point(
-                        f"{label}-{share}", f"{words}, {share} % of the images", "", start=start, trained=trained,
-                        share=share / 100, line=words, candidate=False,
+                        f"{label}-{share}",
+                        f"{words}, {share} % of the images",
+                        "",
+                        start=start,
+                        trained=trained,
+                        share=share / 100,
+                        line=words,
+                        candidate=False,
                         against=(f"scratch-{share}",) if label != "scratch" else (),
                     )
                     for share in _ADAPTED_SHARES
@@ -299,4 +321,4 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             epochs=30,
         ),
     }
-)  # fmt: skip
+)

@@ -177,10 +177,19 @@ def _trained(setup: Setup, point: Point, told: str, *, seed: int) -> Trial:
         compute_outputs(objective, images, views=cacheable_views(recipe, images), quiet=setup.run.quiet)
     with training_progress(told, quiet=setup.run.quiet) as on_progress:
         task = Task(
-            model, images, setup.test, recipe, folder, seed, setup.device, setup.run.precision,
-            resume=setup.options.resume is not None, objective=objective, train_last=setup.trained_last(point),
+            model,
+            images,
+            setup.test,
+            recipe,
+            folder,
+            seed,
+            setup.device,
+            setup.run.precision,
+            resume=setup.options.resume is not None,
+            objective=objective,
+            train_last=setup.trained_last(point),
             on_progress=on_progress,
-        )  # fmt: skip
+        )
         result = (fit_head if point.trained == "head" else train_on_images)(task)
     if setup.kind.also == "pretraining":
         correct = probed(setup, setup.trained(point.label, seed=seed), seed=seed)
@@ -206,9 +215,12 @@ def _record(setup: Setup, trials: Trials) -> rows.StudyRecord:
     candidates = {label: row.accuracy.value for label, row in points.items() if row.candidate}
     best = max(candidates, key=lambda label: candidates[label])
     also: dict[str, Callable[[Setup], dict[str, Any]]] = {
-        "fields": _fields, "cut": _cut, "positions": _positions, "inside": partial(inside, points=points),
+        "fields": _fields,
+        "cut": _cut,
+        "positions": _positions,
+        "inside": partial(inside, points=points),
         "pretraining": pretrained,
-    }  # fmt: skip
+    }
     found = also[setup.kind.also](setup) if setup.kind.also else {}
     comparisons = (
         *compare("difference", [pair for pair in asked if pair[0] in candidates]),
@@ -226,13 +238,14 @@ def _record(setup: Setup, trials: Trials) -> rows.StudyRecord:
             rows.TrialRow(
                 label, seed, float(trial.correct.mean()), float(trial.seconds), float(trial.images_per_second)
             )
-            for label, own in trials.items() for seed, trial in zip(setup.seeds, own, strict=True)
+            for label, own in trials.items()
+            for seed, trial in zip(setup.seeds, own, strict=True)
         ),
         comparisons=comparisons,
         recipes=tuple(_recipe_rows(setup)),
         correct=rows.CorrectArrays(dict(enumerate(correct.values()))),
         **found,
-    )  # fmt: skip
+    )
 
 
 def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str, NDArray[np.bool_]]) -> rows.PointRow:
@@ -284,11 +297,18 @@ def compared(
         own, against = points[label], points[other]
         lines = own.line and against.line and own.line != against.line and own.train_images == against.train_images
         yield rows.ComparisonRow(
-            family, label, other, own.words, against.words, each.estimate, each.p, p_holm,
+            family,
+            label,
+            other,
+            own.words,
+            against.words,
+            each.estimate,
+            each.p,
+            p_holm,
             each.detectable(LEVEL / len(pairs)),
             (own if each.estimate.value > 0 else against).words if p_holm <= LEVEL else None,
             own.train_images if lines else None,
-        )  # fmt: skip
+        )
 
 
 def _recipe_rows(setup: Setup) -> Iterator[rows.RecipeRow]:
@@ -299,9 +319,14 @@ def _recipe_rows(setup: Setup) -> Iterator[rows.RecipeRow]:
             shared.setdefault(setup.recipe(point), []).append(point.words)
     for recipe, points in shared.items():
         yield rows.RecipeRow(
-            "; ".join(points) if len(shared) > 1 else "all variants", recipe.optimiser, recipe.learning_rate,
-            recipe.batch_size, recipe.epochs, augmentation_words(recipe.numbers()), recipe.source,
-        )  # fmt: skip
+            "; ".join(points) if len(shared) > 1 else "all variants",
+            recipe.optimiser,
+            recipe.learning_rate,
+            recipe.batch_size,
+            recipe.epochs,
+            augmentation_words(recipe.numbers()),
+            recipe.source,
+        )
 
 
 def _fields(setup: Setup) -> dict[str, Any]:

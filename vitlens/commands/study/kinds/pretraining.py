@@ -93,10 +93,16 @@ def pretrained(setup: Setup) -> dict[str, Any]:
         "corrupted": tuple(score_rows(losses, words, None)),
         "few_shot": tuple(
             rows.FewShotRow(
-                label, words[label], count, _mean([float(each[at].mean()) for each in own]),
-                float(np.mean([float(each[at].std()) for each in own])), DRAWS, chance,
+                label,
+                words[label],
+                count,
+                _mean([float(each[at].mean()) for each in own]),
+                float(np.mean([float(each[at].std()) for each in own])),
+                DRAWS,
+                chance,
             )
-            for label, own in shots.items() for at, count in enumerate(counts)
+            for label, own in shots.items()
+            for at, count in enumerate(counts)
         ),
         "zero_shot": tuple(
             rows.ZeroShotRow(
@@ -106,12 +112,13 @@ def pretrained(setup: Setup) -> dict[str, Any]:
         ),
         "wordings": tuple(
             rows.WordingRow(label, words[label], wording, wording in WORDINGS, _mean(own[:, at]), chance)
-            for label, own in wordings.items() for at, wording in enumerate(PROMPTS)
+            for label, own in wordings.items()
+            for at, wording in enumerate(PROMPTS)
         ),
         "likeness": tuple(likeness_rows(tested, words)),
         "objectness": tuple(objectness_rows(overlaps, words, images=len(setup.test))),
         "space": _space(setup, setup.points, tested),
-    }  # fmt: skip
+    }
 
 
 def _labels(split: Split) -> Tensor:
@@ -160,10 +167,12 @@ def _robust(setup: Setup, model: Model, bank: Tensor, read: Tensor, *, seed: int
 def _overlaps(model: Model, split: Split, *, seed: int) -> Tensor:
     """The mean intersection over union of the best head, of maps of other images and of the mean mask, (3,)."""
     assert split.masks is not None
-    maps = torch.cat([
-        attention_maps(model, batch.images)[-1].maps.float().cpu()
-        for batch in split.batches(_AT_ONCE, device=model.device)
-    ])  # fmt: skip
+    maps = torch.cat(
+        [
+            attention_maps(model, batch.images)[-1].maps.float().cpu()
+            for batch in split.batches(_AT_ONCE, device=model.device)
+        ]
+    )
     found = objectness(maps, split.masks.cpu(), seed=seed)
     return torch.stack((found.iou.mean(), found.shuffled.mean(), found.mean_mask.mean()))
 
@@ -183,8 +192,12 @@ def score_rows(
     """Each measure of each point over seeds, against random weights and the supervised point; p-values are corrected
     for the comparisons of their measure."""
     for measure, own in scores.items():
-        pairs = [(label, against) for against in ("random", "supervised") for label in own
-                 if label not in ("random", against)]  # fmt: skip
+        pairs = [
+            (label, against)
+            for against in ("random", "supervised")
+            for label in own
+            if label not in ("random", against)
+        ]
         gains = [
             welch(100 * np.array(own[label]), 100 * np.array(own[other]), unit="points", most=100.0)
             for label, other in pairs
@@ -212,9 +225,18 @@ def objectness_rows(
         means = [student_mean(values, unit="IoU", least=0.0, most=1.0) for values in own.T]
         of_maps, of_mean = (student_mean(values, unit="IoU", least=-1.0, most=1.0) for values in gains[label].T)
         yield rows.ObjectnessRow(
-            label, words[label], images, means[0], means[1], means[2], of_maps, next(ps), of_mean, next(ps),
+            label,
+            words[label],
+            images,
+            means[0],
+            means[1],
+            means[2],
+            of_maps,
+            next(ps),
+            of_mean,
+            next(ps),
             *beside.get(label, ()),
-        )  # fmt: skip
+        )
 
 
 def likeness_rows(tested: Mapping[tuple[str, int], Tensor], words: Mapping[str, str]) -> Iterator[rows.LikenessRow]:
@@ -225,9 +247,10 @@ def likeness_rows(tested: Mapping[tuple[str, int], Tensor], words: Mapping[str, 
     for one, other in product(words, words):
         pairs = [
             float(cka[at, to])
-            for at, (label, seed) in enumerate(names) for to, (against, also) in enumerate(names)
+            for at, (label, seed) in enumerate(names)
+            for to, (against, also) in enumerate(names)
             if (label, against) == (one, other) and (seed < also if one == other else seed == also)
-        ]  # fmt: skip
+        ]
         if not np.isfinite(pairs).all():  # fewer than 4 images, or features that are all the same
             continue
         value = (
@@ -252,5 +275,6 @@ def _space(setup: Setup, points: Sequence[Point], tested: Mapping[tuple[str, int
             for at, point in enumerate(points)
             if float(tested[point.label, setup.seeds[0]][own].std(0).max()) > _CONSTANT
         },
-        _labels(setup.test)[own].numpy(), np.array(setup.test.classes),
-    )  # fmt: skip
+        _labels(setup.test)[own].numpy(),
+        np.array(setup.test.classes),
+    )

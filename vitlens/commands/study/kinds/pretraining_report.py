@@ -70,7 +70,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     if record.objectness:
         top = max(record.objectness, key=lambda row: row.iou.value)
         yield Claim(
-            "attention and objects", "the best heads",
+            "attention and objects",
+            "the best heads",
             say(
                 "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than maps of other "
                 "images and the mean mask do{% else %}No variant's attention is shown to overlap the objects more than "
@@ -79,16 +80,21 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
                 "{{ top.mean_mask|alone }}. {% if learned %}{{ learned|names }} also {% if learned|length > 1 "
                 "%}exceed{% else %}exceeds{% endif %} random "
                 "weights{% else %}None is shown to exceed random weights (their attention follows pixels){% endif %}.",
-                finding=[row.words for row in finding], top=top,
+                finding=[row.words for row in finding],
+                top=top,
                 learned=[row.words for row in record.objectness if row.learned_objects],
             ),
-            effect=top.over_shuffled, p=top.p_shuffled, kind="answer", place="objectness",
+            effect=top.over_shuffled,
+            p=top.p_shuffled,
+            kind="answer",
+            place="objectness",
             verdict=None if finding else Verdict("inconclusive", _NO_OBJECTS),
-        )  # fmt: skip
+        )
     yield from _hardest(record)
     for row in record.zero_shot:
         yield Claim(
-            "zero-shot", row.label,
+            "zero-shot",
+            row.label,
             say(
                 "**{{ row.words }}** classifies {{ row.mean|alone }} of the images correctly by comparing them with "
                 "words, "
@@ -96,8 +102,11 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
                 "name the class, so it has seen the labels.",
                 row=row,
             ),
-            effect=row.mean, reference=row.chance, kind="answer", place="wordings",
-        )  # fmt: skip
+            effect=row.mean,
+            reference=row.chance,
+            kind="answer",
+            place="wordings",
+        )
 
 
 def _differing(record: StudyRecord) -> list[FeatureScoreRow]:
@@ -136,17 +145,26 @@ _NO_OBJECTS: Final = "no variant's attention is shown to exceed both maps of oth
 
 def _gains(rows: Sequence[FeatureScoreRow], *labels: str) -> str:
     """The differences of points from random weights and from the supervised one, the significant ones marked."""
-    return listed([
-        say("**{{ row.words }}** {{ row.over_supervised|alone }}{% if not sure %} (undecided){% endif %}", row=row,
-            sure=row.p_supervised is not None and row.p_supervised <= LEVEL)
-        for row in rows if row.label in labels
-    ])  # fmt: skip
+    return listed(
+        [
+            say(
+                "**{{ row.words }}** {{ row.over_supervised|alone }}{% if not sure %} (undecided){% endif %}",
+                row=row,
+                sure=row.p_supervised is not None and row.p_supervised <= LEVEL,
+            )
+            for row in rows
+            if row.label in labels
+        ]
+    )
 
 
 def _neighbours(record: StudyRecord) -> str:
     rows = nearest_scores(record)
-    return say("{{ measure|whole }} accuracy minus that of the supervised model: {{ gains }}.", measure=rows[0].measure,
-               gains=_gains(rows, *WITHOUT_LABELS, "clip"))  # fmt: skip
+    return say(
+        "{{ measure|whole }} accuracy minus that of the supervised model: {{ gains }}.",
+        measure=rows[0].measure,
+        gains=_gains(rows, *WITHOUT_LABELS, "clip"),
+    )
 
 
 def _robust(record: StudyRecord) -> str:
@@ -159,7 +177,7 @@ def _robust(record: StudyRecord) -> str:
         "{% else %}No variant is shown to lose more or less of its probe's accuracy than the supervised model.{% "
         "endif %}",
         sure=sure,
-    ).strip()  # fmt: skip
+    ).strip()
 
 
 def _shots(record: StudyRecord) -> str:
@@ -172,7 +190,7 @@ def _shots(record: StudyRecord) -> str:
         "for all "
         "variants; intervals are over seeds.",
         tops=tops if len(by_shots) > 1 else tops[:1],
-    )  # fmt: skip
+    )
 
 
 def _alike(record: StudyRecord) -> str:
@@ -185,7 +203,7 @@ def _alike(record: StudyRecord) -> str:
         "{{ top.cka|alone }}). {% endif %}The diagonal compares trainings of one variant with different seeds: no two "
         "variants can be expected to be more similar.",
         top=top,
-    )  # fmt: skip
+    )
 
 
 def _pairs(record: StudyRecord) -> list[LikenessRow]:
@@ -207,49 +225,68 @@ def _draw_space(record: StudyRecord, title: str) -> "Figure":
 
 SECTIONS: Final = (
     Section(
-        "What do features know without a classifier?", nearest_scores, opening=_neighbours,
-        about=("features without labels",), columns=("words", "value", "over_random", "p_random", "over_supervised",
-                                                     "p_supervised"),
+        "What do features know without a classifier?",
+        nearest_scores,
+        opening=_neighbours,
+        about=("features without labels",),
+        columns=("words", "value", "over_random", "p_random", "over_supervised", "p_supervised"),
         charts=(
             Chart(
-                "neighbours", intervals("words", "value", of="measure"),
+                "neighbours",
+                intervals("words", "value", of="measure"),
                 "Test accuracy of k-NN and of a linear probe on frozen features, mean over seeds with 95 % intervals "
                 "over seeds.",
-                title="k-NN and linear probe of each variant", rows="feature_scores",
+                title="k-NN and linear probe of each variant",
+                rows="feature_scores",
             ),
             Chart(
-                "space", _draw_space,
+                "space",
+                _draw_space,
                 "Test images by t-SNE of each variant's features (first seed). Distances between groups mean nothing.",
-                title="The same test images in each variant's features", whole=True,
+                title="The same test images in each variant's features",
+                whole=True,
                 only=lambda record: record.space is not None and bool(record.space.points),
             ),
         ),
     ),
     Section(
-        "How many labels are enough?", "few_shot", opening=_shots,
+        "How many labels are enough?",
+        "few_shot",
+        opening=_shots,
         columns=("words", "shots", "accuracy", "spread"),
-        charts=(Chart(
-            "few_shot", lines("shots", "accuracy", of="words", reference="chance"),
-            "Accuracy of the nearest class mean over the number of training images a class, bands over seeds; dashed: "
-            "guessing.",
-            title="Accuracy with a few images a class",
-        ),),
+        charts=(
+            Chart(
+                "few_shot",
+                lines("shots", "accuracy", of="words", reference="chance"),
+                "Accuracy of the nearest class mean over the number of training images a class, bands over seeds; "
+                "dashed: "
+                "guessing.",
+                title="Accuracy with a few images a class",
+            ),
+        ),
     ),
     Section(
-        "Does attention find objects?", "objectness", about=("attention and objects",),
+        "Does attention find objects?",
+        "objectness",
+        about=("attention and objects",),
         opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} variants are significantly "
         "above both, {{ rows|selectattr('learned_objects')|list|length }} also above random weights. The head "
         "is chosen on one half of {{ rows[0].images }} images and measured on the other.",
         columns=("words", "iou", "over_shuffled", "over_mean", "over_random", "p_random"),
-        charts=(Chart(
-            "objectness", intervals("words", "iou", "shuffled", "mean_mask"),
-            "Overlap of the objects with an equal area of the best head's attention, of maps of other images, and "
-            "of the mean mask.",
-            title="Attention on objects, compared with maps that ignore the image",
-        ),),
+        charts=(
+            Chart(
+                "objectness",
+                intervals("words", "iou", "shuffled", "mean_mask"),
+                "Overlap of the objects with an equal area of the best head's attention, of maps of other images, and "
+                "of the mean mask.",
+                title="Attention on objects, compared with maps that ignore the image",
+            ),
+        ),
     ),
     Section(
-        "How well can it classify by words?", "wordings", about=("zero-shot",),
+        "How well can it classify by words?",
+        "wordings",
+        about=("zero-shot",),
         opening=lambda record: say(
             "{% for row in rows %}Over {{ row.wordings }} wordings, the accuracy of **{{ row.words }}** ranges from "
             "{{ row.lowest|value }} to {{ row.highest|value }} (means over seeds of the lowest and the highest)."
@@ -257,28 +294,43 @@ SECTIONS: Final = (
             rows=record.zero_shot,
         ),
         columns=("wording", "seen", "accuracy"),
-        charts=(Chart(
-            "wordings", intervals("wording", "accuracy"),
-            "Zero-shot accuracy of each wording, mean over seeds with 95 % intervals over seeds.",
-            title="Zero-shot accuracy by wording, guessing: {{ first.chance|percent }}",
-        ),),
+        charts=(
+            Chart(
+                "wordings",
+                intervals("wording", "accuracy"),
+                "Zero-shot accuracy of each wording, mean over seeds with 95 % intervals over seeds.",
+                title="Zero-shot accuracy by wording, guessing: {{ first.chance|percent }}",
+            ),
+        ),
     ),
     Section(
-        "Do the objectives learn the same?", _pairs, opening=_alike, columns=("words", "against_words", "cka"),
+        "Do the objectives learn the same?",
+        _pairs,
+        opening=_alike,
+        columns=("words", "against_words", "cka"),
         order=lambda row: -row.cka.value,
-        charts=(Chart(
-            "likeness", matrix("words", "against_words", "cka"),
-            "CKA of the last layers' features of test images, mean over seeds; on the diagonal between seeds.",
-            title="Similarity of the variants' features", rows="likeness",
-        ),),
+        charts=(
+            Chart(
+                "likeness",
+                matrix("words", "against_words", "cka"),
+                "CKA of the last layers' features of test images, mean over seeds; on the diagonal between seeds.",
+                title="Similarity of the variants' features",
+                rows="likeness",
+            ),
+        ),
     ),
     Section(
-        "Which features withstand corruptions?", "corrupted", opening=_robust,
+        "Which features withstand corruptions?",
+        "corrupted",
+        opening=_robust,
         columns=("words", "measure", "value", "over_supervised", "p_supervised"),
-        charts=(Chart(
-            "corrupted", intervals("words", "value", of="measure", reference=0.0),
-            "Accuracy of a linear probe on clean test images minus that on corrupted ones, of a medium severity.",
-            title="Accuracy lost to corruptions",
-        ),),
+        charts=(
+            Chart(
+                "corrupted",
+                intervals("words", "value", of="measure", reference=0.0),
+                "Accuracy of a linear probe on clean test images minus that on corrupted ones, of a medium severity.",
+                title="Accuracy lost to corruptions",
+            ),
+        ),
     ),
-)  # fmt: skip
+)

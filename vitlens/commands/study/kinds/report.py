@@ -41,9 +41,10 @@ def decision(record: StudyRecord) -> Choice:
     return choose(
         [
             Candidate(row.words, row.accuracy, row.costs, *gaps.get(row.label, ()))
-            for row in record.points if row.candidate
+            for row in record.points
+            if row.candidate
         ]
-    )  # fmt: skip
+    )
 
 
 def of_family(record: StudyRecord, *families: str) -> list[ComparisonRow]:
@@ -63,8 +64,10 @@ def doubt(record: StudyRecord, choice: Choice) -> tuple[str, str]:
             "The highest accuracy, {{ value }} of **{{ name }}**, may be no better than guessing ({{ chance|percent "
             "}}). "
             "There is nothing to compare; add epochs (`--epochs`) or images.",
-            value=choice.best.value, name=choice.best.name, chance=record.points[0].chance,
-        )  # fmt: skip
+            value=choice.best.value,
+            name=choice.best.name,
+            chance=record.points[0].chance,
+        )
     return "", ""
 
 
@@ -93,11 +96,14 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     for row in found:
         if row.winner and abs(row.difference.value) >= SMALLEST:
             yield Claim(
-                "difference", f"{row.words} and {row.against_words}",
-                say("**{{ words }}** minus **{{ against_words }}** in accuracy: {{ difference|alone }}.",
-                    **vars(row)),
-                effect=row.difference, p=row.p_holm, place="points", kind="comparison",
-            )  # fmt: skip
+                "difference",
+                f"{row.words} and {row.against_words}",
+                say("**{{ words }}** minus **{{ against_words }}** in accuracy: {{ difference|alone }}.", **vars(row)),
+                effect=row.difference,
+                p=row.p_holm,
+                place="points",
+                kind="comparison",
+            )
 
 
 def _range(record: StudyRecord) -> str:
@@ -113,9 +119,12 @@ def _range(record: StudyRecord) -> str:
         "epochs }} "
         "epoch{{ design.epochs|s }}, {{ design.seeds }} seed{{ design.seeds|s }} and {% if design.model %}"
         "{{ design.model }}{% else %}models of {{ parameters }} parameters{% endif %}.",
-        design=design, images=ends("train_images"), side="×".join(map(str, design.image_size)), epochs=ends("epochs"),
+        design=design,
+        images=ends("train_images"),
+        side="×".join(map(str, design.image_size)),
+        epochs=ends("epochs"),
         parameters=ends("parameters"),
-    )  # fmt: skip
+    )
 
 
 def _pair(record: StudyRecord, label: str, against: str) -> ComparisonRow:
@@ -145,12 +154,18 @@ def _transfer(record: StudyRecord) -> Claim:
     says = say(
         "{% if outcome %}Transfer {{ outcome }}{% else %}It is undecided whether transfer wins{% endif %}: full "
         "training minus training from scratch is {{ gap|alone }} in accuracy.",
-        outcome=outcome, gap=gap.difference,
-    )  # fmt: skip
+        outcome=outcome,
+        gap=gap.difference,
+    )
     return Claim(
-        "transfer", str(record.design[0].model), says, verdict=None if outcome else Verdict("inconclusive", _UNDECIDED),
-        effect=gap.difference, p=gap.p_holm, kind="answer",
-    )  # fmt: skip
+        "transfer",
+        str(record.design[0].model),
+        says,
+        verdict=None if outcome else Verdict("inconclusive", _UNDECIDED),
+        effect=gap.difference,
+        p=gap.p_holm,
+        kind="answer",
+    )
 
 
 def unknown(record: StudyRecord) -> Iterator[str]:
@@ -166,7 +181,7 @@ def unknown(record: StudyRecord) -> Iterator[str]:
         "training "
         "(`--epochs`).",
         epochs=design.epochs,
-    )  # fmt: skip
+    )
     if design.model:
         yield "The model may have seen images of these classes during its pretraining."
     yield say(
@@ -234,9 +249,13 @@ def _over_images(record: StudyRecord) -> str:
         "{% else %}{% if behind %}Training from scratch does not catch up{% else %}It is undecided where training "
         "from scratch catches up{% endif %} with full training: on all {{ last.images }} images it is "
         "{{ last.difference|alone }} behind{% endif %}.",
-        rows=rows, won=sum(row.winner is not None for row in rows), full=full, found=caught_up(full),
-        last=last, behind=beyond(last.difference, 0.0) is Side.ABOVE,
-    )  # fmt: skip
+        rows=rows,
+        won=sum(row.winner is not None for row in rows),
+        full=full,
+        found=caught_up(full),
+        last=last,
+        behind=beyond(last.difference, 0.0) is Side.ABOVE,
+    )
 
 
 class Reason(NamedTuple):
@@ -279,10 +298,12 @@ def _reasoned(record: StudyRecord) -> str:
         say(
             "{{ state|capitalize }}: {% for each in own %}{{ each.words|whole }} ({{ each.number|whole }}: "
             "{{ each.difference|alone }}){% if not loop.last %}; {% endif %}{% endfor %}.",
-            state=state, own=states[state],
+            state=state,
+            own=states[state],
         )
-        for state in _STATES.values() if state in states
-    )  # fmt: skip
+        for state in _STATES.values()
+        if state in states
+    )
 
 
 def _cuts(record: StudyRecord) -> Iterator[Picture]:
@@ -291,10 +312,11 @@ def _cuts(record: StudyRecord) -> Iterator[Picture]:
         if record.cut is not None and row.patch is not None:
             image = record.cut.image[0].astype(np.float32) / 255
             yield Picture(
-                cut(image, row.patch), column=row.words,
+                cut(image, row.patch),
+                column=row.words,
                 below=f"{row.tokens} tokens\n{number(row.flops / 1e6)} MFLOPs\n{in_words(row.accuracy, with_n=False)}\n"
                 f"training {in_time(row.seconds)}",
-            )  # fmt: skip
+            )
 
 
 def _ordered(record: StudyRecord) -> str:
@@ -306,8 +328,13 @@ def _ordered(record: StudyRecord) -> str:
             if beyond(row.all, 0.0) is not Side.UNDECIDED:
                 order = f"nearer patches are {'more' if row.all.value > 0 else 'less'} similar"
             fixed = row.before is not None and abs(row.before - row.all.value) < 1e-9
-            parts.append(say("{{ row.all|alone }} for **{{ row.words }}** ({{ order }})", row=row,
-                             order="fixed" if fixed else order))  # fmt: skip
+            parts.append(
+                say(
+                    "{{ row.all|alone }} for **{{ row.words }}** ({{ order }})",
+                    row=row,
+                    order="fixed" if fixed else order,
+                )
+            )
     return say(
         "The rank correlation between the similarity of two patches' embeddings and their nearness is {{ parts }}.",
         parts=listed(parts),
@@ -331,9 +358,11 @@ def _before_and_after(record: StudyRecord) -> Iterator[Picture]:
         image = arrays.images[at].astype(np.float32) / 255
         yield Picture(image, row=row.name, column="image")
         for column, maps, below in (
-            ("attention before", arrays.before, row.before), ("attention after", arrays.after, row.after),
-            ("rollout before", arrays.rollout_before, ""), ("rollout after", arrays.rollout_after, ""),
-        ):  # fmt: skip
+            ("attention before", arrays.before, row.before),
+            ("attention after", arrays.after, row.after),
+            ("rollout before", arrays.rollout_before, ""),
+            ("rollout after", arrays.rollout_after, ""),
+        ):
             if maps is not None:
                 yield Picture(image, maps[at], row.name, column, below)
 
@@ -342,14 +371,16 @@ def _learned(record: StudyRecord) -> str:
     """When each point came near the best of all."""
     done = [
         say("**{{ r.words }}** after {{ r.epochs }} epoch{{ r.epochs|s }} ({{ t }})", r=row, t=in_time(row.seconds))
-        for row in record.reached if row.seconds is not None
-    ]  # fmt: skip
+        for row in record.reached
+        if row.seconds is not None
+    ]
     return say(
         "Mean accuracy over seeds first reached {{ wanted|percent(1) }}, 95 % of the highest, by "
         "{{ done }}{% if never %}; {{ never|names }} never reached it{% endif %}.",
-        wanted=record.reached[0].accuracy, done=listed(done),
+        wanted=record.reached[0].accuracy,
+        done=listed(done),
         never=[row.words for row in record.reached if row.seconds is None],
-    )  # fmt: skip
+    )
 
 
 def _attended(record: StudyRecord) -> str:
@@ -358,10 +389,15 @@ def _attended(record: StudyRecord) -> str:
     shifts = []
     for name, rows in by(record.head_shifts, "statistic").items():
         changed = [row for row in rows if row.p_holm <= LEVEL]
-        shifts.append(say(
-            "{{ name|replace('_', ' ') }} in {{ changed|length }} of {{ rows|length }} heads ({{ up }} increased)",
-            name=name, changed=changed, rows=rows, up=sum(row.change.value > 0 for row in changed),
-        ))  # fmt: skip
+        shifts.append(
+            say(
+                "{{ name|replace('_', ' ') }} in {{ changed|length }} of {{ rows|length }} heads ({{ up }} increased)",
+                name=name,
+                changed=changed,
+                rows=rows,
+                up=sum(row.change.value > 0 for row in changed),
+            )
+        )
     return say(
         "Full training moved {{ row.moved|alone }} of the attention, most in {{ top.name }} ({{ top.moved|value }}); "
         "training only the last blocks moved {{ last.moved|alone }}.{% if row.between is not none %} Two full "
@@ -369,9 +405,11 @@ def _attended(record: StudyRecord) -> str:
         "with different seeds differ by {{ row.between|percent }}; {{ row.beyond }} of {{ row.heads }} heads moved "
         "more "
         "than that.{% endif %}{% if shifts %} Full training significantly changed {{ shifts }}.{% endif %}",
-        row=full, last=last, shifts=listed(shifts) if shifts else "",
+        row=full,
+        last=last,
+        shifts=listed(shifts) if shifts else "",
         top=max((row for row in record.heads_moved if row.label == full.label), key=lambda row: row.moved.value),
-    )  # fmt: skip
+    )
 
 
 def _featured(record: StudyRecord) -> str:
@@ -382,8 +420,9 @@ def _featured(record: StudyRecord) -> str:
         "and "
         "after). {% endif %}It changed the accuracy of a linear probe on the last layer by {{ gain.difference|alone "
         "}}.",
-        least=min(full, key=lambda row: row.cka.value, default=None), gain=_pair(record, "full", "pretrained"),
-    )  # fmt: skip
+        least=min(full, key=lambda row: row.cka.value, default=None),
+        gain=_pair(record, "full", "pretrained"),
+    )
 
 
 def _design(record: StudyRecord) -> Iterator[tuple[str, str]]:
@@ -391,10 +430,15 @@ def _design(record: StudyRecord) -> Iterator[tuple[str, str]]:
     for note in KINDS[record.design[0].kind].notes[1:]:
         yield "Design", note
     for row in record.recipes:
-        yield "Recipe", say(
-            "{{ r.points }}: {{ r.optimiser }}, learning rate {{ r.learning_rate }}, batches of {{ r.batch_size }}, "
-            "{{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: {{ r.augmentation }}.", r=row,
-        )  # fmt: skip
+        yield (
+            "Recipe",
+            say(
+                "{{ r.points }}: {{ r.optimiser }}, learning rate {{ r.learning_rate }}, batches of {{ r.batch_size "
+                "}}, "
+                "{{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: {{ r.augmentation }}.",
+                r=row,
+            ),
+        )
 
 
 REPORT: Final = Report(
@@ -404,7 +448,8 @@ REPORT: Final = Report(
     package=__package__,
     definitions=_design,
     picture=Chart(
-        "points", _draw_points,
+        "points",
+        _draw_points,
         "Top-1 accuracy on the test images, mean over seeds, with 95 % intervals over seeds and images; dashed: "
         "guessing.",
         title="Top-1 accuracy of each variant, {{ record.design[0].seeds }} seed{{ record.design[0].seeds|s }}",
@@ -414,66 +459,94 @@ REPORT: Final = Report(
     sections=(
         *pretraining.SECTIONS,
         Section(
-            "Which one should you take?", lambda record: of_family(record, "best"),
+            "Which one should you take?",
+            lambda record: of_family(record, "best"),
             order=lambda row: -row.difference.value,
-            opening=lambda record: others(decision(record)), about=("choice",),
+            opening=lambda record: others(decision(record)),
+            about=("choice",),
             columns=("words", "difference", "p_holm"),
         ),
         Section(
-            "Which changes matter?", _changes,
+            "Which changes matter?",
+            _changes,
             opening="{{ rows|selectattr('winner')|list|length }} of {{ rows|length }} differences "
-                    "{{ rows|selectattr('winner')|list|are }} significant.",
+            "{{ rows|selectattr('winner')|list|are }} significant.",
             columns=("words", "against_words", "difference", "p_holm"),
-            charts=(Chart(
-                "changes", intervals("words", "difference", reference=0.0),
-                "Accuracy of each variant minus that of the one it is compared with, with 95 % intervals.",
-                title="Accuracy of each variant minus that of its base",
-            ),),
-        ),
-        Section(
-            "Does the number of images decide?", _by_images, opening=_over_images,
-            charts=(Chart(
-                "by_images", intervals("words", "difference", reference=0.0),
-                "What each variant gains, by its number of training images, with 95 % intervals.",
-                title="Accuracy minus that of {{ record.points[0].line }} on the same number of images",
-            ),),
-        ),
-        Section("Why does transfer win, or not?", reasons, about=("transfer",), opening=_reasoned),
-        Section(
-            "How fast does each variant learn?", "reached", opening=_learned,
-            charts=(Chart(
-                "convergence", lines("epochs", "accuracy", of="words"),
-                "Test accuracy after every epoch: dots are seeds, lines their means.",
-                title="Test accuracy by epoch", rows="curves",
-            ),),
-        ),
-        Section(
-            "How did the attention of each head change?", "moved", opening=_attended,
             charts=(
                 Chart(
-                    "attention_moved", board("moved", "between"),
-                    "Share of each head's attention that moved to other keys in full training, and between two "
-                    "seeds.",
-                    title="Moved attention of every head", rows="heads_moved", only=lambda row: row.label == "full",
-                ),
-                Chart(
-                    "maps_before_after", images(),
-                    "The first image of each class, with the attention of the last layer and the rollout before and "
-                    "after full training; below: the prediction.",
-                    title="Maps before and after full training", rows=_before_and_after,
+                    "changes",
+                    intervals("words", "difference", reference=0.0),
+                    "Accuracy of each variant minus that of the one it is compared with, with 95 % intervals.",
+                    title="Accuracy of each variant minus that of its base",
                 ),
             ),
         ),
         Section(
-            "What happened to the features?", "probes", opening=_featured,
+            "Does the number of images decide?",
+            _by_images,
+            opening=_over_images,
             charts=(
                 Chart(
-                    "layer_similarity", lines("layer", "cka", of="words"),
-                    "CKA of each layer with itself before training, mean over seeds.",
-                    title="Similarity of the layers to those of the model", rows="layer_similarity",
+                    "by_images",
+                    intervals("words", "difference", reference=0.0),
+                    "What each variant gains, by its number of training images, with 95 % intervals.",
+                    title="Accuracy minus that of {{ record.points[0].line }} on the same number of images",
+                ),
+            ),
+        ),
+        Section("Why does transfer win, or not?", reasons, about=("transfer",), opening=_reasoned),
+        Section(
+            "How fast does each variant learn?",
+            "reached",
+            opening=_learned,
+            charts=(
+                Chart(
+                    "convergence",
+                    lines("epochs", "accuracy", of="words"),
+                    "Test accuracy after every epoch: dots are seeds, lines their means.",
+                    title="Test accuracy by epoch",
+                    rows="curves",
+                ),
+            ),
+        ),
+        Section(
+            "How did the attention of each head change?",
+            "moved",
+            opening=_attended,
+            charts=(
+                Chart(
+                    "attention_moved",
+                    board("moved", "between"),
+                    "Share of each head's attention that moved to other keys in full training, and between two seeds.",
+                    title="Moved attention of every head",
+                    rows="heads_moved",
+                    only=lambda row: row.label == "full",
                 ),
                 Chart(
-                    "probes", lines("layer", "accuracy", of="words", reference="chance"),
+                    "maps_before_after",
+                    images(),
+                    "The first image of each class, with the attention of the last layer and the rollout before and "
+                    "after full training; below: the prediction.",
+                    title="Maps before and after full training",
+                    rows=_before_and_after,
+                ),
+            ),
+        ),
+        Section(
+            "What happened to the features?",
+            "probes",
+            opening=_featured,
+            charts=(
+                Chart(
+                    "layer_similarity",
+                    lines("layer", "cka", of="words"),
+                    "CKA of each layer with itself before training, mean over seeds.",
+                    title="Similarity of the layers to those of the model",
+                    rows="layer_similarity",
+                ),
+                Chart(
+                    "probes",
+                    lines("layer", "accuracy", of="words", reference="chance"),
                     "Test accuracy of a linear probe on each layer; dashed: guessing.",
                     title="Linear probes on the layers",
                 ),
@@ -484,34 +557,46 @@ REPORT: Final = Report(
             lambda record: [row for row in record.points if row.patch] if record.cut else [],
             opening="Smaller patches make more tokens, and more tokens cost more.",
             columns=("words", "tokens", "flops", "training_bytes", "seconds"),
-            charts=(Chart(
-                "cuts", images(largest=1.6),
-                "The first test image, cut into the patches of each variant; below: tokens, operations, accuracy and "
-                "training time.",
-                title="One image as the patches of each variant", rows=_cuts,
-            ),),
+            charts=(
+                Chart(
+                    "cuts",
+                    images(largest=1.6),
+                    "The first test image, cut into the patches of each variant; below: tokens, operations, accuracy "
+                    "and "
+                    "training time.",
+                    title="One image as the patches of each variant",
+                    rows=_cuts,
+                ),
+            ),
         ),
         Section(
-            "Do near patches have similar position embeddings?", "position_order", opening=_ordered,
+            "Do near patches have similar position embeddings?",
+            "position_order",
+            opening=_ordered,
             columns=("words", "all", "rows", "columns", "before"),
-            charts=(Chart(
-                "position_similarity", images(largest=2.2),
-                "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities with "
-                "all others (first seed). Each panel has its own colours.",
-                title="Similarity of position embeddings", rows=_similarities,
-            ),),
+            charts=(
+                Chart(
+                    "position_similarity",
+                    images(largest=2.2),
+                    "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities "
+                    "with "
+                    "all others (first seed). Each panel has its own colours.",
+                    title="Similarity of position embeddings",
+                    rows=_similarities,
+                ),
+            ),
         ),
         Section(
             "How far does a patch see?",
             lambda record: [rows[-1] for rows in by(record.receptive_fields, "model").values()],
             columns=("words", "title", "distance", "half", "seen"),
             opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer, the pixels that change "
-                    "a patch lie {{ far[0].distance|alone }} (**{{ far[0].words }}**) to {{ far[-1].distance|alone }} "
-                    "(**{{ far[-1].words }}**) away on average.",
+            "a patch lie {{ far[0].distance|alone }} (**{{ far[0].words }}**) to {{ far[-1].distance|alone }} "
+            "(**{{ far[-1].words }}**) away on average.",
             charts=field_charts(),
         ),
         Section(
             "How were the variants trained?", "recipes", opening=lambda record: KINDS[record.design[0].kind].notes[0]
         ),
     ),
-)  # fmt: skip
+)

@@ -31,15 +31,19 @@ _LAST_PART: Final = 4  # one in so many blocks is trained where the last blocks 
 _SHORT: Final = NAMED["short"]
 # Fine-tuning's own rate hardly moves a new head of zeros within ten short epochs.
 _TUNED: Final = replace(
-    FINE_TUNING, learning_rate=3e-4,
+    FINE_TUNING,
+    learning_rate=3e-4,
     source="fine-tuning's, with a rate from trials of five (5e-5 to 1e-3) on 100 images of other classes of CIFAR-10 "
     "(JPEG), DeiT-tiny at 112 px, 8 epochs, 1 seed: 2e-4 to 5e-4 differed by less than noise, 1e-3 was far worse",
-)  # fmt: skip
+)
 _FROM_SCRATCH: Final = replace(
-    _TUNED, optimiser=_SHORT.optimiser, learning_rate=_SHORT.learning_rate, warmup=_SHORT.warmup,
+    _TUNED,
+    optimiser=_SHORT.optimiser,
+    learning_rate=_SHORT.learning_rate,
+    warmup=_SHORT.warmup,
     source="as the points from pretrained weights, with optimiser, rate and warm-up of --recipe short, which two "
     "other rates and AdamW did not beat beyond noise in the same trials",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,13 @@ class Setup:
         classes = self.train.classes if point.objective == CLASSIFY else ()
         try:
             return untrained(
-                point.preset, classes=classes, image_size=self.options.model_options.image_size, seed=seed,
-                alias=point.label, overrides=point.shape,
-            )  # fmt: skip
+                point.preset,
+                classes=classes,
+                image_size=self.options.model_options.image_size,
+                seed=seed,
+                alias=point.label,
+                overrides=point.shape,
+            )
         except InputError as error:
             raise InputError(f"the point {point.words!r} cannot be built: {error}") from error
 

@@ -41,13 +41,19 @@ def inside(setup: Setup, points: Mapping[str, rows.PointRow]) -> Rows:
     words = {label: row.words for label, row in points.items()}
     curves = tuple(
         rows.CurveRow(
-            row.label, row.words, seed, epoch.epoch + 1, epoch.seconds, epoch.train_loss,
+            row.label,
+            row.words,
+            seed,
+            epoch.epoch + 1,
+            epoch.seconds,
+            epoch.train_loss,
             float(epoch.test_accuracy),  # type: ignore[arg-type]  # tested after every epoch
         )
-        for row in points.values() if row.candidate
+        for row in points.values()
+        if row.candidate
         for seed in setup.seeds
         for epoch in read_metrics(setup.place(row.label, seed))
-    )  # fmt: skip
+    )
     learned = {"curves": curves, "reached": tuple(reached(curves))}
     return learned | _attention(setup, words) | _features(setup, words) | _maps(setup)
 
@@ -78,22 +84,28 @@ def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
         between = _over_seeds(attention_moved(after[0], after[1:], images)) if len(after) > 1 else None
         own = [
             rows.HeadMovedRow(
-                label, words[label], layer, head,
+                label,
+                words[label],
+                layer,
+                head,
                 bootstrap_mean(values[:, head].numpy(), groups=groups, least=0.0, most=1.0),
                 None if between is None else float(between[layer][:, head].mean()),
             )
-            for layer, values in enumerate(moved) for head in range(values.shape[1])
-        ]  # fmt: skip
+            for layer, values in enumerate(moved)
+            for head in range(values.shape[1])
+        ]
         overall = torch.cat(moved, 1).mean(1)
         known = [row for row in own if row.between is not None and row.moved.low is not None]
         moved_rows.append(
             rows.MovedRow(
-                label, words[label], bootstrap_mean(overall.numpy(), groups=groups, least=0.0, most=1.0),
+                label,
+                words[label],
+                bootstrap_mean(overall.numpy(), groups=groups, least=0.0, most=1.0),
                 len(own),
                 float(np.mean([row.between for row in known])) if known else None,
                 sum(row.moved.low > row.between for row in known) if known else None,  # type: ignore[operator]
             )
-        )  # fmt: skip
+        )
         head_rows += own
     shifts = tuple(_shift_rows(before, after, images))  # of full training, the last
     return {"moved": tuple(moved_rows), "heads_moved": tuple(head_rows), "head_shifts": shifts}
@@ -148,9 +160,11 @@ def _features(setup: Setup, words: Mapping[str, str]) -> Rows:
             found.append(similarity(before, after, sources=images.groups))
         values, low, high = (
             torch.stack([each.diagonal() for each in known]).mean(0).tolist() if known else None
-            for known in ([getattr(each, name) for each in found if getattr(each, name) is not None]
-                          for name in ("values", "low", "high"))
-        )  # fmt: skip
+            for known in (
+                [getattr(each, name) for each in found if getattr(each, name) is not None]
+                for name in ("values", "low", "high")
+            )
+        )
         for layer, value in enumerate(values or ()):
             if np.isfinite(value):  # a layer that does not vary has no CKA
                 ends = [None if end is None else end[layer] for end in (low, high)]
@@ -165,11 +179,15 @@ def _features(setup: Setup, words: Mapping[str, str]) -> Rows:
             last[label] = each
     gains = (
         rows.ComparisonRow(
-            "probe_gain", label, other, told[label], told[other],
+            "probe_gain",
+            label,
+            other,
+            told[label],
+            told[other],
             accuracy_difference(last[label].correct, last[other].correct, groups=_groups(setup.test), seed=seed),
         )
         for label, other in (("pretrained", "random"), (_FULL, "pretrained"))
-    )  # fmt: skip
+    )
     return {"layer_similarity": tuple(alike), "probes": tuple(probes), "gains": tuple(gains)}
 
 
@@ -187,9 +205,14 @@ def _probed(setup: Setup, model: Model) -> Iterator[Probe]:
     labels = setup.train.labels.cpu().long(), setup.test.labels.cpu().long()
     for own, other in zip(train.values, test.values, strict=True):
         yield probe(
-            own, labels[0], other, labels[1], train_groups=setup.train.groups, groups=setup.test.groups,
+            own,
+            labels[0],
+            other,
+            labels[1],
+            train_groups=setup.train.groups,
+            groups=setup.test.groups,
             seed=setup.run.seed,
-        )  # fmt: skip
+        )
 
 
 def _maps(setup: Setup) -> Rows:

@@ -49,9 +49,20 @@ Output = Literal["logits", "cls", "pooler", "embedding"]  # what a model gives: 
 Size = tuple[int, int]
 
 _BACKBONES: Final = (  # model types whose class without a classifier is known here
-    "vit", "deit", "beit", "dinov2", "dinov2_with_registers", "dinov3_vit", "dinov3_convnext", "clip_vision_model",
-    "siglip_vision_model", "swin", "swinv2", "convnext", "convnextv2"
-)  # fmt: skip
+    "vit",
+    "deit",
+    "beit",
+    "dinov2",
+    "dinov2_with_registers",
+    "dinov3_vit",
+    "dinov3_convnext",
+    "clip_vision_model",
+    "siglip_vision_model",
+    "swin",
+    "swinv2",
+    "convnext",
+    "convnextv2",
+)
 _CLS_ONLY: Final = ("vit", "deit")  # their learned pooler is not used, and many repositories lack it
 _TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
 _WHOLE: Final = ("CLIPModel", "SiglipModel")  # with a text tower
@@ -63,11 +74,29 @@ _REFUSED: Final = {
 }
 # what would have transformers read other files, other kernels or other code than the ones chosen here
 _DROPPED: Final = (
-    "auto_map", "attn_implementation", "_attn_implementation", "_attn_implementation_internal", "fusion_config",
-    "transformers_weights", "distributed_config", "torchscript", "return_dict", "use_return_dict", "torch_dtype",
-    "dtype", "output_attentions", "output_hidden_states", "gradient_checkpointing", "_name_or_path", "name_or_path",
-    "transformers_version", "_commit_hash", "label2id", "use_kernels", "kernel_config"
-)  # fmt: skip
+    "auto_map",
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "fusion_config",
+    "transformers_weights",
+    "distributed_config",
+    "torchscript",
+    "return_dict",
+    "use_return_dict",
+    "torch_dtype",
+    "dtype",
+    "output_attentions",
+    "output_hidden_states",
+    "gradient_checkpointing",
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "_commit_hash",
+    "label2id",
+    "use_kernels",
+    "kernel_config",
+)
 _TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')  # in a configuration: 1,000 layers or more
 _FEATURES: Final = {  # of each output: its name in transformers' result, and what it is
     "logits": ("logits", ""),
@@ -119,10 +148,17 @@ class Described:
                 return kind(config, **extra)
             state, _ = fit_names(state, expected)
             model, info = kind.from_pretrained(
-                None, config=config, state_dict=dict(state), dtype=torch.float32, output_loading_info=True,
-                ignore_mismatched_sizes=True, local_files_only=True, use_safetensors=True, trust_remote_code=False,
-                **extra
-            )  # fmt: skip
+                None,
+                config=config,
+                state_dict=dict(state),
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                **extra,
+            )
         missing = sorted(key for key in info["missing_keys"] if key.rpartition(".")[2] not in _HARMLESS)
         shapes = sorted(map(str, info["mismatched_keys"]))
         faults = [f"{key} is missing" for key in missing] + [f"{shape[:120]} is of another shape" for shape in shapes]
