@@ -28,7 +28,8 @@ def main() -> None:
     images = split.source.read(torch.arange(len(split))).float() / 255
     assert split.labels is not None
     labels = torch.tensor([model.classes.index(split.classes[label]) for label in split.labels.tolist()])
-    deltas, seconds = {}, {}
+    deltas = {}
+    seconds = {}
     for precision in ("bf16", "fp32"):
         start = time.perf_counter()
         with autocast(images.device, precision):

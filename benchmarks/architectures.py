@@ -129,7 +129,8 @@ COLUMNS = (
     "attack",
     "note",
 )
-WORKS, TOLERANCE = "works", 1e-4
+WORKS = "works"
+TOLERANCE = 1e-4
 FAULTS: list[str] = []
 
 
@@ -274,7 +275,8 @@ def replays(model: Model, images: Tensor) -> str:
         for layer in (known[0], known[len(known) // 2], known[-1])
     ]
     with replaying(model, images) as replay:
-        logits, exact = replay.run(chosen), replay.exact
+        logits = replay.run(chosen)
+        exact = replay.exact
     full = []
     for change in chosen:
         with torch.no_grad(), intervene(model, change):
@@ -309,7 +311,9 @@ def explains(model: Model, images: Tensor, targets: Tensor) -> str:
 def misplaced_corners(model: Model, images: Tensor) -> str:
     """What is wrong where a changed corner of the image does not change that corner of the target layer most."""
     _, plain = layer_output(model, images[:1])
-    layer, height, width = target_layer(model), images.shape[2] // 4, images.shape[3] // 4
+    layer = target_layer(model)
+    height = images.shape[2] // 4
+    width = images.shape[3] // 4
     for down, across in itertools.product((0, 1), (0, 1)):
         changed = images[:1].clone()
         rows = slice(-height, None) if down else slice(height)

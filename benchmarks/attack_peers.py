@@ -35,8 +35,11 @@ PEERS = ("foolbox",) if torchattacks is None else ("foolbox", "torchattacks")
 PIXELS = tuple(epsilon / 255 for epsilon in (0.25, 0.5, 1, 2, 4, 8))  # from nearly clean to nothing, on photographs
 SCENES = tuple(4 * epsilon for epsilon in PIXELS)  # and on the scenes of digits
 LENGTHS = (0.1, 0.2, 0.4, 0.8)
-STEPS, SEED, STRIDE = 20, 0, 2.5
-CW_STEPS, CW_SEARCHES = 100, 9
+STEPS = 20
+SEED = 0
+STRIDE = 2.5
+CW_STEPS = 100
+CW_SEARCHES = 9
 Standing = list[Tensor]  # for each epsilon, which images are right and stay so
 
 
@@ -59,7 +62,8 @@ class Case:
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Indices, images and labels, batch by batch, on the model's device."""
         for rows in torch.arange(len(self.labels)).split(self.batch):
-            images, labels = self.images[rows], self.labels[rows]
+            images = self.images[rows]
+            labels = self.labels[rows]
             yield self.numbers[rows], images.to(self.model.device), labels.to(self.model.device)
 
     def only(self, rows: Tensor) -> "Case":
@@ -114,7 +118,8 @@ def starts(rows: Tensor, images: Tensor) -> Tensor:
 
 def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], Callable[..., Any]], epsilons: Sequence[float]) -> Standing:
     """make: an attack for these rows and images."""
-    model, found = foolbox.PyTorchModel(case.model, bounds=(0, 1), device=case.model.device), []
+    model = foolbox.PyTorchModel(case.model, bounds=(0, 1), device=case.model.device)
+    found = []
     for rows, images, labels in case.parts():
         *_, broken = make(rows, images)(model, images, labels, epsilons=list(epsilons))
         found.append(~broken.cpu())
@@ -123,7 +128,8 @@ def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], Callable[..., Any]],
 
 def on_what_is_left(case: Case, side: str) -> Standing:
     """A peer's PGD without attacking again what it broke at a smaller epsilon, which counts as broken anyway."""
-    standing, found = case.correct(), []
+    standing = case.correct()
+    found = []
     for epsilon in case.epsilons:
         rows = standing.nonzero()[:, 0]
         if len(rows):
@@ -152,7 +158,8 @@ def foolbox_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: 
     attack = foolbox.attacks.L2CarliniWagnerAttack(
         binary_search_steps=searches, steps=CW_STEPS, stepsize=0.01, initial_const=first_c
     )
-    model, found = foolbox.PyTorchModel(case.model, bounds=(0, 1), device=case.model.device), []
+    model = foolbox.PyTorchModel(case.model, bounds=(0, 1), device=case.model.device)
+    found = []
     for _, images, labels in case.parts():
         adversarial, *_ = attack(model, images, labels, epsilons=None)  # black where it found nothing
         found.append(withstood(case, adversarial, images, labels, lengths))
@@ -164,7 +171,8 @@ def withstood(case: Case, adversarial: Tensor, images: Tensor, labels: Tensor, l
 
     A black image was not found by an attack: where it is one, nothing was.
     """
-    found, norm = adversarial.flatten(1).amax(1) > 0, foolbox.distances.l2
+    found = adversarial.flatten(1).amax(1) > 0
+    norm = foolbox.distances.l2
     with torch.no_grad():
         shortened = [norm.clip_perturbation(images, adversarial, length) for length in lengths]
         right = [(case.model(short).argmax(1) == labels) | ~found for short in shortened]
@@ -175,7 +183,8 @@ def by_torchattacks(case: Case, make: Callable[[float], object], epsilons: Seque
     """make: an attack of this epsilon, whose random start is replaced by ours."""
     found = []
     for rows, images, labels in case.parts():
-        start, row = starts(rows, images), []
+        start = starts(rows, images)
+        row = []
         for epsilon in epsilons:
             with patch.object(torch.Tensor, "uniform_", lambda _self, _low, high, start=start: start * high):
                 adversarial = make(epsilon)(images, labels)  # type: ignore[operator]
@@ -221,7 +230,8 @@ def our_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: floa
 
 def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Standing]]]]:
     """Attack, its epsilons, and what runs it on each side."""
-    model, linf = one.model, f"{one.axis} (1/255)"
+    model = one.model
+    linf = f"{one.axis} (1/255)"
     l2 = " / ".join(f"{length:g}" for length in LENGTHS) + " (L2)"
     fgsm: dict[str, Callable[[], Standing]] = {
         "ours": lambda: ours(one, "fgsm", one.epsilons),

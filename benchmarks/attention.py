@@ -76,7 +76,8 @@ def row(job: str, peer: str, times: tuple[float, float, float], difference: obje
 
 
 def with_peers(model: Model, images: Tensor, repeats: int) -> None:
-    unfused, prepared = Unfused(model), model.prepare(images)
+    unfused = Unfused(model)
+    prepared = model.prepare(images)
 
     @torch.no_grad()
     def plain() -> Tensor:
@@ -117,7 +118,8 @@ def with_peers(model: Model, images: Tensor, repeats: int) -> None:
 
 
 def of_relevance(model: Model, images: Tensor, repeats: int) -> None:
-    unfused, prepared = Unfused(model), model.prepare(images)
+    unfused = Unfused(model)
+    prepared = model.prepare(images)
 
     @torch.no_grad()
     def forward() -> Tensor:

@@ -130,7 +130,8 @@ def places_table(data: Path) -> None:
             maps = maps_of(places, name)
             auc = roc_auc(maps, places.masks)
             base = auc if base is None else base
-            hits, mass = pointing_hits(maps, places.masks).float(), cell_mass(maps, places.masks)
+            hits = pointing_hits(maps, places.masks).float()
+            mass = cell_mass(maps, places.masks)
             rows = torch.stack([auc, auc - base, hits, mass])
             cells = [shown(estimate) for estimate in estimates(rows, groups=places.groups)]
             print(f"| {name} | {' | '.join(cells)} |", flush=True)

@@ -125,7 +125,8 @@ def test(folder: Path) -> None:
     split = digits("test")
     assert split.factors is not None
     assert split.groups is not None
-    agrees, groups = split.factors["hue_agrees"].astype(bool), split.groups.numpy()
+    agrees = split.factors["hue_agrees"].astype(bool)
+    groups = split.groups.numpy()
     print(f"n = {len(split):,} scenes of {len(np.unique(groups))} source digits; the hue agrees in {agrees.sum()}")
     print("| model | seed | accuracy | where the hue agrees | where it does not | gap, points |")
     print("|---|---|---|---|---|---|")

@@ -47,7 +47,10 @@ class Visitor:
     """One visitor; every action's seconds are kept by its name."""
 
     def __init__(self, tab, folder: Path, number: int, seconds: dict[str, list[float]]) -> None:
-        self.tab, self.folder, self.number, self.seconds = tab, folder, number, seconds
+        self.tab = tab
+        self.folder = folder
+        self.number = number
+        self.seconds = seconds
         self.uploads = 0
         self.tabs = dict(TABS)  # which tabs the model has, and what is seen in them
         self.errors: list[str] = []

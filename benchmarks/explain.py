@@ -82,7 +82,8 @@ def ours_in_batches(model: Model, images: Tensor) -> Tensor:
 
 def compare_gradcam(name: str, count: int, repeats: int) -> str:
     module, layer, tokens = MODELS[name]
-    model, images = loading.load(module, random_weights=True), torch.rand(count, 3, 224, 224)
+    model = loading.load(module, random_weights=True)
+    images = torch.rand(count, 3, 224, 224)
     peer = package_loop(model, layer, tokens)
     apart = (ours_in_batches(model, images) - peer(images)).abs().max().item()
     own, theirs, ratio = side_by_side(lambda: ours_in_batches(model, images), lambda: peer(images), repeats)
@@ -91,7 +92,8 @@ def compare_gradcam(name: str, count: int, repeats: int) -> str:
 
 def both_integrated(name: str) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """Ours and captum's, with as many copies of the images in a pass."""
-    model, images = loading.load(MODELS[name][0], random_weights=True), torch.rand(EXPLAINED, 3, 224, 224)
+    model = loading.load(MODELS[name][0], random_weights=True)
+    images = torch.rand(EXPLAINED, 3, 224, 224)
     targets = torch.full((EXPLAINED,), TARGET)
     at_once = EXPLAINED * max(1, fitting_batch_size(model) // BACKWARD // EXPLAINED)
     captum = IntegratedGradients(model)

@@ -37,7 +37,8 @@ def single_run(model: Model, image: Tensor, ranks: Tensor, counts: list[int], su
     target = model(image).argmax(-1).item()
     other = substrate_images(image, substrate)  # type: ignore[arg-type]
     start, finish = (image.clone(), other) if mode == "del" else (other.clone(), image)
-    scores, grid = torch.empty(len(counts)), removal_grid(model)
+    scores = torch.empty(len(counts))
+    grid = removal_grid(model)
     for place, count in enumerate(counts):
         scores[place] = model(start).softmax(-1)[0, target].item()
         if place + 1 < len(counts):

@@ -81,7 +81,8 @@ COLUMNS = ("family", "model", "layers observed", "kind", "prefix", "readout", "l
 def row(family: str, name: str) -> tuple[str, ...]:
     model = loading.load(f"timm:{name}", random_weights=True)
     image = torch.rand(1, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
-    layout, modules = model.anatomy.layout, model.anatomy.attention_modules
+    layout = model.anatomy.layout
+    modules = model.anatomy.attention_modules
     prefix = "-" if layout is None else words_of(layout.prefix)
     with torch.no_grad():
         plain = model(image)

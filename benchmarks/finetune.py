@@ -52,7 +52,9 @@ def main() -> None:
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.precision}; {options.model}, ", end=""
     )
     print(f"{len(train)} images to train on, {len(test)} to test, {options.epochs} epochs, {recipe.batch_size} a step")
-    results, heads, seconds = {}, {}, {}
+    results = {}
+    heads = {}
+    seconds = {}
     for way, run in (("backbone", train_on_images), ("cached", fit_head)):
         mine = for_classes(model, train.classes)
         began = time.perf_counter()

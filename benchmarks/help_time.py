@@ -36,7 +36,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "bare.py"
         program.write_text(BARE)
-        bare, ours = [sys.executable, str(program), "--help"], [sys.executable, "-m", "vitlens", "--help"]
+        bare = [sys.executable, str(program), "--help"]
+        ours = [sys.executable, "-m", "vitlens", "--help"]
         seconds(bare), seconds(ours)
         pairs = [(seconds(bare), seconds(ours)) for _ in range(REPEATS)]
     bare_time, our_time = (statistics.median(column) for column in zip(*pairs))

@@ -78,7 +78,8 @@ def from_fused(batch: int, repeats: int) -> None:
             product = (weights + torch.eye(197)) / 2 @ product
         return product
 
-    ours, full = rollouts_so_far(reversed(layers), start)[:, -1], matrices()[:, 0]
+    ours = rollouts_so_far(reversed(layers), start)[:, -1]
+    full = matrices()[:, 0]
     times, a, b = ratio(lambda: rollouts_so_far(reversed(layers), start), matrices, repeats * 5)
     print(
         f"{'rollout by layer, fused':28} {a:8.4f} s   matrices {b:8.4f} s   ratio {times:6.3f}   "

@@ -63,7 +63,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     model = loading.load("timm:vit_base_patch16_224", random_weights=True)
-    prisma, table = hooked(model), layers(model)
+    prisma = hooked(model)
+    table = layers(model)
     images = torch.rand(options.images, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     prepared = model.prepare(images)
     heads = sum(layer.heads for layer in table)
@@ -86,7 +87,8 @@ def main() -> None:
                     logits = replay.run([{f"blocks.{layer.index}.head.{head}": "zero"} for head in range(layer.heads)])
             ours = time.perf_counter() - start
         largest = max(largest, (logits[turn] - again).abs().max().item()) if some[-1] is table[-1] else largest
-        theirs, hooks = theirs / len(some) * heads, hooks / len(some) * heads
+        theirs = theirs / len(some) * heads
+        hooks = hooks / len(some) * heads
         ratios.append((ours / theirs, ours / hooks))
         print(
             f"{heads} heads, {options.images} images: ViT-Prisma {theirs:.1f} s, hooks {hooks:.1f} s, "

@@ -105,10 +105,12 @@ class Handwritten(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, 24, 8, 8)
-        self.cls, self.register = nn.Parameter(torch.randn(1, 1, 24)), nn.Parameter(torch.randn(1, 1, 24))
+        self.cls = nn.Parameter(torch.randn(1, 1, 24))
+        self.register = nn.Parameter(torch.randn(1, 1, 24))
         self.positions = nn.Parameter(torch.randn(1, 16, 24))
         self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 5)
+        self.norm = nn.LayerNorm(24)
+        self.head = nn.Linear(24, 5)
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.patches(images).flatten(2).transpose(1, 2) + self.positions
@@ -125,8 +127,11 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.qkv, self.out = nn.LayerNorm(24), nn.Linear(24, 72), nn.Linear(24, 24)
-        self.norm2, self.mlp = nn.LayerNorm(24), nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 24))
+        self.norm1 = nn.LayerNorm(24)
+        self.qkv = nn.Linear(24, 72)
+        self.out = nn.Linear(24, 24)
+        self.norm2 = nn.LayerNorm(24)
+        self.mlp = nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 24))
         self.heads = 3
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ def main() -> None:
         )
     early = [memory for step, memory in seen.items() if options.steps / 10 <= step <= options.steps / 5]
     late = [memory for step, memory in seen.items() if step >= options.steps * 0.9]
-    first, last = sum(early) / len(early), sum(late) / len(late)
+    first = sum(early) / len(early)
+    last = sum(late) / len(late)
     print(
         f"{max(seen):,} steps: {first:.1f} MB in the second tenth, {last:.1f} MB in the last one "
         f"({last / first - 1:+.2%}; largest {max(seen.values()):.1f} MB)"

@@ -45,11 +45,13 @@ def plain(
     loader = DataLoader(Subset(whole, chosen), batch_size=BATCH, shuffle=True, num_workers=workers, drop_last=True)
     model = untrained(name, classes=tuple(whole.classes)).module.train().to(where)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-    images, start = 0, 0.0
+    images = 0
+    start = 0.0
     for number, (batch, labels) in enumerate(loader):
         if number == 1:
             start = time.perf_counter()
-        batch, labels = batch.to(where), labels.to(where)
+        batch = batch.to(where)
+        labels = labels.to(where)
         with torch.autocast(where.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
             logits = model(batch)
         nn.functional.cross_entropy(logits.float(), labels).backward()
@@ -70,7 +72,8 @@ def ours(folder: Path, name: str, count: int, precision: str) -> float:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         result = fit(model, train, test, recipe=recipe, directory=Path(directory), precision=precision, compiling="on")
-    whole, last = time.perf_counter() - start, count / result.history[-1].images_per_second
+    whole = time.perf_counter() - start
+    last = count / result.history[-1].images_per_second
     print(f"first epoch and compilation {whole - last:.1f} s, second epoch {last:.1f} s", flush=True)
     return result.history[-1].images_per_second
 

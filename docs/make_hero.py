@@ -30,7 +30,9 @@ CLASSES = ("triumphal arch", "fire engine")
 HERE = Path(__file__).parent
 COLOURS: Final = "inferno"  # from dark, which stays grey, to bright: legible on photographs of any colour
 _LARGEST: Final = 99.5  # percentile of a map from which it has the full colour
-_GAP, _BELOW = 0.08, 0.06  # inch
+# inch
+_GAP = 0.08
+_BELOW = 0.06
 _DIMMED: Final = 0.75  # of the grey image's brightness, where a map is 0
 
 
@@ -67,7 +69,8 @@ def class_maps(
     brighter and the less transparent; classes: above their maps with the probabilities (fractions) that the model
     gives them.
     """
-    across, ratio = 1 + len(maps), image.shape[1] / image.shape[2]
+    across = 1 + len(maps)
+    ratio = image.shape[1] / image.shape[2]
     width = min((WIDE - 0.12 + _GAP) / across - _GAP, 2.6)
     drawn = board(
         title=title,

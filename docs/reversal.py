@@ -15,7 +15,8 @@ WIDTH = 64
 def loss_of_reversal(*, length: int, heads: int, positions: bool, steps: int) -> float:
     """The mean squared error of the last step; the values of the layer are the data themselves."""
     torch.manual_seed(0)
-    query, key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    query = nn.Linear(WIDTH, WIDTH)
+    key = nn.Linear(WIDTH, WIDTH)
     place = nn.Parameter(torch.randn(length, WIDTH))
     adam = torch.optim.Adam([place, *query.parameters(), *key.parameters()], lr=1e-3)
 

@@ -84,7 +84,8 @@ def read_arrays(
             entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             if len(entries) < len(archive.infolist()):
                 raise error(f"expected each array of {path} once, found one twice; save them with numpy.savez")
-            unpacked, packed = sum(entry.file_size for entry in archive.infolist()), path.stat().st_size
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+            packed = path.stat().st_size
             if unpacked > most:
                 raise error(f"expected arrays of at most {most / 2**30:g} GiB in {path}, found {unpacked / 2**30:,.1f}")
             if unpacked > max(_SUSPECT, _PACKED * packed):
@@ -108,7 +109,8 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
         version = np.lib.format.read_magic(file)
         length = file.read(_HEADERS[version][0])
         shape, by_columns, kind = _parsed(version, length + file.read(int.from_bytes(length, "little")))
-        count, room = math.prod(shape), entry.file_size
+        count = math.prod(shape)
+        room = entry.file_size
         if kind.kind not in _KINDS:
             raise ValueError(f"{kind} in {entry.filename!r}, no numbers or texts: a pickle could run code")
         fits = max(count, count * kind.itemsize) <= room and all(0 <= side <= room + _EMPTY for side in shape)

@@ -16,7 +16,8 @@ _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 # A name's own asterisks and backticks, distinguished from our sentences' markup until `as_markdown` writes them. Both
 # are private-use characters, which `visible` escapes, so that no name can hold them.
-ASTERISK, BACKTICK = "\U000f0001", "\U000f0002"
+ASTERISK = "\U000f0001"
+BACKTICK = "\U000f0002"
 _PROTECT: Final = str.maketrans({"*": ASTERISK, "`": BACKTICK})
 _RESTORE: Final = str.maketrans({ASTERISK: "*", BACKTICK: "`"})
 

@@ -110,7 +110,8 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
     It is compared with each name and, as long model names are often abbreviated ("deit_tny" for
     "deit_tiny_patch16_224"), with its first parts, with and without a prefix such as "timm:".
     """
-    typed, parts = name.lower(), len(re.findall(r"[_.\-]", name.rpartition(":")[2])) + 1
+    typed = name.lower()
+    parts = len(re.findall(r"[_.\-]", name.rpartition(":")[2])) + 1
     matcher = SequenceMatcher(b=typed)
     scored = []
     for word in known:

@@ -152,7 +152,8 @@ def show_heads(
     else:
         query = "CLS token" if model.layout.positions("cls") else "mean patch"
     of_query = f" of the {query}" if query else ""
-    count, known = len(layers[0]), list(range(len(layers)) if numbers is None else numbers)
+    count = len(layers[0])
+    known = list(range(len(layers)) if numbers is None else numbers)
     split = None if images is None else _split(images, model)
     if split is not None and len(split) != count:
         raise InputError(f"expected the {count} images of the attention, found {len(split)}")
@@ -220,7 +221,8 @@ def show_board(
         raise InputError("expected statistics with what vitlens.statistics gives, found them with something else")
     else:
         if hasattr(values, "delta_loss"):
-            unit, title = unit or "rise of loss (nats)", title or "Rise of the loss without each head"
+            unit = unit or "rise of loss (nats)"
+            title = title or "Rise of the loss without each head"
             values = values.delta_loss
         unit = unit if isinstance(values, Mapping) else unit or "value"  # above the map and at the colour bar
         given = values if isinstance(values, Mapping) else {unit: values}

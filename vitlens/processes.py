@@ -114,11 +114,13 @@ def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
     which it fixes once per process; a library must not."""
     from accelerate import Accelerator
 
-    several, on_cpu = _started() > 1, device.type == "cpu"
+    several = _started() > 1
+    on_cpu = device.type == "cpu"
     if several and device.type == "cuda":
         if device.index is not None and device.index != int(os.environ["LOCAL_RANK"]):
             raise InputError(f"expected --device cuda, of which each process takes its own, found {device}")
-        here, there = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), torch.cuda.device_count()
+        here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        there = torch.cuda.device_count()
         if here > there:
             raise InputError(f"expected a CUDA device for each of {here} processes, found {there}; start fewer")
     accelerator = Accelerator(cpu=several and on_cpu, mixed_precision="no", device_placement=several and not on_cpu)

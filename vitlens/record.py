@@ -152,7 +152,8 @@ def read_run(folder: Path) -> RunRecord:
     missing = [name for name in (CONFIG, RESULTS) if not inside(folder, name).is_file()]
     if missing:
         raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
-    config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
+    config = read_json(folder / CONFIG)
+    results = read_json(folder / RESULTS)
     read_as(Config, config, source=str(folder / CONFIG), hint=_AGAIN)
     if isinstance(results, dict) and results.get("schema", SCHEMA) != SCHEMA:
         line = config.get("command_line")
@@ -234,7 +235,8 @@ class MetricName:
             return name
         groups = match.re.groupindex
         models = {*_ALIASES, *(() if "model" in groups else _PAIR)}
-        pieces, end = [], 0
+        pieces = []
+        end = 0
         for start, stop in sorted(match.span(part) for part in groups if part in models):
             alias = name[start:stop]
             pieces += [name[end:start], aliases.get(alias, alias)]
@@ -373,7 +375,8 @@ def _array_files(kind: type[Record]) -> Mapping[str, tuple[str, Any]]:
 def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
     cells = {each.name: getattr(row, each.name) for each in fields(row)}
     for name, column in columns(type(row)).items():
-        value, kept = cells[name], None if column.keys is None else column.keys()
+        value = cells[name]
+        kept = None if column.keys is None else column.keys()
         if not column.metric:
             continue
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
@@ -418,7 +421,9 @@ def _without_none(value: Any) -> Any:
 
 def read_record(kind: type[R], run: RunRecord) -> R:
     """The record of a run's folder. Raises InputError, one line, at the first value that does not fit."""
-    path, tables, hints = run.folder / RESULTS, run.results["tables"], get_type_hints(kind)
+    path = run.folder / RESULTS
+    tables = run.results["tables"]
+    hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     required = {each.name for each in fields(kind) if each.metadata.get(_TABLE) == "required"}
     for name in _tables(kind):

@@ -142,7 +142,9 @@ def share_of(successes: ArrayLike, *, groups: ArrayLike | None = None, unit: str
     if right in (0, len(vector)):
         low, high = _wilson_ends(fraction, len(sums), _Z)
     elif len(sums) == 1:
-        low, high = 0.0, 1.0  # nothing is known about other groups
+        # nothing is known about other groups
+        low = 0.0
+        high = 1.0
     else:
         error = float(jackknife_error(sums, counts))
         independent = min(fraction * (1 - fraction) / max(error, _ROUNDING) ** 2, len(vector))
@@ -240,7 +242,8 @@ def jackknife_error(sums: Numbers, counts: Numbers) -> Numbers:
 
 def resampled_means(sums: Numbers, counts: Numbers, *, seed: int, draws: int) -> Numbers:
     """The means (draws, ...) over bootstrap samples of groups, of their sums (groups, ...) and sizes (groups,)."""
-    size, means = len(sums), np.empty((draws, *sums.shape[1:]))
+    size = len(sums)
+    means = np.empty((draws, *sums.shape[1:]))
     for start, drawn in _drawn_parts(seed, size, draws):
         times = drawn.astype(np.float64)
         means[start : start + len(times)] = ((times @ sums).T / (times @ counts)).T
@@ -341,8 +344,10 @@ def welch(first: ArrayLike, second: ArrayLike, *, unit: str, most: float = math.
     """
     from scipy import stats
 
-    one, other = _vector(first), _vector(second)
-    gap, n = float(one.mean() - other.mean()), len(one) + len(other)
+    one = _vector(first)
+    other = _vector(second)
+    gap = float(one.mean() - other.mean())
+    n = len(one) + len(other)
     if min(len(one), len(other)) < 2:
         return Estimate(gap, n=n, unit=unit), 1.0
     parts = np.array([each.var(ddof=1) / len(each) for each in (one, other)])
@@ -351,7 +356,8 @@ def welch(first: ArrayLike, second: ArrayLike, *, unit: str, most: float = math.
         return Estimate(gap, n=n, unit=unit), 1.0
     freedom = error**4 / float((parts**2 / np.array([len(one) - 1, len(other) - 1])).sum())
     half = error * float(stats.t.ppf(0.975, freedom))
-    low, high = max(gap - half, -most), min(gap + half, most)
+    low = max(gap - half, -most)
+    high = min(gap + half, most)
     return Estimate(gap, low, high, n, unit), 2 * float(stats.t.sf(abs(gap) / error, freedom))
 
 
@@ -368,7 +374,8 @@ def bootstrap_difference(
 
     groups (n,): see `bootstrap_mean`; most: the largest possible difference, on either side.
     """
-    one, other = _vector(first), _vector(second)
+    one = _vector(first)
+    other = _vector(second)
     if len(one) != len(other):
         raise InputError(f"expected the same images twice, found {len(one)} and {len(other)} values")
     return bootstrap_mean(one - other, groups=groups, seed=seed, unit=unit, least=-most, most=most)
@@ -452,7 +459,8 @@ def median_of(values: ArrayLike, *, groups: ArrayLike | None = None, unit: str =
 
     vector = _vector(values)
     ordered = np.sort(vector)
-    n, middle = len(ordered), float(np.median(ordered))
+    n = len(ordered)
+    middle = float(np.median(ordered))
     sums, counts = by_group((vector <= middle).astype(np.float64), groups)
     if len(sums) < n:
         if not enough_to_draw(counts):
@@ -515,7 +523,8 @@ def calibration_test(confidences: ArrayLike, correct: int) -> float:
     1993) up to 5,000 predictions, beyond that by the normal approximation with continuity correction.
     """
     each = _vector(confidences)
-    mean, far = float(each.sum()), abs(correct - float(each.sum()))
+    mean = float(each.sum())
+    far = abs(correct - float(each.sum()))
     if len(each) > _EXACT:
         spread = float(np.sqrt((each * (1 - each)).sum()))
         return 1.0 if spread == 0 else min(1.0, 2 * NormalDist().cdf(-max(0.0, far - 0.5) / spread))

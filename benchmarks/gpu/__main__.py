@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     tiny = options.tiny or device.type != "cuda"
     if tiny and not options.tiny:
         print("no GPU: small models and sizes, whose times mean nothing", file=sys.stderr)
-    here, rows = machine(device), Rows(options.out)
+    here = machine(device)
+    rows = Rows(options.out)
     session = Session(
         device,
         here,
@@ -45,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         minutes=options.minutes,
     )
     for name in options.part:
-        part, began = PARTS[name], time.monotonic()
+        part = PARTS[name]
+        began = time.monotonic()
         try:
             with session.of_part(name, options.seconds or part.seconds):
                 part.run(session)

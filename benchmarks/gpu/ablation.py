@@ -50,7 +50,8 @@ def _check(device: torch.device) -> Tensor:
 
 def _case(session: Session, one: Subject, forwards: float, precision: str, budget: int, batch: int) -> Values:
     """Seconds of all heads on one batch, and of its plain forward in the same precision; forwards: counted, for all."""
-    images, repeats = one.images(batch), 1 if session.tiny else 3
+    images = one.images(batch)
+    repeats = 1 if session.tiny else 3
     found: list[Outcomes] = []
 
     def ablation() -> None:

@@ -121,7 +121,8 @@ def _beside_foolbox(session: Session, model: Model, name: str, count: int, batch
             times = alternating(jobs, session.device, repeats=1 if session.tiny or name == "cw" else 2)
     finally:
         peers.STEPS, peers.CW_STEPS = before
-    ours, theirs = times["ours"], times["foolbox"]
+    ours = times["ours"]
+    theirs = times["foolbox"]
     robust = {side: " / ".join(str(int(row.sum())) for row in standing) for side, standing in found.items()}
     return {
         **_of(ours, count),

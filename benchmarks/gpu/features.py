@@ -18,7 +18,11 @@ from vitlens.analysis.features.neighbours import Neighbours, nearest, vote
 from vitlens.data.split import InMemory, Split, Subset
 
 SMALL: Final = "timm:vit_small_patch16_224"
-IMAGES, QUERIES, DIM, K, CLASSES = 50_000, 10_000, 384, 20, 10
+IMAGES = 50_000
+QUERIES = 10_000
+DIM = 384
+K = 20
+CLASSES = 10
 DIFFERENT: Final = 512  # images of which the others are repetitions: decoding is not measured
 TOLERANCE: Final = 1e-4  # fp32, of features
 

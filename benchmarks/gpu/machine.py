@@ -69,7 +69,8 @@ def computing(device: torch.device, precision: str) -> Iterator[None]:
 
     The settings are restored on exit. On a CPU, TF32 is fp32.
     """
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    products = torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
     rounded = precision == "tf32"
     try:
         torch.set_float32_matmul_precision("high" if rounded else "highest")

@@ -45,7 +45,8 @@ def run(session: Session) -> None:
 
 def _case(session: Session, one: Subject, precision: str, name: str, batch: int) -> Values:
     """A job, the plain forward and the peer in turns."""
-    model, images = one.model, one.images(batch)
+    model = one.model
+    images = one.images(batch)
 
     @torch.no_grad()
     def forward() -> Tensor:
@@ -59,7 +60,8 @@ def _case(session: Session, one: Subject, precision: str, name: str, batch: int)
     with computing(session.device, precision):
         found = alternating(jobs, session.device, repeats=1 if session.tiny else 5)
         agreement = None if peer is None else _difference(JOBS[name](model, images), peer())
-    ours, plain = found["ours"], found["forward"]
+    ours = found["ours"]
+    plain = found["forward"]
     theirs = found.get("peer")
     return {
         "images/s": batch / ours.seconds,
@@ -76,7 +78,8 @@ def _peer(name: str, model: Model, images: Tensor) -> Callable[[], object] | Non
     """The loop that gives the same on timm's unfused path, or None."""
     if name not in ("all weights", "rollout", "relevance"):
         return None
-    unfused, prepared = Unfused(model), model.prepare(images)
+    unfused = Unfused(model)
+    prepared = model.prepare(images)
     if name == "all weights":
         return lambda: unfused.weights(prepared)
     if name == "rollout":

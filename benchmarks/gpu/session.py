@@ -83,7 +83,8 @@ class Session:
             return
         if not self.tiny and self.left < needs:
             raise OutOfTimeError(name)
-        started, too_large = time.monotonic(), 0
+        started = time.monotonic()
+        too_large = 0
         while True:
             try:
                 values = measure(batch)
@@ -92,7 +93,8 @@ class Session:
                 if batch == 1:
                     self._skip(name, "out of memory with a single image")
                     return
-                too_large, batch = batch, batch // 2
+                too_large = batch
+                batch = batch // 2
             except (RuntimeError, ValueError, TypeError) as error:  # time on a card is short: the other cases go on
                 self._skip(name, f"{type(error).__name__}: {error}")
                 return
@@ -113,7 +115,9 @@ class Session:
 
         That error, a failed check and a failed run end the part: what is missing is noted, the next part can begin.
         """
-        self.part, self.began, self.seconds = part, time.monotonic(), seconds
+        self.part = part
+        self.began = time.monotonic()
+        self.seconds = seconds
         try:
             with _alarm(seconds):
                 yield

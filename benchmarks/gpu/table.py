@@ -30,7 +30,8 @@ def _part(part: Part, rows: Sequence[Row]) -> list[str]:
     lines = [f"## {part.title}", ""]
     checks, cases = ([row for row in rows if row.kind == kind] for kind in ("check", "case"))
     for row in checks:
-        difference, tolerance = row.values["difference"], row.values["tolerance"]
+        difference = row.values["difference"]
+        tolerance = row.values["tolerance"]
         found = f"{row.values['result']}, {_cell(difference)} of the largest value (at most {_cell(tolerance)})"
         lines.append(f"- {row.case}, against the CPU in fp32: {found}")
     if checks:

@@ -11,7 +11,8 @@ from vitlens.record import Contents
 
 def folder_section(command: Command) -> str:
     """Tables, metrics and arrays, each with what it is."""
-    contents, chapters = command.contents, ""
+    contents = command.contents
+    chapters = ""
     if _runs_chapters(command):
         within = [other for other in COMMANDS.values() if _is_chapter(other, command)]
         contents = _without(contents, (other.contents for other in within))

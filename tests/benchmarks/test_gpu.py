@@ -115,7 +115,8 @@ def test_a_check_holds_to_its_tolerance_relative_to_the_largest_value(session, o
 
 
 def test_a_line_that_was_cut_off_is_measured_again_and_rows_of_another_machine_or_size_do_not_count(tmp_path):
-    path, row = tmp_path / "gpu.jsonl", Row("part", "case", "case", "a card", "versions", True, {"seconds": 1.0})
+    path = tmp_path / "gpu.jsonl"
+    row = Row("part", "case", "case", "a card", "versions", True, {"seconds": 1.0})
     Rows(path).add(row)
     path.write_text(path.read_text() + json.dumps({"part": "part"})[:-3])
     rows = Rows(path)

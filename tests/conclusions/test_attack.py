@@ -80,7 +80,9 @@ class Masked(nn.Module):
 
     def __init__(self, gain: float, rounds: bool) -> None:
         super().__init__()
-        self.inner, self.gain, self.rounds = vitlens.load("cnn-digits"), gain, rounds
+        self.inner = vitlens.load("cnn-digits")
+        self.gain = gain
+        self.rounds = rounds
 
     def forward(self, images):
         return self.gain * self.inner((8 * images).round() / 8 if self.rounds else images)
@@ -91,7 +93,8 @@ def masked(gain: float, rounds: bool) -> Model:
     return vitlens.wrap(Masked(gain, rounds), image_size=32, mean=(0.0,) * 3, std=(1.0,) * 3, classes=classes)
 
 
-saturated, rounded = partial(masked, 10000, False), partial(masked, 1, True)
+saturated = partial(masked, 10000, False)
+rounded = partial(masked, 1, True)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))])
@@ -200,7 +203,8 @@ def two_models(kept: tuple[int, int], **tables: tuple[object, ...]) -> AttackRec
 
 def again(model: str, survivors: int, missed: int) -> SurvivorsRow:
     """Stronger attacks at 8/255 on survivors of which they break so many."""
-    before, after = wilson(survivors, 200), wilson(survivors - missed, 200)
+    before = wilson(survivors, 200)
+    after = wilson(survivors - missed, 200)
     return SurvivorsRow(model, 8.0, survivors, before, after, missed, 0)
 
 

@@ -21,7 +21,8 @@ from vitlens.report.claims import Claim, shown
 from vitlens.uncertainty import Estimate, mcnemar, widened
 
 PAIR = ("vit", "cnn")
-VIT, CNN = checks("vit", "relevance"), checks("cnn", "gradcam")
+VIT = checks("vit", "relevance")
+CNN = checks("cnn", "gradcam")
 N = 1000
 
 
@@ -133,11 +134,13 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     printed = capsys.readouterr()
     assert printed.out.strip().endswith("comparison.md")
     assert "worse" in printed.err
-    before, after = read_folder(folders["cnn"]), read_folder(folders["vit"])
+    before = read_folder(folders["cnn"])
+    after = read_folder(folders["vit"])
     (accuracy,) = [change for change in changes_between(before, after) if change.metric == "accuracy/vit-digits"]
     was, now = (np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz") for name in ("cnn", "vit"))
     correct = [answers["prediction"] == answers["label"] for answers in (was, now)]
-    lost, won = (correct[0] & ~correct[1]).sum(), (correct[1] & ~correct[0]).sum()
+    lost = (correct[0] & ~correct[1]).sum()
+    won = (correct[1] & ~correct[0]).sum()
     assert (accuracy.test, accuracy.p) == ("paired", mcnemar(int(won), int(lost)))
     assert accuracy.difference.value == pytest.approx(won - lost)
     assert accuracy.direction == "worse"
@@ -184,7 +187,8 @@ def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_chan
     assert page_problems(written) == []
     assert str(folders["new"].parent) not in written
     assert not (folders["new"] / "report.html").exists()
-    before, after = read_folder(folders["vit"]), read_folder(folders["new"])
+    before = read_folder(folders["vit"])
+    after = read_folder(folders["new"])
     same = changes_between(before, after)
     assert {change.metric for change in same} == set(after.metrics)
     assert {change.difference.value for change in same} == {0.0}

@@ -34,7 +34,8 @@ def test_pairs_are_counts_with_exact_tests_corrected_together_and_the_best_comes
     document = REPORT(record)
     right = {name: own.predicted == own.labels for name, own in models.items()}
     for row in record.pairs:
-        one, two = right[row.first], right[row.second]
+        one = right[row.first]
+        two = right[row.second]
         alone = int(sum(one & ~two)), int(sum(two & ~one))
         assert row.p == pytest.approx(binomtest(alone[0], sum(alone)).pvalue)
     smallest = min(record.pairs, key=lambda row: row.p)

@@ -128,7 +128,9 @@ def at(images, low, high):
 
 
 def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so_which_is_told():
-    behind, caught, open_ = at(20, 20.0, 40.0), at(50, -2.0, 5.0), at(100, -4.0, 10.0)
+    behind = at(20, 20.0, 40.0)
+    caught = at(50, -2.0, 5.0)
+    open_ = at(100, -4.0, 10.0)
     assert caught_up([behind, caught]) == caught
     assert caught_up([behind, caught, open_]) is None  # more images must not undo it
     assert caught_up([at(50, -2.0, 2.0), at(100, -2.0, 2.0)]) == at(50, -2.0, 2.0)

@@ -13,7 +13,8 @@ from vitlens.report.claims import Claim, shown
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
 ROWS = TrainRecord.contents().tables
-TESTED, TRAINED = 1000, 5000
+TESTED = 1000
+TRAINED = 5000
 SETUP = SetupRow(TRAINED, TESTED, 50, 0.1, 50, 0.1, chosen=True, computed=("fp32",))
 LEVEL = (0.9,) * 12
 
@@ -28,7 +29,8 @@ def record_of(train, test, *, worst: int = 92) -> TrainRecord:
         ROWS["history"](place, place, place * TRAINED, 0.1, 1.0, own, 1.0, other, 10.0 * (place + 1), 100.0)
         for place, (own, other) in enumerate(zip(train, test))
     )
-    own, ends = accuracy_of(test[-1] or 0.0), last_tenth(history)
+    own = accuracy_of(test[-1] or 0.0)
+    ends = last_tenth(history)
     gain = None if ends is None else difference_of(*(accuracy_of(each.test_accuracy) for each in reversed(ends)))
     score = ScoreRow(
         "m",
@@ -115,7 +117,8 @@ def test_an_accuracy_at_chance_is_called_so_and_of_few_images_nothing_is_claimed
 
 @pytest.mark.parametrize(("p", "words"), [(1e-6, "more held-out images"), (0.4, "not differ significantly")])
 def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
-    record, pair = record_of(LEVEL, LEVEL), ROWS["pairs"]
+    record = record_of(LEVEL, LEVEL)
+    pair = ROWS["pairs"]
     others = (ScoreRow("big", accuracy_of(0.95), "teacher"), ScoreRow("alone", accuracy_of(0.86), "without a teacher"))
     gap = Estimate(4.0, 2.0, 6.0, TESTED, "points")
     pairs = (

@@ -107,7 +107,8 @@ def intervened(model: Model, batch: Tensor) -> Tensor:
 
 def knocked_out(model: Model, batch: Tensor) -> Tensor:
     """Keys knocked out in all layers, a head and a block removed, the last block set to its mean."""
-    keys, last = vitlens.KnockOut(keys=[0, 1], queries=2), vitlens.places(model).names[-2]
+    keys = vitlens.KnockOut(keys=[0, 1], queries=2)
+    last = vitlens.places(model).names[-2]
     changes = {"blocks.*.attention.weights": keys, "blocks.0.head.1": "zero", "blocks.1": "remove"}
     with vitlens.intervene(model, changes), vitlens.intervene(model, {last: "mean"}, reference=batch), torch.no_grad():
         return model(batch)

@@ -217,7 +217,8 @@ def test_the_command_writes_a_statistic_and_gives_and_draws_a_label(tiny_vit, tm
         LABELS.clear()
         LABELS.update(old)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    report, heads = (tmp_path / "out" / "report.md").read_text(), results["tables"]["heads"]
+    report = (tmp_path / "out" / "report.md").read_text()
+    heads = results["tables"]["heads"]
     table = vitlens.statistics(vitlens.load(str(tiny_vit)), vitlens.load_data("digits", limit=6))
     for name, statistic in (("greatest_weight", STATISTIC), ("received_most", OF_A_LAYER)):
         values = getattr(table, name)

@@ -54,7 +54,8 @@ def really(on: str, place: str, device: str) -> Model:
 
 def differs(name: str, on: str, place: str, way: str, device: str = "cpu") -> str:
     """How the function's result for the changed model differs from that for the one really changed; "" where equal."""
-    entry, model = ENTRIES[name], on_device(on, device)
+    entry = ENTRIES[name]
+    model = on_device(on, device)
     batch = batch_of(model).to(device)
     expected = found = torch.zeros(())
     reason = other = ""

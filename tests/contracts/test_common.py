@@ -46,7 +46,9 @@ class Break:
     """A pre-hook that raises at its n-th call; counts its calls."""
 
     def __init__(self, error: type[BaseException], after: int) -> None:
-        self.error, self.after, self.calls = error, after, 0
+        self.error = error
+        self.after = after
+        self.calls = 0
 
     def __call__(self, _module: nn.Module, _inputs: object) -> None:
         self.calls += 1
@@ -125,14 +127,18 @@ def deepest(model: Model) -> nn.Module:
 @QUICK
 def test_nothing_is_left_behind(name: str, on: str) -> None:
     """Success, failures at the first and last call of a layer and in the backward pass, within another use; again."""
-    model, run = own(on, "unsettled"), ENTRIES[name].run
-    batch, before, random = batch_of(model), state_of(model), torch.get_rng_state()
+    model = own(on, "unsettled")
+    run = ENTRIES[name].run
+    batch = batch_of(model)
+    before = state_of(model)
+    random = torch.get_rng_state()
     run(model, batch)
     assert state_of(model) == before
     assert torch.equal(batch, batch_of(model))
     assert not batch.requires_grad
     assert torch.equal(torch.get_rng_state(), random) or "repeated" in ENTRIES[name].exempt
-    calls, backward = Break(BrokenError, 0), list[Tensor]()
+    calls = Break(BrokenError, 0)
+    backward = list[Tensor]()
     handles = [deepest(model).register_forward_pre_hook(calls), breaks_backward(model, backward, raises=False)]
     run(model, batch)
     for handle in handles:
@@ -178,10 +184,12 @@ def test_a_use_within_others_undoes_its_own_alone(name: str) -> None:
     """After success and after a failure, what is around it goes on as before."""
     entry = ENTRIES[name]
     model = shared(entry.models[0])
-    batch, before = batch_of(model), state_of(model)
+    batch = batch_of(model)
+    before = state_of(model)
     place = next(place.name for place in vitlens.places(model) if place.changeable)
     with vitlens.intervene(model, {place: torch.neg}), vitlens.intervene(model, {place: lambda value: 2 * value}):
-        around, expected = state_of(model), answers(model, batch)
+        around = state_of(model)
+        expected = answers(model, batch)
         entry.run(model, batch)
         assert state_of(model) == around
         assert torch.equal(answers(model, batch), expected)
@@ -292,13 +300,15 @@ def test_wrong_pixels_and_a_name_or_images_in_place_of_the_model_are_refused(nam
 def test_a_module_in_float64_gives_what_it_gives_in_float32(name: str) -> None:
     entry = ENTRIES[name]
     model, batch = first_of(entry)
-    expected, found = entry.tensor(model, batch), entry.tensor(own(entry.models[0], "float64"), batch)
+    expected = entry.tensor(model, batch)
+    found = entry.tensor(own(entry.models[0], "float64"), batch)
     torch.testing.assert_close(found.double(), expected.double(), atol=1e-4, rtol=1e-3, equal_nan=True)
 
 
 @of_check("without a classifier", reads=False)
 def test_what_needs_a_class_is_refused_without_a_classifier_and_nothing_else(name: str) -> None:
-    entry, model = ENTRIES[name], headless()
+    entry = ENTRIES[name]
+    model = headless()
     if not entry.needs_class:
         entry.run(model, batch_of(model))
         return

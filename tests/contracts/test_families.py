@@ -38,7 +38,8 @@ READ = {  # other tokens before the patches, and what the classifier reads: from
 
 def observed(model: Model, batch: Tensor, **how: bool) -> tuple[Tensor, list[str], list[Tensor]]:
     """The logits, and the module and weights of every layer."""
-    modules, layers = [], []
+    modules = []
+    layers = []
 
     def keep(call: vitlens.AttentionCall) -> None:
         modules.append(call.site.module)

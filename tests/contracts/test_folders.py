@@ -148,7 +148,8 @@ def test_a_folder_of_an_earlier_schema_is_refused_with_what_to_type(stopped, tmp
         folder = marked(Path(shutil.copytree(stopped["train"][1], tmp_path / word)), word)
         before = everything(folder)
         for words in (["report", str(folder)], [*line, "--resume", str(folder)]):
-            code, said = run(words), capsys.readouterr().err
+            code = run(words)
+            said = capsys.readouterr().err
             assert refused(code, said)
             assert (f"make them again: vitlens {TRAIN}" if words[0] == "report" else "found schema 1") in said
             assert everything(folder) == before
@@ -197,7 +198,8 @@ def test_an_alias_that_is_a_path_is_refused(made, tmp_path, capsys, alias):
 
 @pytest.mark.parametrize("name", ["figures", "arrays", "report.md", *SETTINGS, "figures/*"])
 def test_a_link_is_neither_read_nor_written_through(made, tmp_path, capsys, name):
-    folder, outside = copied(made, tmp_path), tmp_path / "outside"
+    folder = copied(made, tmp_path)
+    outside = tmp_path / "outside"
     place = next(folder.glob(name))
     shutil.move(place, outside)
     place.symlink_to(outside)
@@ -232,7 +234,8 @@ def test_formats_are_those_of_figures(predicted, tmp_path, capsys, formats):
 )
 def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, field, value):
     """A study's folder with a chapter whose field is this, and a run in chapters/evaluate and outside it."""
-    folder, read = copied(made, tmp_path), field == "alias"
+    folder = copied(made, tmp_path)
+    read = field == "alias"
     shutil.copytree(made, folder / "chapters" / "evaluate")
     outside = shutil.copytree(made, tmp_path / "place" / "outside")
     if not read:
@@ -243,7 +246,8 @@ def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, field, value):
     options = json.loads(json.dumps(asdict(StudyOptions(("vit-digits",))), default=str))
     (folder / "config.json").write_text(json.dumps(config | {"options": options}))
     (folder / "results.json").write_text(json.dumps(results | {"command": "study", "tables": tables}))
-    code, said = run(["report", str(folder)]), capsys.readouterr().err
+    code = run(["report", str(folder)])
+    said = capsys.readouterr().err
     assert code == 0 if read else refused(code, said), said
 
 

@@ -52,7 +52,8 @@ def test_its_features_are_no_classes(tmp_path):
     again = vitlens.load(str(tmp_path / "model.safetensors"))
     assert again.classes == ()
     assert torch.equal(again(batch_of(again)), model(batch_of(model)))
-    digits, split = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
+    digits = vitlens.load("vit-digits")
+    split = vitlens.load_data("digits", limit=2)
     for refused in (
         lambda: vitlens.compare(digits, model, split),
         lambda: vitlens.failures(digits, split, second=model),
@@ -100,7 +101,8 @@ def test_a_command_that_needs_a_class_is_refused_before_anything_is_written(line
 def test_maps_without_a_classifier_are_those_that_need_none(command, method, tmp_path):
     out = tmp_path / "out"
     assert run([command, "made:headless", *DIGITS, *QUIET, *method, "--out", str(out)]) == 0
-    record, free = read_folder(out), {name for name, entry in ATTRIBUTIONS.items() if not entry.needs_class}
+    record = read_folder(out)
+    free = {name for name, entry in ATTRIBUTIONS.items() if not entry.needs_class}
     assert {row.method for row in record.methods} == (free if method else {"rollout"})
     assert [(row.prediction, row.target) for row in record.shown] == [(None, None)] * 2
     assert "| prediction" not in (out / "report.md").read_text()

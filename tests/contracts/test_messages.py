@@ -98,11 +98,13 @@ def functions() -> Iterator[tuple[str, Callable[[Any, Any], object]]]:
             yield f"vitlens.{name}, a misspelt option", partial(getattr(vitlens, name), batchsize=3)
 
 
-LINES, FUNCTIONS = dict(lines()), dict(functions())
+LINES = dict(lines())
+FUNCTIONS = dict(functions())
 
 
 def refused_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    code, said = run(words), capsys.readouterr().err
+    code = run(words)
+    said = capsys.readouterr().err
     assert code == 2, said
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert not list(Path().iterdir()), "something was written"

@@ -61,7 +61,8 @@ def test_every_word_of_a_choice_does_something_of_its_own_and_no_other_word_does
     known, done = CHOICES[choice]
     results = {word: done(word) for word in known}
     for one, other in combinations(known, 2):
-        first, second = results[one], results[other]
+        first = results[one]
+        second = results[other]
         assert first.shape != second.shape or not torch.allclose(first, second), (one, other)
     with pytest.raises(UnknownNameError):
         done("no-such-word")
@@ -95,7 +96,8 @@ def test_every_format_of_figures_is_written_as_such(tiny_vit, tmp_path):
 
 
 def test_every_precision_is_taken_and_no_other_word():
-    model, batch = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
+    model = vitlens.load("vit-digits")
+    batch = vitlens.load_data("digits", limit=2)
     fp32, auto, bf16 = (vitlens.evaluate(model, batch, precision=word).logits for word in ("fp32", "auto", "bf16"))
     assert torch.equal(fp32, auto)
     assert not torch.equal(fp32, bf16)

@@ -49,7 +49,8 @@ LINES = {word: SMALL.get(word, "--limit 4") for word in (*WORDS, "explain --auto
 def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folder of a model of classes with such names, and one with a test image of each."""
     folder = tmp_path_factory.mktemp("odd")
-    model, data = folder / "[a](b) <i>m`$", folder / "da|ta ![x](y)\x1b[31m"
+    model = folder / "[a](b) <i>m`$"
+    data = folder / "da|ta ![x](y)\x1b[31m"
     save(little_vit(CLASSES), model / "model.safetensors")
     pixels = np.random.default_rng(0).integers(0, 255, (len(CLASSES), 32, 32, 3), np.uint8)
     for name, image in zip(CLASSES, pixels):

@@ -16,7 +16,8 @@ from vitlens.commands.run.publish import read
 from vitlens.record import SCHEMA, read_run
 
 ROOT = Path(__file__).parents[2]
-TESTS, REPORTS = ROOT / "tests", ROOT / "reports"
+TESTS = ROOT / "tests"
+REPORTS = ROOT / "reports"
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 EXAMPLES = re.findall(r"\*\*(An? [^*]+)\.\*\*.*?```python\n(.*?)```", TEXT, flags=re.DOTALL)
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

@@ -188,7 +188,8 @@ def test_what_goes_into_a_sentence_is_formatted_and_escaped_there():
 
 
 def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
-    sure, unsure = Estimate(0.5, 0.45, 0.55, 100), Estimate(0.1, -0.1, 0.3, 100)
+    sure = Estimate(0.5, 0.45, 0.55, 100)
+    unsure = Estimate(0.1, -0.1, 0.3, 100)
     known = [
         Claim("clear", "x", says="clear", effect=sure),
         Claim("unclear", "x", says="unclear", effect=unsure),
@@ -247,7 +248,8 @@ def test_marks_stand_where_the_numbers_are():
         for layer in range(3)
         for head in range(4)
     ]
-    some, percent = heads[:4], [100 * row.fur.value for row in heads[:4]]
+    some = heads[:4]
+    percent = [100 * row.fur.value for row in heads[:4]]
     (axes,) = intervals("head", "fur")(some, "").axes
     assert np.concatenate([np.asarray(line.get_xdata(), float) for line in axes.lines]) == pytest.approx(percent)
     assert axes.get_xlabel() == "furriness (%)"

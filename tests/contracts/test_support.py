@@ -117,7 +117,8 @@ MORE = [pytest.param(*each, marks=pytest.mark.slow) for each in product(FAMILIES
 
 @pytest.mark.parametrize(("name", "command"), [*PAIRS, *MORE])
 def test_a_command_runs_where_it_is_supported_and_is_refused_elsewhere(name, command, pictures, tmp_path, capsys):
-    reason, out = family(name).supports(command), tmp_path / "out"
+    reason = family(name).supports(command)
+    out = tmp_path / "out"
     line = [f"made:{name}", *LINES.get(command, "--data digits --limit 2").split()]
     if command == "look":
         line = [str(pictures / "0.png"), "--model", f"made:{name}"]

@@ -83,7 +83,8 @@ def typed(path: Path) -> list[str]:
 def with_model(inline: str) -> str:
     """A command within a sentence, without brackets, and with a model where it names only an option."""
     words = inline.replace("\\|", "|").replace("[", "").replace("]", "").split()
-    entry, option = COMMANDS.get(words[1]), words[2:] and words[2].startswith("--")
+    entry = COMMANDS.get(words[1])
+    option = words[2:] and words[2].startswith("--")
     if entry is not None and entry.needs is not None and option and "--model-file" not in words:
         words.insert(2, "vit-digits")
     return " ".join(words)

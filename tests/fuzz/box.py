@@ -81,7 +81,8 @@ class Box:
     _before: dict[str, tuple[int, int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.inputs, self.work = self.root / "inputs", self.root / "work"
+        self.inputs = self.root / "inputs"
+        self.work = self.root / "work"
         self.inputs.mkdir(parents=True)
         self.work.mkdir()
 
@@ -96,7 +97,9 @@ class Box:
 
     def run(self, words: Sequence[str]) -> Outcome:
         """One command line in this process, in the working folder. A crash ends the worker: pytest-xdist says so."""
-        err, code, start = io.StringIO(), None, time.monotonic()
+        err = io.StringIO()
+        code = None
+        start = time.monotonic()
         with (
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(err),
@@ -123,7 +126,8 @@ class Box:
 
 def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
     """A command line as a process of its own, not waited for: this tree's vitlens, one thread, no hub."""
-    tree, nowhere = str(Path(__file__).parents[2]), subprocess.DEVNULL
+    tree = str(Path(__file__).parents[2])
+    nowhere = subprocess.DEVNULL
     settings = {"PYTHONPATH": tree, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
     line = [sys.executable, "-m", "vitlens", *words]
     return subprocess.Popen(line, cwd=folder, env={**os.environ, **settings}, stdout=nowhere, stderr=nowhere)

@@ -161,7 +161,8 @@ class Lines:
 
     def _option(self, option: Any, draw: random.Random) -> list[str]:
         opt = draw.choice([*option.opts, *option.secondary_opts])
-        metavar, lot = option.metavar or "", draw.random()
+        metavar = option.metavar or ""
+        lot = draw.random()
         if option.is_flag:
             return [opt] if lot < 0.9 else [opt, draw.choice(NASTY)]
         if opt == "--out":  # below out/, so that what is accepted is written where it may be
@@ -181,7 +182,8 @@ class Lines:
 
     def _spoilt(self, words: Sequence[str], draw: random.Random) -> list[str]:
         """A word left out, doubled, moved or replaced; --out stays at the end."""
-        head, tail = list(words[:-2]), list(words[-2:])
+        head = list(words[:-2])
+        tail = list(words[-2:])
         if head:
             at = draw.randrange(len(head))
             match draw.randrange(4):

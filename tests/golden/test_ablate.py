@@ -24,7 +24,8 @@ PLAIN = "--no-curves --pairs 0 --no-patch"
 def test_numbers_are_those_of_the_function_and_one_row_holds_every_replacement(tiny_vit, golden, tmp_path):
     """Each image's: tests/public/ablation."""
     record = ran(tmp_path / "out", f"ablate {tiny_vit} {DIGITS} {PLAIN} --replace zero")
-    split, model = digits("test").limit(12), load(str(tiny_vit))
+    split = digits("test").limit(12)
+    model = load(str(tiny_vit))
     importance = vitlens.ablate(model, split, replace="zero", kinds=("head", "mlp", "block"))
     for index, (unit, row) in enumerate(zip(importance.units, record.units, strict=True)):
         part = unit.kind if unit.head is None else unit.head
@@ -51,7 +52,8 @@ def test_numbers_are_those_of_the_function_and_one_row_holds_every_replacement(t
 
 def test_a_pruned_model_is_a_model_for_other_commands(golden):
     made = golden("ablate")  # --prune 0.25 --save pruned
-    record, place = made.record, str(made.folder.parent / "pruned")
+    record = made.record
+    place = str(made.folder.parent / "pruned")
     whole, pruned = record.pruned
     assert (whole.heads, pruned.heads) == (4, 3)
     assert whole.accuracy == record.model.accuracy
@@ -148,7 +150,8 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
 def test_exemplars_are_the_images_of_whose_label_a_head_raises_the_logit_most(tmp_path):
     """The logit is that above the mean of all classes, of which `direct_logit_attribution` says every one."""
     record = ran(tmp_path / "out", "ablate vit-digits --data digits --limit 20 --units head --pairs 0 --no-curves")
-    model, split = load("vit-digits"), digits("test").limit(20)
+    model = load("vit-digits")
+    split = digits("test").limit(20)
     (batch,) = split.batches(20)
     by_class = [vitlens.direct_logit_attribution(model, batch.images, name).heads for name in model.classes]
     added = torch.stack(by_class, -1)
@@ -166,7 +169,9 @@ def test_exemplars_are_the_images_of_whose_label_a_head_raises_the_logit_most(tm
 def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_path, capsys):
     (batch,) = digits("test").limit(12).batches(12)
     pixels = (batch.images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
-    data, out, other = tmp_path / "a.npz", tmp_path / "out", load(str(tiny_vit))
+    data = tmp_path / "a.npz"
+    out = tmp_path / "out"
+    other = load(str(tiny_vit))
     np.savez(data, images=pixels, labels=batch.labels.numpy())
     line = f"--data {data} {PLAIN} --batch-size 1"
     with stopping("ablate", at=0) as calls:

@@ -117,7 +117,8 @@ def test_of_many_images_the_first_are_drawn_which_is_said(word, more, tiny_vit, 
     line = f"{word} {tiny_vit} --images {tmp_path / 'many'} {more} --device cpu --out {tmp_path / 'out'}"
     assert run(line.split()) == 0
     said = [text for text in capsys.readouterr().err.splitlines() if "of the 30 images" in text]
-    record, drawn = read_folder(tmp_path / "out"), 30 if "--limit" in more else 24
+    record = read_folder(tmp_path / "out")
+    drawn = 30 if "--limit" in more else 24
     assert ["24 of" in text for text in said] == [True] * (drawn < 30)
     maps = record.maps["tiny-vit"] if word == "explain" else record.maps
     assert len(maps.images) == drawn
@@ -154,7 +155,9 @@ def test_a_figure_of_some_images_says_how_many_of_how_many(name, golden):
 TEXTS = {  # what a note of a run may say, and what the copy says
     "/home/ann/photos/cat.jpg": "photos/cat.jpg",
     "/home/ann/my photos/cat 1.jpg": "my photos/cat 1.jpg",
-    "vitlens look /home/ann/cat.jpg --model timm:deit@/srv/w/deit.pth --out=/tmp/x/y": "vitlens look ann/cat.jpg --model timm:deit@w/deit.pth --out=x/y",
+    "vitlens look /home/ann/cat.jpg --model timm:deit@/srv/w/deit.pth --out=/tmp/x/y": (
+        "vitlens look ann/cat.jpg --model timm:deit@w/deit.pth --out=x/y"
+    ),
     "~/photos/2026/cat.jpg": "2026/cat.jpg",
     "C:\\Users\\ann\\photos\\cat.jpg": "photos/cat.jpg",
     **{
@@ -181,7 +184,8 @@ def own(pictures: Path, tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_copy_has_the_numbers_and_no_path_and_goes_outside_into_a_new_folder(own, tmp_path, capsys):
-    copy, place = tmp_path / "copy", str(own.parent)
+    copy = tmp_path / "copy"
+    place = str(own.parent)
     assert place in (own / "config.json").read_text()
     before = (own / "config.json").read_bytes()
     assert run(["report", str(own), "--share", str(copy), "--html"]) == 0

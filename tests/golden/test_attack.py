@@ -86,8 +86,10 @@ def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_
 )
 def test_noise_beside_an_attack_is_as_large_as_its_perturbation(name, alias, model, golden, places):
     record = golden(name).record
-    arrays, draws = record.examples[alias], np.random.default_rng(0)
-    clean, change = arrays.pixels / 255, arrays.change
+    arrays = record.examples[alias]
+    draws = np.random.default_rng(0)
+    clean = arrays.pixels / 255
+    change = arrays.change
     noise = draws.choice((-1, 1), clean.shape) * np.abs(change).max((1, 2, 3), keepdims=True)
     if name == "attack of predictions":  # by PGD in L2
         noise = draws.standard_normal(clean.shape)
@@ -137,7 +139,8 @@ def same_arrays(one: AttackRecord, other: AttackRecord) -> None:
 
 def test_a_stopped_run_is_resumed_and_no_other(tmp_path, tiny_vit, capsys):
     line = f"attack {tiny_vit} {FEW} --epsilon 0,4,32 --self-checks few"
-    typed, out = f"{line} --attack fgsm,noise,deepfool", tmp_path / "stopped"
+    typed = f"{line} --attack fgsm,noise,deepfool"
+    out = tmp_path / "stopped"
     with quick_attacks(part=1):
         whole = ran(tmp_path / "whole", typed)
         with stopping("attack", at=5):
@@ -177,7 +180,8 @@ def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_tha
 
 def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(tmp_path, tiny_vit, capsys):
     line = f"attack {tiny_vit} {FEW} --attack pgd,deepfool --steps 2 --epsilon 1,8"
-    up, down = ran(tmp_path / "up", line), ran(tmp_path / "down", f"{line} --downwards")
+    up = ran(tmp_path / "up", line)
+    down = ran(tmp_path / "down", f"{line} --downwards")
     same_arrays(up, down)
     assert up.attacks[0].forwards > down.attacks[0].forwards > 0  # what stays correct at the largest epsilon is done
     (check,) = [row for row in down.checks if row.name == "from below"]  # deepfool has no epsilons to try
@@ -231,7 +235,9 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
         model.module.head.weight.zero_()
         model.module.head.bias.copy_(torch.arange(10) == 9)
     save(model, tmp_path / "nine" / "model.safetensors")
-    images, labels = np.zeros((30, 32, 32, 3), np.uint8), np.zeros(30, np.int64)  # a fifth is the test part
+    # a fifth is the test part
+    images = np.zeros((30, 32, 32, 3), np.uint8)
+    labels = np.zeros(30, np.int64)
     np.savez(tmp_path / "zeros.npz", images=images, labels=labels)
     line = f"attack {tmp_path / 'nine'} --data {tmp_path / 'zeros.npz'} --batch-size 2 --attack pgd --steps 2"
     record = ran(tmp_path / "run", line)

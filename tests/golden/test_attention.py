@@ -33,7 +33,8 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
         block.attn.qkv.weight.data *= 30  # maps that differ from layer to layer
     save(model, tmp_path / "three.safetensors")
     record = ran(tmp_path / "out", f"attention {tmp_path / 'three.safetensors'} --data digits --limit 9")
-    model, maps = load(str(tmp_path / "three.safetensors")), record.maps.layer
+    model = load(str(tmp_path / "three.safetensors"))
+    maps = record.maps.layer
     for layer, weights in enumerate(vitlens.attention(model, pixels(record))):
         own = weights[:, :, 0, 3:].numpy()
         np.testing.assert_allclose(maps[layer].reshape(own.shape), own, atol=1e-6)
@@ -68,9 +69,11 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
 def test_views_of_a_patch(golden, tiny_vit):
     record = golden("attention of a patch").record  # --query 1,2 --key 0,3
     assert figures(record) == OVERVIEW | {"query", "key"}
-    query, key = 1 + 4 + 2, 1 + 3
+    query = 1 + 4 + 2
+    key = 1 + 3
     for layer, weights in enumerate(vitlens.attention(load(str(tiny_vit)), pixels(record))):
-        looks, seen = weights[:, :, query], weights[:, :, 1:, key]
+        looks = weights[:, :, query]
+        seen = weights[:, :, 1:, key]
         for name, view in (("query", looks[:, :, 1:]), ("key", seen)):
             mean = record.views[name].mean[layer]
             np.testing.assert_allclose(mean, view.mean(1).reshape(mean.shape), atol=1e-7)
@@ -182,7 +185,8 @@ def test_a_fault_is_claimed_beyond_its_limit_alone(question, column, shown, not_
 
 
 def test_of_few_images_nothing_is_claimed():
-    few, rolled = attention(images=19), rollout(images=19)
+    few = attention(images=19)
+    rolled = rollout(images=19)
     assert said(few).keys() == {"position embeddings"}
     assert not said(rolled)
     titles = {part.title for record in (few, rolled) for part in report(record).sections}
@@ -197,7 +201,8 @@ def test_of_few_images_nothing_is_claimed():
 def test_numbers_of_rollout_are_those_of_the_function(tiny_vit, golden):
     """Information and other methods: tests/public/attention."""
     record = golden("rollout").record
-    split, model = digits("test").limit(12), load(str(tiny_vit))
+    split = digits("test").limit(12)
+    model = load(str(tiny_vit))
     found = {fusion: vitlens.rollout(model, split, fusion=fusion) for fusion in ("max", "min")}
     torch.testing.assert_close(torch.from_numpy(record.maps.maps[:, 0]), found["max"], atol=1e-6, rtol=0)
     for at, row in enumerate(record.methods):

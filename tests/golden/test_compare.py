@@ -63,7 +63,8 @@ def test_unusable_maps_are_counted(tmp_path, tiny_vit):
         dead.module.head.weight.zero_()
     save(dead, tmp_path / "dead" / "model.safetensors")
     line = f"compare {tmp_path / 'dead'} {tiny_vit} --data digits --limit 4 --disturbed 3 --panels 3 --method saliency"
-    record, text = ran(tmp_path / "run", line), tmp_path / "run" / "report.md"
+    record = ran(tmp_path / "run", line)
+    text = tmp_path / "run" / "report.md"
     usable = record.metric("maps/dead/usable")
     assert (usable.value, usable.n) == (0, 4)
     assert "maps/dead/half" not in record.metrics
@@ -143,7 +144,8 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(rec
 
 
 def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_shape_is_named(tmp_path):
-    draws, animals = np.random.default_rng(0), ("bear", "cat", "dog")
+    draws = np.random.default_rng(0)
+    animals = ("bear", "cat", "dog")
     for shape, texture, number in product(animals, animals, range(2)):
         place = tmp_path / "data" / shape / f"{shape}{number}-{texture}{number}.png"
         place.parent.mkdir(parents=True, exist_ok=True)

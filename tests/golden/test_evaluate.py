@@ -123,7 +123,8 @@ def test_a_wrong_call_ends_all_processes(tmp_path, monkeypatch, capsys):
 def test_torchrun_gives_the_results_of_one(record, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vitlens"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
-    line, place = [*launch, *LINE.split(), "--device", "cpu", "--out", str(tmp_path / "two")], Path(__file__).parents[2]
+    line = [*launch, *LINE.split(), "--device", "cpu", "--out", str(tmp_path / "two")]
+    place = Path(__file__).parents[2]
     two = subprocess.run(line, cwd=place, env=environment, timeout=HANGS, check=False, capture_output=True, text=True)
     assert two.returncode == 0, two.stderr
     assert two.stdout == f"{tmp_path}/two/report.md\n"
@@ -137,7 +138,8 @@ def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path):
     overrides = {"dim": 16, "depth": 2, "heads": 2}
     save(untrained("vit-micro", classes=imagenet_classes(), overrides=overrides), tmp_path / "vit.safetensors")
     record = ran(tmp_path / "run", f"evaluate {tmp_path / 'vit.safetensors'} --data {tmp_path / 'conflicts'}")
-    arrays, notes = record.predictions["vit"], record.config.data.notes
+    arrays = record.predictions["vit"]
+    notes = record.config.data.notes
     assert len(set(arrays.classes)) == 16
     assert [arrays.classes[label] for label in arrays.label] == ["cat", "cat", "dog"]
     assert "the 16" in notes[0]

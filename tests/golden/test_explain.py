@@ -21,7 +21,8 @@ from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
 FIVE = "--data digits --limit 5 --batch-size 3"
 PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best")
 NAMES = ("relevance", "gradcam", "saliency")  # to choose from
-COUNT, IMAGES = 20, 6
+COUNT = 20
+IMAGES = 6
 BASELINES = ("random", "centre")
 USUAL = ("relevance", "rollout", "best", "gradcam", "integrated-gradients", "occlusion")
 
@@ -30,7 +31,8 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
     methods = ("relevance", "gradcam", "smoothgrad", "integrated-gradients")
     out = tmp_path / "out"
     record = ran(out, f"explain {tiny_vit} {FIVE} --method {','.join(methods)} --target true --seed 4")
-    model, split = load(str(tiny_vit)), digits("test", seed=4).limit(5, seed=4)
+    model = load(str(tiny_vit))
+    split = digits("test", seed=4).limit(5, seed=4)
     (batch,) = split.batches(5)
     maps = dict(zip(methods, map(torch.from_numpy, record.maps[model.alias].maps.values()), strict=True))
     assert [row.method for row in record.methods] == list(methods)
@@ -321,7 +323,8 @@ def test_other_replacements_are_measured_beside_the_first_and_composites_made_wh
     for row in [row for row in record.stability if row.disturbance == OVERALL]:
         assert record.metric(f"stability/tiny-vit/jumped/{OVERALL}/{row.method}") == row.jumped
     few = "--method relevance --composite-count 3 --other-substrates none --no-stability"
-    model, record = load("vit-digits"), ran(tmp_path / "composed", f"explain vit-digits {given} {few}")
+    model = load("vit-digits")
+    record = ran(tmp_path / "composed", f"explain vit-digits {given} {few}")
     rows = {row.kind: row for row in record.composite_sets}
     assert [(row.kind, row.composites, row.maps, row.refused, row.labels) for row in rows.values()] == [
         ("mosaic-2", 3, 12, "", "labels"),

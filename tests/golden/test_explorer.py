@@ -25,7 +25,8 @@ def attended(golden) -> Any:
 
 
 def test_the_report_of_attention_has_the_models_weights_where_the_folder_has_them(tiny_vit, attended, tmp_path):
-    shown, model = report(attended).explorer, load(str(tiny_vit))
+    shown = report(attended).explorer
+    model = load(str(tiny_vit))
     batch = torch.stack([torch.from_numpy(image.picture).permute(2, 0, 1) for image in shown.images]).float() / 255
     assert (shown.model, shown.keys, shown.queries, shown.special) == ("tiny-vit", (4, 4), (4, 4), ("CLS",))
     kept = [(image.weights is None, image.layer_weights is None, len(image.rollout)) for image in shown.images]
@@ -85,7 +86,8 @@ def test_the_public_explorer_is_the_same(tiny_vit, pictures, tmp_path):
     model = load(str(tiny_vit))
     batch = vitlens.images(pictures, model)
     relevance = vitlens.relevance(model, batch)
-    found, effect = vitlens.statistics(model, batch), vitlens.ablate(model, batch, "predicted")
+    found = vitlens.statistics(model, batch)
+    effect = vitlens.ablate(model, batch, "predicted")
     view = vitlens.explorer(model, batch, maps=relevance, statistics=found, ablation=effect, whole=1)
     shown = view.explorer
     assert [image.weights is None for image in shown.images] == [False, True, True]
@@ -134,7 +136,9 @@ def test_a_report_of_photographs_says_where_much_attention_lies_on_few_patches(n
         return [claim.says for claim in claims if claim.question == "attention sinks"]
 
     even = np.full(arrays.heads.shape, 40)
-    last, first, region = even.copy(), even.copy(), even.copy()
+    last = even.copy()
+    first = even.copy()
+    region = even.copy()
     last[:, -1, :, :, 1 + 9] = first[:, 0, :, :, 1 + 9] = 255
     assert said(even) == said(first) == []  # of the last quarter of the layers alone
     region[:, -1, :, :, 5:11] = 255 - 8 * np.arange(6)

@@ -71,7 +71,9 @@ def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
 
 def test_maps_of_the_patches_that_enter_block_0_have_their_rows(pair):
     """A sample over all images, in their order."""
-    space, count = pair.spaces["a"], 24 * 4 * 4  # fewer than would be sampled
+    # fewer than would be sampled
+    space = pair.spaces["a"]
+    count = 24 * 4 * 4
     assert tuple(space.grid) == (4, 4)
     expected = [[row, column] for _ in range(24) for row in range(4) for column in range(4)]
     np.testing.assert_array_equal(space.places, expected)
@@ -81,7 +83,8 @@ def test_maps_of_the_patches_that_enter_block_0_have_their_rows(pair):
     images, _ = pixels()
     for index, cut in zip(space.cut[:5], space.cut_pixels[:5], strict=True):
         image, cell = divmod(int(index), 16)
-        top, left = 8 * (cell // 4), 8 * (cell % 4)
+        top = 8 * (cell // 4)
+        left = 8 * (cell % 4)
         below = (images[image, :, top : top + 8, left : left + 8] * 255).round().byte()
         assert torch.equal(torch.from_numpy(cut)[:, ::2, ::2], below)
 
@@ -118,7 +121,8 @@ def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pi
 
 def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_path):
     """With five training images of ten classes, which the notes say."""
-    kept, line = tmp_path / "kept", f"features {tiny_vit} --data digits --limit 10 --bank 5 --k 1 --no-probe --no-tsne"
+    kept = tmp_path / "kept"
+    line = f"features {tiny_vit} --data digits --limit 10 --bank 5 --k 1 --no-probe --no-tsne"
     line += f" --show {pictures / '0.png'} --data-dir {kept}"  # a single image is drawn quickly
     first = ran(tmp_path / "out0", line)
     files = sorted(kept.rglob("*.npy"))
@@ -141,7 +145,9 @@ def test_a_language_image_model_by_names_alone(tmp_path):
 
     registered()
     name = "open-clip:tiny-clip@random"
-    templates, typed = ("a photo of a {}.", "{}"), "--clip-templates photo --clip-templates {}"  # a set, and one
+    # a set, and one
+    templates = ("a photo of a {}.", "{}")
+    typed = "--clip-templates photo --clip-templates {}"
     record = ran(tmp_path / "out", f"features clip={name} {FAST} {typed} --prompt a_five --prompt grass")
     images, labels = pixels()
     both = vitlens.zero_shot(load(name), digits("test").classes, templates=templates)

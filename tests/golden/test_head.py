@@ -12,7 +12,8 @@ from vitlens import load
 
 
 def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
-    record, split = golden("head").record, digits("test").limit(60)
+    record = golden("head").record
+    split = digits("test").limit(60)
     model = load(str(tiny_vit))
     found = vitlens.name_heads(model, split, masks=split.masks, batch_size=30)
     (one,) = (each for each in found.heads if (each.layer, each.head) == (1, 0))
@@ -35,8 +36,10 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
 
 
 def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny_vit):
-    record, split = golden("head").record, digits("test").limit(60)
-    model, images = load(str(tiny_vit)), split.source.read(torch.arange(60)).float() / 255
+    record = golden("head").record
+    split = digits("test").limit(60)
+    model = load(str(tiny_vit))
+    images = split.source.read(torch.arange(60)).float() / 255
     mean = vitlens.capture(model, images, "blocks.1.head.0")["blocks.1.head.0"].mean(0)
     with torch.no_grad():
         clean = model(images).log_softmax(-1)
@@ -56,13 +59,16 @@ def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny
 
 def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_it_adds(golden, tiny_vit):
     """By hand: weights times values, read by the classifier behind the final norm with its scale fixed."""
-    record, split, model = golden("head").record, digits("test").limit(60), load(str(tiny_vit))
+    record = golden("head").record
+    split = digits("test").limit(60)
+    model = load(str(tiny_vit))
     images = split.source.read(torch.arange(60)).float() / 255
     weights, values, stream, rows = (
         vitlens.capture(model, images, place)[place]
         for place in ("blocks.1.attention.weights", "blocks.1.attention.values", "blocks.1.residual", "blocks.1.heads")
     )
-    norm, classifier = model.module.norm, model.module.head
+    norm = model.module.norm
+    classifier = model.module.head
     scaled = classifier.weight * norm.weight / stream[:, 0].var(-1, correction=0).add(norm.eps).sqrt()[:, None, None]
     read = scaled - scaled.mean(-1, keepdim=True)  # (images, classes, dim)
     output = model.module.blocks[1].attn.proj.weight[:, : values.shape[-1]]
@@ -85,7 +91,9 @@ def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_i
 def test_attention_on_the_object_stands_beside_that_on_the_objects_of_other_images(
     golden, tiny_vit, pictures, tmp_path
 ):
-    record, split, model = golden("head").record, digits("test").limit(60), load(str(tiny_vit))
+    record = golden("head").record
+    split = digits("test").limit(60)
+    model = load(str(tiny_vit))
     images = split.source.read(torch.arange(60)).float() / 255
     seen = vitlens.attention(model, images)[1][:, 0, 0, 1:].double()
     seen = seen / seen.sum(1, keepdim=True)
@@ -115,7 +123,9 @@ def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_pat
         lines.append(f"{name},{'YES' if label < 4 else 'no'},{'abc'[label % 3]},{index}")
     (tmp_path / "table.csv").write_text("\n".join(lines))
     line = f"head {tiny_vit} L1.H1 --images {tmp_path / 'data'} --attributes {tmp_path / 'table.csv'} --predicted"
-    record, model, turned = ran(tmp_path / "out", line), load(str(tiny_vit)), split.labels.flip(0)
+    record = ran(tmp_path / "out", line)
+    model = load(str(tiny_vit))
+    turned = split.labels.flip(0)
     attributes = {"small": turned < 4} | {f"third = {name}": turned % 3 == at for at, name in enumerate("abc")}
     predicted = vitlens.evaluate(model, split.pick(torch.arange(60).flip(0))).logits.argmax(-1)
     found = vitlens.name_heads(model, tmp_path / "data", predicted, attributes=attributes).heads[3]

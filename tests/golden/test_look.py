@@ -66,7 +66,9 @@ def test_its_rows_and_arrays_are_what_the_function_gives_and_the_terminal_shows_
     np.testing.assert_allclose(record.maps.runner_up, seen.maps[:, 1])
     (row,) = record.look
     assert (row.method, row.replace, row.images, row.heads) == ("best", "resample", 3, 4)
-    told, first, head = "\n".join(golden("look").said), record.predictions[0], record.heads[0]
+    told = "\n".join(golden("look").said)
+    first = record.predictions[0]
+    head = record.heads[0]
     assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in told
     assert f"{head.name}  {100 * head.probability:.1f} %" in told
 
@@ -180,7 +182,8 @@ def saved(folder: Path, weights: NDArray[np.generic], name: str = "attention.npy
 
 
 def test_its_explorer_is_that_of_the_model_whose_weights_they_are(tiny_vit, pictures, tmp_path, capsys):
-    model, image = load(str(tiny_vit)), pictures / "0.png"
+    model = load(str(tiny_vit))
+    image = pictures / "0.png"
     seen = vitlens.explorer(model, vitlens.images(image, model)).explorer.images[0]
     captured = vitlens.capture(model, vitlens.images(image, model), [f"blocks.{n}.attention.weights" for n in (0, 1)])
     exact = torch.cat(list(captured.values())).numpy()
@@ -199,7 +202,8 @@ def test_its_explorer_is_that_of_the_model_whose_weights_they_are(tiny_vit, pict
     np.testing.assert_allclose(record.given_maps.maps[1].ravel(), exact[1].mean(0)[0, 1:], atol=1e-6)
     places = [(number // 4, number % 4) for number in range(16)]
     for layer, each in enumerate(record.given_layers):
-        patches, whole = exact[layer].mean(0)[1:, 1:], exact[layer].mean(0)
+        patches = exact[layer].mean(0)[1:, 1:]
+        whole = exact[layer].mean(0)
         apart = [[np.hypot(a - c, b - d) for c, d in places] for a, b in places]
         assert each.distance == pytest.approx((patches * apart).sum() / patches.sum(), rel=1e-4)
         assert each.on_prefix == pytest.approx(whole[1:, 0].mean(), rel=1e-4)
@@ -281,7 +285,8 @@ def test_other_arrays_files_and_calls_are_one_line_and_leave_no_folder(case, pic
     line, _, told = case.partition(" | ")
     if case in WRONG:
         np.save(tmp_path / "wrong.npy", WRONG[case](weights))
-        line, told = "--attention {at}/wrong.npy --image {image}", case
+        line = "--attention {at}/wrong.npy --image {image}"
+        told = case
     words = line.format(at=tmp_path, good=good, image=pictures / "0.png", pictures=pictures)
     assert told in refusal(capsys, f"look {words} --out {tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()

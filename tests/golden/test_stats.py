@@ -21,9 +21,11 @@ LINE = "--data digits --limit 12 --batch-size 5"
 
 
 def test_numbers_are_those_of_the_function(tiny_vit, golden):
-    record, split = golden("stats").record, digits("test").limit(12)
+    record = golden("stats").record
+    split = digits("test").limit(12)
     table = statistics(load(str(tiny_vit)), split)
-    rows, offsets = record.heads, record.offsets["tiny-vit"]
+    rows = record.heads
+    offsets = record.offsets["tiny-vit"]
     for layer, head in product(range(2), range(2)):
         for name in ("distance", "entropy", "hoyer"):
             metric = record.metric(f"{name}/tiny-vit/L{layer}.H{head}")
@@ -49,7 +51,8 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
 
 
 def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):
-    record, split = golden("stats").record, digits("test").limit(12)
+    record = golden("stats").record
+    split = digits("test").limit(12)
     found = vitlens.name_heads(load(str(tiny_vit)), split, masks=split.masks, batch_size=5)
     assert [row.words for row in record.names] == [head.words for head in found.heads]
     assert [row.share for row in record.names] == [head.attends.share for head in found.heads]
@@ -89,7 +92,8 @@ def test_heads_have_words_where_images_have_no_labels_or_other_classes_and_none_
 
 
 def test_the_interval_of_a_models_mean_is_that_of_its_images(tiny_vit, golden):
-    record, model = golden("stats").record, load(str(tiny_vit))
+    record = golden("stats").record
+    model = load(str(tiny_vit))
     images = next(digits("test").limit(12).batches(12)).images
     means = np.array([statistics(model, image[None]).entropy.double().mean().item() for image in images])
     low, high = scipy_stats.t.interval(0.95, 11, means.mean(), scipy_stats.sem(means))
@@ -101,7 +105,8 @@ def test_two_processes_find_what_one_does(tiny_vit, golden, tmp_path, monkeypatc
     """Also the labels of heads, which rest on other sums."""
     line = f"stats {tiny_vit} {LINE} --device cpu --quiet --out {tmp_path / 'two'}".split()
     assert run_in_processes(2, lambda _: run(line), monkeypatch) == [0, 0]
-    one, two = golden("stats").record, read_folder(tmp_path / "two")
+    one = golden("stats").record
+    two = read_folder(tmp_path / "two")
     assert two.metrics.keys() == one.metrics.keys()
     for name, metric in one.metrics.items():
         for end in ("value", "low", "high"):

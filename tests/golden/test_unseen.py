@@ -127,7 +127,8 @@ def test_what_a_start_was_trained_on_is_remembered(place, tmp_path):
 
 def test_arrays_are_known_by_their_pixels(tmp_path):
     draws = np.random.default_rng(3)
-    images, labels = draws.integers(0, 255, (20, 8, 8, 3), dtype=np.uint8), np.arange(20) % 2
+    images = draws.integers(0, 255, (20, 8, 8, 3), dtype=np.uint8)
+    labels = np.arange(20) % 2
     order = draws.permutation(20)
     np.savez(tmp_path / "a.npz", images=images, labels=labels)
     np.savez(tmp_path / "b.npz", images=images[order], labels=labels[order])

@@ -26,7 +26,8 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
     """A line for each metric or table that differs."""
     lines = [f"{name}: only in one run" for name in sorted(expected["metrics"].keys() ^ found["metrics"].keys())]
     for name in sorted(expected["metrics"].keys() & found["metrics"].keys()):
-        one, other = expected["metrics"][name], found["metrics"][name]
+        one = expected["metrics"][name]
+        other = found["metrics"][name]
         if one["unit"] not in MACHINE and not any(word in name for word in VARYING) and not same(one, other):
             lines.append(f"{name}: {one['value']} and {other['value']} {one['unit']} (n {one.get('n')})")
     for name, rows in expected["tables"].items():
@@ -36,12 +37,14 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    first, second = one["value"], other["value"]
+    first = one["value"]
+    second = other["value"]
     if first == second or (math.isnan(first) and math.isnan(second)):
         return True
     if abs(first - second) <= TOLERANCE * max(1.0, abs(first)):
         return True
-    whole, n = {"fraction": 1, "points": 100}.get(one["unit"]), one.get("n")
+    whole = {"fraction": 1, "points": 100}.get(one["unit"])
+    n = one.get("n")
     if whole is None or not n or other.get("n") != n:
         return False
     counts = [value * n / whole for value in (first, second)]

@@ -163,7 +163,9 @@ def test_a_stage_has_its_share_or_what_is_left_and_the_report_keeps_its_own():
 @pytest.mark.parametrize("minutes", [2, 3, 5, 10, 60])
 def test_stages_that_take_what_was_planned_keep_the_budget(minutes, error):
     """DeiT-tiny on one thread and 60 photographs; error: how much longer than planned each stage takes."""
-    clock, one_pass, images = Clock(), 0.035, 60
+    clock = Clock()
+    one_pass = 0.035
+    images = 60
     budget = Budget(minutes, clock)
     clock.now = 10 + images * one_pass
     clock.now += error * images * 2 * one_pass
@@ -171,7 +173,8 @@ def test_stages_that_take_what_was_planned_keep_the_budget(minutes, error):
     clock.now += 8
     methods, explained = fitting_methods(maps, budget.share(EXPLAIN_SHARE), images)
     clock.now += error * maps.seconds(methods, explained) if methods else 0.0
-    corruptions, share = CorruptionCosts(1.42, one_pass, 4), CORRUPTED_SHARE + (0 if methods else EXPLAIN_SHARE)
+    corruptions = CorruptionCosts(1.42, one_pass, 4)
+    share = CORRUPTED_SHARE + (0 if methods else EXPLAIN_SHARE)
     clock.now += error * corruptions.seconds(corrupted_images(corruptions, budget.share(share), images))
     mapped = mapped_images(0.39, one_pass, budget.share(MAPPED_SHARE), images)
     clock.now += error * (mapped * 0.39 + images * one_pass)

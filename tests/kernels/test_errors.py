@@ -5,7 +5,8 @@ from vitlens.errors import argument, typed_flags
 
 def test_commands_that_end_in_another_order_than_they_began_leave_python_its_names():
     """As in threads: the first command ends while the second runs."""
-    first, second = typed_flags(), typed_flags()
+    first = typed_flags()
+    second = typed_flags()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

@@ -94,7 +94,9 @@ def test_images_of_another_size_are_resized_first():
 
 def test_the_curves_of_imputed_patches_are_those_of_a_plain_loop():
     """Of other substrates: tests/public/faithfulness."""
-    model, batch, targets = ours(), images((32, 48), batch=3), torch.tensor([0, 4, 2])
+    model = ours()
+    batch = images((32, 48), batch=3)
+    targets = torch.tensor([0, 4, 2])
     maps = [torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
     found = faithfulness(model, batch, targets, maps, substrate="imputed", batch_size=5)
     counts = torch.tensor([round(12 * share) for share in SHARES])
@@ -111,7 +113,9 @@ def test_the_curves_of_imputed_patches_are_those_of_a_plain_loop():
 
 
 def test_an_image_does_not_depend_on_its_neighbours_or_the_other_maps():
-    model, batch, targets = ours(), images((32, 48), batch=3), torch.tensor([1, 3, 0])
+    model = ours()
+    batch = images((32, 48), batch=3)
+    targets = torch.tensor([1, 3, 0])
     maps = torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(1)).round(decimals=1)  # with ties
     (together, _) = faithfulness(model, batch, targets, [maps, maps.flip(0)], steps=4)
     assert together.deletion.shares.tolist() == [0, 0.25, 0.5, 0.75, 1]
@@ -145,7 +149,8 @@ def test_refusals(maps, more):
 
 def holes(kind: str, size: tuple[int, int] = (24, 20)) -> Tensor:
     """One hole in the middle, a chequered one, or all but a corner."""
-    rows, columns = torch.arange(size[0])[:, None], torch.arange(size[1])
+    rows = torch.arange(size[0])[:, None]
+    columns = torch.arange(size[1])
     found = {
         "middle": (rows >= 6) & (rows < 18) & (columns >= 5) & (columns < 15),
         "chequers": (rows * 6 // size[0] + columns * 5 // size[1]) % 2 == 0,
@@ -170,7 +175,9 @@ def package_fills(image: Tensor, hole: Tensor) -> Tensor:
     [("middle", (24, 20)), ("chequers", (23, 17)), ("corner", (23, 17)), ("chequers", (96, 80)), ("corner", (96, 80))],
 )
 def test_holes_are_filled_as_the_grad_cam_package_does(kind, size):
-    batch, hole = images(size).double(), holes(kind, size)  # one corner of 96 x 80 is beyond float32's rounding
+    # one corner of 96 x 80 is beyond float32's rounding
+    batch = images(size).double()
+    hole = holes(kind, size)
     found = imputed(batch, hole.expand(2, -1, -1, -1), noise=0.0)
     for image, own in zip(batch, found):
         torch.testing.assert_close(own, package_fills(image, hole[0, 0]), atol=TOLERANCE, rtol=0.0)
@@ -178,7 +185,8 @@ def test_holes_are_filled_as_the_grad_cam_package_does(kind, size):
 
 def test_imputed_images():
     """What is known stays, each image is by itself, holes are noisy, and all hole is refused."""
-    batch, hole = images((24, 20), batch=3), torch.cat([holes(kind) for kind in ("middle", "chequers", "corner")])
+    batch = images((24, 20), batch=3)
+    hole = torch.cat([holes(kind) for kind in ("middle", "chequers", "corner")])
     found = imputed(batch, hole)
     assert torch.equal(found.masked_select(~hole), batch.masked_select(~hole))
     for index in range(3):

@@ -49,7 +49,8 @@ def test_maps_on_the_object_exceed_all_that_ignore_the_image():
     masks = torch.zeros(12, 8, 8, dtype=torch.bool)
     for at in range(12):
         masks[at, at % 3 * 2 : at % 3 * 2 + 2, at % 4 * 2 : at % 4 * 2 + 2] = True
-    inside, centre = masks.float(), torch.zeros(12, 8, 8)
+    inside = masks.float()
+    centre = torch.zeros(12, 8, 8)
     centre[:, 3:5, 3:5] = 1.0
     own, fixed = on_object_rows("vit", [("own", inside), ("fixed", centre)], "roc_auc", masks)
     assert (own.above, fixed.above) == (True, False)
@@ -58,7 +59,8 @@ def test_maps_on_the_object_exceed_all_that_ignore_the_image():
 
 def test_no_hits_on_few_images_are_not_shown_to_be_fewer_than_by_chance():
     """0 of 16 where chance is an eighth: the interval of the rate reaches 19 %."""
-    masks, maps = torch.zeros(16, 8, 8, dtype=torch.bool), torch.zeros(16, 8, 8)
+    masks = torch.zeros(16, 8, 8, dtype=torch.bool)
+    maps = torch.zeros(16, 8, 8)
     for image in range(16):
         masks[image, :, image % 7] = True
     maps[:, 0, 7] = 1.0
@@ -70,7 +72,8 @@ def test_no_baseline_is_of_the_same_photograph_stored_twice():
     masks = torch.zeros(8, 8, 8, dtype=torch.bool)
     for image in range(8):
         masks[image, image // 2] = True  # four photographs, each twice; each map is right
-    twice, named = torch.arange(8) // 2, [("map", masks.float())]
+    twice = torch.arange(8) // 2
+    named = [("map", masks.float())]
     (apart,) = on_object_rows("vit", named, "mass", masks, sources=twice)
     (mixed,) = on_object_rows("vit", named, "mass", masks)
     assert apart.baseline in ("a uniform map", "a map of the centre")  # of the others, none is on the object

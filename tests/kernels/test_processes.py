@@ -116,7 +116,9 @@ def work_for_real(index: int, port: int, folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_three_real_processes(tmp_path):
-    labels, fork = load_data("digits", limit=7).labels, multiprocessing.get_context("fork")  # torch is imported already
+    # torch is imported already
+    labels = load_data("digits", limit=7).labels
+    fork = multiprocessing.get_context("fork")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -49,7 +49,8 @@ def test_a_library_that_is_not_there_is_said_and_no_placeholder_left(monkeypatch
 def test_the_thousand_classes_are_different_in_order_of_wnid_and_as_torchvision_ships_them():
     from torchvision.models import ResNet50_Weights
 
-    wnids, names = list(imagenet_indices()), imagenet_classes()
+    wnids = list(imagenet_indices())
+    names = imagenet_classes()
     assert wnids == sorted(wnids)
     assert list(imagenet_indices().values()) == list(range(1000))
     assert len(set(names)) == 1000

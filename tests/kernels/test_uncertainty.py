@@ -8,7 +8,8 @@ from vitlens import uncertainty as ours
 from vitlens.errors import InputError
 from vitlens.uncertainty import Estimate, Side
 
-HALF, LESS = Estimate(0.5, 0.4, 0.6), Estimate(0.2, 0.1, 0.3)
+HALF = Estimate(0.5, 0.4, 0.6)
+LESS = Estimate(0.2, 0.1, 0.3)
 VALUES = np.random.default_rng(0).normal(1, 2, 60)
 
 
@@ -147,7 +148,8 @@ def test_students_interval_and_test_are_scipys():
     found = ours.student_mean(values, unit="px")
     assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 5, values.mean(), stats.sem(values)))
     assert (found.n, found.unit) == (6, "px")
-    free, ended = ours.student_mean([1.0, 1.0, 0.5]), ours.student_mean([1.0, 1.0, 0.5], least=0.6, most=1.0)
+    free = ours.student_mean([1.0, 1.0, 0.5])
+    ended = ours.student_mean([1.0, 1.0, 0.5], least=0.6, most=1.0)
     assert free.low < 0.6 < 1.0 < free.high
     assert (ended.low, ended.high) == (0.6, 1.0)
     for row in VALUES.reshape(15, 4):
@@ -159,7 +161,8 @@ def test_students_interval_and_test_are_scipys():
 def test_an_interval_is_widened_by_bonferronis_correction():
     one = Estimate(1.0, 0.5, 2.0, 9, "nats")
     assert ours.widened(one, 1) == one
-    wide, factor = ours.widened(one, 10), stats.norm.ppf(1 - 0.05 / 20) / stats.norm.ppf(0.975)
+    wide = ours.widened(one, 10)
+    factor = stats.norm.ppf(1 - 0.05 / 20) / stats.norm.ppf(0.975)
     assert (wide.low, wide.high) == pytest.approx((1 - 0.5 * factor, 1 + factor))
     assert (wide.n, wide.unit) == (9, "nats")
     assert ours.widened(Estimate(1.0), 10) == Estimate(1.0)
@@ -183,8 +186,10 @@ def test_models_that_never_differ_are_not_shown_to_be_equal():
         assert (found.value, found.high, found.n) == (0, 100 * ours.wilson(0, independent).high, n)
         assert found.low == -found.high
     assert ours.accuracy_difference([1], [1]).low is None
-    first, second = np.array([1, 1, 0, 1] * 2), np.array([1, 0, 0, 1] * 2)
-    found, differing = ours.accuracy_difference(first, second, seed=1), ours.bootstrap_mean([0, 1, 0, 0] * 2, seed=1)
+    first = np.array([1, 1, 0, 1] * 2)
+    second = np.array([1, 0, 0, 1] * 2)
+    found = ours.accuracy_difference(first, second, seed=1)
+    differing = ours.bootstrap_mean([0, 1, 0, 0] * 2, seed=1)
     assert found == ours.bootstrap_difference(100 * first, 100 * second, seed=1, unit="points")
     assert (found.value, found.high) == pytest.approx((25, 100 * differing.high))
 
@@ -198,7 +203,8 @@ def test_a_difference_that_is_the_same_everywhere_has_an_interval():
 
 
 def test_groups_count_once_in_a_paired_test():
-    first, second = np.array([1, 1, 1, 0, 1]), np.array([0, 0, 0, 1, 1])
+    first = np.array([1, 1, 1, 0, 1])
+    second = np.array([0, 0, 0, 1, 1])
     assert ours.paired_test(first, second) == ours.mcnemar(3, 1)
     assert ours.paired_test(first, second, groups=[0, 0, 0, 1, 2]) == ours.mcnemar(1, 1)
     with pytest.raises(InputError):
@@ -263,7 +269,8 @@ def test_fractions_in_points_and_numbers_that_json_lacks():
 
 def test_welchs_difference_is_scipys_and_what_does_not_vary_shows_nothing():
     draw = np.random.default_rng(0)
-    one, other = draw.normal(1, 2, 5), draw.normal(0, 0.3, 9)
+    one = draw.normal(1, 2, 5)
+    other = draw.normal(0, 0.3, 9)
     gap, p = ours.welch(one, other, unit="points")
     test = stats.ttest_ind(one, other, equal_var=False)
     assert (gap.low, gap.high) == pytest.approx(tuple(test.confidence_interval()))

@@ -44,7 +44,8 @@ def texts(figure: Figure) -> list[str]:
 def cut_off(figure: Figure) -> list[str]:
     """The texts that do not lie wholly inside the figure."""
     renderer = drawn(figure).get_renderer()
-    width, height = figure.bbox.width, figure.bbox.height
+    width = figure.bbox.width
+    height = figure.bbox.height
     boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in _visible(figure)]
     return [
         word for word, box in boxes if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5

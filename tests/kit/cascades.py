@@ -12,7 +12,8 @@ from vitlens.analysis.faithfulness.sanity import cascade
 
 def new_at_each_stage(model: Model) -> dict[str, set[str]]:
     """The parameters that a stage randomises and the stages before do not."""
-    found, before = dict[str, set[str]](), set[str]()
+    found = dict[str, set[str]]()
+    before = set[str]()
     for title, names in cascade(model).items():
         found[title] = set(names) - before
         before |= set(names)
@@ -32,7 +33,8 @@ def used_before(model: Model) -> set[str]:
 @torch.no_grad()
 def _effects(model: Model) -> dict[str, tuple[bool, bool, bool]]:
     """Whether a parameter changes the first block's input, the last block's output, and the logits."""
-    plain, found = _seen(model), {}
+    plain = _seen(model)
+    found = {}
     for name, parameter in model.module.named_parameters():
         value = parameter.clone()
         parameter.mul_(1.5).add_(torch.linspace(-0.1, 0.2, value.numel()).view_as(value))

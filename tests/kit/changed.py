@@ -55,7 +55,8 @@ def changed_places(model: Model) -> list[str]:
 
 def really_changed(model: Model, place: str) -> Model:
     """A copy of the model in which the module of a place is another one."""
-    access, other = accesses(model)[place], copy.deepcopy(model)
+    access = accesses(model)[place]
+    other = copy.deepcopy(model)
     module = other.module.get_submodule(access.module)
     if access.place.kind == "weights":
         with_class(module, knocked_out)

@@ -7,7 +7,8 @@ class Clock:
     """Moves by `tick` seconds between two readings, and when it is told to."""
 
     def __init__(self, tick: float) -> None:
-        self.now, self.tick = 0.0, tick
+        self.now = 0.0
+        self.tick = tick
 
     def __call__(self) -> float:
         self.now += self.tick

@@ -124,7 +124,8 @@ def stopping(word: Literal["ablate", "attack"], *, at: int, error: BaseException
     """
     module = {"ablate": analysis, "attack": sweep}[word]
     name = {"ablate": "odds_and_correct", "attack": "sweep"}[word]
-    plain, calls = getattr(module, name), [0]
+    plain = getattr(module, name)
+    calls = [0]
 
     def counted(*given: Any, **more: Any) -> Any:
         calls[0] += 1

@@ -23,7 +23,8 @@ def shown_data(page: str) -> dict[str, Any]:
 def shown_weights(page: str, image: int) -> Shown | None:
     """The weights (layers, heads, queries, keys) of one image, of layer means with one head; None without any."""
     data = shown_data(page)
-    packed, special = data["images"][image]["weights"], len(data["special"])
+    packed = data["images"][image]["weights"]
+    special = len(data["special"])
     if packed is None:
         return None
     queries, keys = (special + grid[0] * grid[1] for grid in (packed["queries"], packed["keys"]))
@@ -35,7 +36,8 @@ def shown_weights(page: str, image: int) -> Shown | None:
 def shown_rollout(page: str, image: int) -> Shown | None:
     """The rollout (layers, keys) of one image."""
     data = shown_data(page)
-    packed, special = data["images"][image]["rollout"], len(data["special"])
+    packed = data["images"][image]["rollout"]
+    special = len(data["special"])
     if packed is None:
         return None
     keys = special + data["grid"][0] * data["grid"][1]

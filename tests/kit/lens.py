@@ -95,7 +95,8 @@ def entering(model: Model, layer: int, batch: Tensor, *, projection: bool = Fals
     """What a plain hook sees that enters a layer's block, or its output projection."""
     known = layers(model)[layer]
     module = projection_of(model, known.attention) if projection else model.module.get_submodule(known.unit)
-    which, seen = 0 if projection else known.stream, []
+    which = 0 if projection else known.stream
+    seen = []
     handle = module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[which]))
     with torch.no_grad():
         model(batch)

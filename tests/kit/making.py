@@ -18,7 +18,8 @@ _MOST: Final = 1800  # scenes that are drawn together and kept
 
 def keep_scenes() -> None:
     """From now on, the same few scenes of digits are drawn once in this process."""
-    draw, kept = drawing._scenes, {}
+    draw = drawing._scenes
+    kept = {}
 
     def scenes(sources: Tensor, numbers: Tensor, **style: Any) -> Drawn:
         if len(sources) > _MOST:

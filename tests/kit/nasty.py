@@ -241,7 +241,8 @@ def hidden(character: str) -> bool:
 
 def _crooked(text: str) -> list[str]:
     """Tables whose rows differ in length, before markdown's own mending of them."""
-    found, width = [], 0
+    found = []
+    width = 0
     code = {at for block in parsed(text) if block.type == "fence" for at in range(*(block.map or (0, 0)))}
     for number, line in enumerate(text.split("\n")):
         if not line.startswith("| ") or number in code:

@@ -52,7 +52,8 @@ def pretrained(
     **changes: Any,
 ) -> tuple[Model, TrainingResult]:
     """A model after a training of a few steps, and its result."""
-    train, test = train or scenes("train"), test or scenes("test", 16)
+    train = train or scenes("train")
+    test = test or scenes("test", 16)
     objective = make_objective(name, train, test, {**SETTINGS[name], **(settings or {})})
     recipe = recipe or plain_recipe(epochs=3)
     return trained(folder, model or headless(), train=train, test=test, objective=objective, recipe=recipe, **changes)

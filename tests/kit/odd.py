@@ -30,7 +30,8 @@ class OddAttention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.q, self.kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim, bias=False)
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim, bias=False)
         self.drop = nn.Dropout(0.3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,8 +47,10 @@ class OddBlock(nn.Module):
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.before, self.between = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.look, self.mix = OddAttention(dim, heads), nn.Linear(dim, dim)
+        self.before = nn.LayerNorm(dim)
+        self.between = nn.LayerNorm(dim)
+        self.look = OddAttention(dim, heads)
+        self.mix = nn.Linear(dim, dim)
         self.think = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Dropout(0.2), nn.Linear(2 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +70,8 @@ class OddViT(nn.Module):
         self.places = nn.Parameter(torch.randn(1, PREFIX + PATCHES, dim))
         self.drop = nn.Dropout(0.1)
         self.layers = nn.ModuleList(OddBlock(dim, heads) for _ in range(depth))
-        self.last, self.answer = nn.LayerNorm(dim), nn.Linear(dim, len(CLASSES))
+        self.last = nn.LayerNorm(dim)
+        self.answer = nn.Linear(dim, len(CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).flatten(2).transpose(1, 2)
@@ -80,10 +84,12 @@ class OddViT(nn.Module):
 def odd(*, training: bool = False, **shape: int) -> vitlens.Model:
     """A new one, which a test may change. shape: dim, depth, heads."""
     module = shaken(lambda: OddViT(**shape)).train(training)
-    norm, draws = module.stem[1], torch.Generator().manual_seed(0)
+    norm = module.stem[1]
+    draws = torch.Generator().manual_seed(0)
     norm.running_mean.uniform_(-0.2, 0.2, generator=draws)  # no statistics of 0 and 1 that would hide a mistake
     norm.running_var.uniform_(0.5, 2, generator=draws)
-    mean, std = (0.5, 0.4, 0.6), (0.2, 0.3, 0.25)
+    mean = (0.5, 0.4, 0.6)
+    std = (0.2, 0.3, 0.25)
     return vitlens.wrap(module, image_size=SIZE, mean=mean, std=std, classes=CLASSES, alias="odd")
 
 

@@ -20,7 +20,10 @@ from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import page
 from vitlens.uncertainty import Estimate
 
-LAYERS, HEADS, ROWS, COLUMNS = 3, 2, 4, 5
+LAYERS = 3
+HEADS = 2
+ROWS = 4
+COLUMNS = 5
 TOKENS = 1 + ROWS * COLUMNS
 _ELEMENTS = {  # that a page may hold
     "html",
@@ -75,7 +78,8 @@ _ELEMENTS = {  # that a page may hold
 def next_patch_weights() -> NDArray[np.float32]:
     """Weights (layers, heads, queries, keys) that a reader can check: each token looks at CLS with 0.25, and with 0.75
     in head 0 of layer l at the patch l + 1 places to the right, in head 1 at the first patch."""
-    weights, query = np.zeros((LAYERS, HEADS, TOKENS, TOKENS), np.float32), np.arange(TOKENS)
+    weights = np.zeros((LAYERS, HEADS, TOKENS, TOKENS), np.float32)
+    query = np.arange(TOKENS)
     weights[..., 0] = 0.25
     weights[:, 1, :, 1] += 0.75
     for layer in range(LAYERS):

@@ -12,7 +12,9 @@ from tests.kit.splits import split_of
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 
-SIDE, CLASSES, COUNT = 24, 12, 40
+SIDE = 24
+CLASSES = 12
+COUNT = 40
 LEVELS = (0.0, 0.5, 1.0), (0.0, 1.0), (0.0, 1.0)  # of red, green and blue
 
 

@@ -172,7 +172,8 @@ def failures_of(
 
 def chance_tests(property_of: Callable[[Generator], Numbers], draws: int) -> list[tuple[Estimate, float | None]]:
     """How a property of 450 images separates 20 errors at random."""
-    generator, results = np.random.default_rng(0), []
+    generator = np.random.default_rng(0)
+    results = []
     for _ in range(draws):
         wrong = np.zeros(450, bool)
         wrong[generator.choice(450, 20, replace=False)] = True
@@ -182,10 +183,12 @@ def chance_tests(property_of: Callable[[Generator], Numbers], draws: int) -> lis
 
 def chance_tests_by_source(size: int, draws: int) -> list[float | None]:
     """The p of a property that 8 % of 60 sources have, where 12 sources fail; all images of a source are alike."""
-    generator, results = np.random.default_rng(0), []
+    generator = np.random.default_rng(0)
+    results = []
     groups = torch.arange(60).repeat_interleave(size)
     for _ in range(draws):
-        has, fails = generator.random(60) < 0.08, np.zeros(60, bool)
+        has = generator.random(60) < 0.08
+        fails = np.zeros(60, bool)
         fails[generator.choice(60, 12, replace=False)] = True
         _, p = separation(np.repeat(has, size).astype(float), np.repeat(fails, size), groups=groups)
         results.append(p)

@@ -11,10 +11,20 @@ import vitlens
 from tests.kit.planted_methods import Method
 from vitlens import Model
 
-SIDE, CELLS, BLOCKS, COUNT = 16, 8, 12, 16  # px of a side, patches along it, blocks of the model, images
+# px of a side, patches along it, blocks of the model, images
+SIDE = 16
+CELLS = 8
+BLOCKS = 12
+COUNT = 16
 PASSES = 101  # of a costly method
-FIRST, PAIR, BONUS, OFFSET, SCALE = 10, (20, 30), 7.0, 3.0, 4.0
-CHANGED, BRIGHT = slice(0, 8), slice(56, 64)  # patches of the mean colour, and white ones
+FIRST = 10
+PAIR = (20, 30)
+BONUS = 7.0
+OFFSET = 3.0
+SCALE = 4.0
+# patches of the mean colour, and white ones
+CHANGED = slice(0, 8)
+BRIGHT = slice(56, 64)
 
 
 def worth() -> Tensor:

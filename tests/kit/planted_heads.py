@@ -10,7 +10,10 @@ from vitlens.models.configs import ViTConfig
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer
 
-SIDE, PATCH, WIDTH = 8, 4, 4  # px, px, channels of a head
+# px, px, channels of a head
+SIDE = 8
+PATCH = 4
+WIDTH = 4
 CHANNELS = {"red": 0, "green": 1}
 
 

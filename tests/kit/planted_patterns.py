@@ -15,7 +15,9 @@ from vitlens.models.vit import VisionTransformer
 
 PATCH = 4  # px
 STRONG = 7.0  # nats: a key in a pattern has e^7 times the weight of one outside it
-RGB, MARK = 4, 1  # channels of a token: its colour, from -1 to 1, then 1; whether the patch bears a mark
+# channels of a token: its colour, from -1 to 1, then 1; whether the patch bears a mark
+RGB = 4
+MARK = 1
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,16 @@ class Bench:
     """The scores (tokens, tokens) and bilinear forms from which heads are made; tokens: CLS, a register, patches."""
 
     def __init__(self, grid: tuple[int, int], seed: int) -> None:
-        self.grid, self.patches, self.draw = grid, grid[0] * grid[1], torch.Generator().manual_seed(seed)
+        self.grid = grid
+        self.patches = grid[0] * grid[1]
+        self.draw = torch.Generator().manual_seed(seed)
         self.tokens = self.patches + 2
         self.width = self.tokens + RGB + MARK  # one channel for each token, then its content
         places = torch.arange(self.patches)
-        row, column = places // grid[1], places % grid[1]
-        self.down, self.across = row - row[:, None], column - column[:, None]
+        row = places // grid[1]
+        column = places % grid[1]
+        self.down = row - row[:, None]
+        self.across = column - column[:, None]
 
     def is_edge(self, patch: int) -> bool:
         """Whether it is one of the outermost patches."""
@@ -91,7 +97,9 @@ class Bench:
 
     def heads(self) -> dict[str, Tensor]:
         """The form of every planted head, by its label; noise is at the end."""
-        down, across, colours = self.down, self.across, range(self.tokens, self.tokens + 3)
+        down = self.down
+        across = self.across
+        colours = range(self.tokens, self.tokens + 3)
         place = 2 + int(torch.randint(self.patches, (1,), generator=self.draw))
         inside = {
             "self": (down == 0) & (across == 0),
@@ -129,7 +137,8 @@ def planted(
 ) -> Model:
     """A model whose last layer has a head for each bilinear form: score(query, key) = query form keyᵀ; dead: heads
     without values; the layers before it add nothing."""
-    heads, width = len(forms), len(forms[0])
+    heads = len(forms)
+    width = len(forms[0])
     size = (grid[0] * PATCH, grid[1] * PATCH)
     config = ViTConfig(
         image_size=size,
@@ -143,15 +152,18 @@ def planted(
         norm=False,
         qkv_bias=False,
     )
-    module, patches = VisionTransformer(config), grid[0] * grid[1]
-    tokens, draw = patches + 2, torch.Generator().manual_seed(seed)
+    module = VisionTransformer(config)
+    patches = grid[0] * grid[1]
+    tokens = patches + 2
+    draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in (module.cls_token, module.reg_token, module.pos_embed):
             parameter.zero_()
         module.pos_embed[0, 0, 0] = 1
         module.reg_token[0, 0, 1] = 1
         module.pos_embed[0, 1:, 2:tokens] = torch.eye(patches)
-        kernel, bias = module.patch_embed.proj.weight.zero_(), module.patch_embed.proj.bias.zero_()
+        kernel = module.patch_embed.proj.weight.zero_()
+        bias = module.patch_embed.proj.bias.zero_()
         for channel in range(3):
             kernel[tokens + channel, channel] = 1 / PATCH**2
         bias[tokens + 3] = 1
@@ -170,12 +182,15 @@ class Maker:
     """Weights (images, query, key) of one head, rows of the prefix uniform."""
 
     def __init__(self, grid: tuple[int, int], prefix: int, *, images: int = 12, seed: int = 0) -> None:
-        self.grid, self.prefix, self.images = grid, prefix, images
+        self.grid = grid
+        self.prefix = prefix
+        self.images = images
         self.patches = grid[0] * grid[1]
         self.tokens = self.patches + prefix
         self.generator = torch.Generator().manual_seed(seed)
         places = torch.arange(self.patches)
-        self.down, self.across = places // grid[1], places % grid[1]
+        self.down = places // grid[1]
+        self.across = places % grid[1]
 
     def head(self, patches: Tensor) -> Tensor:
         """patches: what patches do to patches, (patches, patches) or one for each image."""

@@ -49,7 +49,8 @@ def study_record(
     classes: int = 5,
 ) -> StudyRecord:
     """The record of a kind whose points have these accuracies by label; gain: of probes, where a model is adapted."""
-    known, correct = KINDS[kind], predicted(shares, seeds=seeds, seed=seed, spread=spread)
+    known = KINDS[kind]
+    correct = predicted(shares, seeds=seeds, seed=seed, spread=spread)
     points = {
         point.label: PointRow(
             point.label,

@@ -8,7 +8,10 @@ from vitlens.models.configs import ViTConfig
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer
 
-SIDE, PATCH, WIDTH = 16, 4, 4  # px, px, channels of a head
+# px, px, channels of a head
+SIDE = 16
+PATCH = 4
+WIDTH = 4
 CLASSES = ("red", "green", "blue", "other", "never")
 
 

@@ -10,7 +10,8 @@ from vitlens.models.model import Model
 class Reader(nn.Module):
     def __init__(self, classes: int, margin: float | None) -> None:
         super().__init__()
-        self.classes, self.margin = classes, margin
+        self.classes = classes
+        self.margin = margin
         self.drop = nn.Dropout(0.9)  # shows when it is not in evaluation mode
 
     def forward(self, images: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ def bootstrap_t_test(
     members = (
         np.arange(len(values)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1].ravel()
     )
-    sums, counts = np.bincount(members, weights=values), np.bincount(members).astype(float)
+    sums = np.bincount(members, weights=values)
+    counts = np.bincount(members).astype(float)
     size = len(sums)
     mean = sums.sum() / counts.sum()
     left_out = (sums.sum() - sums) / (counts.sum() - counts)

@@ -42,7 +42,8 @@ def run_in_processes(count: int, work: Callable[[Processes], Any], monkeypatch: 
             part.copy_(other)
 
     def alone(index: int) -> Any:
-        here.processes, here.round = Processes(index, count, torch.device("cpu")), 0
+        here.processes = Processes(index, count, torch.device("cpu"))
+        here.round = 0
         try:
             return work(here.processes)
         except BaseException as error:

@@ -13,7 +13,8 @@ from vitlens.training import checkpoint
 
 
 def main(folder: str, number: str) -> None:
-    write, calls = checkpoint.save_file, []
+    write = checkpoint.save_file
+    calls = []
 
     def half(tensors: Any, path: str, **settings: Any) -> None:
         calls.append(path)

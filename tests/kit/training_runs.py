@@ -23,7 +23,8 @@ from vitlens.training.task import Task
 @contextmanager
 def interrupted(when: Callable[[int, Progress], bool], command: Literal["train", "study"] = "train") -> Iterator[None]:
     """Inside, a training is interrupted, by its number (from 1 on) and its progress."""
-    module, begun = kinds if command == "study" else trainings, 0
+    module = kinds if command == "study" else trainings
+    begun = 0
 
     def stopping(plain: Callable[..., object], task: Task, **how: object) -> object:
         nonlocal begun

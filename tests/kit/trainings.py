@@ -78,7 +78,8 @@ def recipe_of(settings: Mapping[str, str]) -> Recipe:
     )
 
 
-TRAIN, TEST = tiny_split("train", 40), tiny_split("test", 12)
+TRAIN = tiny_split("train", 40)
+TEST = tiny_split("test", 12)
 
 
 def trained(folder: Path, model: Model | None = None, **changes: Any) -> tuple[Model, TrainingResult]:

@@ -30,7 +30,8 @@ def gram_cka(first: Tensor, second: Tensor, *, biased: bool = False) -> float:
         if biased:
             centre = np.eye(n) - 1 / n
             return float(np.trace(k @ centre @ m @ centre) / (n - 1) ** 2)
-        k, m = k - np.diag(np.diag(k)), m - np.diag(np.diag(m))
+        k = k - np.diag(np.diag(k))
+        m = m - np.diag(np.diag(m))
         ends = k.sum() * m.sum() / ((n - 1) * (n - 2))
         return float(((k * m).sum() + ends - 2 / (n - 2) * (k.sum(0) @ m.sum(0))) / (n * (n - 3)))
 

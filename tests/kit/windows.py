@@ -105,7 +105,8 @@ def unwindow(
     Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after another.
     """
     index = window_places(cut).to(weights.device)
-    count, patches = len(index), cut.resolution[0] * cut.resolution[1]
+    count = len(index)
+    patches = cut.resolution[0] * cut.resolution[1]
     split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
     # padding gets an extra row and column, which is cut off at the end
     place = index.masked_fill(index < 0, patches)

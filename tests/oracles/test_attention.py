@@ -14,7 +14,8 @@ from vitlens import Model
 
 def unfused_attention(model: Model, batch: Tensor) -> dict[str, Tensor]:
     """timm's weights by module, through its own fused_attn=False: the input of attn_drop, before dropout."""
-    twin, found = with_kernel(copy.deepcopy(model), fused=False), dict[str, Tensor]()
+    twin = with_kernel(copy.deepcopy(model), fused=False)
+    found = dict[str, Tensor]()
     for name, module in twin.module.named_modules():
         if name.endswith("attn_drop"):
             owner = name.rpartition(".")[0]
@@ -26,14 +27,18 @@ def unfused_attention(model: Model, batch: Tensor) -> dict[str, Tensor]:
 
 def difference(model: Model, batch: Tensor) -> float:
     """The largest over all layers that timm shows, which are all of ours; in double precision, as noise adds up."""
-    model, batch = copy.deepcopy(model).double(), batch.double()
-    expected, captured = unfused_attention(model, batch), list[vitlens.AttentionCall]()
+    model = copy.deepcopy(model).double()
+    batch = batch.double()
+    expected = unfused_attention(model, batch)
+    captured = list[vitlens.AttentionCall]()
     vitlens.observe(model, batch, captured.append)
     largest = 0.0
     for call in captured:
         if call.site.module == "attn_pool":  # it has no attn_drop to look at; by hand below
             continue
-        own, module, weights = expected.pop(call.site.module), call.site.module, call.weights()
+        own = expected.pop(call.site.module)
+        module = call.site.module
+        weights = call.weights()
         if hasattr(mixed := model.module.get_submodule(module), "proj_w"):  # talking heads: timm mixes before attn_drop
             weights = mixed.proj_w(weights.movedim(1, -1)).movedim(-1, 1)
         assert own.shape == weights.shape
@@ -54,7 +59,8 @@ def test_siglips_pooling_by_hand():
     tokens: list[Tensor] = []
     pool.register_forward_pre_hook(lambda _module, inputs: tokens.append(inputs[0]))
     weights = vitlens.attention(model, images())[-1]
-    heads, width = pool.num_heads, pool.head_dim
+    heads = pool.num_heads
+    width = pool.head_dim
     query = pool.q(pool.latent)[0].view(heads, width)
     key = pool.kv(tokens[-1])[..., : heads * width].view(2, -1, heads, width)
     expected = torch.einsum("hd,bkhd->bhk", query, key).mul(width**-0.5).softmax(-1)
@@ -71,7 +77,8 @@ def test_whole_models(name):
 def relevance_of(products: list[Tensor], model: Model) -> Tensor:
     """R + Ā R of every layer (Chefer 2021), Ā the mean over heads of the positive part of weights ⊙ gradient; the
     readout's row of R - I over the patches."""
-    prefix, tokens = len(model.layout.prefix), products[0].shape[-1]
+    prefix = len(model.layout.prefix)
+    tokens = products[0].shape[-1]
     identity = torch.eye(tokens, dtype=products[0].dtype).expand(len(products[0]), -1, -1)
     whole = identity
     for product in products:
@@ -86,7 +93,9 @@ def test_weights_and_relevance_are_captums(family):
     def largest(found: list[Tensor], expected: list[Tensor]) -> float:
         return max(((f - e).abs().max() / e.abs().max()).item() for f, e in zip(found, expected, strict=True))
 
-    model, batch, targets = timm_model(TIMM[family]).double(), images(batch=3).double(), [3, 0, 4]
+    model = timm_model(TIMM[family]).double()
+    batch = images(batch=3).double()
+    targets = [3, 0, 4]
     twin = with_kernel(copy.deepcopy(model), fused=False)
     layers = [module for name, module in twin.module.named_modules() if name.endswith(".attn_drop")]
     weights = [LayerActivation(twin, layer).attribute(batch) for layer in layers]

@@ -28,7 +28,8 @@ def no_weaker(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 def compare(model: Model, count: int, name: str, *, steps: int) -> None:
     split = vitlens.load_data("digits").pick(torch.arange(count))
-    images, labels = vitlens.images(split, model), split.labels
+    images = vitlens.images(split, model)
+    labels = split.labels
     if name == "cw":
         theirs = foolbox.standing(model, images, labels, foolbox.carlini_wagner(searches=9, steps=steps), LENGTHS)
         found = vitlens.attack(model, images, labels, method="cw", epsilon=100.0, steps=steps, batch_size=count)

@@ -83,7 +83,8 @@ def test_pixels_are_those_of_timms_evaluation_for_all_of_its_weights(photographs
 def test_pixels_are_those_of_torchvisions_transforms(step, photographs):
     for name in torchvision.models.list_models(module=torchvision.models)[::step]:
         transforms = torchvision.models.get_model_weights(name).DEFAULT.transforms()
-        transforms.mean, transforms.std = [0.0] * 3, [1.0] * 3
+        transforms.mean = [0.0] * 3
+        transforms.std = [1.0] * 3
         expected = torch.stack([transforms(image) for image in opened(photographs)])
         found = prepared(photographs, preprocessing_of_torchvision(name))
         assert torch.equal(found, (255 * expected).round().byte()), name

@@ -135,7 +135,8 @@ def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
         assert len(pictures_of(before)) == len(pictures_of(after))
         if "vitlens.attack" in after.source:  # which class an attack ends in may hang on the last bit
             continue
-        stored, found = text_of(before), text_of(after)
+        stored = text_of(before)
+        found = text_of(after)
         assert NUMBER.sub("#", stored).split() == NUMBER.sub("#", found).split()
         assert [float(each) for each in NUMBER.findall(found)] == pytest.approx(
             [float(each) for each in NUMBER.findall(stored)], rel=0.05, abs=0.03

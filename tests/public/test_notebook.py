@@ -39,7 +39,8 @@ def shown(figure) -> list[np.ndarray]:
 
 def test_maps_over_images_are_drawn_with_their_own_values_and_equal_ones_crossed_out(vit, images):
     maps = vitlens.rollout(vit, images)
-    before, settings = maps.clone(), dict(mpl.rcParams)
+    before = maps.clone()
+    settings = dict(mpl.rcParams)
     figure = vitlens.show(images, maps, title="Rollout", label="share", names=["a", "b"])
     assert isinstance(figure, Figure)
     assert len(panels(figure)) == 4  # two images, each with its map
@@ -79,7 +80,8 @@ def test_several_methods_images_alone_and_files_in_every_form(vit, images, pictu
 def test_heads_of_weights_are_the_rows_of_cls(vit, images):
     weights = vitlens.attention(vit, images)
     expected = torch.stack([layer[:, :, 0, 1:] for layer in weights]).unflatten(-1, vit.layout.grid)
-    layers, heads = len(expected), expected.shape[2]
+    layers = len(expected)
+    heads = expected.shape[2]
     for given in (weights, vitlens.attention(vit, images, rows="cls")):
         found = shown(vitlens.show_heads(given, images, model=vit, image=1))[1:]  # beside the image
         assert len(found) == layers * heads
@@ -113,7 +115,8 @@ def test_the_heads_of_one_image_are_drawn_of_any_number_of_images(vit):
 
 
 def test_heads_of_a_model_with_windows():
-    swin, pictures = timm_model("swin_tiny_patch4_window7_224"), made(batch=1)
+    swin = timm_model("swin_tiny_patch4_window7_224")
+    pictures = made(batch=1)
     assert len(panels(vitlens.show_heads(swin, pictures, layer=3))) == 1 + 4
     with pytest.raises(InputError, match="layer="):
         vitlens.show_heads(swin, pictures)

@@ -118,7 +118,8 @@ def opened(file: Path) -> Image.Image:
 @pytest.fixture(scope="module")
 def forms(vit: Model, pixels: Tensor, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """The same three images, of the first three classes, in every form but a tensor."""
-    folder, loose = tmp_path_factory.mktemp("classes"), tmp_path_factory.mktemp("loose")
+    folder = tmp_path_factory.mktemp("classes")
+    loose = tmp_path_factory.mktemp("loose")
     arrays = pixels.permute(0, 2, 3, 1).numpy()
     for index, name in enumerate(vit.classes):  # every class has a folder, those of the model
         if index < len(arrays):
@@ -150,7 +151,8 @@ def functions_with(parameter: str) -> set[str]:
 @pytest.mark.parametrize("name", TAKES)
 def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(name, share, vit, images, forms):
     assert functions_with("images") == TAKES.keys() | OTHERS  # none is forgotten
-    expected, first = TAKES[name](vit, images, LABELS), [*TAKES].index(name) % share
+    expected = TAKES[name](vit, images, LABELS)
+    first = [*TAKES].index(name) % share
     for form, given in [*forms.items()][first::share]:
         found = TAKES[name](vit, given, None if form in WITH_LABELS else LABELS)
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=form)
@@ -158,7 +160,8 @@ def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(name, share,
 
 @pytest.mark.parametrize("name", STREAMED | OTHER_WAYS)
 def test_no_more_than_a_batch_of_a_split_is_read_at_once(name, vit):
-    take, split = (STREAMED | OTHER_WAYS)[name], counted(vit.input_size, vit.classes)
+    take = (STREAMED | OTHER_WAYS)[name]
+    split = counted(vit.input_size, vit.classes)
     with pytest.MonkeyPatch.context() as patch:
         in_small_batches(patch)
         found = take(vit, split, None)
@@ -226,7 +229,8 @@ TARGETED: dict[str, Callable[..., Tensor]] = {
 def test_targets_in_every_form_are_the_same(name, vit, images, forms):
     assert functions_with("targets") == {"attack", "choose_method", *TARGETED} - {"gradient-rollout"}
     maps = TARGETED[name]
-    predicted, second = maps(vit, images, targets=vit(images).argmax(1)), maps(vit, images, targets=1)
+    predicted = maps(vit, images, targets=vit(images).argmax(1))
+    second = maps(vit, images, targets=1)
     for given, targets, expected in (
         (images, "predicted", predicted),
         (images, torch.ones(3, dtype=torch.int64), second),
@@ -253,7 +257,8 @@ def test_targets_in_every_form_are_the_same(name, vit, images, forms):
 
 
 def test_an_attack_is_targeted_by_name_too(vit, images):
-    labels, ones = torch.zeros(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64)
+    labels = torch.zeros(3, dtype=torch.int64)
+    ones = torch.ones(3, dtype=torch.int64)
     first, *others = (
         vitlens.attack(vit, images, labels, method="pgd-targeted", steps=2, targets=targets).images
         for targets in (ones, 1, vit.classes[1])
@@ -325,7 +330,8 @@ def test_what_is_shown_is_short_without_addresses_and_escaped(vit, images):
         vitlens.read(REPORTS / "stats-deit-tiny"),
         vitlens.list_methods(),
     ):
-        text, html = repr(result), result._repr_html_()
+        text = repr(result)
+        html = result._repr_html_()
         assert not re.search(r"0x[0-9a-f]{6}|object at|tensor\(", text + html)
         assert len(text) < 6000
         assert len(text.splitlines()) <= 26

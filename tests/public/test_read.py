@@ -33,7 +33,8 @@ def results_of(folder: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_committed_report_is_read_as_it_was_written(name):
-    run, results = vitlens.read(REPORTS / name), results_of(REPORTS / name)
+    run = vitlens.read(REPORTS / name)
+    results = results_of(REPORTS / name)
     assert (run.command, run.status, run.report.name) == (results["command"], "done", "report.md")
     assert {key: estimate.value for key, estimate in run.metrics.items()} == {
         key: value["value"] for key, value in results["metrics"].items()

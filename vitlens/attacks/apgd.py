@@ -16,7 +16,10 @@ from vitlens.attacks.registry import NormName
 
 RHO = 0.75  # share of the steps between two checkpoints that must raise the loss
 MOMENTUM = 0.75  # alpha: weight of the new step; 1 - alpha is that of the last one
-_FIRST, _SHORTER, _SHORTEST = 0.22, 0.03, 0.06  # of the steps: positions of the checkpoints
+# of the steps: positions of the checkpoints
+_FIRST = 0.22
+_SHORTER = 0.03
+_SHORTEST = 0.06
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,10 @@ class AutoPGD(Algorithm):
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Record the loss, check the step size, take the next step."""
-        loss, gradient, points, first = seen.losses[:, 0], seen.gradients[0], state["points"], jobs.queries == 0
+        loss = seen.losses[:, 0]
+        gradient = seen.gradients[0]
+        points = state["points"]
+        first = jobs.queries == 0
         state = {**state, "rises": state["rises"] + (~first & (loss > state["loss"])), "loss": loss}
         top = {"top": points, "top_gradient": gradient, "top_loss": loss}
         state = updated(state, loss > state["top_loss"], top)
@@ -85,7 +91,9 @@ def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName =
 def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
     """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not a checkpoint. The
     checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up."""
-    before, share, marks = 0.0, _FIRST, [0]
+    before = 0.0
+    share = _FIRST
+    marks = [0]
     while share <= 1:
         marks.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 must give 11 despite rounding errors
         before, share = share, share + max(share - before - _SHORTER, _SHORTEST)

@@ -231,7 +231,8 @@ def attack(
     (level,), limit = plan.epsilons(entry, model, clean, [given]), torch.inf
     _warn_of_large_epsilon(entry, [given])
     if entry.kind == "minimum":  # it searches without an epsilon, and what it finds counts within this distance
-        level, limit = 1.0, torch.inf if epsilon is None else epsilon
+        level = 1.0
+        limit = torch.inf if epsilon is None else epsilon
     if plan.targets is not None:
         if not entry.targets:
             known = " or ".join(each.name for each in ATTACKS.values() if each.targets)

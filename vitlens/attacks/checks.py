@@ -87,14 +87,21 @@ class Trial:
     def within_budget(self, model: Model, result: AttackResult, *, epsilon: float, norm: NormName) -> Check:
         """Examples lie within epsilon and in [0, 1]; each success was predicted correctly before and is wrong now. Of a
         patch, only the range of pixels is checked."""
-        adversarial, clean, limit, reach, longest = result.images.cpu(), self.images.cpu(), "", "", 0.0
+        adversarial = result.images.cpu()
+        clean = self.images.cpu()
+        limit = ""
+        reach = ""
+        longest = 0.0
         if norm != "patch":
             longest = float(NORMS[norm].length((adversarial - clean).double()).max())
-            limit, reach = f"perturbations up to {epsilon:.4g}, ", f"longest {longest:.6f}, "
-        low, high = float(adversarial.min()), float(adversarial.max())
+            limit = f"perturbations up to {epsilon:.4g}, "
+            reach = f"longest {longest:.6f}, "
+        low = float(adversarial.min())
+        high = float(adversarial.max())
         with evaluating(model), torch.no_grad():
             after, before = (model(each.to(model.device).float()).argmax(-1).cpu() for each in (adversarial, clean))
-        truth, success = self.labels.cpu(), result.success
+        truth = self.labels.cpu()
+        success = result.success
         false = int((success & ((after == truth) | (before != truth))).sum())
         return Check(
             "within the budget",
@@ -107,7 +114,8 @@ class Trial:
     def unlimited_budget(self, *, epsilon: float = UNLIMITED_EPSILON, steps: int = 50) -> Check:
         """Within an unlimited budget every image can become any other, so the attack succeeds on every image."""
         result = self.at(epsilon=epsilon, steps=steps)
-        left, tried = int((result.tried & ~result.success).sum()), int(result.tried.sum())
+        left = int((result.tried & ~result.success).sum())
+        tried = int(result.tried.sum())
         return Check(
             "no limit",
             self.attack,
@@ -121,7 +129,8 @@ class Trial:
     def more_steps(self, *, epsilon: float, steps: int, times: int = 4) -> Check:
         """More steps break as many images, but for chance; if they break more, the attack had too few steps."""
         fewer, more = (self.at(epsilon=epsilon, steps=count).success for count in (steps, times * steps))
-        lost, gained = int((fewer & ~more).sum()), int((~fewer & more).sum())
+        lost = int((fewer & ~more).sum())
+        gained = int((~fewer & more).sum())
         differs = paired_test(fewer, more, groups=self.groups) <= SIGNIFICANT
         reason = "; more steps break fewer" if lost > gained else f"; too few steps, raise {argument('steps')}"
         return Check(
@@ -140,9 +149,13 @@ class Trial:
         epsilon: L2, pixel units, greater than any perturbation."""
         fewer, more = (self.at(epsilon=epsilon, steps=count) for count in (steps, times * steps))
         short, long = (NORMS["l2"].length((each.images.cpu() - self.images.cpu()).double()) for each in (fewer, more))
-        sooner, later = fewer.success, more.success
-        both, lost, gained = sooner & later, int((sooner & ~later).sum()), int((~sooner & later).sum())
-        name, expected = "more steps", f"{times} times the steps find changes as small, within {100 * NEAR:.0f} %"
+        sooner = fewer.success
+        later = more.success
+        both = sooner & later
+        lost = int((sooner & ~later).sum())
+        gained = int((~sooner & later).sum())
+        name = "more steps"
+        expected = f"{times} times the steps find changes as small, within {100 * NEAR:.0f} %"
         if not bool(both.any()):
             return Check(name, self.attack, expected, f"no change found for any of {len(both)} images", "failed")
         change = float(torch.median(long[both] / short[both])) - 1
@@ -202,7 +215,8 @@ def gradients_read(name: str, attack: str, zero: int, count: int) -> Check:
 
 def every_image_broken(outcome: Outcome) -> Check:
     """A search without a budget found a perturbation that fools the model for every image."""
-    right, missed = int(outcome.clean.sum()), int((outcome.clean & outcome.broken_at.isinf()).sum())
+    right = int(outcome.clean.sum())
+    missed = int((outcome.clean & outcome.broken_at.isinf()).sum())
     return Check(
         "no limit",
         outcome.name,
@@ -217,16 +231,24 @@ def every_image_broken(outcome: Outcome) -> Check:
 def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
     """The weaker of two attacks breaks no more images than the stronger at any epsilon, but for chance. reason: why it
     is the weaker one ("one step against many"). Only the epsilons that both tried are compared."""
-    least_p, found, against, of, any_broken = 1.0, "nowhere weaker", 0, 0, False
+    least_p = 1.0
+    found = "nowhere weaker"
+    against = 0
+    of = 0
+    any_broken = False
     both = [epsilon for epsilon in weaker.epsilons if epsilon in stronger.epsilons]
     for epsilon in both:
-        left, also_left = weaker.robust(epsilon), stronger.robust(epsilon)
+        left = weaker.robust(epsilon)
+        also_left = stronger.robust(epsilon)
         any_broken |= bool((weaker.clean & ~left).any() or (stronger.clean & ~also_left).any())
-        only_weaker, only_stronger = int((~left & also_left).sum()), int((left & ~also_left).sum())
+        only_weaker = int((~left & also_left).sum())
+        only_stronger = int((left & ~also_left).sum())
         p_alone = paired_test(also_left, left, groups=weaker.groups)
         p = min(1.0, len(both) * p_alone)  # Bonferroni, as the least is taken
         if only_weaker > only_stronger and p < least_p:
-            least_p, against, of = p, only_weaker, only_weaker + only_stronger
+            least_p = p
+            against = only_weaker
+            of = only_weaker + only_stronger
             found = (
                 f"at {epsilon:.3g}, {only_weaker} broken by {weaker.name} alone, {only_stronger} by {stronger.name} "
                 f"alone (p = {p:.2g})"

@@ -67,7 +67,8 @@ def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images pla
         else:
             places = ranked.to(jobs.rows.device)[jobs.rows]
             position = places.gather(1, (jobs.restarts % places.shape[1])[:, None])[:, 0]
-        top, left = position // counts[1] * step[0], position % counts[1] * step[1]
+        top = position // counts[1] * step[0]
+        left = position % counts[1] * step[1]
         return {"mask": squares((height, width), top, left, torch.full_like(top, side))}
 
     return Region(

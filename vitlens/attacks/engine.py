@@ -81,7 +81,8 @@ class Evaluator:
     def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
         """The model's outputs on the points; last (on the CPU): jobs for which no gradient is needed."""
         chunk = _CPU_CHUNK if points.device.type == "cpu" else len(points)
-        all_jobs, count = torch.ones_like(last), int(last.sum())
+        all_jobs = torch.ones_like(last)
+        count = int(last.sum())
         groups = [(all_jobs, True)]  # the jobs of each pass, and whether it needs gradients
         if count == len(last) or not self.algorithm.objectives:
             groups = [(all_jobs, False)]
@@ -175,7 +176,10 @@ class Engine:
     def __init__(
         self, model: Model, clean: CleanImages, attack: Attack, plan: AttackPlan, outcome: AttackOutcome | None = None
     ) -> None:
-        self.model, self.clean, self.plan, self.minimum = model, clean, plan, attack.kind == "minimum"
+        self.model = model
+        self.clean = clean
+        self.plan = plan
+        self.minimum = attack.kind == "minimum"
         self.algorithm = algorithm_of(attack, plan.setting(attack, model, clean))
         self.evaluator = Evaluator(model, self.algorithm, plan.precision, plan.targets is not None)
         self.outcome = outcome or nothing_yet(len(clean.labels))
@@ -188,7 +192,8 @@ class Engine:
         level = self.outcome.level
         self.limits = torch.where(level < 0, len(self.plan.levels), level).tolist()  # of levels from the smallest
         attacked = (row for row, correct in enumerate(self.clean.correct.tolist()) if correct and self.limits[row])
-        self.waiting, self.on_done = iter(attacked), on_done
+        self.waiting = iter(attacked)
+        self.on_done = on_done
         # of each slot: image, index of the job among the image's jobs, queries of the job
         self.rows = list(islice(self.waiting, self.batch_size))
         self.stages = [self._first(row) for row in self.rows]
@@ -202,7 +207,8 @@ class Engine:
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """One query of the model for the whole batch, and the changes that follow from it."""
-        minimum, last = self.minimum, self.queries == self.algorithm.queries - 1
+        minimum = self.minimum
+        last = self.queries == self.algorithm.queries - 1
         points = state["points"]
         seen = self.evaluator.evaluate(points, jobs, last)
         state = self.algorithm.step(jobs, state, seen)
@@ -277,16 +283,19 @@ class Engine:
                 filled.append(slot)
         if filled:
             new_jobs = self._jobs([self.rows[slot] for slot in filled], [self.stages[slot] for slot in filled])
-            place, start = torch.tensor(filled, device=new_jobs.rows.device), self.algorithm.start(new_jobs)
+            place = torch.tensor(filled, device=new_jobs.rows.device)
+            start = self.algorithm.start(new_jobs)
             self.queries[filled] = 0
             jobs = jobs.replaced(place, new_jobs)
             state = {name: state[name].index_copy(0, place, new) for name, new in start.items()}
         if len(filled) < len(slots):
             occupied = [slot for slot, row in enumerate(self.rows) if row >= 0]
-            self.rows, self.stages = [self.rows[slot] for slot in occupied], [self.stages[slot] for slot in occupied]
+            self.rows = [self.rows[slot] for slot in occupied]
+            self.stages = [self.stages[slot] for slot in occupied]
             self.queries = self.queries[occupied]
             place = torch.tensor(occupied, dtype=torch.int64, device=jobs.rows.device)
-            jobs, state = jobs.select(place), {name: value[place] for name, value in state.items()}
+            jobs = jobs.select(place)
+            state = {name: value[place] for name, value in state.items()}
         return jobs, state
 
     def _first(self, row: int) -> int:
@@ -295,7 +304,8 @@ class Engine:
 
     def _next(self, row: int, stage: int, success: bool) -> int:
         """The next stage of an image; negative: none."""
-        level, downwards = stage // self.jobs_per_level, self.plan.downwards
+        level = stage // self.jobs_per_level
+        downwards = self.plan.downwards
         if success:
             return (level - 1) * self.jobs_per_level if downwards else -1
         levels = level + 1 if downwards else self.limits[row]
@@ -303,9 +313,13 @@ class Engine:
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
         """The jobs of these images at these stages."""
-        plan, clean, device = self.plan, self.clean, self.model.device
-        row, stage = torch.tensor(rows, dtype=torch.int64), torch.tensor(stages, dtype=torch.int64)
-        ranks, restarts = stage % self.jobs_per_level % self.targets, stage % self.jobs_per_level // self.targets
+        plan = self.plan
+        clean = self.clean
+        device = self.model.device
+        row = torch.tensor(rows, dtype=torch.int64)
+        stage = torch.tensor(stages, dtype=torch.int64)
+        ranks = stage % self.jobs_per_level % self.targets
+        restarts = stage % self.jobs_per_level // self.targets
         runners_up = clean.runners_up[row]
         targets = runners_up.gather(1, ranks[:, None])[:, 0] if plan.targets is None else plan.targets[row]
         levels = torch.tensor(plan.levels, dtype=clean.images.dtype)[stage // self.jobs_per_level]
@@ -344,7 +358,8 @@ def worst_case(
 def nothing_yet(count: int) -> AttackOutcome:
     """The outcome before any attack."""
     zero = torch.zeros(count, dtype=torch.int64)
-    distance, silent = torch.full((count,), torch.inf), torch.ones(count, dtype=torch.bool)
+    distance = torch.full((count,), torch.inf)
+    silent = torch.ones(count, dtype=torch.bool)
     return AttackOutcome(zero - 1, distance, zero.clone(), zero.clone(), silent, {})
 
 
@@ -352,7 +367,8 @@ def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images,
     """The nearest adversarial images that a grid search finds on the lines from the clean to the adversarial ones.
     is_adversarial: of points, given the rows of the images that they belong to; batch_size: points per call. Where no
     nearer point is adversarial, the adversarial image is returned unchanged, bit for bit."""
-    change, rows = adversarial - clean, torch.arange(len(clean), device=clean.device)
+    change = adversarial - clean
+    rows = torch.arange(len(clean), device=clean.device)
 
     def points_at(rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:
         """The points at these shares of the lines; those tested and those returned alike."""
@@ -363,7 +379,8 @@ def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images,
     steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
     for _ in range(ROUNDS):
         between = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
-        inner, owners = between.flatten(), rows.repeat_interleave(POINTS)
+        inner = between.flatten()
+        owners = rows.repeat_interleave(POINTS)
         success = torch.cat(
             [
                 is_adversarial(points_at(owners[part], inner[part]), owners[part])

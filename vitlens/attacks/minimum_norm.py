@@ -100,7 +100,8 @@ class CarliniWagner(Algorithm):
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Keep the nearest adversarial image, take a step of Adam, start the next search where one has ended."""
-        points, change = state["points"], state["points"] - _as_image(state["origin"])
+        points = state["points"]
+        change = state["points"] - _as_image(state["origin"])
         loss = change.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
         gradient = (2 * change - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)  # d tanh
         length = L2.length(points - jobs.clean)
@@ -128,7 +129,9 @@ class CarliniWagner(Algorithm):
 
     def _next_search(self, state: State, end: Bool[Tensor, " batch"]) -> State:
         """The next c and a new search for the jobs whose search has ended."""
-        c, success, search = state["c"], state["success"], state["search"] + end
+        c = state["c"]
+        success = state["success"]
+        search = state["search"] + end
         state = updated(updated(state, end & success, {"high": c}), end & ~success, {"low": c})
         between = torch.where(state["high"].isinf(), c * 10, (state["low"] + state["high"]) / 2)
         if self.searches >= SEARCHES + 1:  # as published: the last search uses the smallest c that succeeded

@@ -80,7 +80,8 @@ class AttackPlan:
         count, (height, width) = len(clean.labels), clean.images.shape[2:]
         if self.maps is not None and (self.maps.ndim != 3 or len(self.maps) != count):
             raise InputError(f"expected maps ({count}, rows, columns), found {tuple(self.maps.shape)}")
-        layout, token = model.anatomy.layout, None
+        layout = model.anatomy.layout
+        token = None
         if layout is not None:
             (down, across), (rows, columns) = layout.patch_size, layout.image_size
             token = max(1, round(down * height / rows)), max(1, round(across * width / columns))

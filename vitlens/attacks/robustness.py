@@ -119,7 +119,8 @@ def transfers(
     their own source; groups: (n,) what images share."""
     of_clean = [accuracy(correct, groups=groups) for correct in clean]
     for source, target in product(range(len(clean)), repeat=2):
-        correct, counted = adversarial[source][target], fooled[source] & clean[target]
+        correct = adversarial[source][target]
+        counted = fooled[source] & clean[target]
         own = None if groups is None else groups[counted]
         rate = accuracy(~correct[counted], groups=own) if bool(counted.any()) else None
         yield Transfer(source, target, rate, accuracy(correct, groups=groups), of_clean[target])
@@ -160,7 +161,8 @@ def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
     """The first block whose outputs for an image and its changed version are half as far apart as for two images.
     changed: cosines with the changed image, another: with a different one; means over images are compared. None where
     there is no such block, or where different images have equal outputs."""
-    distance, between_images = 1 - changed.double().mean(1), 1 - another.double().mean(1)
+    distance = 1 - changed.double().mean(1)
+    between_images = 1 - another.double().mean(1)
     share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), 0.0)
     blocks = (share >= HALFWAY).nonzero().flatten()
     return int(blocks[0]) if len(blocks) else None

@@ -41,8 +41,12 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 MARGIN: Final = 0.1  # in probability: how much better another candidate than the smooth one must be
-_SMOOTH_POWER, _SHARP_POWER = 6, 3  # of V
-_LEAST_POWER, _GREATEST_POWER = 1.0, 4.0  # of the smooth map
+# of V
+_SMOOTH_POWER = 6
+_SHARP_POWER = 3
+# of the smooth map
+_LEAST_POWER = 1.0
+_GREATEST_POWER = 4.0
 _SPREAD: Final = 0.15  # of its values over the patches: at 1/N one patch alone is not 0, at 1 all are equal
 _HALVINGS: Final = 20  # of the interval that holds the power
 _BLURRED: Final = 0.2  # the share of B
@@ -147,13 +151,15 @@ def _contrasted(maps: Maps) -> Maps:
         middle = (low + high) / 2
         tried = unit**middle
         enough = tried.mean((1, 2), keepdim=True).square() >= _SPREAD * tried.square().mean((1, 2), keepdim=True)
-        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+        low = torch.where(enough, middle, low)
+        high = torch.where(enough, high, middle)
     return unit**low
 
 
 def _with_neighbours(maps: Maps) -> Maps:
     """3/4 of each cell and 1/8 of each neighbour along the columns, cells at the border their own neighbours."""
-    left, right = maps[..., [0]], maps[..., [-1]]
+    left = maps[..., [0]]
+    right = maps[..., [-1]]
     return 0.75 * maps + (torch.cat([left, maps[..., :-1]], -1) + torch.cat([maps[..., 1:], right], -1)) / 8
 
 

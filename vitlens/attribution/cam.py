@@ -110,12 +110,14 @@ def scorecam(model: Model, images: Images, targets: Labels) -> Maps:
     """ScoreCAM (Wang 2020): channels weighted by the softmax, over channels, of the target's logit for the image masked
     with the channel's activations, enlarged and scaled to [0, 1]. One forward per channel and image."""
     _, output = layer_output(model, images)
-    activations, prepared = target_layer(model).as_maps(output).float(), model.prepare(images)
+    activations = target_layer(model).as_maps(output).float()
+    prepared = model.prepare(images)
 
     def masked(image: int, channels: Tensor) -> Logits:
         coarse = activations[image, channels, None]
         masks = F.interpolate(coarse, prepared.shape[2:], mode="bilinear", align_corners=True)
-        low, high = masks.amin((2, 3), keepdim=True), masks.amax((2, 3), keepdim=True)
+        low = masks.amin((2, 3), keepdim=True)
+        high = masks.amax((2, 3), keepdim=True)
         return model.run(prepared[image] * ((masks - low) / (high - low + 1e-8)))
 
     scores = _by_channel(model, masked, targets, channels=activations.shape[1])
@@ -131,7 +133,8 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
     """
     layer = target_layer(model)
     logits, tensor = layer_output(model, images)
-    module, prepared = model.module.get_submodule(layer.module), model.prepare(images)
+    module = model.module.get_submodule(layer.module)
+    prepared = model.prepare(images)
 
     def without(image: int, channels: Tensor) -> Logits:
         copies = tensor[image].expand(len(channels), *tensor.shape[1:]).clone()
@@ -216,7 +219,8 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
 
 
 def _layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradients:
-    layer, leaves = target_layer(model), []
+    layer = target_layer(model)
+    leaves = []
 
     def start_graph(output: Any) -> Any:
         torch.set_grad_enabled(True)  # the no_grad around the pass restores the mode
@@ -243,7 +247,8 @@ def _layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGrad
 
 def layer_output(model: Model, images: Images) -> tuple[Logits, Tensor]:
     """Return the logits and the target layer's tensor, without gradients."""
-    layer, outputs = target_layer(model), list[Tensor]()
+    layer = target_layer(model)
+    outputs = list[Tensor]()
 
     def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
         outputs.append(layer.tensor(output).clone())
@@ -256,7 +261,8 @@ def layer_output(model: Model, images: Images) -> tuple[Logits, Tensor]:
 
 def _attention_inputs(model: Model) -> dict[str, tuple[str | None, Shape]]:
     """Attention module -> the module that computed the tokens that it reads (None where none did), and their shape."""
-    calls, found = trace(model, 1).calls, {}
+    calls = trace(model, 1).calls
+    found = {}
     attention = [call for call in calls if call.module in model.anatomy.attention_modules and call.arguments]
     for call in sorted(attention, key=lambda each: each.begin):
         tokens = next(iter(call.arguments.values()))

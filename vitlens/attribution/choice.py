@@ -49,7 +49,9 @@ MOSAICS: Final = 12  # of each half, at most
 REPLACED: Final[Substrate] = "mean"  # what removed patches become: not the blur by which `best` itself chooses
 KIND: Final = "mosaic-2"  # of the composites
 REFERENCES: Final = ("relevance", "gradcam")  # with which the chosen one is compared, too, where they are candidates
-FAITHFULNESS, LOCALISATION = "insertion_minus_deletion", "localisation"  # the checks
+# the checks
+FAITHFULNESS = "insertion_minus_deletion"
+LOCALISATION = "localisation"
 SCORE: Final = "score"  # the name of the combined score beside them
 DRAWS: Final = 2000  # of the bootstrap
 _TIE: Final = 1e-9
@@ -191,28 +193,35 @@ def chosen_by_evidence(
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:IMAGES].sort().values
     used = split.pick(order)
     groups = torch.arange(len(used)) if used.groups is None else used.groups.cpu()
-    found, least = len(groups.unique()), 2 * ENOUGH  # ENOUGH in each half
+    # ENOUGH in each half
+    found = len(groups.unique())
+    least = 2 * ENOUGH
     if found < least:
         what = "images" if used.groups is None else "groups of images"
-        reason, default = f"expected at least {least} {what} to choose by, found {found}", preferred_method(model)
+        reason = f"expected at least {least} {what} to choose by, found {found}"
+        default = preferred_method(model)
         method = default if default in functions else next(iter(functions))
         return MethodChoice(method, tuple(functions), reason, seed=seed)
     logits = predicted_logits(model, used, batch_size=batch_size).float().cpu()
     classes = (logits.argmax(-1) if targets is None else targets.cpu()[order]).to(model.device)
     (batch,) = used.batches(len(used), device=model.device)
     maps_of = partial(explained, model, functions, seed=seed, advance=advance)
-    parts, maps = halves(groups, seed=seed), maps_of(batch.images, classes)
+    parts = halves(groups, seed=seed)
+    maps = maps_of(batch.images, classes)
     removed = [own.to(model.device) for own in maps.values()]
     curves = faithfulness(
         model, batch.images, classes, removed, substrate=REPLACED, steps=STEPS, seed=seed, batch_size=batch_size
     )
-    values, obstacle = {FAITHFULNESS: torch.stack([each.gaps for each in curves]).cpu()}, ""
+    values = {FAITHFULNESS: torch.stack([each.gaps for each in curves]).cpu()}
+    obstacle = ""
     if used.masks is None:
         what = "confidently classified images"
         located, obstacle = _on_mosaics(model, resized(model, batch.images), logits, parts, maps_of, seed)
     else:
-        what, masks = "images with a mask", used.masks.cpu()
-        known, located = has_edge(masks), torch.full((len(maps), len(used)), torch.nan)
+        what = "images with a mask"
+        masks = used.masks.cpu()
+        known = has_edge(masks)
+        located = torch.full((len(maps), len(used)), torch.nan)
         if bool(known.any()):
             located[:, known] = torch.stack([roc_auc(own[known], masks[known]) for own in maps.values()])
     fewest = min(len(groups[part[located[0, part].isfinite()]].unique()) for part in parts)
@@ -239,7 +248,8 @@ def _on_mosaics(
 ) -> tuple[Values, str]:
     """ROC-AUC on the cell of each explained image, its mean over the mosaics of its half, NaN for an image that is in
     none; and why mosaics judge no maps, "" where the model names their classes better than by guessing."""
-    kind, nothing = COMPOSITE_KINDS[KIND], torch.full((1, len(images)), torch.nan)
+    kind = COMPOSITE_KINDS[KIND]
+    nothing = torch.full((1, len(images)), torch.nan)
     mosaics: list[tuple[Indices, Composites]] = []
     for part in parts:
         labels = logits[part].argmax(-1)
@@ -257,7 +267,8 @@ def _on_mosaics(
         found = model(every).float().cpu()
     which = torch.arange(len(every)).repeat_interleave(kind.explained)
     named = recognised(found[which], torch.cat([made.targets for _, made in mosaics]), kind.classes)
-    share, guessed = accuracy(named, groups=which), min(1.0, kind.classes / len(model.classes))
+    share = accuracy(named, groups=which)
+    guessed = min(1.0, kind.classes / len(model.classes))
     if beyond(share, guessed) is not Side.ABOVE:
         return nothing, (
             f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not significantly more than "
@@ -295,7 +306,9 @@ def choose(
     values: of each check, greater is better, a row a method (candidates, then BASELINES), NaN in all rows of an image
     without a value. A check in which all methods are equal decides nothing.
     """
-    names, count, rows = (*candidates, *BASELINES), len(candidates), (*values, SCORE)
+    names = (*candidates, *BASELINES)
+    count = len(candidates)
+    rows = (*values, SCORE)
     table = torch.stack([each.double() for each in values.values()])
     scales = table[..., parts[0]].nanmean(2).std(1, correction=0)
     weights = torch.where(scales > _TIE, 1 / scales.clamp_min(_TIE), 0.0) / len(scales)
@@ -349,9 +362,11 @@ class _Half:
 
     def estimate(self, row: int, method: int, *, minus: int | None = None) -> Estimate:
         """A mean, or the paired difference of two, with its bootstrap interval, which few groups do not have."""
-        value, draws = self.means[row, method], self.draws[:, row, method]
+        value = self.means[row, method]
+        draws = self.draws[:, row, method]
         if minus is not None:
-            value, draws = value - self.means[row, minus], draws - self.draws[:, row, minus]
+            value = value - self.means[row, minus]
+            draws = draws - self.draws[:, row, minus]
         if not enough_to_draw(self.members[row]):
             return Estimate(float(value), n=self.counts[row], unit="")
         low, high = drawn_interval(draws.numpy(), self.members[row])
@@ -364,8 +379,10 @@ def _half(own: Float[Tensor, "checks methods images"], groups: Tensor, weights: 
     present = own[:, 0].isfinite().double()
     rows = torch.cat([own.nan_to_num(0.0).flatten(0, 1), present])
     drawn = resampled_means(rows, groups=groups, seed=seed, draws=DRAWS)
-    sums, shares = drawn[:, :-checks].unflatten(1, (checks, methods)), drawn[:, -checks:, None]
-    draws, means = (sums / shares)[(shares > 0).all(1).squeeze(1)], own.nanmean(2)
+    sums = drawn[:, :-checks].unflatten(1, (checks, methods))
+    shares = drawn[:, -checks:, None]
+    draws = (sums / shares)[(shares > 0).all(1).squeeze(1)]
+    means = own.nanmean(2)
     numbers = groups.cpu().numpy()
     members = [by_group(each.numpy(), numbers)[0] for each in present]
     members = [sizes[sizes > 0] for sizes in members]

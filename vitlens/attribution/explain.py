@@ -80,7 +80,8 @@ def explain(
     >>> vitlens.explain(vit, torch.rand(2, 3, 32, 32), refinement=twice).shape
     torch.Size([2, 16, 16])
     """
-    images, targets = as_parts(images), as_targets(targets)
+    images = as_parts(images)
+    targets = as_targets(targets)
     require_method(model, method, engine=engine)
     known = [name for name in ATTRIBUTIONS[method].options if name != "seed"] if engine == "vitlens" else []
     for name in options:

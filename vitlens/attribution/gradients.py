@@ -72,7 +72,8 @@ def smoothgrad(
     if samples < 1:
         raise InputError(f"expected samples of at least 1, found {samples}")
     spread = noise * (images.amax((1, 2, 3)) - images.amin((1, 2, 3)))
-    generator, total = torch.Generator().manual_seed(seed), torch.zeros_like(images)
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros_like(images)
     for count in _in_chunks(samples, model, images):
         draws = torch.stack([torch.randn(images.shape[1:], generator=generator) for _ in range(count)])
         copies = images + spread.view(1, -1, 1, 1, 1) * draws.to(images).unsqueeze(1)  # (count, batch, 3, ...)
@@ -93,12 +94,14 @@ def integrated_gradients(
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
     nodes, weights = (torch.from_numpy(part).float().to(images) / 2 for part in np.polynomial.legendre.leggauss(steps))
-    name, done = stem_name(model), 0
+    name = stem_name(model)
+    done = 0
     if name is not None and is_changed(model.module.get_submodule(name)):
         name = None  # it may no longer be affine
     stem = Stem(model, name)
     with torch.no_grad():
-        start, end = stem.output(torch.full_like(images, baseline)), stem.output(images)
+        start = stem.output(torch.full_like(images, baseline))
+        end = stem.output(images)
     total = torch.zeros_like(end)
     for count in _in_chunks(steps, model, images):
         part = slice(done, done + count)
@@ -193,7 +196,8 @@ def stem_name(model: Model) -> str | None:
     exact = torch.autocast(model.device.type, enabled=False)
     with torch.no_grad(), evaluating(model), exact:
         logits = model(torch.cat([first, second]))
-        start, end = stem.output(first), stem.output(second)
+        start = stem.output(first)
+        end = stem.output(second)
         middle = stem.output((first + second) / 2)
         with stem.given(start):
             replaced = model(second)

@@ -45,7 +45,8 @@ def legrad(
     authors' code), else for the model's own. Raises InputError for a layer that does not exist, UnknownNameError or
     UnsupportedError for another readout.
     """
-    blocks, averaged = blocks_of(model, pooled=True), _is_averaged(model, readout)
+    blocks = blocks_of(model, pooled=True)
+    averaged = _is_averaged(model, readout)
     chosen = [layer for layer in layers(model) if layer.unit in blocks]  # a block that lost its heads has none
     if start_layer is not None:
         require_start(start_layer, len(chosen))
@@ -78,7 +79,8 @@ def _differentiated_calls(
     with evaluating(model), torch.enable_grad():
         stacked = torch.cat(streams)  # (layers x batch, tokens, dim)
         if model.anatomy.readout == "pool":
-            calls, stacked = [], stacked.detach().requires_grad_()
+            calls = []
+            stacked = stacked.detach().requires_grad_()
             with observing(model, calls.append):
                 logits = logits_from(model, stacked, blocks=blocks)
         else:

@@ -60,7 +60,8 @@ def rise(model: Model, images: Images, targets: Labels, *, masks: int = MASKS, s
         raise InputError(f"expected masks of at least 1, found {masks}")
     size = (int(images.shape[2]), int(images.shape[3]))
     at_once = max(1, fitting_batch_size(model) // len(images))
-    generator, covered = torch.Generator().manual_seed(seed), images.new_zeros(size)
+    generator = torch.Generator().manual_seed(seed)
+    covered = images.new_zeros(size)
     total = images.new_zeros(len(images), *size)
     with evaluating(model), torch.no_grad():
         for start in range(0, masks, at_once):
@@ -104,7 +105,10 @@ def kernel_shap(
     chosen, weights = _all_coalitions(players) if exact else _sampled_coalitions(players, count, seed)
     ends = torch.tensor([[False], [True]]).expand(2, players)
     scores = scores_without(model, images, targets, ~torch.cat((ends, chosen))).double().cpu()
-    empty, full, sampled = scores[:, 0], scores[:, 1], scores[:, 2:]  # the coalitions of no patch, all, and some
+    # the coalitions of no patch, all, and some
+    empty = scores[:, 0]
+    full = scores[:, 1]
+    sampled = scores[:, 2:]
     values = shapley_values(chosen, weights, sampled - empty[:, None], full - empty)
     return values.float().view(-1, rows, columns).to(images.device)
 

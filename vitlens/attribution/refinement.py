@@ -158,7 +158,9 @@ def over_views(maps_of: Callable[[Images], AnyMaps], images: Images, *, views: i
     size = min(2 * first.shape[-2], height), min(2 * first.shape[-1], width)
     total = enlarged(first, size)
     for up, left, mirrored in VIEWS[1:views]:
-        bottom, right = up * half[0], left * half[1]  # px
+        # px
+        bottom = up * half[0]
+        right = left * half[1]
         moved = F.pad(images, (0, right, 0, bottom), mode="reflect") if up or left else images
         moved = moved[..., bottom:, right:]
         seen = maps_of(moved.flip(-1) if mirrored else moved)
@@ -190,8 +192,10 @@ def along_edges(maps: AnyMaps, images: Images) -> Float[Tensor, "batch height wi
     radius = max(1, round(height / maps.shape[-2]))
     large = enlarged(maps, (height, width)).unsqueeze(1).to(images)
     scale = large.abs().amax((2, 3), keepdim=True).clamp_min(torch.finfo(large.dtype).tiny)
-    signal, guides = (large / scale), images
-    mean_guide, mean_signal = _box(guides, radius), _box(signal, radius)
+    signal = large / scale
+    guides = images
+    mean_guide = _box(guides, radius)
+    mean_signal = _box(signal, radius)
     covariance = _box(guides * signal, radius) - mean_guide * mean_signal
     slope = covariance / (_box(guides * guides, radius) - mean_guide**2 + _EDGES)
     offset = mean_signal - slope * mean_guide

@@ -98,7 +98,8 @@ def _draw_cloud(
     axes: Axes, cloud: Cloud, palette: Mapping[int, Rgba], names: Mapping[int, str]
 ) -> dict[str, tuple[str, Rgba]]:
     """Fill one panel; returns the mark of errors for the legend."""
-    points, marks = cloud.points, dict[str, tuple[str, Rgba]]()
+    points = cloud.points
+    marks = dict[str, tuple[str, Rgba]]()
     wrong = np.zeros(len(points), bool) if cloud.wrong is None else cloud.wrong.astype(bool)
     if cloud.labels is None or not palette:
         colours = np.array([to_rgba(WRONG if is_wrong else GREY) for is_wrong in wrong.tolist()])
@@ -208,7 +209,8 @@ def place_colours(places: Array, grid: Sequence[int]) -> NDArray[np.float64]:
     """A colour (n, 3) for each place: four corner colours, mixed between them, so that near places look alike."""
     corners = np.array([[[0.0, 0.35, 0.75], [0.1, 0.75, 0.5]], [[0.8, 0.25, 0.5], [0.95, 0.75, 0.1]]])
     share = np.asarray(places, dtype=float) / np.maximum(np.array(grid) - 1, 1)
-    down, across = share[:, :1], share[:, 1:]
+    down = share[:, :1]
+    across = share[:, 1:]
     top = (1 - across) * corners[0, 0] + across * corners[0, 1]
     bottom = (1 - across) * corners[1, 0] + across * corners[1, 1]
     colours: NDArray[np.float64] = (1 - down) * top + down * bottom
@@ -247,7 +249,8 @@ def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
     """Pairs of images side by side, with an arc for each of the best matches of patches; its colour is the similarity
     (lighter: greater, over the range of all arcs)."""
     values = np.concatenate([pair.similarity[:_ARCS] for pair in pairs])
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     ratio = pairs[0].first.shape[1] / pairs[0].first.shape[2]
     across = 2 if in_column() or len(pairs) == 1 else 4
     panel = min(2.6, (full_width() - 0.5) / across)

@@ -104,7 +104,8 @@ def _scale(cells: Values, limits: tuple[float, float] | None) -> Scale:
     if limits is not None:
         return Scale(*limits)
     known = cells[np.isfinite(cells)]
-    low, high = float(known.min()), float(known.max())
+    low = float(known.min())
+    high = float(known.max())
     return Scale(low, low) if is_constant(known) else Scale(low, high)
 
 

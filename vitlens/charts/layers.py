@@ -110,7 +110,8 @@ class _Layout:
         """Draw a horizontal line between two rows."""
         wide, tall = self.board.figure.get_size_inches()
         colour = style.GREY if dark else "#DDDDDD"
-        across, height = (left / wide, right / wide), 1 - y / tall
+        across = (left / wide, right / wide)
+        height = 1 - y / tall
         self.board.figure.add_artist(Line2D(across, (height, height), color=colour, linewidth=0.6, zorder=0))
 
 
@@ -208,7 +209,8 @@ def _draw_columns(layout: _Layout, columns: Sequence[_Column]) -> None:
 
 def _name_rows(layout: _Layout) -> None:
     """Write the names of layers and of stages, and draw lines between them."""
-    left, right = layout.board.left, layout.board.right
+    left = layout.board.left
+    right = layout.board.right
     stages = [row.stage for row in layout.rows]
     for index, row in enumerate(layout.rows):
         layout.write(left + _NAMES - 0.08, layout.middle(index), f"L{row.layer}", ha="right", fontsize=style.SMALL)
@@ -285,7 +287,8 @@ def _panel(layout: _Layout, left: float, wide: float, label: str) -> Axes:
 def _limit(axes: Axes, values: Sequence[float], *, least: float | None = None, most: float | None = None) -> None:
     """Let x begin and end near the values, within what is possible."""
     room = _ROOM * (max(values) - min(values)) or 1.0
-    low, high = min(values) - room, max(values) + room
+    low = min(values) - room
+    high = max(values) + room
     axes.set_xlim(low if least is None else max(low, least), high if most is None else min(high, most))
 
 
@@ -299,7 +302,9 @@ def _reference(axes: Axes, place: float, name: str) -> None:
 def _draw_distance(layout: _Layout, left: float, wide: float) -> None:
     """Draw a dot for each head, the line of their means, and where uniform attention is."""
     axes = _panel(layout, left, wide, "% of uniform")
-    every, means, places = [], [], []
+    every = []
+    means = []
+    places = []
     for index, row in enumerate(layout.rows):
         known = [100 * head.distance for head in row.heads if head.distance is not None]
         if known:
@@ -360,7 +365,8 @@ def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
     for index, row in enumerate(layout.rows):
         if row.role is None:
             continue
-        y, side = layout.middle(index), layout.side
+        y = layout.middle(index)
+        side = layout.side
         for place, exemplar in enumerate(row.role.exemplars):
             axes = layout.board.place(left + place * (side + _GAP), y - side / 2, side, side)
             _draw_exemplar(axes, exemplar)

@@ -64,7 +64,8 @@ def joint_scale(maps: Array) -> Scale:
     Otherwise a few attention sinks would leave the rest dark.
     """
     values = maps[np.isfinite(maps)]
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if is_constant(values):
         return Scale(low, low)
     most = float(np.percentile(values, _LARGEST))

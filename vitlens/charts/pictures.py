@@ -113,8 +113,10 @@ def images(
             if names[at] in dark:
                 beside[at] += f"\nup to {dark[names[at]]:.2g}"
         longest = max((len(line) for text in beside.values() for line in text.split("\n")), default=0)
-        left, right = 0.12 + 0.075 * longest if longest else _GAP, BAR_ROOM if legend else _GAP
-        room, least = style.full_width() - left - right, _LEAST[sum(each.image is not None for each in rows) > 1]
+        left = 0.12 + 0.075 * longest if longest else _GAP
+        right = BAR_ROOM if legend else _GAP
+        room = style.full_width() - left - right
+        least = _LEAST[sum(each.image is not None for each in rows) > 1]
         blocks = -(-across // max(1, int((room + _GAP) / (least + _GAP))))
         across = -(-across // blocks)
         ratio = max(_shape(each)[0] / _shape(each)[1] for each in rows)
@@ -141,11 +143,13 @@ def images(
                 axes.set_xlabel(below[id(each)], fontsize=style.SMALL, labelpad=2)
             if row == 0 and each.column:
                 axes.set_title(heads[each.column])
-        figure, size = drawn.figure, drawn.figure.get_size_inches()
+        figure = drawn.figure
+        size = drawn.figure.get_size_inches()
         for part, (row, name) in product(range(blocks), names.items()):
             y = drawn.top + part * block + above + row * (side * ratio + text)
             if under:
-                words, down_to = style.shortened(name, int(wide / _LETTER)), 1 - (y + side * ratio + 0.04) / size[1]
+                words = style.shortened(name, int(wide / _LETTER))
+                down_to = 1 - (y + side * ratio + 0.04) / size[1]
                 figure.text(drawn.left / size[0], down_to, words, va="top", fontsize=style.SMALL)
             else:
                 middle = 1 - (y + side * ratio / 2) / size[1]
@@ -168,7 +172,8 @@ def _places(rows: Sequence[Picture]) -> tuple[dict[int, tuple[int, int]], int, i
         columns = -(-len(rows) // lines)
         return {id(each): divmod(at, columns) for at, each in enumerate(rows)}, lines, columns
     if across == [""]:  # the pictures of a row beside one another
-        places, before = {}, dict.fromkeys(down, 0)
+        places = {}
+        before = dict.fromkeys(down, 0)
         for each in rows:
             places[id(each)] = down.index(each.row), before[each.row]
             before[each.row] += 1

@@ -34,10 +34,12 @@ def intervals(
         named, title = _first(rows, by, title)
         drawn = [(name, own, each) for name, own in series_of(rows, of).items() for each in values]
         figure = sheet(_share(0.8), 0.7 + max(0.24, 0.13 * len(drawn)) * max(len(named), 2))
-        axes, tall = figure.subplots(), (0.8 if filled else 0.6) / len(drawn)
+        axes = figure.subplots()
+        tall = (0.8 if filled else 0.6) / len(drawn)
         for at, (name, own, column) in enumerate(drawn):
             kept = [row for row in own if str(value(row, by)) in named]
-            found, own_title = numbers(kept, column), titles[at % len(values)] if titles else ""
+            found = numbers(kept, column)
+            own_title = titles[at % len(values)] if titles else ""
             places = np.array([named.index(str(value(row, by))) for row in kept]) + tall * (at + 0.5 - len(drawn) / 2)
             series = " · ".join(filter(None, (name, own_title or (label(rows, column) if len(values) > 1 else ""))))
             if filled:
@@ -154,7 +156,8 @@ def _spaced(values: Values) -> list[float]:
 
 def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: str, band: bool) -> None:
     """One curve through what was measured; several rows at one x are drawn as dots, and the curve is their mean."""
-    at, found = numbers(rows, x)[0], numbers(rows, y)
+    at = numbers(rows, x)[0]
+    found = numbers(rows, y)
     places = np.unique(at)
     several = len(places) < len(at)
     if several:
@@ -176,7 +179,8 @@ def scatter(x: str, y: str, *, of: str = "") -> Draw:
         figure = sheet(_share(0.7), 3.2)
         axes = figure.subplots()
         for at, (series, own) in enumerate(series_of(rows, of).items()):
-            across, up = numbers(own, x), numbers(own, y)
+            across = numbers(own, x)
+            up = numbers(own, y)
             errors = [np.nan_to_num(np.abs(found[0] - found[1:])) for found in (across, up)]
             axes.errorbar(
                 across[0],

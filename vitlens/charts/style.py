@@ -38,13 +38,23 @@ SIGNED: Final = "RdBu_r"  # centred at 0
 COUNTS: Final = "Blues"  # from white at 0, for matrices of counts and shares
 
 # Okabe and Ito's colours, which can be distinguished with colour vision deficiencies.
-BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#666666"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+GREY = "#666666"
 SERIES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
-RIGHT, WRONG = BLUE, VERMILLION
-RIGHT_SYMBOL, WRONG_SYMBOL = "✓", "✗"
+RIGHT = BLUE
+WRONG = VERMILLION
+RIGHT_SYMBOL = "✓"
+WRONG_SYMBOL = "✗"
 
-TITLE, LABEL, SMALL = 9.5, 8.5, 7.5  # points
+# points
+TITLE = 9.5
+LABEL = 8.5
+SMALL = 7.5
 
 _OWN: Final = "DejaVu Sans"  # ships with matplotlib
 _OTHERS: Final = (  # for characters that it lacks, where installed

@@ -112,13 +112,15 @@ def patch_embedding(
     if style.in_column():
         figure = style.sheet(style.full_width(), 5.6)
         rows = figure.add_gridspec(3, 1, height_ratios=[1.2, 1.7, 2.2])
-        patch_place, plot_place = rows[0, 0], rows[2, 0]
+        patch_place = rows[0, 0]
+        plot_place = rows[2, 0]
         filters_grid: GridSpecBase = rows[1, 0].subgridspec(2, columns)
         first_column = 0
     else:
         figure = style.sheet(style.full_width(), 2.7)
         grid = figure.add_gridspec(2, columns + 3, width_ratios=[1.6, *[0.9] * columns, 0.35, 2.6])
-        patch_place, plot_place = grid[:, 0], grid[:, -1]
+        patch_place = grid[:, 0]
+        plot_place = grid[:, -1]
         filters_grid = grid
         first_column = 1
     first = figure.add_subplot(patch_place)

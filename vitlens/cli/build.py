@@ -92,7 +92,9 @@ def command_function(command: Command) -> Callable[..., None]:
             raise typer.Exit(ended.code)
 
     parameters = [*_parameters(kind), _DEBUG]
-    call.__name__, call.__doc__, call.__annotations__ = command.word, command.help, {}
+    call.__name__ = command.word
+    call.__doc__ = command.help
+    call.__annotations__ = {}
     # arguments first, then the command's own options, then those of the bundles
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
@@ -104,7 +106,8 @@ def named_function(command: Command) -> Callable[[], None]:
     def call() -> None:
         raise NotImplementedError(f"the command line was built without the options of {command.word}")
 
-    call.__name__, call.__doc__ = command.word, command.help
+    call.__name__ = command.word
+    call.__doc__ = command.help
     return call
 
 
@@ -138,9 +141,11 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
     plain = _plain_type(annotation)
     if flag.parse is not None:
         typed = default in (None, inspect.Parameter.empty)
-        plain, default = str | None, default if typed else as_text(default) or None
+        plain = str | None
+        default = default if typed else as_text(default) or None
     elif get_origin(plain) is tuple:
-        plain, default = list[str], default if default is inspect.Parameter.empty else None
+        plain = list[str]
+        default = default if default is inspect.Parameter.empty else None
         plain = plain if default is inspect.Parameter.empty else plain | None
     shared: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "show_default": flag.shown}
     if flag.panel is not None:

@@ -97,7 +97,8 @@ def _reworded(message: str, arguments: Sequence[str]) -> str:
     invalid = _INVALID.fullmatch(message.strip())
     if invalid is None:
         return message
-    name, reason = invalid["name"].split(" / ")[0].strip("'"), invalid["reason"].strip().rstrip(".")
+    name = invalid["name"].split(" / ")[0].strip("'")
+    reason = invalid["reason"].strip().rstrip(".")
     matches = (pattern.match(reason) for pattern in _EXPECTED)
     expected = next((match["what"].strip() for match in matches if match), None)
     if expected is None:

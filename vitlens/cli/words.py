@@ -49,11 +49,13 @@ class OneCommand(TyperCommand):
 
         Raises InputError for a --model-file that no MODEL names.
         """
-        words, files = list(one_option_per_image(args)), list(dict.fromkeys(values_of(_MODEL_FILE, args)))
+        words = list(one_option_per_image(args))
+        files = list(dict.fromkeys(values_of(_MODEL_FILE, args)))
         argument = next((param for param in self.params if param.name in _MODELS), None)
         if not files or argument is None:
             return super().parse_args(ctx, words)
-        required, argument.required = argument.required, False
+        required = argument.required
+        argument.required = False
         try:
             rest = super().parse_args(ctx, words)
         finally:
@@ -76,7 +78,8 @@ class OneCommand(TyperCommand):
 
 def values_of(option: str, words: Iterable[str]) -> list[str]:
     """The values of an option that the words give, in their order."""
-    found, before = [], ""
+    found = []
+    before = ""
     for word in words:
         if before == option:
             found.append(word)

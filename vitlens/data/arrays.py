@@ -68,7 +68,8 @@ def load(request: DataRequest) -> Split:
     `test`, else `val`, and the classes are those of all parts. `classes` (strings, in order of label) is optional.
     Raises DataError for another file, part, key, shape or type.
     """
-    path, part = request.path, request.part
+    path = request.path
+    part = request.part
     if not path.is_file():
         raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
     kind = described(path)

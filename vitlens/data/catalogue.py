@@ -202,12 +202,15 @@ def _opened(picture: object) -> list[Image.Image]:
             f"expected files, folders, PIL images or uint8 arrays, found {type(picture).__name__}; e.g. "
             "vitlens.images('cat.jpg', model)"
         )
-    array, form = picture, "an array (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4)"
-    advice, moved = "(255 * pixels).round().astype('uint8')", "numpy.moveaxis(array, {}, -1)"
+    array = picture
+    form = "an array (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4)"
+    advice = "(255 * pixels).round().astype('uint8')"
+    moved = "numpy.moveaxis(array, {}, -1)"
     if isinstance(picture, Tensor):
         array = picture.detach().cpu().numpy()
         array = np.moveaxis(array, -3, -1) if array.ndim > 2 else array
-        form, advice = "a uint8 tensor (3, height, width) or (n, 3, height, width)", "torch.stack(images)"
+        form = "a uint8 tensor (3, height, width) or (n, 3, height, width)"
+        advice = "torch.stack(images)"
         moved = "tensor.movedim({}, -3)"
     if array.dtype != np.uint8:
         raise DataError(

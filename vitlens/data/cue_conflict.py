@@ -78,7 +78,8 @@ def load(request: DataRequest) -> Split:
     labels = tuple(classes.index(listing.classes[label]) for label in listing.labels)
     split = read_listing(replace(listing, classes=classes, labels=labels), request)
     found = cues_of(split)
-    title, notes = f"{split.title} (cue conflicts)", (*split.notes, _LABELLED)
+    title = f"{split.title} (cue conflicts)"
+    notes = (*split.notes, _LABELLED)
     return replace(split, title=title, notes=notes, groups=None if found is None else found.source)
 
 

@@ -184,7 +184,8 @@ def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> 
     """Return the (width, height) to which an image of a (width, height) is resized before the crop."""
     height, width = preprocessing.size
     image_width, image_height = image_size
-    resize, box = preprocessing.resize, preprocessing.box
+    resize = preprocessing.resize
+    box = preprocessing.box
     if resize is not None:
         short, long = sorted(image_size)
         scaled = int(resize * long / short)  # truncated, as in torchvision's Resize

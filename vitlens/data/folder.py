@@ -51,7 +51,8 @@ def read_listing(listing: Listing, request: DataRequest) -> Split:
     """
     root = request.path
     split = load_files(listing.paths, request.preprocessing, progress=request.progress)
-    labels, files = dict(zip(map(str, listing.paths), listing.labels)), split.files or ()
+    labels = dict(zip(map(str, listing.paths), listing.labels))
+    files = split.files or ()
     return replace(
         split,
         name=str(root),
@@ -219,7 +220,8 @@ def load_tiny_imagenet(request: DataRequest) -> Split:
     names = [words.get(wnid) or imagenet.get(wnid, wnid) for wnid in wnids]
     classes = [name if names.count(name) == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids)]
     number = {wnid: index for index, wnid in enumerate(wnids)}
-    paths, labels = tuple(path for path, _ in labelled), tuple(number[wnid] for _, wnid in labelled)
+    paths = tuple(path for path, _ in labelled)
+    labels = tuple(number[wnid] for _, wnid in labelled)
     return read_listing(Listing(paths, labels, tuple(classes), (note,)), request)
 
 

@@ -28,7 +28,8 @@ def split_fingerprint(split: Split) -> str:
     Images that are decoded on reading are hashed by file content and preprocessing, without decoding; others by their
     pixels. The two give different hashes.
     """
-    source, indices = split.subset.source, split.subset.indices
+    source = split.subset.source
+    indices = split.subset.indices
     digest = hashlib.sha256(str((len(split), split.size)).encode())
     if isinstance(source, Files):
         digest.update(repr(source.preprocessing).encode())

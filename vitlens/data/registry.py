@@ -80,7 +80,8 @@ class DataRequest:
 def _torchvision(
     name: str, title: str, cls: str, classes: int, size: tuple[int, int] | None, parts: Parts = "split"
 ) -> DataSet:
-    origin, load = f"torchvision's {cls}", "vitlens.data.torchvision_sets:load"
+    origin = f"torchvision's {cls}"
+    load = "vitlens.data.torchvision_sets:load"
     return DataSet(name, title, classes, size, origin, load, download=True, torchvision=cls, parts=parts)
 
 

@@ -265,8 +265,10 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     unit = canvas / REFERENCE
     centre_y, centre_x, angle, length, thickness, _ = (value[:, None, None] for value in draws.unbind(1))
     y, x = _axes(canvas, draws.device)
-    y, x = y - centre_y * canvas, x - centre_x * canvas
-    cos, sin = (angle * math.pi).cos(), (angle * math.pi).sin()
+    y = y - centre_y * canvas
+    x = x - centre_x * canvas
+    cos = (angle * math.pi).cos()
+    sin = (angle * math.pi).sin()
     half_length = (1.5 + 2.5 * length) * unit
     half_width = (0.5 + 0.4 * thickness) * unit
     beyond = ((cos * x + sin * y).abs() - half_length).clamp(min=0)

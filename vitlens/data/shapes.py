@@ -34,11 +34,14 @@ _TEXTURE_CONTRAST: Final = 0.22  # of luminance, around the shape's own
 
 def _star(x: Plane, y: Plane) -> Plane:
     """Five points: the angle folded to one of ten equal triangles, and the distance to its outer side."""
-    sector, inner = 2 * math.pi / 5, 0.42
+    sector = 2 * math.pi / 5
+    inner = 0.42
     angle = (torch.remainder(torch.atan2(y, x) + sector / 2, sector) - sector / 2).abs()
     far = (x.square() + y.square()).sqrt()
-    px, py = far * angle.cos(), far * angle.sin()
-    bx, by = inner * math.cos(sector / 2) - 1, inner * math.sin(sector / 2)
+    px = far * angle.cos()
+    py = far * angle.sin()
+    bx = inner * math.cos(sector / 2) - 1
+    by = inner * math.sin(sector / 2)
     return ((px - 1) * by - py * bx) / math.hypot(bx, by)
 
 
@@ -84,7 +87,8 @@ def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Dra
     cover = (0.5 - distance).clamp(0, 1)
 
     colours = uniform(keys, 12, stream=12)
-    dark, light = 0.08 + 0.2 * colours[:, 0], 0.5 + 0.16 * colours[:, 1]
+    dark = 0.08 + 0.2 * colours[:, 0]
+    light = 0.5 + 0.16 * colours[:, 1]
     hues = colours[:, 2:11].reshape(-1, 3, 3)
     ground = gradient(colour(hues[:, 0], dark), colour(hues[:, 1], dark), colours[:, 11], canvas)
     texture = _TEXTURE_CONTRAST * _surface(keys, textures, canvas)[:, None]
@@ -99,8 +103,10 @@ def _turned(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Plane, Plane,
     centres = torch.arange(canvas, device=draws.device) + 0.5
     across = centres[None, None, :] - (size + draws[:, 1] * room)[:, None, None]
     down = centres[None, :, None] - (size + draws[:, 2] * room)[:, None, None]
-    angle, scale = 2 * math.pi * draws[:, 3, None, None], size[:, None, None]
-    cos, sin = angle.cos(), angle.sin()
+    angle = 2 * math.pi * draws[:, 3, None, None]
+    scale = size[:, None, None]
+    cos = angle.cos()
+    sin = angle.sin()
     return (cos * across + sin * down) / scale, (cos * down - sin * across) / scale, size
 
 
@@ -112,7 +118,8 @@ def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
     across = centres[None, None, :] - draws[:, 0, None, None] * unit * canvas
     down = centres[None, :, None] - draws[:, 1, None, None] * unit * canvas
     angle = 2 * math.pi * draws[:, 2, None, None]
-    u, v = angle.cos() * across + angle.sin() * down, angle.cos() * down - angle.sin() * across
+    u = angle.cos() * across + angle.sin() * down
+    v = angle.cos() * down - angle.sin() * across
     coarse = uniform(keys, (REFERENCE // 2) ** 2, stream=15).reshape(-1, 1, REFERENCE // 2, REFERENCE // 2)
     noise = F.interpolate(coarse, size=(canvas, canvas), mode="nearest")[:, 0]
     return _chosen(list(TEXTURES.values()), textures, u, v, noise)
@@ -141,7 +148,8 @@ def shapes(
     each = PER_CLASS[part] if per_class is None else per_class
     count = len(CLASSES)
     order = torch.arange(each * count)
-    shown, numbers = order % count, order // count
+    shown = order % count
+    numbers = order // count
     textures = shown if cue == "agree" else (shown + 1 + numbers % (count - 1)) % count
     drawings = Drawings(
         partial(_images, part=part, seed=seed, canvas=canvas),

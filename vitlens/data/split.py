@@ -392,7 +392,9 @@ def describe_hold_out(seed: int) -> str:
 def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
     """A seeded order of the images that takes the classes in turn, and the turn of each, from 0."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    shuffled, turns = labels[order], torch.empty_like(order)  # labels of 8 bits would count to 255
+    # labels of 8 bits would count to 255
+    shuffled = labels[order]
+    turns = torch.empty_like(order)
     for label in shuffled.unique():
         members = (shuffled == label).nonzero().squeeze(1)
         turns[members] = torch.arange(len(members), dtype=turns.dtype)

@@ -43,7 +43,8 @@ def load(request: DataRequest) -> Split:
     if hasattr(dataset, "data"):  # all pixels, which fit in memory
         arrays = np.asarray(dataset.data)
         pixels = torch.from_numpy(arrays) if arrays.ndim == 4 and arrays.shape[1] == 3 else as_pixels(arrays)
-        source, size = InMemory(pixels[chosen]), (int(pixels.shape[2]), int(pixels.shape[3]))
+        source = InMemory(pixels[chosen])
+        size = (int(pixels.shape[2]), int(pixels.shape[3]))
     else:
         preprocessing = preprocessing if data_set.size is None else Preprocessing(size=data_set.size)
         size = preprocessing.size

@@ -81,7 +81,8 @@ def read_off(data: object, switches: Switches) -> Off:
         sent = msgspec.convert(data, Off)
     except msgspec.ValidationError as error:
         raise InputError(f"expected heads and patches to switch off, found {error}; load the page again") from error
-    heads, patches = tuple(sorted(set(sent.heads))), tuple(sorted(set(sent.patches)))
+    heads = tuple(sorted(set(sent.heads)))
+    patches = tuple(sorted(set(sent.patches)))
     rows, columns = switches.grid or (0, 0)
     unknown = [f"head {head}" for head in heads if head not in switches.heads]
     unknown += [f"patch {patch}" for patch in patches if not 0 <= patch < rows * columns]
@@ -120,12 +121,15 @@ def answered(
 
     whole: the answer of this model and picture with nothing off, whose map is then not computed again.
     """
-    images, changes = picture.images(model), changes_of(model, off)
+    images = picture.images(model)
+    changes = changes_of(model, off)
     with vitlens.replay(model, images) as replay:
         before = replay.logits[0].float()
         after = replay.run([changes])[0, 0].float() if changes else before
-        exact, note = replay.exact, replay.note
-    target, method = before.argmax().reshape(1), live_method(model)
+        exact = replay.exact
+        note = replay.note
+    target = before.argmax().reshape(1)
+    method = live_method(model)
 
     def explained() -> NDArray[np.float32]:
         values = vitlens.explain(model, images, targets=target, method=method)[0]
@@ -213,7 +217,8 @@ def write_intervened(job: Job, *, off: object, whole: kept.DemoRecord | None = N
 
 def write_record(record: kept.DemoRecord, job: Job) -> Path:
     """A report folder of the page's own; returns the report's path."""
-    model, file = job.model, job.picture.name
+    model = job.model
+    file = job.picture.name
     options = DemoOptions(models=(job.name,), images=(file,), device=str(model.device))
     run = job.typed("demo", job.name, "--images", file)
     config = settings(options, run, models=(model,), split=job.picture.split(model))

@@ -88,7 +88,8 @@ def require_extra() -> None:
         found = version("gradio")
         recent = tuple(int(part) for part in found.split(".")[:2]) >= _LEAST
     except (PackageNotFoundError, ValueError):
-        found, recent = "none", False
+        found = "none"
+        recent = False
     if not recent:
         raise ModelError(
             f"expected gradio {_LEAST[0]}.{_LEAST[1]} or newer for vitlens demo, found {found}; type pip install "

@@ -140,7 +140,9 @@ def _connect(
     here: Here, page: Any, upload: Component, gallery: Component, card: Component, *, refresh: dict[str, Any]
 ) -> None:
     """Uploads and examples become the picture, which the open tab then shows, as it does with another model."""
-    site, picture, models = here.site, here.picture, here.site.pool.models
+    site = here.site
+    picture = here.picture
+    models = here.site.pool.models
 
     @told
     def taken(file: str) -> Updates:

@@ -113,7 +113,8 @@ def examples(given: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ..
 
 
 def _of_files(paths: Sequence[Path], models: Sequence[Model]) -> tuple[Picture, ...]:
-    found, reasons = [], []
+    found = []
+    reasons = []
     for path in list_images(paths)[: 2 * EXAMPLES]:
         try:
             found.append(_read(path, models))

@@ -61,7 +61,8 @@ class Pool:
         Raises BusyError after `waiting` seconds, OutdatedError where the answer is no longer wanted then, and inside,
         at a pass of the model, TooLongError after `running` seconds.
         """
-        model, request = self.model(alias), object()
+        model = self.model(alias)
+        request = object()
         with self._changed:
             self._requests.append(request)
         try:

@@ -43,7 +43,8 @@ def claims(record: DemoRecord) -> Iterator[Claim]:
 
 def off_words(record: DemoRecord, most: int = _NAMED) -> str:
     """What is off: "L0.H2, L3.H1 and 2 patches"; empty where nothing is."""
-    heads, patches = [each.name for each in record.heads_off], len(record.patches_off)
+    heads = [each.name for each in record.heads_off]
+    patches = len(record.patches_off)
     more = len(heads) - most
     if most == 1 and more > 0:
         parts = [f"{len(heads)} heads"]

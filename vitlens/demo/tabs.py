@@ -30,7 +30,8 @@ _CHOICES: Final = 10  # classes to choose from; others are typed
 
 def write_look(job: Job) -> Path:
     """The report of `vitlens look`."""
-    file, name = job.picture.name, job.name
+    file = job.picture.name
+    name = job.name
     options = LookOptions(images=(file,), model=name, run=job.typed("look", file, "--model", name))
     return measured(options, job.model, job.picture.split(job.model))
 
@@ -85,7 +86,8 @@ def explain_tab(here: Here) -> Tab:
     import gradio
 
     pool = here.site.pool
-    first, second = pool.models[0], pool.models[min(1, len(pool.models) - 1)]
+    first = pool.models[0]
+    second = pool.models[min(1, len(pool.models) - 1)]
 
     def choice(model: Model, name: str = "", *, best: int = 0) -> dict[str, Any]:
         """The methods of a model to choose from, and the one of this name, or else its best or second best."""
@@ -117,7 +119,8 @@ def explain_tab(here: Here) -> Tab:
                     min_width=140,
                 )
             two = Result.placed("right")
-    inputs, results = (left, other, right, target), (*one.components, *two.components)
+    inputs = (left, other, right, target)
+    results = (*one.components, *two.components)
 
     def shown(now: Asked, method: str, alias: str, second_method: str, wanted: str) -> Updates:
         """Both reports; of a right model without this class, of the one that it predicts."""
@@ -132,7 +135,8 @@ def explain_tab(here: Here) -> Tab:
     def refresh(now: Asked, method: str, alias: str, second_method: str, _: str) -> Updates:
         """Another picture or model: other classes to choose from, and methods that the model has."""
         with pool.turn(now.alias, now.wanted) as model:
-            classes, methods = class_choices(model, now.picture), choice(model, method)
+            classes = class_choices(model, now.picture)
+            methods = choice(model, method)
         reports = shown(now, methods["value"], alias, second_method, PREDICTED)
         return {**reports, target: gradio.Dropdown(classes, value=PREDICTED), left: gradio.Dropdown(**methods)}
 
@@ -167,7 +171,8 @@ def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
     offered = [each.name for each in offered_attacks()]
     if attack not in offered:
         raise UnknownNameError("attack on this page", attack, offered, hint="vitlens attack, which runs all of them")
-    name, file = job.name, job.picture.name
+    name = job.name
+    file = job.picture.name
     line = ("attack", name, "--images", file, "--predicted", "--attack", attack, "--epsilon", f"{epsilon:g}")
     options = AttackOptions(
         models=(name,),

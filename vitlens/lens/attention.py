@@ -105,7 +105,8 @@ class AttentionMode(ScopedMode):
         if known is not None and (known.heads, known.queries, known.keys) == (heads, queries, keys):
             self.sites.append(known)
             return known
-        calls, entered = max(batch // self.images, 1), self._caller().shape
+        calls = max(batch // self.images, 1)
+        entered = self._caller().shape
         windows = windows_of(self.root, self._running, calls=calls, queries=queries, keys=keys)
         patches = keys if windows else queries  # a pooled query stands for several
         tokens = patches if windows else _tokens(entered, queries, self.images)
@@ -260,7 +261,9 @@ class _Call:
         enable_gqa: bool,
     ) -> Tensor:
         own = attention_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads)
-        inputs, scored, computed = own, None, None
+        inputs = own
+        scored = None
+        computed = None
         for stage, part in INPUTS.items() if any(tap.changes for tap in self.taps) else ():
             changed = self._changed(stage, getattr(inputs, part))
             inputs = inputs if changed is getattr(inputs, part) else replace(inputs, **{part: changed})  # type: ignore[arg-type]
@@ -422,7 +425,8 @@ def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
 def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
     """The number of tokens of an image in a module's input, from its shape."""
     if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
-        last, first = entered[1] * entered[2], entered[2] * entered[3]
+        last = entered[1] * entered[2]
+        first = entered[2] * entered[3]
         return last if last == queries else first
     if len(entered) == 3:  # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
         return entered[0] if entered[:2] == (queries, images) else entered[1]

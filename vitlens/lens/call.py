@@ -134,7 +134,8 @@ class AttentionCall:
         return self.computed if self.computed is not None else self.inputs.query  # type: ignore[union-attr]
 
     def _part(self, images: slice) -> "AttentionCall":
-        calls, windows = len(self._held), len(self._held) // self.images
+        calls = len(self._held)
+        windows = len(self._held) // self.images
         own = slice(images.start * windows, images.stop * windows)
 
         def part(tensor: Tensor) -> Tensor:
@@ -199,7 +200,8 @@ def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
     if windows.dilated:
         grid = torch.arange(rows * columns).view(height, rows // height, width, columns // width)
         return grid.permute(1, 3, 0, 2).reshape(-1, height * width)
-    down, across = -rows % height, -columns % width
+    down = -rows % height
+    across = -columns % width
     shift = tuple(
         0 if window >= size else step  # one window covers the whole map: no shift
         for window, size, step in zip(windows.window, (rows + down, columns + across), windows.shift)
@@ -223,7 +225,8 @@ def received(
     also where a shifted window is cut into parts.
     """
     index = window_index(windows).to(weights.device)
-    count, patches = len(index), windows.resolution[0] * windows.resolution[1]
+    count = len(index)
+    patches = windows.resolution[0] * windows.resolution[1]
     queries = (index >= 0).to(weights.dtype)  # padding is not a query
     split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
     mean = torch.einsum("bhcqk,cq->bhck", split, queries) / queries.sum(-1, keepdim=True)

@@ -137,7 +137,8 @@ def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
 
 def on_last_call(model: Model, module: str, change: Callable[[Any], Any]) -> Callable[[nn.Module, Any, Any], Any]:
     """Return a forward hook that changes the output of a module's last call in each pass."""
-    count, calls = len(trace(model, 1).by_module[module]), 0
+    count = len(trace(model, 1).by_module[module])
+    calls = 0
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         nonlocal calls
@@ -149,7 +150,8 @@ def on_last_call(model: Model, module: str, change: Callable[[Any], Any]) -> Cal
 
 def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
     """Return the axis of (batch, .., .., ..) whose length the module's layers have as their width: 1, 3, or None."""
-    first, last = False, False
+    first = False
+    last = False
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             last |= shape[3] in (layer.in_features, layer.out_features)
@@ -181,7 +183,8 @@ def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
         return None
     if tensor.is_meta:
         return _cells_by_layers(model, name, part, tuple(tensor.shape), {})
-    fits, places = list[tuple[float, Cells]](), dict[int, Places]()
+    fits = list[tuple[float, Cells]]()
+    places = dict[int, Places]()
     for axis in (1, 3):
         cells = Cells(part, axis, tensor.shape[axis], _grid_beside(axis, tuple(tensor.shape)))
         if is_possible(cells.grid, model.input_size):
@@ -195,7 +198,8 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
     """Return the cells of (batch, tokens, width) or (batch, width, tokens)."""
     if tokens.is_meta:
         return None
-    best, fit = None, FITS
+    best = None
+    fit = FITS
     is_placed = False
     for axis in (2, 1):
         places = mean_bands(tokens, axis)
@@ -203,7 +207,8 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
         for prefix in range(_MOST_PREFIX + 1 if axis == 2 else 1):
             grid, own_fit = best_grid(places[:, prefix:], model.input_size)
             if own_fit >= fit and prod(grid) > 1:
-                best, fit = Cells(part, axis, tokens.shape[axis], grid, prefix), own_fit
+                best = Cells(part, axis, tokens.shape[axis], grid, prefix)
+                fit = own_fit
     if best is not None or is_placed:
         return best
     # a pass that mixes everything shows no order: row by row, where the number of tokens has the image's proportions

@@ -114,7 +114,8 @@ def reading(
 def _in_force(
     model: Model, name: str, part: str, group: Sequence[tuple[int, PlaceChange]], copies: int
 ) -> AbstractContextManager[object]:
-    first, access = group[0][1], group[0][1].access
+    first = group[0][1]
+    access = group[0][1].access
 
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
         if keys != access.place.shape[-1]:  # the positions would be those of other tokens

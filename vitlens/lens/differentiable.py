@@ -86,7 +86,8 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
 @per_model
 def cut_off(model: Model) -> str:
     """Return where the gradient of the logits with respect to the image is cut off; "" where it is not."""
-    causes, cuts = list[str](), list[str]()
+    causes = list[str]()
+    cuts = list[str]()
     entered = list[bool]()
 
     def before(name: str, values: Arguments) -> None:

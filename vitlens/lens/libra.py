@@ -71,7 +71,8 @@ class _Normed(torch.autograd.Function):
     ) -> Tensor:
         centre = tokens.mean(axes, keepdim=True) if centred else 0.0
         ctx.save_for_backward((tokens - centre) * scale if ctx.needs_input_grad[1] else None, weight, scale)
-        ctx.axes, ctx.centred = axes, centred
+        ctx.axes = axes
+        ctx.centred = centred
         return value.clone()
 
     @staticmethod
@@ -176,7 +177,8 @@ def _normalised(func: Rule, tokens: Tensor, p: float = 2.0, dim: int = 1, eps: f
 def _product(func: Rule, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
     computed = [isinstance(each, Tensor) and each.grad_fn is not None for each in (first, second)]
     if all(computed):
-        first, second = _Halved.apply(first), _Halved.apply(second)
+        first = _Halved.apply(first)
+        second = _Halved.apply(second)
     return func(first, second, *args, **kwargs)
 
 

@@ -163,7 +163,8 @@ def _check_batch(model: Model, image: Images, alone: list[Tensor], tolerance: fl
     expected = iter(alone)
 
     def check(call: AttentionCall) -> None:
-        before, after = next(expected, None), _sketch(call).float()
+        before = next(expected, None)
+        after = _sketch(call).float()
         same = before is not None and before.shape == after.shape
         if before is not None and same:
             before = before.float()
@@ -180,7 +181,8 @@ def _check_batch(model: Model, image: Images, alone: list[Tensor], tolerance: fl
 
 
 def _check_call(call: AttentionCall, tolerance: float) -> None:
-    weights, where = call.weights(), f"layer {call.site.layer} ({call.site.module})"
+    weights = call.weights()
+    where = f"layer {call.site.layer} ({call.site.module})"
     if not torch.isfinite(weights).all():
         raise NonFiniteError(f"expected finite attention weights, found NaN or infinity in {where}")
     sums = weights.sum(-1)

@@ -226,7 +226,8 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
     `places`, InputError for a pattern that fits none of them and for positions that are not there.
     """
     named = (names,) if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
-    known, found = accesses(model), dict[str, Access]()
+    known = accesses(model)
+    found = dict[str, Access]()
     for name in named:
         listed = known.get(name) if isinstance(name, str) else None
         found.update({each.name: each for each in ((listed,) if listed is not None else _resolve(model, name))})
@@ -344,9 +345,12 @@ def accesses(model: Model) -> dict[str, Access]:
     shapes = {
         key: (shape, axis) for key, shape in single.items() if (axis := _batch_axis(shape, double.get(key))) is not None
     }
-    reader, units, found = _Reader(model, shapes), [layer.unit for layer in known], list[Access]()
+    reader = _Reader(model, shapes)
+    units = [layer.unit for layer in known]
+    found = list[Access]()
     for layer in known:
-        before, after = units[: layer.index], units[layer.index + 1 :]
+        before = units[: layer.index]
+        after = units[layer.index + 1 :]
         found += reader.layer(layer, first=layer.unit not in before, last=layer.unit not in after)
     for index, name in enumerate(name for name in blocks if name in model.anatomy.blocks):
         found += reader.module(f"blocks.{index}", "block", name)
@@ -411,7 +415,8 @@ class _Reader:
 
     def layer(self, layer: Layer, *, first: bool, last: bool) -> Iterator[Access]:
         """The places of a layer; first, last: of those that share its block, whose input and output are listed once."""
-        name, options = f"blocks.{layer.index}", dict[str, Any](layer=layer.index)
+        name = f"blocks.{layer.index}"
+        options = dict[str, Any](layer=layer.index)
         # its unit is a residual block, not attention that stands alone
         block = layer.unit != layer.attention or layer.unit in self.model.anatomy.blocks
         # or attention with an MLP after it (SigLIP's pooling)
@@ -432,7 +437,8 @@ class _Reader:
         """The residual stream that enters its block, where it has one."""
         if layer.stream is None:
             return
-        name, layout = f"blocks.{layer.index}", self.model.anatomy.layout
+        name = f"blocks.{layer.index}"
+        layout = self.model.anatomy.layout
         options: dict[str, Any] = {"layer": layer.index, "argument": layer.stream}
         for access in self.module(f"{name}.input", "input", layer.unit, "input", **options):
             dim = access.place.shape[-1]
@@ -447,7 +453,8 @@ class _Reader:
 
     def _heads(self, layer: Layer) -> Iterator[Access]:
         """The stages of its attention, and its heads."""
-        name, module = f"blocks.{layer.index}", layer.attention
+        name = f"blocks.{layer.index}"
+        module = layer.attention
         for stage, axes in _STAGES.items():
             shape, axis = self.shapes.get((module, stage), ((), 0))
             if len(shape) == 4 and axis == 0:
@@ -457,7 +464,8 @@ class _Reader:
         if not shape or axis or not layer.head_dim:
             return
         windows, tokens, _ = shape
-        axes, sizes = ("heads", "tokens", "head_dim"), (windows, layer.heads, tokens, layer.head_dim)
+        axes = ("heads", "tokens", "head_dim")
+        sizes = (windows, layer.heads, tokens, layer.head_dim)
         place = _place(f"{name}.heads", "heads", axes, sizes)
         whole = Access(place, module, "joined", layer.index, heads=layer.heads, windows=windows)
         yield whole

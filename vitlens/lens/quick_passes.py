@@ -148,7 +148,8 @@ def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
         def fused(tokens: Tensor) -> Any:
             if module.training or torch.is_grad_enabled() or is_heard():
                 return forward(tokens)
-            weight, bias = first.weight, first.bias
+            weight = first.weight
+            bias = first.bias
             if not _fits(tokens, weight, bias):
                 return forward(tokens)
             return module.fc2(_product(tokens, weight, bias, "gelu"))

@@ -43,8 +43,10 @@ class Replay:
     """
 
     def __init__(self, model: Model, images: Images, given: Set, *, budget: int, chunk: int | None) -> None:
-        self.model, self.images = model, images
-        self._method, self._given = method_of(model), given
+        self.model = model
+        self.images = images
+        self._method = method_of(model)
+        self._given = given
         self.exact = self._method.exact
         sizes = [start.bytes * len(images) for start in self._method.starts]
         keep: list[int] = []

@@ -198,7 +198,8 @@ def _skippable(module: nn.Module, name: str, begin: int, single: Trace, double: 
     """The outermost modules whose calls end before `begin` and whose outputs have the batch as their first axis."""
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
-        shape, calls = _batched_shape(full, single, double), double.by_module.get(full, ())
+        shape = _batched_shape(full, single, double)
+        calls = double.by_module.get(full, ())
         if shape is not None and all(call.end < begin for call in calls):
             yield full, shape
         else:
@@ -224,7 +225,8 @@ def replay_pass(
 ) -> Float[Tensor, "sets part classes"]:
     """The logits of some of the images under each set of changes; images: the number of all, in the record."""
     known = layers(model)
-    layer, last = known[kind.start], known[-1].index
+    layer = known[kind.start]
+    last = known[-1].index
     kind = _within_changes(model, kind)
     sets = [
         [change.of_part(part, images, kind.rows if change.access.layer == last else None) for change in each]
@@ -242,7 +244,8 @@ def replay_pass(
             output = _branch(model, layer, record, heads, part, kind.rows if kind.start == last else None)
             stack.enter_context(overridden(model.module.get_submodule(layer.attention), _returning(output)))
         stack.enter_context(in_force(model, *sets))
-        start, own = method.starts[layer.index], dict(record.arguments)
+        start = method.starts[layer.index]
+        own = dict(record.arguments)
         for key in start.batched:
             calls = len(own[key]) // images
             own[key] = own[key][part.start * calls : part.stop * calls]
@@ -297,7 +300,8 @@ def _branch(
     assert record.heads is not None
     assert projection is not None
     calls = slice(part.start * layer.windows, part.stop * layer.windows)
-    branch, joined = record.branch[calls][:, :rows], record.heads[calls][:, :rows]
+    branch = record.branch[calls][:, :rows]
+    joined = record.heads[calls][:, :rows]
     branches = []
     for changes in sets:
         given = {head: data for change in changes for head, data in _by_head(change)}
@@ -315,7 +319,8 @@ def _branch(
 
 def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
     """The tensors that replace single heads."""
-    data, heads = change.data, change.access.heads
+    data = change.data
+    heads = change.access.heads
     assert data is not None
     if change.access.head is not None:
         yield change.access.head, data
@@ -326,7 +331,8 @@ def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
 
 def rows_read(model: Model) -> int | None:
     """How many of the first tokens the classifier reads from the last block; None: all, or a block of unknown form."""
-    layout, last = model.anatomy.layout, layers(model)[-1]
+    layout = model.anatomy.layout
+    last = layers(model)[-1]
     if layout is None or not is_known_block(model.module.get_submodule(last.unit)):
         return None
     if model.anatomy.readout == "cls" and layout.positions("cls") == (0,):
@@ -350,8 +356,10 @@ def _first_of_block(block: Any, rows: int) -> Callable[[Forward], Forward]:
 
 
 def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forward]:
-    heads, width = heads_of(attention), attention.qkv.out_features // 3
-    weight, bias = attention.qkv.weight, attention.qkv.bias
+    heads = heads_of(attention)
+    width = attention.qkv.out_features // 3
+    weight = attention.qkv.weight
+    bias = attention.qkv.bias
     biases = (None, None) if bias is None else (bias[:width], bias[width:])
     norms = [getattr(attention, name, nn.Identity()) for name in ("q_norm", "k_norm")]
 
@@ -369,7 +377,8 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
 @once_per_model
 def method_of(model: Model) -> ReplayMethod:
     """How a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
-    single, double = trace(model, 1), trace(model, 2)
+    single = trace(model, 1)
+    double = trace(model, 2)
     starts = tuple(_start(model, layer, single, double) for layer in layers(model))
     shapes = [shape for name in single.by_module if (shape := _batched_shape(name, single, double)) is not None]
     largest = max(4 * math.prod(shape) for shape in shapes)
@@ -403,7 +412,8 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
 
     Started at every layer, and with a head set to zero in the first and the last.
     """
-    images, known = probe_images(model, 2), layers(model)
+    images = probe_images(model, 2)
+    known = layers(model)
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         with recording(model, range(len(known))) as records:
             plain: Tensor = model(images)
@@ -446,7 +456,8 @@ class Entry:
 
     def logits(self, model: Model, tokens: Tokens) -> Logits:
         """The logits (batch, classes) for the stream before the first block."""
-        record, count = ReplayRecord({**self.fixed, self.stream: tokens}), len(tokens)
+        record = ReplayRecord({**self.fixed, self.stream: tokens})
+        count = len(tokens)
         kind = PassKind(0, attention=True, rows=self.method.rows)
         with evaluating(model):
             return replay_pass(model, self.method, record, kind, [()], slice(0, count), count)[0].float()
@@ -459,10 +470,12 @@ def entry_of(model: Model) -> Entry | None:
     if model.anatomy.layout is None:
         return None
     try:
-        first, method = layers(model)[0], method_of(model)
+        first = layers(model)[0]
+        method = method_of(model)
     except UnsupportedError:  # a token layout, but no attention
         return None
-    start, stream = method.starts[0], first.stream
+    start = method.starts[0]
+    stream = first.stream
     whole = method.exact and first.tokens == model.layout.tokens
     if stream is None or not whole or start.batched != {stream} or start.carried:
         return None

@@ -126,7 +126,8 @@ def _shifted(module: nn.Module, shape: tuple[int, ...], *, pad_first: bool) -> W
 
     pad_first: whether the module pads its map before it shifts it; our block says so itself.
     """
-    window, shift = getattr(module, "window_size", None), getattr(module, "shift_size", None)
+    window = getattr(module, "window_size", None)
+    shift = getattr(module, "shift_size", None)
     if window is None or shift is None:
         return None
     if len(shape) == 4:
@@ -148,7 +149,8 @@ def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
         rows, columns = shape[2:] if channels_first else shape[1:3]
         return Windows((rows, columns), _pair(module.partition_size), dilated=not is_block)
     rows, columns = shape[2:]
-    kind, size = getattr(module, "partition_type", None), getattr(module, "p", None)
+    kind = getattr(module, "partition_type", None)
+    size = getattr(module, "p", None)
     if not isinstance(size, int):
         return None
     if kind == "window":  # torchvision
@@ -161,14 +163,16 @@ def _mask_units(model: nn.Module, name: str, module: nn.Module, shape: tuple[int
 
     `Unroll` sorts the tokens once; each stage then pools those that lie `queries` apart.
     """
-    within, pooled = getattr(module, "use_mask_unit_attn", None), getattr(module, "q_stride", None)
+    within = getattr(module, "use_mask_unit_attn", None)
+    pooled = getattr(module, "q_stride", None)
     unroll = _unroll(model, name)
     if within is None or not isinstance(pooled, int) or unroll is None or len(shape) != 3 or len(unroll.size) != 2:
         return None
     (rows, columns), strides = unroll.size, [_pair(stride) for stride in unroll.schedule]
     while strides and rows * columns > shape[1]:  # the stages before have pooled these
         down, across = strides.pop(0)
-        rows, columns = rows // down, columns // across
+        rows = rows // down
+        columns = columns // across
     if rows * columns != shape[1]:
         return None
     unit = math.prod(stride[0] for stride in strides), math.prod(stride[1] for stride in strides)

@@ -169,7 +169,8 @@ def _places(model: Model) -> tuple[tuple[FeatureStage, ...], FeatureStage | None
 
 def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str], tuple[FeatureStage, ...]]:
     """The blocks that were found, in forward order, and the layers at which features are read."""
-    shapes, layout = dict(seen), model.anatomy.layout
+    shapes = dict(seen)
+    layout = model.anatomy.layout
     token_count = None if layout is None else layout.tokens
     order = {name: place for place, (name, _) in enumerate(seen)}
     blocks = [name for name in model.anatomy.blocks if name in shapes]
@@ -179,12 +180,14 @@ def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str],
         if _is_stream(shapes[name], token_count) or (layout is None and located_cells(model).outputs.get(name))
     ]
     blocks = sorted((name for name in blocks if not holds_another(name, blocks)), key=order.__getitem__)
-    names, kind = blocks, _BLOCK
+    names = blocks
+    kind = _BLOCK
     if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
         kind, groups = _STAGE, groupby(names, key=lambda name: name.rpartition(".")[0])
         names = [list(group)[-1] for _, group in groups]
     if not names and layout is None:
-        kind, names = _STAGE, _last_maps(model)
+        kind = _STAGE
+        names = _last_maps(model)
     found = list[FeatureStage]()
     for name in names:
         stage = _stage(model, len(found), kind, name, shapes[name])

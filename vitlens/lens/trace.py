@@ -67,7 +67,9 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
         return joined
 
     def leave(name: str, _values: Arguments, result: Any) -> None:
-        output, heads, projection = first_tensor(result), latest.pop(name, None), projection_of(model, name)
+        output = first_tensor(result)
+        heads = latest.pop(name, None)
+        projection = projection_of(model, name)
         found[name].branch = False
         found[name].bytes = sum(each.numel() * each.element_size() for each in (heads, output) if each is not None)
         if heads is not None and output is not None and projection is not None and not output.is_meta:
@@ -120,7 +122,8 @@ def layers(model: Model) -> tuple[Layer, ...]:
     Raises UnsupportedError for a model without attention (a CNN).
     """
     sites = {site.layer: site for site in reversed(survey(model, probe_images(model, 1)))}  # a layer's first call
-    calls, heads = trace(model, 1).by_module, traced_heads(model, 1)
+    calls = trace(model, 1).by_module
+    heads = traced_heads(model, 1)
     found = []
     for index in range(len(sites)):
         site = sites[index]
@@ -141,7 +144,8 @@ def layers(model: Model) -> tuple[Layer, ...]:
         tokens = 0 if stream is None else shape[0] if tokens_first else math.prod(shape[1:-1])
         size = (site.heads, width // site.heads, windows, site.queries, site.keys)
         if tokens_first:
-            stream, same = None, []
+            stream = None
+            same = []
         found.append(Layer(index, site.module, unit, mlp, *size, stream, tokens, bool(same), tokens_first))
     return tuple(found)
 

@@ -153,7 +153,8 @@ def is_headless(model: nn.Module) -> bool:
 
 def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | None:
     """The token layout, or None for a model without one sequence of tokens."""
-    prefix, embed = named_prefix(model), getattr(_encoder(model), "patch_embed", None)
+    prefix = named_prefix(model)
+    embed = getattr(_encoder(model), "patch_embed", None)
     size: Any = getattr(embed, "patch_size", None) or getattr(model, "patch_size", None)
     if prefix is None or not isinstance(size, int | tuple):
         return None

@@ -126,8 +126,12 @@ def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | No
     call = _MULTIHEAD.bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
-    query, key, value, mask = given["query"], given["key"], given["value"], given["attn_mask"]
-    weight, bias = given["in_proj_weight"], given["in_proj_bias"]
+    query = given["query"]
+    key = given["key"]
+    value = given["value"]
+    mask = given["attn_mask"]
+    weight = given["in_proj_weight"]
+    bias = given["in_proj_bias"]
     rare = any(given[name] is not None for name in ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v"))
     if rare or given["add_zero_attn"] or weight is None or given["use_separate_proj_weight"] or query.dim() != 3:
         raise UnsupportedError(

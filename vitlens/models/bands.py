@@ -27,8 +27,10 @@ _MISFITS: Final = 0.8  # a correlation with the other axis, or against the axis,
 
 def banded_images(images: Images) -> Images:
     """Return the first of two images, then it with one band of the second: each band of rows, each of columns."""
-    image, other = images[:1], images[1:2]
-    height, width = int(image.shape[2]), int(image.shape[3])
+    image = images[:1]
+    other = images[1:2]
+    height = int(image.shape[2])
+    width = int(image.shape[3])
     banded = image.repeat(IMAGES, 1, 1, 1)
     for band in range(_BANDS):
         rows = slice(band * height // _BANDS, (band + 1) * height // _BANDS)
@@ -103,7 +105,8 @@ def has_proportions(grid: Grid, image_size: Grid) -> bool:
 
 def is_possible(grid: Grid, image_size: Grid) -> bool:
     """Return True if a map of an image can have this grid: cells of a pixel or more, not much longer than wide."""
-    height, width = image_size[0] / grid[0], image_size[1] / grid[1]
+    height = image_size[0] / grid[0]
+    width = image_size[1] / grid[1]
     return min(height, width) >= 1 and max(height, width) <= _LONGEST * min(height, width)
 
 

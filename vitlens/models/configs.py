@@ -150,7 +150,8 @@ class SwinConfig:
         found = []
         for _ in self.depths:
             found.append((rows, columns))
-            rows, columns = -(-rows // 2), -(-columns // 2)
+            rows = -(-rows // 2)
+            columns = -(-columns // 2)
         return tuple(found)
 
 

@@ -104,10 +104,12 @@ def _with_heads(attention: nn.Module, kept: list[int], head_dim: int) -> nn.Modu
     rows = (torch.arange(3)[:, None] * projection.in_features + columns).flatten()
     if isinstance(attention, MultiheadCut):
         joint: Any = attention
-        weight, bias = "in_proj_weight", "in_proj_bias"
+        weight = "in_proj_weight"
+        bias = "in_proj_bias"
     else:
         joint = attention.qkv
-        weight, bias = "weight", "bias"
+        weight = "weight"
+        bias = "bias"
         joint.out_features = len(rows)
     for word in (weight, bias):
         if getattr(joint, word) is not None:

@@ -90,7 +90,9 @@ class Replaced(_Scoped):
 
     def __init__(self, forward: Forward, plain: "_Hooked", *, equal: bool = False) -> None:
         super().__init__()
-        self.forward, self.plain, self.equal = forward, plain, equal
+        self.forward = forward
+        self.plain = plain
+        self.equal = equal
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the module."""

@@ -159,7 +159,8 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
     """
     if len(set(names)) != len(names) or (prompts is not None and len(prompts) != len(names)):
         raise InputError(f"expected {0 if prompts is None else len(prompts)} names, each once, found {list(names)[:5]}")
-    tower, current = text_tower(model), model.module
+    tower = text_tower(model)
+    current = model.module
     assert isinstance(current, LanguageImage)  # text_tower raises for any other module
     module = LanguageImage(current.visual, tower, layout=current.layout, pooling=current.global_pool, prompts=prompts)
     prompted = Model(

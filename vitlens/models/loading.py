@@ -120,7 +120,8 @@ def load_built(request: ModelRequest) -> Model:
 
     Raises ModelError for weights that are missing or do not fit, UnknownNameError for an unknown architecture.
     """
-    name, file = request.name, request.file
+    name = request.name
+    file = request.file
     if request.source.weights == "none" and file is None and not request.random:
         raise ModelError(
             f"expected a trained model, found the {request.source.kind} {name!r}; train one first: "

@@ -32,7 +32,8 @@ def unread_attention(module: nn.Module, attention: Mapping[str, str], images: Te
     classes = {type(module.get_submodule(name)) for name in (*attention, *_blocks(attention))}
     found: list[str] = []
     for name in candidates:
-        part, values = module.get_submodule(name), arguments.get(name)
+        part = module.get_submodule(name)
+        values = arguments.get(name)
         if values is None or _shows_attention(name, found):
             continue
         shape = _shape(values)

@@ -134,7 +134,8 @@ class Model(nn.Module):
         images = images.to(torch.promote_types(images.dtype, torch.float32))
         if images.shape[-2:] != self.input_size:
             images = F.interpolate(images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False)
-        mean, std = self.mean, self.std
+        mean = self.mean
+        std = self.std
         if mean.dtype.itemsize < torch.float32.itemsize:
             mean = torch.tensor(self.preprocessing.mean, device=mean.device).view(1, 3, 1, 1)
             std = torch.tensor(self.preprocessing.std, device=std.device).view(1, 3, 1, 1)

@@ -80,9 +80,11 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
     taken = set(typed)
     unique = []
     for given, model in zip(aliases, parsed):
-        alias, number = model.alias, 2
+        alias = model.alias
+        number = 2
         while alias in taken and given is None:
-            alias, number = f"{model.alias}-{number}", number + 1
+            alias = f"{model.alias}-{number}"
+            number = number + 1
         taken.add(alias)
         unique.append(replace(model, alias=alias))
     return tuple(unique)

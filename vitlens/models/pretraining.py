@@ -31,7 +31,8 @@ class Pretraining:
     source: str = ""
 
 
-_START, _END = r"(?:^|[^a-z])", r"(?![a-z])"
+_START = r"(?:^|[^a-z])"
+_END = r"(?![a-z])"
 
 # names that hold a pattern were pretrained so; the first rule holds
 RULES: Final[tuple[tuple[str, Objective, str], ...]] = (
@@ -106,7 +107,8 @@ def read_name(name: str) -> Pretraining:
     tag = text.partition(".")[2]
     before, _, after = text.partition("_ft_")  # between the data of pretraining and the labelled data after it
     if tag.startswith("ft_"):
-        before, after = text, tag
+        before = text
+        after = tag
     for pattern, objective, recipe in RULES:
         if re.search(pattern, before):
             return Pretraining(objective, recipe, _data(before), _data(after), "its name")
@@ -157,8 +159,10 @@ def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str
 
 
 def _read(model: Model) -> Pretraining:
-    name, kind = model.provenance.name, str(model.architecture.get("kind", ""))
-    source, from_hub = source_of(name), model.provenance.weights == "hub"
+    name = model.provenance.name
+    kind = str(model.architecture.get("kind", ""))
+    source = source_of(name)
+    from_hub = model.provenance.weights == "hub"
     named = source.kind if source is not None else ""
     own = name.partition(":")[2]
     types = (getattr(getattr(part, "config", None), "model_type", None) for part in model.module.modules())

@@ -71,9 +71,11 @@ def build(
     """The module of an architecture, without its removed heads, and its preprocessing: with these weights, with the
     hub's, or random. Raises ModelError for weights that do not fit."""
     make = resolved(SOURCES[architecture.kind].build)
-    cut, weights = architecture.pruned, state
+    cut = architecture.pruned
+    weights = state
     if cut and state is not None:  # libraries load whole models only: lost heads are random, and cut out again
-        whole, inside = make(architecture, state=None, pretrained=False)[0], tuple(f"{name}." for name in cut)
+        whole = make(architecture, state=None, pretrained=False)[0]
+        inside = tuple(f"{name}." for name in cut)
         weights = {key: value for key, value in state.items() if not key.startswith(inside)}
         weights |= {key: value for key, value in whole.state_dict().items() if key.startswith(inside)}
     built: tuple[nn.Module, Preprocessing] = make(architecture, state=weights, pretrained=pretrained)
@@ -205,7 +207,8 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
             f"expected an architecture that can be built anew with random weights, found {model.alias}, which only its "
             "own code can make; try timm:NAME, torchvision:NAME or a run folder"
         )
-    architecture, preprocessing = Architecture.from_json(model.architecture), model.preprocessing
+    architecture = Architecture.from_json(model.architecture)
+    preprocessing = model.preprocessing
     built_for = model.input_size
     if size is not None:
         require_side_lengths(size)
@@ -229,7 +232,8 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
     recorded in the provenance's notes. The given model is not changed. Raises UnsupportedError for a model whose
     classifier cannot be identified, and inside `intervene`.
     """
-    module, notes = _copy_of(model), list(model.provenance.notes)
+    module = _copy_of(model)
+    notes = list(model.provenance.notes)
     if isinstance(module, VisionTransformer) and module.config.image_size != model.input_size:
         notes.append(_resize_positions(module, model.input_size))
     if model.classes != classes:
@@ -361,7 +365,8 @@ def prune_heads(
     cannot hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and torchvision's can), and
     inside `intervene` or with a user's hook.
     """
-    names, counts = model.anatomy.attention_modules, {name: part.heads for name, part in model.anatomy.parts.items()}
+    names = model.anatomy.attention_modules
+    counts = {name: part.heads for name, part in model.anatomy.parts.items()}
     chosen = {layer: sorted(set(removed)) for layer, removed in sorted(heads.items()) if removed}
     if not chosen:
         raise InputError("expected at least one head to remove, found none; give {layer: heads}")
@@ -382,7 +387,8 @@ def prune_heads(
             raise InputError(
                 f"expected a head from 0 to {count - 1} in layer {layer} of {model.alias}, found {wrong[0]}"
             )
-    module, architecture = _copy_of(model), Architecture.from_json(model.architecture)
+    module = _copy_of(model)
+    architecture = Architecture.from_json(model.architecture)
     record = dict(architecture.pruned)  # in the numbering of the whole model
     for layer, removed in chosen.items():
         name = names[layer]

@@ -260,7 +260,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
                 last.readers += 1
                 if last.projection is None:
                     last.read_heads(joined)
-                    last.projection, last.projection_stack = weight, tuple(self.running)
+                    last.projection = weight
+                    last.projection_stack = tuple(self.running)
                     last.joined = (joined,)
                 return
 
@@ -308,8 +309,10 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         """The call whose queries have these axes: (.., batch, heads, queries) or (batch x heads, queries)."""
         if self.attention:
             self.attention[-1].joined = ()
-        images, layout = self.images, ""
-        batch, heads = axes[:-2].numel(), axes[-2] if len(axes) > 2 else 1
+        images = self.images
+        layout = ""
+        batch = axes[:-2].numel()
+        heads = axes[-2] if len(axes) > 2 else 1
         if len(axes) == 2:  # of so many images, else batch and heads share an axis
             batch, heads = (images, axes[0] // images) if axes[0] % images == 0 else (axes[0], 1)
         if batch % images:
@@ -360,7 +363,8 @@ def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
     recorder.attention = [call for call in recorder.attention if call.weights is None or call in mixed]
     for call in recorder.attention:
         call.is_changed = call.weights is not None
-        call.joined, call.weights = (), None
+        call.joined = ()
+        call.weights = None
     return recorder
 
 

@@ -74,7 +74,10 @@ class _Traced:
     order: the innermost that computes both the attention and its output projection."""
 
     def __init__(self, module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> None:
-        self.module, self.images, self.logits_of, self.told = module, images, logits_of, told
+        self.module = module
+        self.images = images
+        self.logits_of = logits_of
+        self.told = told
         self.name = type(module).__name__
         self.trace = record_attention(module, images)
         self.calls: dict[str, TracedAttention] = {}
@@ -127,7 +130,8 @@ class _Traced:
 
     def _part(self, name: str, call: TracedAttention) -> AttentionPart:
         """A module with heads, without its MLP. Raises UnsupportedError for another number of heads than is told."""
-        heads, told = call.heads, self.told.heads
+        heads = call.heads
+        told = self.told.heads
         if told is not None and told != heads:
             raise UnsupportedError(f"expected {told} heads in {name}, as heads={told} says, found {heads}")
         part = AttentionPart(name, heads, heads_axis=call.heads_axis)
@@ -154,7 +158,8 @@ class _Traced:
 
     def _not_one_after_another(self) -> str:
         """Why the attention modules are no layers one after another, each called once; "" where they are."""
-        before, given = "", None
+        before = ""
+        given = None
         for name in self.calls:
             own = self.trace.by_module[name]
             if len(own) > 1:
@@ -169,7 +174,8 @@ class _Traced:
             first = next(iter(self.trace.by_module[name][0].arguments.values()), None)
             if given is not None and first is not None and first.number == given.number:
                 return f"found {name} beside {before}, with the same tokens; {_ONE_CALL}"
-            before, given = name, first
+            before = name
+            given = first
         return ""
 
     def _block(self, attention: str) -> str:
@@ -207,12 +213,14 @@ class _Traced:
     def _linear_after(self, call: ModuleCall) -> list[Stack]:
         """The modules that run around each linear layer that a module applies after its attention's projection."""
         projections = [each.projection for each in self.trace.attention]
-        found, after = [], False
+        found = []
+        after = False
         for time, stack, weight in self.trace.linear:
             if call.begin < time < call.end:
                 found.append(stack)
                 if any(weight is each for each in projections):
-                    found, after = [], True
+                    found = []
+                    after = True
         return found if after else []
 
     def _mlp(self, block: str, attention: str) -> str | None:
@@ -249,7 +257,9 @@ class _Traced:
 
     def _with_tokens(self, anatomy: Anatomy) -> Anatomy:
         """The anatomy with its family and, of a model with one sequence of tokens, layout, readout and order."""
-        module, images, calls = self.module, self.images, self.calls
+        module = self.module
+        images = self.images
+        calls = self.calls
         whole = [each for each, call in calls.items() if call.queries == call.keys and call.batch == self.trace.images]
         if any(call.batch > self.trace.images for call in calls.values()):
             if any(has_windows(module, name) for name in calls):
@@ -268,7 +278,8 @@ class _Traced:
         order = self._order(whole[0], lengths[0])
         if order.grid is None:
             return replace(anatomy, unread=order.reason, row_by_row=False)
-        height, width = int(images.shape[2]), int(images.shape[3])
+        height = int(images.shape[2])
+        width = int(images.shape[3])
         patch_size = self._patch_size(order.grid)
         covered = order.grid[0] * patch_size[0], order.grid[1] * patch_size[1]
         if covered[0] > height or covered[1] > width:
@@ -311,7 +322,8 @@ class _Traced:
     def _order(self, attention: str, tokens: int) -> TokenOrder:
         """The order that a forward pass shows, or that is told where it shows none. Raises UnsupportedError where the
         one told is not the one read."""
-        read, told = read_order(self.module, attention, self.images), self.told
+        read = read_order(self.module, attention, self.images)
+        told = self.told
         agrees = read.grid is not None and told.prefix is not None and len(read.special) == len(told.prefix)
         if told.grid is None and (told.prefix is None or agrees):
             return read
@@ -342,7 +354,8 @@ class _Traced:
 
     def _reordering(self, order: TokenOrder, tokens: int) -> Reordering | None:
         """From the first module that takes all tokens to the last one that returns them, special tokens come first."""
-        shape, calls = (self.trace.images, tokens), self.trace.calls
+        shape = (self.trace.images, tokens)
+        calls = self.trace.calls
         takes = [call for call in calls if any(_is_sequence(value.shape, shape) for value in call.arguments.values())]
         returns = [call for call in calls if _is_sequence(call.output or (), shape)]
         if not takes or not returns:
@@ -363,9 +376,12 @@ class _Traced:
 def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
     """Return True if a convolution cuts an image of this size, or one padded to whole patches, into this grid."""
     padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
-    is_whole, is_padded = True, layer.kernel_size == layer.stride
+    is_whole = True
+    is_padded = layer.kernel_size == layer.stride
     for axis in (0, 1):
-        kernel, stride, room = layer.kernel_size[axis], layer.stride[axis], size[axis] + 2 * padding[axis]
+        kernel = layer.kernel_size[axis]
+        stride = layer.stride[axis]
+        room = size[axis] + 2 * padding[axis]
         is_whole &= (room - kernel) // stride + 1 == grid[axis]
         is_padded &= -(-size[axis] // stride) == grid[axis]
     return is_whole or is_padded

@@ -64,7 +64,9 @@ def window_mask(size: Pair, window: Pair, shift: Pair) -> Bool[Tensor, "count in
     rows, columns = padded_size(size, window)
     if shift == (0, 0) and size == (rows, columns):
         return None
-    row, column = torch.arange(rows)[:, None], torch.arange(columns)  # places after the roll
+    # places after the roll
+    row = torch.arange(rows)[:, None]
+    column = torch.arange(columns)
     wrapped = 2 * (row >= rows - shift[0]) + (column >= columns - shift[1])  # (rows, columns)
     padding = ((row + shift[0]) % rows >= size[0]) | ((column + shift[1]) % columns >= size[1])
     region = wrapped.masked_fill(padding, -1)
@@ -78,7 +80,8 @@ def relative_position_index(window: Pair) -> Int[Tensor, "inside inside"]:
     The offsets run from 1 - rows to rows - 1 and from 1 - columns to columns - 1.
     """
     rows, columns = window
-    row, column = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
+    row = torch.arange(rows).repeat_interleave(columns)
+    column = torch.arange(columns).repeat(rows)
     down = row[:, None] - row + rows - 1  # from 0 to 2 rows - 2
     across = column[:, None] - column + columns - 1
     return down * (2 * columns - 1) + across
@@ -110,7 +113,8 @@ class SwinBlock(nn.Module):
 
     def __init__(self, config: SwinConfig, *, stage: int, shifted: bool, drop_path: float = 0.0) -> None:
         super().__init__()
-        dim, heads = config.widths[stage], config.heads[stage]
+        dim = config.widths[stage]
+        heads = config.heads[stage]
         self.window_size = config.window
         self.shift_size = (config.window[0] // 2, config.window[1] // 2) if shifted else (0, 0)
         self.norm1 = nn.LayerNorm(dim)

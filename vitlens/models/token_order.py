@@ -82,7 +82,8 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
     if reordering is None:
         yield
         return
-    run, count = object(), len(reordering.order)
+    run = object()
+    count = len(reordering.order)
     order = torch.tensor(reordering.order)
 
     def moved(value: Any, index: Tensor) -> Any:
@@ -102,7 +103,8 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
         first = first_tensor(output)
         return output if first is None else with_tensor(output, 0, moved(first, order.argsort()))
 
-    first, last = module.get_submodule(reordering.entry), module.get_submodule(reordering.exit)
+    first = module.get_submodule(reordering.entry)
+    last = module.get_submodule(reordering.exit)
     handles = (
         first.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
         last.register_forward_hook(leave),
@@ -194,7 +196,8 @@ def keeps_logits(
     with evaluating(module), torch.no_grad():
         plain = logits_of(module(images)).float()
         with reordered(module, reordering):
-            order, other = read_order(module, attention, images), logits_of(module(images)).float()
+            order = read_order(module, attention, images)
+            other = logits_of(module(images)).float()
     tolerance = max(TOLERANCE, 16 * torch.finfo(images.dtype).eps)
     allowed = largest_allowed(plain, tolerance)
     close = allowed > 0 and (plain - other).abs().max().item() <= allowed

@@ -70,7 +70,8 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.residual, self.norm_first = config.residual, config.norm_first
+        self.residual = config.residual
+        self.norm_first = config.norm_first
         if config.attention:
             self.norm1 = _norm(config)
             self.attn: nn.Module | None = MultiHeadSelfAttention(
@@ -158,7 +159,8 @@ class VisionTransformer(nn.Module):
         Learned ones are interpolated to another grid than the config's, fixed ones computed again. Raises InputError
         for a model without position embeddings.
         """
-        config, own = self.config, self.layout.grid
+        config = self.config
+        own = self.layout.grid
         if self.pos_embed is None:
             raise InputError("expected a model with position embeddings, found positions 'none'")
         if grid == own:
@@ -170,14 +172,16 @@ class VisionTransformer(nn.Module):
 
     def tokens(self, images: Images) -> Tokens:
         """The residual stream before the first block: prefix and patches, positions added."""
-        grid, batch = self.patch_embed.grid(images), len(images)
+        grid = self.patch_embed.grid(images)
+        batch = len(images)
         patches = self.patch_embed(images)  # (batch, patches, dim)
         prefix = [token.expand(batch, -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
         placed = torch.cat([*prefix, patches], dim=1)  # (batch, prefix without registers + patches, dim)
         if self.pos_embed is not None:
             placed = placed + self.positions(grid)
         if self.reg_token is not None:
-            before, after = placed[:, : len(prefix)], placed[:, len(prefix) :]
+            before = placed[:, : len(prefix)]
+            after = placed[:, len(prefix) :]
             placed = torch.cat((before, self.reg_token.expand(batch, -1, -1), after), dim=1)  # (batch, tokens, dim)
         result: Tensor = self.pos_drop(placed)
         return result
@@ -227,7 +231,8 @@ def _token(count: int, dim: int) -> nn.Parameter:
 
 def _positions(config: ViTConfig) -> Tensor | None:
     """Position embeddings of the prefix without registers and of the patches."""
-    prefix, grid = len(config.layout.prefix) - config.registers, config.layout.grid
+    prefix = len(config.layout.prefix) - config.registers
+    grid = config.layout.grid
     if config.positions in FIXED:
         return nn.Buffer(fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim), persistent=False)
     learned = config.positions == "learned"

@@ -261,13 +261,16 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
     Raises ModelError for a module that fails, changes its input or its buffers, returns anything but one row of logits
     an image, or whose logits are others in a second pass, or for an image alone.
     """
-    name, given, mode = type(module).__name__, images.clone(), _LastProbabilities()
+    name = type(module).__name__
+    given = images.clone()
+    mode = _LastProbabilities()
     with _buffers_kept(module), evaluating(module), torch.no_grad():
         with mode:
             logits = _logits(module, images)
         if not torch.equal(images, given):
             raise ModelError(f"expected {name} to leave its input unchanged, found it changed; clone it in forward")
-        again, alone = _logits(module, images), _logits(module, images[:1])
+        again = _logits(module, images)
+        alone = _logits(module, images[:1])
     last = mode.result
     if last is not None and last.numel() == logits.numel() and torch.equal(last.reshape(logits.shape), logits):
         is_multi_label = mode.name == "sigmoid" and logits.shape[1] > 1
@@ -300,7 +303,8 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
 
 def _logits(module: nn.Module, images: Tensor) -> Tensor:
     """The logits in what the module returns. Raises ModelError where it fails, or where there are none."""
-    name, several = type(module).__name__, len(images) > 1
+    name = type(module).__name__
+    several = len(images) > 1
     try:
         output = module(images)
     except VitlensError:
@@ -363,5 +367,6 @@ class _LastProbabilities(TorchFunctionMode):
         """Keep results of these two; compute every call as it is."""
         result = func(*args, **(kwargs or {}))
         if func in _PROBABILITIES:
-            self.name, self.result = _PROBABILITIES[func], result
+            self.name = _PROBABILITIES[func]
+            self.result = result
         return result

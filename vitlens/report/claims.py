@@ -150,7 +150,9 @@ def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
     rows = []
     for claim in claims:
         if claim.verdict is not None:
-            state, because, limit = claim.verdict.state, claim.verdict.because, claim.verdict.limit
+            state = claim.verdict.state
+            because = claim.verdict.because
+            limit = claim.verdict.limit
             words = LIMITS[limit].words if limit else ""
             row = {"question": claim.question, "subject": claim.subject, "state": str(state), "because": because}
             rows.append({**row, "limit": words})

@@ -76,7 +76,8 @@ def as_code_block(text: str) -> str:
 
 
 def _inline(text: str) -> str:
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     for code in _CODE.finditer(text):
         pieces += [_with_bold(text[at : code.start()]), as_code(unprotected(code[2]))]
         at = code.end()
@@ -84,7 +85,8 @@ def _inline(text: str) -> str:
 
 
 def _with_bold(text: str) -> str:
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     for bold in _BOLD.finditer(text):
         pieces += [_escaped(text[at : bold.start()]), f"**{_escaped(bold[1])}**"]
         at = bold.end()

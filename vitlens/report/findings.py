@@ -33,7 +33,8 @@ def is_candidate(claim: Claim) -> bool:
 
     An AUC between 0.45 and 0.55 is none, nor is an effect without a place on the common scale.
     """
-    effect, size = claim.effect, size_of(claim)
+    effect = claim.effect
+    size = size_of(claim)
     if effect is None or size is None or (effect.n or 0) < FEWEST or size < SMALLEST:
         return False
     if effect.unit == AUC and _NO_AUC[0] <= effect.value <= _NO_AUC[1]:
@@ -69,7 +70,8 @@ def _p_of(claim: Claim) -> float:
 
 
 def _p_of_interval(effect: Estimate, reference: float) -> float:
-    low, high = effect.low, effect.high
+    low = effect.low
+    high = effect.high
     if low is None or high is None or low <= reference <= high:
         return 1.0
     arm = effect.value - low if effect.value > reference else high - effect.value

@@ -25,7 +25,8 @@ def junit(document: Document, requirements: Sequence[Any], *, suite: str, second
         seen[kind, name] += 1
         number = f" ({seen[kind, name]})" if seen[kind, name] > 1 else ""
         attributes = {"classname": _text(f"{suite}.{kind}"), "name": _text(name + number), "time": "0"}
-        case, words = ElementTree.SubElement(whole, "testcase", attributes), _text(message)
+        case = ElementTree.SubElement(whole, "testcase", attributes)
+        words = _text(message)
         if state == "fail" and kind == "requirement":
             ElementTree.SubElement(case, "failure", {"message": words, "type": kind}).text = words
         elif state == "warn":

@@ -27,7 +27,8 @@ def in_words(cell: Cell, *, with_n: bool = True) -> str:
         known = [each * scale for each in (cell.value, cell.low, cell.high) if each is not None]
         digits = 1 if cell.unit in ("fraction", "points") else _decimals(known) if len(known) > 1 else None
         value, *ends = [number(each, digits) for each in known]
-        value, notes = f"{value} {unit}".rstrip(), []
+        value = f"{value} {unit}".rstrip()
+        notes = []
         if len(ends) == 2:
             notes.append(" to ".join(ends))
         if with_n and cell.n is not None:

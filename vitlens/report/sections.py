@@ -165,7 +165,8 @@ class Report:
         own = [section for section in self.sections if isinstance(section, Section)]
         package = self.package or type(record).__module__.rpartition(".")[0]
         overview = (self.glance,) if isinstance(self.glance, Overview) else ()
-        answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*own, *overview), record)))
+        answers = shown(claims)
+        terms = tuple(dict.fromkeys(_terms((*own, *overview), record)))
         definitions = [*((each.name, each.sentence) for each in terms), *self.definitions(record)]
         images = " ".join(_images(record))
         first = FirstPage(
@@ -321,7 +322,8 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
         if own:
             known = {"rows": own, "first": own[0], "record": record}
             name = chart.name if len(values) == 1 else f"{chart.name}_{value}"
-            title, caption = say(chart.title, **known), say(chart.caption, **known)
+            title = say(chart.title, **known)
+            caption = say(chart.caption, **known)
             draw = partial(chart.draw, record if chart.whole else own, title)
             yield FigureSpec(name, caption, draw, alt=title or caption)
 

@@ -97,9 +97,11 @@ def check_training(
             runs = _trainings(model, images[:_IMAGES], labels[:_IMAGES], recipe, announce)
     if runs and runs[0].constant:
         return (*findings, one_batch(runs), learning_rate(runs))
-    found, advice = "a loss that is not finite", "Correct the initial loss first."
+    found = "a loss that is not finite"
+    advice = "Correct the initial loss first."
     if runs:
-        found, advice = "images of one class", "Give images of two classes."
+        found = "images of one class"
+        advice = "Give images of two classes."
     not_made = (("one batch", "a small batch that is learned by heart"), ("learning rate", _FALLS))
     return (*findings, *(Finding(name, "inconclusive", expected, found, advice) for name, expected in not_made))
 
@@ -107,7 +109,8 @@ def check_training(
 @contextmanager
 def _restored(model: Model) -> Iterator[None]:
     """Without gradients inside; on exit weights, buffers and gradients as they were."""
-    state, gradients = copy_of(model), [parameter.grad for parameter in model.parameters()]
+    state = copy_of(model)
+    gradients = [parameter.grad for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)
     try:
         yield
@@ -168,7 +171,8 @@ def gradient_norms(module: nn.Module) -> Finding:
     for name, part in module.named_modules():
         own = dict(part.named_parameters(recurse=False))
         for title, group in ({name: [*own.values()]} if name else {each: [own[each]] for each in own}).items():
-            gradient, weight = _norm([each.grad for each in group if each.grad is not None]), _norm(group)
+            gradient = _norm([each.grad for each in group if each.grad is not None])
+            weight = _norm(group)
             if gradient and weight:
                 ratios[title] = gradient / weight
     infinite = [name for name, value in ratios.items() if not math.isfinite(value)]
@@ -181,7 +185,8 @@ def gradient_norms(module: nn.Module) -> Finding:
     if len(ratios) < 2:
         advice = "Fewer than two layers have weights and a gradient: is the loss cut off from them?"
         return Finding("gradient norms", "inconclusive", expected, f"{len(ratios)} layers with both", advice)
-    least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+    least = min(ratios, key=ratios.__getitem__)
+    most = max(ratios, key=ratios.__getitem__)
     ratio = ratios[most] / ratios[least]
     found = f"{ratio:.2g} times, from {ratios[least]:.2g} ({least}) to {ratios[most]:.2g} ({most})"
     if ratio <= _SPREAD:
@@ -250,7 +255,8 @@ def _trainings(
     with announce(f"Learning one batch at the rate {rate:g}"):
         runs = [_fit_batch(model, images, labels, recipe, rate=rate)]
     if not runs[0].fits:
-        higher, lower = [each for each in _RATES if each > 2 * rate], [each for each in _RATES[::-1] if each < rate / 2]
+        higher = [each for each in _RATES if each > 2 * rate]
+        lower = [each for each in _RATES[::-1] if each < rate / 2]
         slow = runs[0].moved < _STILL or runs[0].is_falling
         for other in (*higher, *lower) if slow else (*lower, *higher):
             with announce(f"Learning one batch at the rate {other:g}"):
@@ -303,7 +309,8 @@ def one_batch(runs: Sequence[Fitted]) -> Finding:
 
 def learning_rate(runs: Sequence[Fitted]) -> Finding:
     """The loss on one batch falls at the recipe's learning rate, without rising on the way."""
-    first, found = runs[0], runs[0].words
+    first = runs[0]
+    found = runs[0].words
     if first.erratic:
         found += f", up to {max(loss for loss in first.losses if math.isfinite(loss)):.4g} on the way"
     learned = any(run.fits for run in runs)  # else a loss may fall by the classes' frequencies alone

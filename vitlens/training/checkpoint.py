@@ -43,7 +43,8 @@ class Facts:
 
     def require_same(self, now: Mapping[str, object], folder: Path) -> None:
         """Raise InputError for another model, data or recipe than the checkpoint's; names the first difference."""
-        before, after = _flat(self.identity), _flat(json.loads(json.dumps(now)))
+        before = _flat(self.identity)
+        after = _flat(json.loads(json.dumps(now)))
         names = [name for name in sorted(before.keys() | after.keys()) if name.startswith(f"{IMAGES}.")]
         fingerprints = {name: (before.pop(name, None), after.pop(name, None)) for name in names}
         for name in sorted(before.keys() | after.keys()):
@@ -75,7 +76,8 @@ def write_checkpoint(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) 
     tensors: by name: model/..., average/..., optimiser/..., best/..., sums.
     """
     path = folder / FOLDER / _FILE
-    stored, metadata = to_save(tensors), {"vitlens": json.dumps(asdict(facts))}
+    stored = to_save(tensors)
+    metadata = {"vitlens": json.dumps(asdict(facts))}
     try:
         with write_atomically(path) as temporary:
             save_file(stored, str(temporary), metadata=metadata)
@@ -139,7 +141,8 @@ def weights_over_training(folder: Path) -> tuple[KeptWeights, ...]:
 
     Empty for a folder without kept weights. Raises InputError where metrics.jsonl is missing or broken.
     """
-    kept, last = read_kept_weights(folder), folder / saved.WEIGHTS_FILE
+    kept = read_kept_weights(folder)
+    last = folder / saved.WEIGHTS_FILE
     if not kept or not last.is_file():  # stopped in its first epoch
         return kept
     done = len(read_metrics(folder))

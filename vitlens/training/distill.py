@@ -136,7 +136,8 @@ class Student(nn.Module):
                 f"expected a model with a distillation token, found {model.alias} without; add "
                 f"{by_caller(python='token=False', command='--no-distill-token')}"
             )
-        self.model, self.token = model, token
+        self.model = model
+        self.token = token
 
     def forward(self, images: Images) -> tuple[Logits, Logits]:
         """Logits for the labels and logits for the teacher; images (batch, 3, height, width) in [0, 1]."""
@@ -163,7 +164,8 @@ class Teacher:
 
     def __init__(self, model: Model, *, classes: Sequence[str], precision: str = "fp32") -> None:
         model.require_classifier()
-        self.model, self.precision = model, precision
+        self.model = model
+        self.precision = precision
         try:
             self.columns, union = match_classes(model.classes, classes)
         except InputError as error:
@@ -185,7 +187,8 @@ class Teacher:
             return self._run(images)
         hashes = self._hash(images)
         index = torch.searchsorted(self._hashes, hashes).clamp_max(len(self._hashes) - 1)
-        logits, new = self._logits[index], self._hashes[index] != hashes
+        logits = self._logits[index]
+        new = self._hashes[index] != hashes
         if new.any():
             logits[new] = self._run(images[new])
         return logits
@@ -206,7 +209,9 @@ class Teacher:
 
         advance: called with the number of images just done.
         """
-        hashes, logits, device = [], [], self.model.device
+        hashes = []
+        logits = []
+        device = self.model.device
         batches = torch.arange(len(split)).split(fitting_batch_size(self.model))
         for pixels, _ in portions(split.source, batches, pin=device.type == "cuda"):
             images = pixels.to(device, non_blocking=True).float().div_(255)
@@ -215,7 +220,8 @@ class Teacher:
                 logits.append(self._run(view))
                 advance(len(view))
         order = torch.cat(hashes).argsort()
-        self._hashes, self._logits = torch.cat(hashes)[order], torch.cat(logits)[order]
+        self._hashes = torch.cat(hashes)[order]
+        self._logits = torch.cat(logits)[order]
 
     def _hash(self, images: Images) -> Int[Tensor, " batch"]:
         """The bits of each image times fixed random numbers, summed modulo 2^64 (multilinear hashing)."""
@@ -228,7 +234,8 @@ class Teacher:
 
     def identity(self) -> dict[str, object]:
         """What determines its logits."""
-        architecture, size = self.model.architecture, list(self.model.input_size)
+        architecture = self.model.architecture
+        size = list(self.model.input_size)
         return {"architecture": architecture, "input": size, "sha256": fingerprint(self.model.module)}
 
 

@@ -19,7 +19,8 @@ def partly_trainable(model: Model, *, last: int | None) -> Iterator[Model]:
     require_last(model, last)
     with trainable(model):
         if last is not None:
-            trained, started = trained_names(model, last=last), False
+            trained = trained_names(model, last=last)
+            started = False
             for name, parameter in model.module.named_parameters():
                 parameter.requires_grad_(name in trained)
             for module in model.modules():
@@ -45,7 +46,8 @@ def trained_names(model: Model, *, last: int) -> set[str]:
 
     Parameters between two blocks belong to the block before, as in layer-wise learning-rate decay.
     """
-    blocks, names = model.anatomy.blocks, [name for name, _ in model.module.named_parameters()]
+    blocks = model.anatomy.blocks
+    names = [name for name, _ in model.module.named_parameters()]
     try:  # a user's module may define its classifier before the blocks
         heads = tuple(f"{name}." for name in classifiers(model))
     except UnsupportedError:  # no linear layer

@@ -46,7 +46,9 @@ def fit_head(task: Task, *, views: int = 1, reading: AbstractContextManager[Adva
     UnsupportedError for a head that is not the model's last step.
     """
     with running(replace(task, train_last=0, checkpoint_every=None, keep_every=None)) as (task, accelerator, precise):
-        model, device, precision = task.model, task.processes.device, task.precision
+        model = task.model
+        device = task.processes.device
+        precision = task.precision
         head = Model(  # sharing the model's parameters; it is run on features, not on images
             HeadOnly(model),
             alias=model.alias,
@@ -132,7 +134,8 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
 
     Raises UnsupportedError where the classifiers, run on them, do not give the model's logits.
     """
-    names, inputs = classifiers(model), list[Tensor]()
+    names = classifiers(model)
+    inputs = list[Tensor]()
 
     def before(_name: str, arguments: Arguments) -> None:
         inputs.append(arguments[0])
@@ -161,7 +164,9 @@ def cached_features(task: Task, split: Split, precision: str, advance: Advance, 
     Several views are augmented as the first epochs of a training without a cache would augment them. advance: called
     for each view.
     """
-    processes, model, device = task.processes, task.whole, task.processes.device
+    processes = task.processes
+    model = task.whole
+    device = task.processes.device
     assert model is not None
     batches = torch.arange(processes.index, len(split), processes.count).split(fitting_batch_size(model))
     by_view = []

@@ -118,7 +118,8 @@ def fit(
 def train_on_images(task: Task) -> TrainingResult:
     """Train a model on its images; see `fit`."""
     with running(task) as (task, accelerator, precise):
-        model, device = task.model, task.processes.device
+        model = task.model
+        device = task.processes.device
         compiled, compiling = choose_compiling(device, task.compiling, steps=task.steps)
         if model.anatomy.family == "cnn":  # the memory layout in which convolutions are fast
             model.module.to(memory_format=torch.channels_last)
@@ -166,7 +167,9 @@ def _augmented_images(task: Task, epoch: int, shares: Sequence[Tensor]) -> Itera
 
 def _test_images(task: Task) -> Tested:
     """Each process takes its share. Raises NonFiniteError for a logit that is not finite."""
-    model, split, processes = task.model, task.test, task.processes
+    model = task.model
+    split = task.test
+    processes = task.processes
     if task.pretraining is not None:
         return task.pretraining.tested(
             precision=task.precision, seed=task.seed, batch_size=task.batch_size, processes=processes
@@ -179,7 +182,8 @@ def _test_images(task: Task) -> Tested:
     if len(indices):  # with fewer images than processes, some have none
         part = split.pick(indices)
         assert part.labels is not None
-        logits, labels = predicted_logits(model, part, precision=task.precision), part.labels.cpu().long()
+        logits = predicted_logits(model, part, precision=task.precision)
+        labels = part.labels.cpu().long()
         sums[0] = F.cross_entropy(logits, labels, reduction="sum")
         sums[1] = (logits.argmax(1) == labels).sum()
     loss, accuracy = (processes.total(sums) / len(split)).tolist()
@@ -190,7 +194,9 @@ class Updates:
     """Model, optimiser and average of the weights between updates; step: updates done."""
 
     def __init__(self, task: Task, accelerator: Accelerator, *, compiled: bool = False) -> None:
-        self.task, self.accelerator, self.step = task, accelerator, 0
+        self.task = task
+        self.accelerator = accelerator
+        self.step = 0
         inner = task.model.module
         with seeded(task.seed):  # the new parts of an objective are random
             module = task.objective.module(task.model) if task.whole is None else inner  # which takes features
@@ -210,8 +216,12 @@ class Updates:
         Returns its summed loss, number of correct predictions, and the norm of the whole gradient. Raises
         NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
         """
-        task, recipe, objective, accelerator = self.task, self.task.recipe, self.task.objective, self.accelerator
-        pretraining, epoch = task.pretraining, self.step // task.steps_per_epoch
+        task = self.task
+        recipe = self.task.recipe
+        objective = self.task.objective
+        accelerator = self.accelerator
+        pretraining = task.pretraining
+        epoch = self.step // task.steps_per_epoch
         images, targets = task.mixed(images, labels, step=self.step)
         sums = torch.zeros(2, device=images.device)
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
@@ -291,19 +301,25 @@ class Training:
     """
 
     def __init__(self, task: Task, updates: Updates, batches: Batches, test: Test) -> None:
-        self.task, self.updates, self.batches, self.test = task, updates, batches, test
+        self.task = task
+        self.updates = updates
+        self.batches = batches
+        self.test = test
         self.watchers = task.watchers if task.processes.is_first else ()
         self.history: tuple[EpochMetrics, ...] = ()
         # of this epoch, in this process: loss, correct predictions, images, gradient norms / processes
         self.sums = torch.zeros(4, dtype=torch.float64)
         self.best: dict[str, Tensor] = {}  # weights of a head
         self.earlier = 0.0  # seconds of earlier runs of this training
-        self.images, self.seconds = 0, 0.0  # trained on in this run over all processes, without tests and files
+        # trained on in this run over all processes, without tests and files
+        self.images = 0
+        self.seconds = 0.0
         self.reported = self.last_checkpoint = 0.0  # of time.perf_counter
 
     def run(self, *, notes: tuple[str, ...]) -> TrainingResult:
         """All epochs that remain. notes: how it is computed, in words."""
-        task, average = self.task, self.updates.average
+        task = self.task
+        average = self.updates.average
         self._begin()
         while self.updates.step < task.steps:
             self._epoch()
@@ -318,7 +334,8 @@ class Training:
                 copy_into(head, tensors)
                 if task.processes.is_first:
                     saved.save(task.whole, task.directory / name)
-        last_epoch, best = self.history[-1], best_of(self.history)
+        last_epoch = self.history[-1]
+        best = best_of(self.history)
         return TrainingResult(
             self.history,
             last_epoch.test_accuracy,
@@ -332,7 +349,8 @@ class Training:
 
     def _begin(self) -> None:
         """Continue from the checkpoint, or write the first one."""
-        task, folder = self.task, self.task.directory
+        task = self.task
+        folder = self.task.directory
         found = checkpoint.read_checkpoint(folder) if task.resume else None
         with peer_errors():
             self.updates.accelerator.wait_for_everyone()  # no process writes before all have read
@@ -348,7 +366,8 @@ class Training:
 
     def _resume(self, facts: Facts, tensors: dict[str, Tensor]) -> None:
         """Continue from a checkpoint. Raises InputError when it belongs to another run, or is damaged."""
-        task, done = self.task, facts.step // self.task.steps_per_epoch
+        task = self.task
+        done = facts.step // self.task.steps_per_epoch
         facts.require_same(task.identity(), task.directory)
         expected = self.updates.tensors() | {"sums": self.sums}
         if any(name.startswith("optimiser/") for name in tensors):  # none before the first step
@@ -357,7 +376,8 @@ class Training:
             expected |= {f"best/{name}": like for name, like in task.model.module.state_dict().items()}
         wrong = sorted(tensors.keys() ^ expected.keys())
         for name in sorted(tensors.keys() & expected.keys()):
-            value, like = tensors[name], expected[name]
+            value = tensors[name]
+            like = expected[name]
             alike = value.shape == like.shape and value.is_floating_point() == like.is_floating_point()
             if not alike or not value.isfinite().all():
                 wrong.append(name)
@@ -372,7 +392,8 @@ class Training:
                 f"expected the checkpoint in {task.directory} to hold {done} epochs, at most {task.recipe.epochs}, "
                 f"found {len(facts.history)}; train anew in another folder"
             )
-        self.history, self.earlier = facts.history, facts.seconds
+        self.history = facts.history
+        self.earlier = facts.seconds
         self.updates.resume(tensors, facts.step)
         self.best = {name: value.to(task.processes.device) for name, value in _below("best/", tensors).items()}
         if task.processes.is_first:  # its sums include those of the others
@@ -380,16 +401,19 @@ class Training:
 
     def _epoch(self) -> None:
         """The steps that remain of an epoch, and its end."""
-        task, updates = self.task, self.updates
+        task = self.task
+        updates = self.updates
         epoch, within = divmod(updates.step, task.steps_per_epoch)
-        before, began = (self.images, self.seconds), time.perf_counter()
+        before = (self.images, self.seconds)
+        began = time.perf_counter()
         for inputs, labels in self.batches(epoch, task.shares(epoch)[within:]):
             loss, correct, norm = updates.apply(inputs, labels, whole=task.batch_size)
             share = norm / task.processes.count  # the norm is the same in all of them
             self.sums += torch.tensor((loss, correct, len(labels), share), dtype=torch.float64)
             self.images += task.batch_size
             self.seconds += time.perf_counter() - began
-            rate, mean = task.learning_rate(updates.step - 1), loss / max(len(labels), 1)
+            rate = task.learning_rate(updates.step - 1)
+            mean = loss / max(len(labels), 1)
             facts = StepMetrics(updates.step, epoch, mean, rate, norm, self.images / max(self.seconds, 1e-9))
             for watcher in self.watchers:
                 watcher.on_step(facts)
@@ -403,7 +427,9 @@ class Training:
 
     def _end_epoch(self, epoch: int, rate: float) -> None:
         """Test if due, record the epoch and save its weights. rate: its images per second."""
-        task, step, done = self.task, self.updates.step, epoch + 1
+        task = self.task
+        step = self.updates.step
+        done = epoch + 1
         self.updates.require_finite()
         loss, correct, images, norms = task.processes.total(self.sums).tolist()
         due = done == task.recipe.epochs or done % task.recipe.evaluate_every == 0
@@ -459,7 +485,9 @@ class Training:
 
     def _report(self, epoch: int, *, now: bool = False) -> None:
         """Call on_progress in the first process, now or when PROGRESS_INTERVAL has passed."""
-        task, step, clock = self.task, self.updates.step, time.perf_counter()
+        task = self.task
+        step = self.updates.step
+        clock = time.perf_counter()
         listener = task.on_progress if task.processes.is_first else None
         if listener is None or (not now and clock - self.reported < PROGRESS_INTERVAL):
             return

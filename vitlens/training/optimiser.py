@@ -43,7 +43,8 @@ def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> di
     names = [name for name, _ in module.named_parameters()]
     block_of = {name: _block_of(name, blocks) for name in names}
     last = max((index for index, name in enumerate(names) if block_of[name] is not None), default=-1)
-    shares, layer = {}, 0
+    shares = {}
+    layer = 0
     for index, name in enumerate(names):
         block = block_of[name]
         layer = block + 1 if block is not None else layer
@@ -145,10 +146,12 @@ def learning_rate(step: int, recipe: Recipe, *, total: int) -> float:
 
     The cosine is Loshchilov & Hutter 2017, eq. 5, without restarts.
     """
-    peak, warmup = recipe.learning_rate, round(recipe.warmup * total)
+    peak = recipe.learning_rate
+    warmup = round(recipe.warmup * total)
     if step < warmup:
         return peak * (step + 1) / warmup
-    minimum, span = recipe.minimum * peak, max(total - warmup - 1, 1)
+    minimum = recipe.minimum * peak
+    span = max(total - warmup - 1, 1)
     return minimum + 0.5 * (peak - minimum) * (1 + math.cos(math.pi * (step - warmup) / span))
 
 
@@ -160,7 +163,9 @@ class Average:
     """
 
     def __init__(self, module: nn.Module, *, decay: float) -> None:
-        self.decay, self.updates, self.tensors = decay, 0, copy_of(module)
+        self.decay = decay
+        self.updates = 0
+        self.tensors = copy_of(module)
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:

@@ -94,11 +94,13 @@ class Recipe:
 
 def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """The recipe with some fields changed. Raises InputError for unknown fields."""
-    known, changed = recipe.numbers(), dict[str, Any]()
+    known = recipe.numbers()
+    changed = dict[str, Any]()
     for name, given in changes.items():
         if name not in known:
             raise InputError(f"expected a field of the recipe ({', '.join(known)}), found {name!r}")
-        kind, value = type(getattr(recipe, name)), tuple(given) if isinstance(given, list) else given
+        kind = type(getattr(recipe, name))
+        value = tuple(given) if isinstance(given, list) else given
         if kind is float and isinstance(value, int | float) and not isinstance(value, bool):  # NumPy's floats, too
             value = float(value)
         if type(value) is not kind:

@@ -170,7 +170,8 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
                 "(or other names)"
             )
         present.append(set(split.labels.tolist()))
-        low, high = min(present[-1]), max(present[-1])
+        low = min(present[-1])
+        high = max(present[-1])
         if low < 0 or high >= count:
             raise DataError(f"expected labels from 0 to {count - 1} in {split.name}, found {low} to {high}")
     missing = sorted(present[1] - present[0])

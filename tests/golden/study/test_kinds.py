@@ -99,7 +99,8 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     folder = tmp_path / "stopped"
     with interrupted(lambda training, progress: (training, progress.epoch) == (3, 1), "study"):
         assert ran(folder, f"{LINE} --kind pooling --seeds 2 --epochs 2", code=130).status == "interrupted"
-    stopped, before = folder / "points" / "mean" / "seed-0", folder / "points" / "cls" / "seed-1" / "result.npz"
+    stopped = folder / "points" / "mean" / "seed-0"
+    before = folder / "points" / "cls" / "seed-1" / "result.npz"
     assert (stopped / "metrics.jsonl").read_text().count("\n") == 1  # an epoch was through
     assert not (stopped / "result.npz").exists()
     (stopped / ".model-0123abcd.safetensors").touch()  # as a kill while writing leaves it
@@ -139,7 +140,8 @@ def test_all_points_have_one_batch_size_though_their_presets_differ(images, type
 
 def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_path, capsys):
     config = json.loads((done.folder / "config.json").read_text())
-    options, recipes = config["options"], config["recipes"]
+    options = config["options"]
+    recipes = config["recipes"]
     others = {
         "whole": {"options": {"run": options["run"]}},
         "points": {"points": config["points"][:1]},

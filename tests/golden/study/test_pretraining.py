@@ -69,7 +69,8 @@ def test_neighbours_are_those_of_the_frozen_features(done):
 
 def test_scenes_of_one_digit_stay_together_where_the_probe_is_chosen():
     """Apart, they are on both sides, and another strength of regularisation seems best."""
-    train, test = vitlens.load_data("digits", part="train"), vitlens.load_data("digits", limit=100)
+    train = vitlens.load_data("digits", part="train")
+    test = vitlens.load_data("digits", limit=100)
     train = train.pick((train.groups < 40).nonzero().flatten())
     correct, together = probe_correct(headless(dim=16, depth=2, heads=2, patch_size=[8, 8]), train, test)
     _, apart = probe_correct(headless(dim=16, depth=2, heads=2, patch_size=[8, 8]), replace(train, groups=None), test)

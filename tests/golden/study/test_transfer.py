@@ -76,7 +76,8 @@ def test_every_way_trains_what_its_name_says(found, tiny_vit):
 
 
 def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(three, found):
-    split, stored = load_data(str(three), part="test"), found.correct.correct
+    split = load_data(str(three), part="test")
+    stored = found.correct.correct
     points = {row.label: row for row in found.points}
     for place, row in enumerate(found.points):
         assert stored[place].shape == (2, 15)

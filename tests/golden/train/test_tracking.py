@@ -60,7 +60,10 @@ class Recording:
     """A tracker's library that records its calls, and fails where requested."""
 
     def __init__(self) -> None:
-        self.calls, self.logged, self.fails = [], [], ""  # logged: the steps of numbers
+        # logged: the steps of numbers
+        self.calls = []
+        self.logged = []
+        self.fails = ""
 
     def __getattr__(self, name: str) -> Any:
         def do(*values: object, **settings: object) -> None:
@@ -80,7 +83,8 @@ def libraries(monkeypatch) -> dict[str, Recording]:
     made = {"tensorboard": Recording(), "wandb": Recording()}
     for name in made:
         module = ModuleType(name)
-        module.__spec__, module.Settings = ModuleSpec(name, None), dict
+        module.__spec__ = ModuleSpec(name, None)
+        module.Settings = dict
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(tracking, "TensorBoardTracker", lambda *_, **__: made["tensorboard"])
     monkeypatch.setattr(tracking, "WandBTracker", lambda *_, **__: made["wandb"])
@@ -97,7 +101,8 @@ def failures(out: Path, line: str, capsys) -> list[str]:
 def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_training(
     failing, libraries, golden, tmp_path, capsys
 ):
-    broken, whole = libraries["wandb"], libraries["tensorboard"]
+    broken = libraries["wandb"]
+    whole = libraries["tensorboard"]
     broken.fails = failing
     (said,) = failures(tmp_path / "seen", f"{GOLDEN} --track tensorboard,wandb", capsys)
     assert said.startswith("wandb failed")

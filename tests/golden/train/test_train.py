@@ -28,7 +28,8 @@ def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained)
     files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     assert files >= {"config.json", "metrics.jsonl", "model.safetensors", "tables/history.csv"}
     assert not (trained / "kept").exists()
-    found, model = vitlens.read(trained), vitlens.load(str(trained))
+    found = vitlens.read(trained)
+    model = vitlens.load(str(trained))
     assert figures(found) >= {"training", "loss", "confusion", "first_batch"}
     assert found.status == "done"
     split = load_data("digits", part="test").limit(40)
@@ -89,7 +90,8 @@ def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_a
 
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_a_run_is_not_resumed_on_other_images_and_its_record_of_them_only_grows(part, tmp_path, capsys):
-    data, folder = tmp_path / "data", tmp_path / "stopped"
+    data = tmp_path / "data"
+    folder = tmp_path / "stopped"
     places = ("train", "train", "test")
     written_digits(data, 60, lambda number, label: f"{places[number % 3]}/{label % 2}/{number}.png")
     with interrupted(lambda _, progress: progress.step >= 5):

@@ -50,7 +50,8 @@ def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
 def test_the_student_has_a_token_and_numbers_are_those_of_the_models(golden, tiny_vit):
     """Of a teacher that often errs, so that agreement with it is not accuracy."""
     folder = golden("train from a teacher").folder
-    found, split = vitlens.read(folder), load_data("digits", part="test").limit(60)
+    found = vitlens.read(folder)
+    split = load_data("digits", part="test").limit(60)
     names = ("vit-mini", "tiny-vit", "cnn-digits")
     models = [load(str(place)) for place in (folder, tiny_vit, "cnn-digits")]
     assert models[0].layout.prefix == ("cls", "distillation")
@@ -96,7 +97,8 @@ def test_a_cnn_learns_from_a_teacher_too_and_a_student_of_timm_has_its_own_token
 
 
 def test_a_stopped_run_goes_on_with_its_part_and_its_teacher(learned, tmp_path, capsys):
-    teacher, cut = tmp_path / "teacher", tmp_path / "cut"
+    teacher = tmp_path / "teacher"
+    cut = tmp_path / "cut"
     save(load("cnn-digits"), teacher / "model.safetensors")
     line = f"train {learned} {LINE} --epochs 2 --train-last 1 --distill-from {teacher}"
     record = ran(tmp_path / "whole", line)

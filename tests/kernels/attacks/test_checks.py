@@ -14,8 +14,10 @@ from vitlens.attacks.checks import Trial
 from vitlens.errors import NonFiniteError
 
 EVERY = torch.ones(8, dtype=torch.bool)
-FIRST, NONE = torch.arange(8) == 0, ~EVERY
-MODEL, IMAGES = perceptron(), pictures(8, low=0.1, high=0.9)
+FIRST = torch.arange(8) == 0
+NONE = ~EVERY
+MODEL = perceptron()
+IMAGES = pictures(8, low=0.1, high=0.9)
 LABELS = predictions(MODEL, IMAGES)
 
 
@@ -95,7 +97,8 @@ def test_more_steps_that_break_more_or_fewer(few, many, found, says):
 
 
 def test_gradients_that_vanish_and_gradients_that_are_not_finite():
-    silent, broken = perceptron(), perceptron()
+    silent = perceptron()
+    broken = perceptron()
     silent.module[3].weight.zero_()
     broken.module[1].weight.fill_(float("nan"))
     assert checks.gradients_not_zero(MODEL, IMAGES, LABELS).state == "passed"
@@ -140,7 +143,8 @@ def test_checks_of_outcomes():
     ):
         check = checks.every_image_broken(outcome("cw", broken_at))
         assert (check.state, check.against, check.of) == found
-    above, never = torch.tensor([0.2, INF, 0.1]), torch.full((3,), INF)
+    above = torch.tensor([0.2, INF, 0.1])
+    never = torch.full((3,), INF)
     for first, second, state in (
         (above, above, "passed"),
         (never, never, "inconclusive"),

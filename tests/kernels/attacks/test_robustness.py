@@ -38,7 +38,8 @@ def test_the_median_is_of_the_images_that_were_right():
 
 
 def test_the_epsilon_that_halves_every_model():
-    weak, strong = broken(1, 1, 1, INF), broken(2, 4, INF, INF)
+    weak = broken(1, 1, 1, INF)
+    strong = broken(2, 4, INF, INF)
     assert halving_epsilon([weak]) == 1.0
     assert halving_epsilon([weak, strong]) == 4.0
     assert halving_epsilon([broken(0, 1, 2)]) == 1.0  # half of those that were right

@@ -132,8 +132,10 @@ def test_nothing_passes_through_padding():
 
 def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_on():
     """In more images than are held at once; windows are averaged over."""
-    vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=17)
-    other, swins = copy.deepcopy(vit), (torchvision_swin(), torchvision_swin())
+    vit = vitlens.load("vit-digits")
+    digits = vitlens.load_data("digits", limit=17)
+    other = copy.deepcopy(vit)
+    swins = (torchvision_swin(), torchvision_swin())
     other.module.blocks[3].mlp.fc1.weight.data.mul_(1.5)
     for parameter in swins[1].module.parameters():
         parameter.data.mul_(1.5)
@@ -155,7 +157,8 @@ def pairs(similarity: Tensor, patch: tuple[int, int], keep: Callable[[int, int],
     found = []
     for i in range(12):
         for j in range(i):
-            down, right = i // 4 - j // 4, i % 4 - j % 4
+            down = i // 4 - j // 4
+            right = i % 4 - j % 4
             if keep(down, right):
                 found.append((float(similarity[i, j]), -(((down * patch[0]) ** 2 + (right * patch[1]) ** 2) ** 0.5)))
     return list(zip(*found))
@@ -197,7 +200,8 @@ def test_similarity_is_the_cosine_of_the_patches_embeddings():
 @pytest.mark.parametrize("kind", ["sine", "sine-2d"])
 def test_fixed_positions_are_read_at_every_size(kind):
     model = ours(positions=kind, size=(32, 32), patch_size=(4, 4), dim=64, pooling="mean")
-    large, grey = model_of(model.module, size=(64, 48)), torch.zeros(1, 3, 64, 48)
+    large = model_of(model.module, size=(64, 48))
+    grey = torch.zeros(1, 3, 64, 48)
     with torch.no_grad():
         patches = vitlens.capture(large, grey, "patches")["patches"][0]
         plain = large.module.patch_embed.proj(large.prepare(grey))[0].flatten(1).T

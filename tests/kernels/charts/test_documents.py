@@ -24,7 +24,8 @@ def figure_of(record, name: str) -> Figure:
 def confusions(golden, counts):
     """An evaluation with these counts (class, prediction)."""
     record = golden("evaluate").record
-    kinds, model = record.contents().tables, record.aliases[0]
+    kinds = record.contents().tables
+    model = record.aliases[0]
     names = [f"class {index}" for index in range(len(counts))]
     found = [
         kinds["confusion"](model, names[row], names[column], int(counts[row, column]))
@@ -77,7 +78,8 @@ def swin(pictures, tmp_path_factory):
 def test_windows_side_by_side_have_different_colours_and_the_panels_their_numbers(swin):
     first, second, reach, mask = figure_of(swin, "windows").axes[:4]
     for axes, parts in ((first, swin.window_maps.part[0]), (second, swin.window_maps.part[1])):
-        drawn, borders = np.asarray(axes.images[1].get_array()), set()
+        drawn = np.asarray(axes.images[1].get_array())
+        borders = set()
         for axis in (0, 1):
             apart = np.diff(parts, axis=axis) != 0
             np.testing.assert_array_equal(np.diff(drawn, axis=axis) != 0, apart)
@@ -144,7 +146,8 @@ def test_a_patch_is_outlined_in_the_image_and_in_each_map_of_its_own_grid(golden
 
 def test_one_head_step_by_step(golden):
     record = golden("walkthrough").record
-    head, row = record.head, record.row
+    head = record.head
+    row = record.row
     assert not [name for name in ("weights", "row", "values", "embedding") if cut_off(figure_of(record, name))]
     scores, weights = figure_of(record, "weights").axes[:2]
     np.testing.assert_allclose(array(scores), head.scores, rtol=1e-5)

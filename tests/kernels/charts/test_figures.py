@@ -30,7 +30,8 @@ def chart(title: str = "x"):
 
 
 def test_neither_user_settings_nor_threads_nor_errors_change_a_figure_or_stay():
-    plain, figures = pixels(chart()), []
+    plain = pixels(chart())
+    figures = []
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "xtick.labelsize": 40, "lines.linewidth": 9}):
         before = dict(matplotlib.rcParams)
         with pytest.raises(AttributeError):
@@ -118,8 +119,10 @@ def test_thumbnails_stand_in_place_of_points():
 
 
 def test_arcs_from_patch_to_patch():
-    picture, similarity = np.random.default_rng(0).uniform(size=(3, 32, 48)), np.array([0.9, 0.5])
-    sources, targets = np.array([(0, 0), (1, 2)]), np.array([(1, 1), (0, 0)])
+    picture = np.random.default_rng(0).uniform(size=(3, 32, 48))
+    similarity = np.array([0.9, 0.5])
+    sources = np.array([(0, 0), (1, 2)])
+    targets = np.array([(1, 1), (0, 0)])
     figure = correspondences(2 * [Matches("cats", picture, picture, sources, targets, similarity, (2, 3))], "Matches")
     left, right, *others = figure.axes
     assert len(others) == 2

@@ -10,7 +10,8 @@ from tests.kit.axes import array, crosses, cut_off, overlapping, shown
 from vitlens.charts import Picture, amplification, images, pixels
 
 GREY = np.array([0.2126, 0.7152, 0.0722])
-RIGHT, WRONG = to_rgb("#0072B2"), to_rgb("#D55E00")
+RIGHT = to_rgb("#0072B2")
+WRONG = to_rgb("#D55E00")
 FLAT = np.full((3, 16, 16), 0.5)
 
 
@@ -56,7 +57,8 @@ def test_right_and_wrong_by_colour_and_symbol(given, below, frame):
 def test_a_page_holds_every_row_and_column_and_cuts_nothing_off(count, maps, under, shape, random):
     rows = []
     for index in range(count):
-        image, row = random.uniform(size=(3, *shape)), f"{index}: golden retriever (97 %)" if maps else ""
+        image = random.uniform(size=(3, *shape))
+        row = f"{index}: golden retriever (97 %)" if maps else ""
         below = "" if maps else "black-and-gold garden spider, Argiope aurantia"
         rows.append(Picture(image, row=row, column="image" if maps else "", below=below))
         every = random.uniform(size=(maps, 4, 6))
@@ -75,7 +77,8 @@ def test_a_page_holds_every_row_and_column_and_cuts_nothing_off(count, maps, und
 def test_of_more_columns_than_fit_each_map_has_its_panel(random):
     maps = random.uniform(0, 0.01, (13, 2, 2, 2))
     maps[6, 1, 1, 0] = 1.0  # the seventh map of the second image
-    image, cells = np.zeros((3, 8, 8)), []
+    image = np.zeros((3, 8, 8))
+    cells = []
     for at, name in enumerate("ab"):
         cells += [Picture(image, row=name, column="image")]
         cells += [Picture(image, own[at], name, f"map {number}") for number, own in enumerate(maps)]
@@ -89,7 +92,8 @@ def test_a_map_over_an_image_is_the_one_that_torch_enlarges_on_a_scale_for_all(g
     maps = random.uniform(1, 2, (2, *grid))
     cells = [Picture(image, own, column=str(at)) for at, own in enumerate(maps)]
     figure = images(scale="joint", smooth=smooth)(cells, "")
-    low, high = maps.min(), np.percentile(maps, 99.5)
+    low = maps.min()
+    high = np.percentile(maps, 99.5)
     for axes, own in zip(shown(figure), maps):
         shares = np.clip((large(own, (240, 260), smooth=smooth) - low) / (high - low), 0, 1)
         grey = np.tensordot(GREY, image, 1)[..., None]
@@ -98,7 +102,8 @@ def test_a_map_over_an_image_is_the_one_that_torch_enlarges_on_a_scale_for_all(g
 
 
 def test_maps_of_their_own_scale_begin_at_zero():
-    one, other = np.array([[0.25, 0.5]]), np.array([[0.5, 1.0]])
+    one = np.array([[0.25, 0.5]])
+    other = np.array([[0.5, 1.0]])
     cells = [Picture(FLAT, own, column=str(at)) for at, own in enumerate((one, other))]
     own, same = map(array, shown(images(scale="own", smooth=False)(cells, "")))
     np.testing.assert_allclose(own, same)
@@ -118,13 +123,16 @@ def test_maps_drawn_as_shares_have_no_unit_and_their_largest_values_hide_the_ima
     )
     np.testing.assert_allclose(one, other, atol=1e-9)
     shares = large(values / 3, (224, 224))
-    grey, weight = np.tensordot(GREY, image, 1)[..., None], 0.85 * np.abs(shares)[..., None]
+    grey = np.tensordot(GREY, image, 1)[..., None]
+    weight = 0.85 * np.abs(shares)[..., None]
     colours = colormaps["RdBu_r"](0.5 + shares / 2)[..., :3]
     np.testing.assert_allclose(one, (1 - weight) * grey + weight * colours, atol=0.02)
 
 
 def test_the_object_is_outlined_and_the_highest_point_marked():
-    image, mask, values = np.full((3, 32, 32), 0.2), np.zeros((32, 32), bool), np.zeros((2, 4, 4))
+    image = np.full((3, 32, 32), 0.2)
+    mask = np.zeros((32, 32), bool)
+    values = np.zeros((2, 4, 4))
     mask[:16, :16] = True
     values[0, 1, 1], values[1, 3, 3] = 1, 1
     cells = [Picture(image, column="image", mask=mask)]

@@ -46,14 +46,16 @@ def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand(answers, least
     squares[2] = squares[least]  # else the component of seeds or images is below 0: that of the others alone remains
     variance = squares[0] + squares[1] - squares[2]
     freedom = variance**2 / sum(square**2 / each for square, each in zip(squares, freedoms))
-    found, half = accuracy_over_seeds(answers), np.sqrt(variance / table.size) * stats.t.ppf(0.975, freedom)
+    found = accuracy_over_seeds(answers)
+    half = np.sqrt(variance / table.size) * stats.t.ppf(0.975, freedom)
     assert (found.value, found.n) == (pytest.approx(table.mean()), images)
     assert found.value - found.low == pytest.approx(half, rel=1e-9)
     assert found.high == pytest.approx(min(1, found.value + half), rel=1e-9)
 
 
 def test_one_seed_has_wilsons_interval_and_mcnemars_test():
-    first, second = ANSWERS[:1], ANSWERS[2:]
+    first = ANSWERS[:1]
+    second = ANSWERS[2:]
     assert accuracy_over_seeds(first) == wilson(6, 8)
     found = difference_over_seeds(first, second)
     assert found.p == mcnemar(2, 1)
@@ -68,7 +70,8 @@ def test_without_a_spread_to_estimate_there_is_wilsons_interval_and_no_smallest_
     crossing = np.array([[True, False], [False, True]])  # equal means everywhere
     assert accuracy_over_seeds(crossing) == wilson(1, 2)
     assert difference_over_seeds(ANSWERS[:1], ANSWERS[1:2]).detectable() is None
-    same, bound = difference_over_seeds(ANSWERS, ANSWERS), 100 * (wilson(0, len(ANSWERS[0])).high or 0)
+    same = difference_over_seeds(ANSWERS, ANSWERS)
+    bound = 100 * (wilson(0, len(ANSWERS[0])).high or 0)
     assert (same.estimate.value, same.estimate.low, same.estimate.high, same.p) == (0, -bound, bound, 1)
     assert same.detectable() is None
 
@@ -78,9 +81,11 @@ def test_seeds_are_the_unit_of_a_comparison_however_many_images():
     found adds the quantiles of level and power."""
     generator = np.random.default_rng(3)
     skill = np.array([[0.90], [0.91], [0.93]])
-    first, second = generator.random((3, 2000)) < skill, generator.random((3, 2000)) < skill - 0.15
+    first = generator.random((3, 2000)) < skill
+    second = generator.random((3, 2000)) < skill - 0.15
     expected = stats.ttest_ind(100 * first.mean(1), 100 * second.mean(1), equal_var=False)
-    ends, quantile = expected.confidence_interval(), stats.t(expected.df).ppf
+    ends = expected.confidence_interval()
+    quantile = stats.t(expected.df).ppf
     error = (ends.high - ends.low) / 2 / quantile(0.975)
     for copies in (1, 10):
         found = difference_over_seeds(np.tile(first, copies), np.tile(second, copies))
@@ -103,7 +108,8 @@ def test_each_rows_interval_and_p_value_are_those_it_has_alone(n: int, groups: T
     """Of a thousand values 4,000 draws are made at once."""
     values = noise(3 if n < 1000 else 1, n) + torch.tensor([0.0, 0.2, 2.0][: 3 if n < 1000 else 1])[:, None]
     low, high = intervals(values, groups=groups, seed=5)
-    p, own = sign_flips(values, groups=groups, seed=5), None if groups is None else groups.numpy()
+    p = sign_flips(values, groups=groups, seed=5)
+    own = None if groups is None else groups.numpy()
     for row, each in enumerate(values.numpy()):
         alone = bootstrap_mean(each, groups=own, seed=5)
         assert (float(low[row]), float(high[row])) == pytest.approx((alone.low, alone.high), abs=1e-12)

@@ -49,7 +49,8 @@ def scenes() -> Split:
 def test_moved_to_and_from_the_centre_with_a_control_around_it(scenes, sign):
     before = from_centre(images_of(scenes))
     changed, control = (from_centre(images) for images in edited(scenes, "off_centre", sign))
-    radius, far = before.norm(dim=1), before.norm(dim=1) > 2
+    radius = before.norm(dim=1)
+    far = before.norm(dim=1) > 2
     if sign < 0:
         assert changed.norm(dim=1).max() < 1.2, "whole pixels"
     else:
@@ -118,7 +119,8 @@ def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as
     drawn = vitlens.load_data("digits", limit=12)
     changed, control = edited(drawn, "clutter", -1)
     assert torch.equal(changed, drawn.scenes.redrawn("without distractors").float() / 255)
-    other, ground = drawn.scenes.redrawn("other ground").float() / 255, ~drawn.masks
+    other = drawn.scenes.redrawn("other ground").float() / 255
+    ground = ~drawn.masks
     kept = [(control == each).all(1).all(1) for each in (other, images_of(drawn))]
     assert (kept[0] | kept[1]).all(), "columns of another ground"
     assert 0 < kept[0].float().mean() < 0.5

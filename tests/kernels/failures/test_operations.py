@@ -25,7 +25,9 @@ TABLES = [*CORRUPTIONS.items(), *DISTURBANCES.items()]
 def test_damage_grows_with_the_level_whatever_the_batch(kind, entry):
     """Of disturbances the first level changes nothing."""
     smooth = torch.nn.functional.interpolate(IMAGES, size=(32, 48), mode="bilinear")
-    before, levels, operation = smooth.clone(), entry.at((32, 48)), OPERATIONS[entry.operation]
+    before = smooth.clone()
+    levels = entry.at((32, 48))
+    operation = OPERATIONS[entry.operation]
     found = [operation(smooth, level, KEYS).clamp(0, 1) for level in levels]
     assert torch.equal(smooth, before)
     distances = [float((one - smooth).square().mean()) for one in found]
@@ -65,7 +67,8 @@ def test_shuffling_keeps_every_tile_in_an_order_of_its_own():
 @pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 7)])
 def test_covered_squares_have_the_mean_colour_stay_covered_and_are_off_the_grid_of_patches(side, patch):
     """A square of the grid itself would remove a token and leave its neighbours as they are; these never do."""
-    images, keys = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0)), torch.arange(64)
+    images = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0))
+    keys = torch.arange(64)
     mean = images.mean((2, 3))[:, :, None, None]
     gone = {share: (covered(images, share, keys) == mean).all(1) for share in (0.0, 0.5, 0.75, 1.0)}
     for share, own in gone.items():
@@ -109,7 +112,8 @@ def made(alias: str, shares: list[float]) -> Corrupted:
 
 
 def test_mean_corruption_error_is_the_mean_of_ratios():
-    vit, cnn = made("vit", [0.9, 0.8] + [0.5] * 5), made("cnn", [0.8, 0.2] + [0.5] * 5)
+    vit = made("vit", [0.9, 0.8] + [0.5] * 5)
+    cnn = made("cnn", [0.8, 0.2] + [0.5] * 5)
     found = vit.relative_error(cnn)
     assert found.value == pytest.approx((0.1 / 0.2 + 0.2 / 0.8 + 5) / 7)
     assert found.low <= found.value <= found.high
@@ -122,7 +126,8 @@ def test_mean_corruption_error_is_the_mean_of_ratios():
 
 def test_the_accuracy_lost_is_paired_by_image():
     """A tenth of the images is wrong when clean, a fifth under every corruption: the same tenth and as many others."""
-    clean, right = torch.arange(400) % 10 > 0, torch.arange(400) % 10 > 1
+    clean = torch.arange(400) % 10 > 0
+    right = torch.arange(400) % 10 > 1
     found = Corrupted("m", right.expand(len(CORRUPTIONS), len(SEVERITIES), 400))
     lost = found.lost(clean)
     assert (lost.value, lost.unit, lost.n) == (pytest.approx(10), "points", 400)
@@ -131,10 +136,13 @@ def test_the_accuracy_lost_is_paired_by_image():
 
 
 def test_the_accuracy_of_a_model_falls_and_shares_of_the_images_agree():
-    model, split, done = vitlens.load("cnn-digits"), vitlens.load_data("digits", limit=40), []
+    model = vitlens.load("cnn-digits")
+    split = vitlens.load_data("digits", limit=40)
+    done = []
     entries = [DISTURBANCES[kind] for kind in ("low-pass", "occlusion", "shuffle")]
     changes = [(way.operation, level) for way in entries for level in way.at(split.size)]
-    keys, mine = torch.arange(40), torch.arange(1, 40, 3)
+    keys = torch.arange(40)
+    mine = torch.arange(1, 40, 3)
     whole = correct_after(model, split, changes, keys=keys, advance=done.append)
     assert whole.shape == (len(changes), 40)
     assert sum(done) == whole.numel()

@@ -41,7 +41,9 @@ def assert_same(one: Features, other: Features, *, within: float = 0.0) -> None:
 
 
 def test_as_features_of_the_images_themselves_and_a_second_run_reads_nothing_again(tmp_path):
-    model, data, done = ours(), split(), list[int]()
+    model = ours()
+    data = split()
+    done = list[int]()
     expected = vitlens.features(model, data.source.read(torch.arange(7)) / 255, batch_size=3)
     assert_same(extract(model, data, batch_size=3), expected)
     assert_same(extract(model, data, batch_size=3, cache=tmp_path), expected)
@@ -55,7 +57,8 @@ def test_as_features_of_the_images_themselves_and_a_second_run_reads_nothing_aga
 
 def test_layers_that_are_missing_are_read_alone(tmp_path):
     """A cache without the embedding is completed; the blocks' files stay as they are."""
-    model, data = ours(), split()
+    model = ours()
+    data = split()
     extract(model, data, cache=tmp_path)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
     both = extract(model, data, cache=tmp_path, embedding=True, batch_size=3)
@@ -70,7 +73,8 @@ def half(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("way", ["intervene", "heads", "hook", "hook of the model", "forward"])
 def test_features_of_a_changed_model_are_neither_stored_nor_taken_from_the_plain_one(tmp_path, way):
-    model, data = ours(), split()
+    model = ours()
+    data = split()
     block = model.module.blocks[0]
     plain = extract(model, data)
     if way == "forward":
@@ -93,7 +97,9 @@ CHANGES = {"pool": {"pool": "mean"}, "norm": {"norm": False}, "precision": {"pre
 
 @pytest.mark.parametrize("change", [*CHANGES, "weights", "heads", "data", "order"])
 def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
-    model, data, options = ours(), split(), CHANGES.get(change, {})
+    model = ours()
+    data = split()
+    options = CHANGES.get(change, {})
     extract(model, data, cache=tmp_path)
     if change == "weights":
         with torch.no_grad():
@@ -114,7 +120,8 @@ def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
 
 
 def test_files_are_known_by_their_content(tmp_path, pictures):
-    model, copies = vitlens.load("vit-digits"), tmp_path / "copies"
+    model = vitlens.load("vit-digits")
+    copies = tmp_path / "copies"
     copies.mkdir()
     for path in Path(pictures).glob("*.png"):
         (copies / f"copy-{path.name}").write_bytes(path.read_bytes())
@@ -141,7 +148,8 @@ def written(root: Path, values: Tensor, name: str = "block-0", **about: object) 
 @pytest.mark.parametrize("fault", ["empty", "cut", "first", "last", "about", "name", "version"])
 def test_a_half_written_damaged_foreign_or_older_file_is_ignored(tmp_path, monkeypatch, fault):
     values = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
-    file, shelf = written(tmp_path, values), FeatureCache(tmp_path, ABOUT)
+    file = written(tmp_path, values)
+    shelf = FeatureCache(tmp_path, ABOUT)
     assert np.array_equal(np.load(file, mmap_mode="r"), values.numpy())  # numpy itself reads it
     assert torch.equal(shelf.recall(["block-0"])[0]["block-0"], values)
     whole = bytearray(file.read_bytes())
@@ -174,12 +182,15 @@ def test_an_interrupted_run_leaves_nothing_that_could_be_taken_for_features(tmp_
 
 @pytest.mark.parametrize(("count", "cached"), [(2, True), (3, False)])
 def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cached):
-    data, models = split(7), [ours() for _ in range(count)]  # not in the threads: they share a generator
+    # not in the threads: they share a generator
+    data = split(7)
+    models = [ours() for _ in range(count)]
     expected = extract(ours(), data, batch_size=2)
 
     def work(processes: Any) -> tuple[Features | None, list[int]]:
         model = models[processes.index]
-        seen, times = runs_of(model), []
+        seen = runs_of(model)
+        times = []
         for _ in range(2):
             cache = tmp_path / "cache" if cached else None
             found = extract(model, data, batch_size=2, cache=cache, processes=processes)
@@ -204,7 +215,8 @@ def stream(model: Model, batch: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_patch_tokens_lie_where_the_patches_lie_read_in_one_pass_before_a_block_overwrites_them(norm):
-    model, batch = ours(registers=2), images(SIZE, batch=3)
+    model = ours(registers=2)
+    batch = images(SIZE, batch=3)
     (rows, columns), (entering, first, _) = model.layout.grid, stream(model, batch)
     model.module.blocks[0].register_forward_hook(lambda _module, inputs, output: inputs[0].mul_(0).add_(output))
     calls = runs_of(model)
@@ -219,7 +231,8 @@ def test_patch_tokens_lie_where_the_patches_lie_read_in_one_pass_before_a_block_
 @pytest.mark.parametrize("family", ["cnn", "windowed"])
 def test_maps_of_a_cnn_and_of_windows_are_on_their_grid(family):
     model = vitlens.load("cnn-digits") if family == "cnn" else timm_model("swin_tiny_patch4_window7_224")
-    kept, batch = list[Tensor](), images()
+    kept = list[Tensor]()
+    batch = images()
     layer = model.module.get_submodule(vitlens.features(model, batch).layers[1].module)
     hook = layer.register_forward_hook(lambda _module, _inputs, maps: kept.append(maps))
     (tokens,) = patch_tokens(model, batch, [1], norm=False)

@@ -29,7 +29,9 @@ def test_draws_are_stratified_nested_and_seeded():
 
 
 def test_accuracy_is_that_of_the_nearest_class_mean_in_a_plain_loop():
-    train, test, truth = vectors(LABELS, apart=1, seed=1), vectors(LABELS, apart=1, seed=2), LABELS
+    train = vectors(LABELS, apart=1, seed=1)
+    test = vectors(LABELS, apart=1, seed=2)
+    truth = LABELS
     found = few_shot(train, LABELS, test, truth, shots=(1, 3), draws=3, seed=5)
     drawn = drawn_shots(LABELS, most=3, draws=3, seed=5)
     for row, count in enumerate((1, 3)):

@@ -23,8 +23,10 @@ def assert_same(one: neighbours.Neighbours, other: neighbours.Neighbours) -> Non
 def test_they_are_those_of_float64(bank, k, close):
     """Also of vectors that differ by less than fp32's rounding of a cosine."""
     base = 0 if close == 1 else vectors(1, seed=2) + 10
-    queries, others = base + close * vectors(50, seed=1), base + close * vectors(bank)
-    one, two = queries.double(), others.double()
+    queries = base + close * vectors(50, seed=1)
+    others = base + close * vectors(bank)
+    one = queries.double()
+    two = others.double()
     cosines = (one @ two.T) / one.norm(dim=1)[:, None] / two.norm(dim=1)
     order = torch.from_numpy(np.argsort(-cosines.numpy().round(12), axis=1, kind="stable")[:, :k])
     found = nearest(queries, others, k=k)
@@ -34,7 +36,9 @@ def test_they_are_those_of_float64(bank, k, close):
 
 def test_everything_is_computed_on_the_device_of_the_features():
     """As on a GPU, the default device is not theirs: what is made on it by mistake does not mix with them."""
-    queries, others, own = vectors(30, seed=1), vectors(400), torch.arange(30)
+    queries = vectors(30, seed=1)
+    others = vectors(400)
+    own = torch.arange(30)
     for out in (None, own):
         expected = nearest(queries, others, k=3, leave_out=out)
         with torch.device("meta"):
@@ -43,7 +47,9 @@ def test_everything_is_computed_on_the_device_of_the_features():
 
 @pytest.mark.parametrize(("numbers", "block"), [(1 << 9, 37), (1 << 14, 150), (1 << 9, 1 << 16)])
 def test_chunks_change_nothing(monkeypatch, numbers, block):
-    queries, others = vectors(40, seed=1), torch.cat((vectors(300), vectors(50)))  # 50 of them twice
+    # 50 of them twice
+    queries = vectors(40, seed=1)
+    others = torch.cat((vectors(300), vectors(50)))
     expected = nearest(queries, others, k=7)
     monkeypatch.setattr(neighbours, "_NUMBERS", numbers)
     monkeypatch.setattr(neighbours, "_BANK", block)
@@ -63,7 +69,8 @@ def test_copies_come_by_index_and_an_image_is_no_neighbour_of_its_own():
 
 
 def test_of_equal_votes_the_lowest_class_wins():
-    bank, truth = torch.eye(4, 24), torch.tensor([3, 1, 2, 0])
+    bank = torch.eye(4, 24)
+    truth = torch.tensor([3, 1, 2, 0])
     near_to_two = nearest(torch.tensor([[1.0, 1.0] + [0.0] * 22]), bank, k=2)
     assert vote(near_to_two, truth, k=2, classes=4, weighting="majority").tolist() == [1]
     assert vote(near_to_two, truth, k=1, classes=4).tolist() == [3]
@@ -72,7 +79,8 @@ def test_of_equal_votes_the_lowest_class_wins():
 def test_places_of_matches_in_grids_that_differ_and_a_distance_in_shares_of_the_image():
     first = torch.tensor([[[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]])
     second = torch.tensor([[[1.0, 0.02]], [[0.1, 1.0]]])
-    found, back = correspond(first, second), correspond(second, first)
+    found = correspond(first, second)
+    back = correspond(second, first)
     assert found.sources.tolist() == back.targets.tolist() == [[0, 0], [0, 2]]
     assert found.targets.tolist() == back.sources.tolist() == [[0, 0], [1, 0]]
     grid = (torch.arange(16).double()[:, None] + 0.5) / 16
@@ -81,7 +89,8 @@ def test_places_of_matches_in_grids_that_differ_and_a_distance_in_shares_of_the_
 
 
 def test_what_cannot_be_counted():
-    bank, truth = vectors(20), torch.arange(20) % 5
+    bank = vectors(20)
+    truth = torch.arange(20) % 5
     found = nearest(bank, bank, k=5)
     with pytest.raises(InputError, match="from 1 to 5"):
         vote(found, truth, k=6, classes=5)

@@ -6,12 +6,15 @@ import torch
 from vitlens.analysis.features.objectness import area_iou, objectness
 from vitlens.errors import DataError
 
-SIDE, CELL = 4, 3  # cells of a map along a side, px of a cell
+# cells of a map along a side, px of a cell
+SIDE = 4
+CELL = 3
 
 
 def masks(count: int, *, seed: int = 0) -> torch.Tensor:
     """Rectangles at random places, of any part of a cell."""
-    generator, side = torch.Generator().manual_seed(seed), SIDE * CELL
+    generator = torch.Generator().manual_seed(seed)
+    side = SIDE * CELL
     found = torch.zeros(count, side, side, dtype=torch.bool)
     for mask in found:
         top, left = torch.randint(0, side - 5, (2,), generator=generator).tolist()
@@ -26,7 +29,8 @@ def noise(count: int, heads: int, *, seed: int = 1) -> torch.Tensor:
 
 def planted(count: int, *, head: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Maps of noise but for a head that sees the object's share of each cell."""
-    objects, maps = masks(count), noise(count, 4)
+    objects = masks(count)
+    maps = noise(count, 4)
     cells = objects.view(count, SIDE, CELL, SIDE, CELL).double().mean((2, 4))
     maps[:, head] = cells.float() + 0.01 * maps[:, head]
     return maps, objects
@@ -34,7 +38,8 @@ def planted(count: int, *, head: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def looped(values: torch.Tensor, mask: torch.Tensor) -> float:
     """Pixels from the highest cell down until as many are marked as the mask has; equal cells share what is left."""
-    left, both = float(mask.sum()), 0.0
+    left = float(mask.sum())
+    both = 0.0
     for level in sorted(set(values.flatten().tolist()), reverse=True):
         equal = [(row, column) for row in range(SIDE) for column in range(SIDE) if values[row, column] == level]
         share = min(1.0, left / (len(equal) * CELL**2))
@@ -46,7 +51,8 @@ def looped(values: torch.Tensor, mask: torch.Tensor) -> float:
 
 
 def test_overlap_is_that_of_a_plain_loop_with_ties_in_proportion():
-    objects, maps = masks(70), noise(70, 3)
+    objects = masks(70)
+    maps = noise(70, 3)
     maps[:, 1] = (4 * maps[:, 1]).floor()  # ties
     maps[:, 2] = 0.5  # all equal
     found = area_iou(maps, objects)
@@ -74,8 +80,10 @@ def test_maps_of_other_images_do_not_pass():
 
 
 def test_a_head_that_is_best_by_chance_is_not_measured_where_it_was_chosen():
-    objects, maps = masks(40), noise(40, 30)
-    found, every = objectness(maps, objects), area_iou(maps, objects)
+    objects = masks(40)
+    maps = noise(40, 30)
+    found = objectness(maps, objects)
+    every = area_iou(maps, objects)
     first, second = found.heads
     assert first != second
     best = every.mean(0).max()

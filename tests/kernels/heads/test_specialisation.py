@@ -26,7 +26,8 @@ SWIN = "swin_tiny_patch4_window7_224"
 def test_each_planted_head_is_found_with_its_name_and_no_other(seed):
     """Of noise any label that says that there is no pattern."""
     grid = GRIDS[seed % 3]
-    forms, made = Bench(grid, seed).heads(), scenes(grid, 24, seed)
+    forms = Bench(grid, seed).heads()
+    made = scenes(grid, 24, seed)
     model = planted(list(forms.values()), grid, dead=(list(forms).index("dead"),), seed=seed)
     found = specialise(statistics(model, made.images, masks=made.masks))
     for name, label in zip(forms, found.labels[0], strict=True):
@@ -49,7 +50,8 @@ def test_a_head_that_attends_to_patches_of_exceptional_norm():
 
 def test_sinks_off_the_object_are_those_of_the_planted_head():
     """A head that attends to the red patches, none of which lies on the object."""
-    drawn, model = scenes((6, 5), 16, 0), planted([Bench((6, 5), 0).heads()["background"]], (6, 5))
+    drawn = scenes((6, 5), 16, 0)
+    model = planted([Bench((6, 5), 0).heads()["background"]], (6, 5))
     nothing = statistics(model, drawn.images, masks=drawn.masks & False)
     tables = [statistics(model, drawn.images, masks=masks) for masks in (drawn.masks, drawn.masks | True)]
     off, none, every = (specialise(table).sinks_off_object for table in (*tables, nothing))
@@ -76,7 +78,8 @@ def score(found, rule: str, head: int = 0) -> float:
 
 
 def test_made_attention_gets_its_label():
-    grid, prefix = (6, 10), 5
+    grid = (6, 10)
+    prefix = 5
     made = Maker(grid, prefix)
     kinds = {
         "self": made.head(torch.eye(made.patches)),
@@ -105,10 +108,12 @@ def test_made_attention_gets_its_label():
 def test_scores_by_hand(rule, share):
     """A share of the attention on the pattern, the rest even over all keys: two weights, both of the pattern."""
     prefix, inside = (0, 10) if rule == "same row" else (1, 1)
-    made, keys = Maker((6, 10), prefix), 60 + prefix
+    made = Maker((6, 10), prefix)
+    keys = 60 + prefix
     weights = share * (made.row() if rule == "same row" else made.on(0)) + (1 - share) * made.even()
     found = specialise(table_of((6, 10), prefix, weights))
-    high, low = share / inside + (1 - share) / keys, (1 - share) / keys
+    high = share / inside + (1 - share) / keys
+    low = (1 - share) / keys
     bits = math.log2(keys) + inside * high * math.log2(high) + (keys - inside) * low * math.log2(low)
     assert score(found, rule) == pytest.approx(bits / max(1, bits), abs=1e-4)
     assert score(found, "uniform") == pytest.approx(max(0, 1 - bits), abs=1e-4)
@@ -197,8 +202,10 @@ def test_what_offsets_explain_is_the_share_of_variance(name, grid, prefix):
     """R² of the mean weight at each offset over all pairs of all images."""
     made = Maker(grid, prefix, images=4)
     weights = getattr(made, name)()
-    down, across = made.down - made.down[:, None], made.across - made.across[:, None]
-    each, left = weights[:, prefix:, prefix:].double(), 0.0
+    down = made.down - made.down[:, None]
+    across = made.across - made.across[:, None]
+    each = weights[:, prefix:, prefix:].double()
+    left = 0.0
     for offset in set(zip(down.flatten().tolist(), across.flatten().tolist())):
         own = each[:, (down == offset[0]) & (across == offset[1])]
         left += float((own - own.mean()).square().sum())

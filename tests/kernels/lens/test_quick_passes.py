@@ -64,20 +64,23 @@ def test_the_same_to_rounding_and_only_inside(products):
 
 @pytest.mark.parametrize("make", [perceptron, lambda: ours(size=(8, 8), patch_size=(4, 4), depth=1)])
 def test_gradients_through_frozen_weights_are_the_same_to_rounding(make, products):
-    model, batch = make(), images((8, 8), batch=3)
+    model = make()
+    batch = images((8, 8), batch=3)
     torch.testing.assert_close(both(model, batch, quick_linear(CPU)), both(model, batch), **CLOSE)
     assert len(products) == 2 * sum(isinstance(module, nn.Linear) for module in model.modules())  # forward and back
 
 
 def test_weights_that_want_a_gradient_and_other_precisions_are_left_alone(products):
-    model, batch = perceptron().requires_grad_(True), images((8, 8), batch=3)
+    model = perceptron().requires_grad_(True)
+    batch = images((8, 8), batch=3)
     with quick_linear(CPU):
         model(batch).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     model.requires_grad_(False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(both(model, batch, quick_linear(CPU)), both(model, batch), atol=0, rtol=0)
-    model, batch = model.double(), batch.double()
+    model = model.double()
+    batch = batch.double()
     torch.testing.assert_close(both(model, batch, quick_linear(CPU)), both(model, batch), atol=0, rtol=0)
     assert not products
 
@@ -85,7 +88,8 @@ def test_weights_that_want_a_gradient_and_other_precisions_are_left_alone(produc
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (2, 3, 2, 4)])
 def test_a_model_may_change_a_layers_output_in_place(shape):
     """As timm's NaFlexViT adds its positions."""
-    layer, tokens = nn.Linear(4, 5).requires_grad_(False), torch.rand(shape)
+    layer = nn.Linear(4, 5).requires_grad_(False)
+    tokens = torch.rand(shape)
     plain, quickly = (both(lambda x: layer(x).add_(1.0).square(), tokens, w) for w in (None, quick_linear(CPU)))
     torch.testing.assert_close(quickly, plain, atol=1e-5, rtol=1e-5)
 
@@ -93,7 +97,8 @@ def test_a_model_may_change_a_layers_output_in_place(shape):
 @pytest.mark.parametrize("build", [ours, lambda: timm_model("deit_tiny_distilled_patch16_224")])
 def test_an_mlp_with_its_gelu_in_one_call_is_itself_unless_somebody_listens(build, products):
     model = build()
-    batch, heard = images(model.input_size), []
+    batch = images(model.input_size)
+    heard = []
     with torch.no_grad():
         plain = model(batch)
         assert not products
@@ -115,7 +120,8 @@ def test_an_mlp_with_its_gelu_in_one_call_is_itself_unless_somebody_listens(buil
 
 
 def test_convolutions_with_channels_last_are_the_same_and_their_weights_come_back():
-    model, batch = small_cnn((8, 8)), images((8, 8), batch=3)
+    model = small_cnn((8, 8))
+    batch = images((8, 8), batch=3)
     weights = [layer.weight for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     places = [(weight.data_ptr(), weight.stride()) for weight in weights]
     plain = both(model, batch)
@@ -134,7 +140,9 @@ def test_convolutions_with_channels_last_are_the_same_and_their_weights_come_bac
 @pytest.mark.parametrize("build", [ours, small_cnn])
 def test_the_same_logits_in_parts_but_a_watched_model_gets_the_whole_batch(build, monkeypatch):
     model = build()
-    batch, sizes, heard = images(model.input_size, batch=7), [], []
+    batch = images(model.input_size, batch=7)
+    sizes = []
+    heard = []
     plain = both(model, batch)
     monkeypatch.setattr(quick, "quick_batch_size", lambda _model: 3)
     monkeypatch.setattr(model, "run", lambda prepared, run=model.run: sizes.append(len(prepared)) or run(prepared))

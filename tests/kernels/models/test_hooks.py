@@ -50,7 +50,8 @@ def test_a_value_is_found_once_for_each_model_and_argument_dropped_for_one_and_n
             raise ValueError("a negative factor")
         return len(calls) * factor
 
-    one, two = ours(), ours()
+    one = ours()
+    two = ours()
     assert [counted(one), counted(one), counted(two), counted(one)] == [1, 1, 2, 1]
     assert [counted(one, 10), counted(one, factor=10), counted(one, 10)] == [30, 40, 30]
     touch(one)
@@ -66,7 +67,10 @@ def test_none_is_a_value_the_first_arguments_hold_and_a_model_is_freed_with_its_
     def depth(model: vitlens.Model, extra: int = 0) -> int:
         return len(model.anatomy.blocks) + extra
 
-    memo, found, first, second = Memo(), [], ours(), ours(depth=1)
+    memo = Memo()
+    found = []
+    first = ours()
+    second = ours(depth=1)
     for _ in range(2):
         memo.get(first, lambda: found.append(1))
     assert (found, memo.known(first), memo.known(first, key="other")) == ([1], None, None)
@@ -80,7 +84,8 @@ def test_none_is_a_value_the_first_arguments_hold_and_a_model_is_freed_with_its_
 @pytest.mark.parametrize(("outer", "inner"), [("queries", "mlp"), ("mlp", "several"), ("several", "queries")])
 def test_a_value_is_that_of_the_unchanged_model_and_may_change_it_to_find_out(outer, inner):
     """The changes of the computation are in force in it, but not in the values that it asks for, nor afterwards."""
-    model, memo = ours(), Memo()
+    model = ours()
+    memo = Memo()
     clean = logits_and_gradient(model)
 
     def compute() -> tuple[Tensor, Tensor]:
@@ -104,7 +109,9 @@ def test_a_value_is_that_of_the_unchanged_model_and_may_change_it_to_find_out(ou
 
 
 def test_who_watches_a_model_does_not_see_what_a_value_takes():
-    model, memo, seen = ours(), Memo(), []
+    model = ours()
+    memo = Memo()
+    seen = []
     keep = watching(model.module, ["patch_embed"], lambda *_: seen.append("after"), before=lambda *_: seen.append("in"))
     with keep:
         memo.get(model, lambda: logits_and_gradient(model))
@@ -115,7 +122,8 @@ def test_who_watches_a_model_does_not_see_what_a_value_takes():
 
 
 def test_a_module_that_raises_is_reported_where_that_is_asked_for():
-    module, seen = torch.nn.Sequential(torch.nn.Linear(2, 2)), []
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    seen = []
     for always in (False, True):
         with watching(module, ["0"], lambda *call: seen.append(call), always=always), pytest.raises(RuntimeError):
             module(torch.rand(1, 3))

@@ -64,14 +64,16 @@ def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[SimpleNamespace]:
 
 def download() -> tuple[list[str], list[int]]:
     """Download it; the addresses said before, and the steps of the bar."""
-    said, steps = [], []
+    said = []
+    steps = []
     name = hub.download_small_vit(begins=said.append, progress=lambda _: nullcontext(steps.append))
     assert name.name == f"timm:{hub.SMALL_VIT}"
     return said, steps
 
 
 def test_it_is_downloaded_once_as_safetensors_and_found_afterwards(server):
-    server.content, part = bytes(3_400_000), constants.DOWNLOAD_CHUNK_SIZE
+    server.content = bytes(3_400_000)
+    part = constants.DOWNLOAD_CHUNK_SIZE
     said, steps = download()
     assert (said, sum(steps), len(steps) > 1) == ([server.address], 3, True)  # whole MB
     assert {path for method, path in server.asked if method == "GET"} == {PATH}  # no pickle, no other file
@@ -116,7 +118,8 @@ def cached(folder: Path, name: str, file: str = "model.safetensors") -> Path:
 def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
     downloads, checkpoints = caches
     assert hub.vits_on_disk() == ()
-    base, deit = "vit_base_patch16_224.augreg2_in21k_ft_in1k", "deit_tiny_patch16_224"
+    base = "vit_base_patch16_224.augreg2_in21k_ft_in1k"
+    deit = "deit_tiny_patch16_224"
     for name in (
         base,
         "vit_small_patch14_dinov2.lvd142m",
@@ -158,7 +161,8 @@ def test_without_a_network_a_pretrained_name_is_one_line(monkeypatch, caches, na
 
 
 def test_the_hubs_own_switch_comes_back_and_a_broken_download_says_why(monkeypatch):
-    before, seen = constants.HF_HUB_OFFLINE, []
+    before = constants.HF_HUB_OFFLINE
+    seen = []
     for answers in (False, True):
         monkeypatch.setattr(hub, "_answers", lambda _address, answers=answers: answers)
         with suppress(KeyError), hub.pretrained_download("timm:x", "https://example.org"):

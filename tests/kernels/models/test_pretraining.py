@@ -64,9 +64,11 @@ def told(model: vitlens.Model, name: str, weights: str = "hub", **said: Any) -> 
 def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
     digits = pretraining_of(vitlens.load("vit-digits"))
     assert (digits.objective, digits.data, digits.source) == ("supervised", "digits", "bundled with vitlens")
-    dino, name = timm_model("vit_small_patch14_reg4_dinov2"), "timm:vit_small_patch14_reg4_dinov2"
+    dino = timm_model("vit_small_patch14_reg4_dinov2")
+    name = "timm:vit_small_patch14_reg4_dinov2"
     assert pretraining_of(dino, told="self-supervised").objective == "random weights"
-    hub, own = told(dino, name), told(dino, name, "mine.safetensors")
+    hub = told(dino, name)
+    own = told(dino, name, "mine.safetensors")
     assert (hub.recipe, hub.data, hub.source) == ("DINOv2", "LVD-142M", "its name")  # timm's tag of its own weights
     assert (own.objective, own.data) == ("self-supervised", "")
     assert "user's file" in own.source

@@ -54,12 +54,15 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> 
 @pytest.mark.parametrize(("name", "heads"), PRUNED, ids=str)
 def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_those_that_are_left(name, heads):
     whole = CUT[name]()
-    batch, before = images(whole.input_size), values(whole)
-    expected, clean = masked(whole, heads, batch), whole(batch)
+    batch = images(whole.input_size)
+    before = values(whole)
+    expected = masked(whole, heads, batch)
+    clean = whole(batch)
     pruned = prune_heads(whole, heads)
     torch.testing.assert_close(pruned(batch), expected, atol=1e-5, rtol=0)
     assert (expected - clean).abs().max() > 1e-3
-    dim, count = (16 if name in ("ours", "post-norm") else 32), sum(map(len, heads.values()))
+    dim = 16 if name in ("ours", "post-norm") else 32
+    count = sum(map(len, heads.values()))
     lost = count * (4 * dim * dim // 2 + (0 if name == "no-bias" else 3 * dim // 2))
     if name == "query-and-key-norms":  # shared by a layer's heads, and lost with the last of them
         lost += sum(4 * dim // 2 for some in heads.values() if len(some) == 2)
@@ -111,7 +114,8 @@ def test_it_comes_back_from_its_file(tmp_path, name, heads):
     whole = small() if name == "vit-micro" else vitlens.load(f"{name}@random", image_size=32)
     means = {layer: torch.randn(2, 8) for layer in heads} if name == "vit-micro" else None
     pruned = prune_heads(whole, heads, means=means)
-    loaded, batch = vitlens.load(str(written(pruned, tmp_path))), images(whole.input_size)
+    loaded = vitlens.load(str(written(pruned, tmp_path)))
+    batch = images(whole.input_size)
     assert torch.equal(loaded(batch), pruned(batch))
     assert loaded.anatomy == pruned.anatomy
     assert loaded.parameter_count() == pruned.parameter_count() < whole.parameter_count()
@@ -185,8 +189,10 @@ MADE: dict[str, tuple[Callable[[], vitlens.Model], int]] = {  # and the number o
 def test_the_head_is_new_and_nothing_else(name: str, tmp_path):
     build_model, count = MADE[name]
     old = build_model()
-    before, made = values(old), for_classes(old, NEW)
-    batch, heads = images(made.input_size), tuple(f"{path}." for path in classifiers(made))
+    before = values(old)
+    made = for_classes(old, NEW)
+    batch = images(made.input_size)
+    heads = tuple(f"{path}." for path in classifiers(made))
     assert len(heads) == count
     assert made.classes == NEW
     assert made(batch).shape == (2, 4)
@@ -219,7 +225,8 @@ def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_
     assert same(values(same_size), values(plain))
     assert (same_size.provenance.notes, same_size.module is plain.module) == ((), False)
     old = vitlens.load(str(written(small(positions=positions), tmp_path)), image_size=(64, 32))
-    made, batch = for_classes(old, old.classes), images((64, 32))
+    made = for_classes(old, old.classes)
+    batch = images((64, 32))
     torch.testing.assert_close(made(batch), old(batch), atol=1e-5, rtol=0)  # which interpolates in every pass
     assert (made.module.config.image_size, made.layout.grid) == ((64, 32), (8, 2))
     assert "from 32x48 to 64x32 px" in made.provenance.notes[-1]
@@ -227,7 +234,8 @@ def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_
 
 
 def test_random_weights_have_the_same_shapes_and_depend_on_the_seed():
-    given, state = for_classes(small(), ("cat", "dog")).double(), torch.random.get_rng_state()
+    given = for_classes(small(), ("cat", "dog")).double()
+    state = torch.random.get_rng_state()
     first, again, other = (untrained_like(given, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert (first.classes, first.provenance.weights, first.alias) == (("cat", "dog"), "random", given.alias)

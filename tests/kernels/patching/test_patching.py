@@ -17,7 +17,8 @@ MADE = {
     "siglip": partial(shared_model, "siglip"),
     "swin": partial(timm_model, "swin_tiny_patch4_window7_224", alias="swin", depths=(1, 1)),
 }
-TARGETS, OTHERS = torch.tensor([0, 1]), torch.tensor([2, 3])
+TARGETS = torch.tensor([0, 1])
+OTHERS = torch.tensor([2, 3])
 
 
 def pair(model: Model) -> tuple[Tensor, Tensor]:
@@ -53,7 +54,8 @@ def test_every_number_is_that_of_a_full_forward(name):
 
 @torch.no_grad()
 def test_by_default_the_two_predictions_are_compared():
-    model, clean = ours(classes=20), images((32, 48))
+    model = ours(classes=20)
+    clean = images((32, 48))
     model.module.head.bias.zero_()
     black = torch.zeros_like(clean)
     found = patch_parts(model, clean, black)
@@ -64,7 +66,8 @@ def test_by_default_the_two_predictions_are_compared():
 
 
 def test_the_share_of_several_pairs():
-    heads, ends = torch.tensor([[[1.0, 0.0]], [[-1.0, 1.0]]]), (torch.tensor([2.0, -1.0]), torch.tensor([0.0, 1.0]))
+    heads = torch.tensor([[[1.0, 0.0]], [[-1.0, 1.0]]])
+    ends = (torch.tensor([2.0, -1.0]), torch.tensor([0.0, 1.0]))
     classes = torch.tensor([0, 0]), torch.tensor([1, 1])
     made = Patching(heads, 2 * heads, *ends, *classes)
     assert made.restored("heads").tolist() == [[0.5, -0.25]]  # half of either gap; none, and half the wrong way

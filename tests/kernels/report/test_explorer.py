@@ -36,7 +36,8 @@ def test_weights_come_back_within_their_steps(special):
     weights = attention(2, 3, special + 20, special + 20)
     weights[0, 0, 2], weights[0, 1, 3, 0] = np.nan, np.nan  # which count as nothing
     page = page_of(of(weights), special=special, keys=(4, 5))
-    back, known = shown_weights(page, 0), np.nan_to_num(weights)
+    back = shown_weights(page, 0)
+    known = np.nan_to_num(weights)
     assert back is not None
     assert np.abs(back - known).max() <= known.max() / 255
     assert back[0, 0, 2].tolist() == [0.0] * (special + 20)
@@ -54,8 +55,11 @@ def test_patches_keep_their_steps_beside_a_token_with_most_of_the_weight():
 @pytest.mark.parametrize("special", [0, 1])
 def test_a_rollout_is_given_or_the_row_of_the_product_of_all_layers(special):
     tokens = special + 9
-    weights, own = attention(4, 2, tokens, tokens), attention(2, tokens, seed=1)
-    means, product, rows = weights.mean(1), np.eye(tokens), []
+    weights = attention(4, 2, tokens, tokens)
+    own = attention(2, tokens, seed=1)
+    means = weights.mean(1)
+    product = np.eye(tokens)
+    rows = []
     for layer in means.astype(np.float64):
         product = (0.5 * layer + 0.5 * np.eye(tokens)) @ product
         rows.append(product[0] if special else product.mean(0))
@@ -74,7 +78,8 @@ def test_a_rollout_is_given_or_the_row_of_the_product_of_all_layers(special):
 
 def test_an_image_of_layer_means_and_one_of_nothing():
     given = explorer()
-    nothing, means = replace(given.images[1], layer_weights=None), given.images[1].layer_weights
+    nothing = replace(given.images[1], layer_weights=None)
+    means = given.images[1].layer_weights
     page = explorer_fragment(replace(given, images=(*given.images, nothing)))
     first, second, third = shown_data(page)["images"]
     assert (first["weights"]["heads"], second["weights"]["heads"], third["weights"]) == (2, 0, None)
@@ -86,7 +91,8 @@ def test_an_image_of_layer_means_and_one_of_nothing():
 
 
 def test_maps_are_raw_large_ones_are_means_of_blocks_and_pictures_are_small_but_keep_their_size_in_the_data():
-    small, large = np.arange(20.0).reshape(4, 5) - 8, np.random.default_rng(0).normal(size=(128, 70))
+    small = np.arange(20.0).reshape(4, 5) - 8
+    large = np.random.default_rng(0).normal(size=(128, 70))
     maps = {"small": small, "large": large, "same": np.full((2, 2), 3.0)}
     page = page_of(of(None, np.full((900, 450, 3), 200, np.uint8), maps=maps))
     np.testing.assert_allclose(shown_map(page, 0, "small"), small, atol=19 / 510 + 1e-9)
@@ -115,10 +121,12 @@ def test_names_are_read_back_and_no_json_ends_its_script():
 
 def test_a_page_of_many_weights_loses_detail_then_queries_and_says_so():
     """Rows of fewer queries are means, of fewer keys sums, so that each is a distribution still."""
-    weights, found = attention(2, 6, 1 + 22 * 22, 1 + 22 * 22), []
+    weights = attention(2, 6, 1 + 22 * 22, 1 + 22 * 22)
+    found = []
     for count in (1, 7):
         page = page_of(*[of(weights)] * count, special=1, keys=(22, 22))
-        data, back = shown_data(page), shown_weights(page, count - 1)
+        data = shown_data(page)
+        back = shown_weights(page, count - 1)
         assert len(page) < 8_000_000
         assert back is not None
         (rows, columns), levels = data["images"][0]["weights"]["queries"], data["images"][0]["weights"]["levels"]
@@ -142,7 +150,8 @@ def test_keys_of_a_page_of_very_many_are_added_up_over_blocks(monkeypatch):
     monkeypatch.setattr("vitlens.report.html.packing._ONE", 570_000)  # a tenth, as of 120 heads a tenth are here
     weights = attention(3, 4, 1 + 49, 1 + 37 * 37)
     page = page_of(of(weights), special=1, keys=(37, 37), queries=(7, 7))
-    back, block = shown_weights(page, 0), blocks(37, 28)
+    back = shown_weights(page, 0)
+    block = blocks(37, 28)
     assert back is not None
     expected = block.T @ weights[..., 1:].reshape(3, 4, 50, 37, 37) @ block
     np.testing.assert_allclose(back[..., 1:], expected.reshape(3, 4, 50, 784), atol=expected.max() / 63)

@@ -15,7 +15,8 @@ def effect(name: str, value: float, half: float, p: float | None = None, unit: s
     return Claim(name, "vit and cnn", f"{name}.", effect=estimate, p=p, reference=0.5 if unit == AUC else 0.0)
 
 
-LARGE, SMALL = effect("pixelate", -50.0, 15.0, 1e-9), effect("cover", 20.5, 9.0, 1e-5)
+LARGE = effect("pixelate", -50.0, 15.0, 1e-9)
+SMALL = effect("cover", 20.5, 9.0, 1e-5)
 
 
 def test_findings_come_by_size_whatever_their_order_and_scale():
@@ -57,7 +58,8 @@ def test_p_is_corrected_over_everything_that_was_measured():
 
 
 def test_without_a_p_that_of_the_interval_counts_and_one_family_gives_one_finding():
-    clear, unclear = effect("head L2.H1", 6.0, 1.0), effect("head L2.H2", 6.0, 5.9)
+    clear = effect("head L2.H1", 6.0, 1.0)
+    unclear = effect("head L2.H2", 6.0, 5.9)
     assert [claim.question for claim in largest([clear, unclear, *[effect("x", 0.1, 9.0)] * 20])] == ["head L2.H1"]
     levels = [effect("pixelate", value, 5.0, 1e-9) for value in (-20.0, -50.0, -30.0)]
     assert [claim.effect.value for claim in largest(levels)] == [-50.0]

@@ -120,7 +120,8 @@ def test_a_command_line_names_no_folder_of_the_machine(line, shown, tmp_path):
 def test_a_term_is_explained_once_in_a_part(tmp_path):
     parts = tuple(Section(title, (Sentence("The ECE and the ECE."), Sentence("The ECE."))) for title in ("A", "B"))
     text = page_of(tmp_path, "The ECE.", sections=parts)
-    terms, names = having(text, "class", "term"), ["term-1", "term-2", "term-3"]
+    terms = having(text, "class", "term")
+    names = ["term-1", "term-2", "term-3"]
     assert (
         [term["aria-describedby"] for term in terms] == names == [tip["id"] for tip in having(text, "role", "tooltip")]
     )

@@ -157,7 +157,8 @@ def keep_often(root: Path, place: Path, times: int) -> None:
 
 
 def test_images_behind_links_are_seen_and_a_loop_of_links_ends(tmp_path):
-    store, data = tmp_path / "store", tmp_path / "data"
+    store = tmp_path / "store"
+    data = tmp_path / "data"
     (store / "cat").mkdir(parents=True)
     data.mkdir()
     (store / "cat" / "1.png").write_bytes(b"1")

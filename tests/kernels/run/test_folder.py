@@ -24,7 +24,8 @@ NAN = BrightnessRecord(means=(MeanRow("m", Estimate(float("nan"))),))
 
 
 def at(out: Path | None, config: dict[str, object] | None = None, *, overwrite: bool = False, **more) -> RunFolder:
-    word, run = more.pop("word", "brightness"), RunOptions(out=out, overwrite=overwrite)
+    word = more.pop("word", "brightness")
+    run = RunOptions(out=out, overwrite=overwrite)
     return RunFolder.opened(word, run, config or {}, **more)
 
 
@@ -134,8 +135,10 @@ def hold(out: Path, holds: Any, ends: Any) -> None:
 
 @pytest.mark.parametrize("how", ["done", "killed"])
 def test_the_folder_of_a_run_that_still_runs_is_neither_overwritten_nor_resumed(tmp_path, how):
-    context, out = get_context("fork"), tmp_path / "run"
-    holds, ends = context.Event(), context.Event()
+    context = get_context("fork")
+    out = tmp_path / "run"
+    holds = context.Event()
+    ends = context.Event()
     other = context.Process(target=hold, args=(out, holds, ends))
     other.start()
     assert holds.wait(60)

@@ -60,7 +60,8 @@ def test_short_work_and_quiet_work_are_silent_and_long_work_says_so_now_and_then
 
 def times_of_lines(*parts: tuple[str, float], beat: float = BEAT) -> list[float]:
     """When lines were written of an announced run whose phases take so many seconds each."""
-    now, written = [0.0], []
+    now = [0.0]
+    written = []
 
     class Stream(io.StringIO):
         def write(self, text: str) -> int:
@@ -93,7 +94,8 @@ def test_an_announced_run_is_never_silent_for_five_seconds(parts):
 
 
 def test_the_innermost_phase_is_named_and_the_one_around_it_again_afterwards():
-    now, stream = [0.0], io.StringIO()
+    now = [0.0]
+    stream = io.StringIO()
     console = Console(file=stream, force_terminal=False, width=100)
     with announced("vitlens audit", console=console, clock=lambda: now[0]):
         with phase("Timing the maps"):
@@ -142,7 +144,8 @@ def test_what_was_kept_is_recalled_by_its_key_and_process_and_forgotten_but_for_
 
 
 def test_of_more_scenes_than_digits_the_first_are_those_of_a_smaller_run_and_all_differ():
-    count, once = 950, digits("test", scenes=1, seed=3)
+    count = 950
+    once = digits("test", scenes=1, seed=3)
     split = scenes_of_digits(count, seed=3)
     assert len(split) == len(split.labels) == len(split.masks) == count
     times = torch.bincount(split.groups)
@@ -156,10 +159,12 @@ def test_of_more_scenes_than_digits_the_first_are_those_of_a_smaller_run_and_all
 
 
 def test_as_many_as_there_are_is_one_scene_each_and_only_who_asks_gets_more(tiny_vit):
-    split, expected = scenes_of_digits(450, seed=1), digits("test", scenes=1, seed=1)
+    split = scenes_of_digits(450, seed=1)
+    expected = digits("test", scenes=1, seed=1)
     assert torch.equal(split.groups, expected.groups)
     assert not split.notes
-    model, options = load(str(tiny_vit)), RunOptions(device="cpu", quiet=True, limit=1810)
+    model = load(str(tiny_vit))
+    options = RunOptions(device="cpu", quiet=True, limit=1810)
     assert [len(load_split(model, options=options, repeat=repeat)) for repeat in (False, True)] == [1800, 1810]
     unlimited = replace(options, limit=None)
     assert [len(load_split(model, options=unlimited, scenes=scenes)) for scenes in (None, 1)] == [1800, 450]

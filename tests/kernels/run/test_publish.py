@@ -60,7 +60,8 @@ def test_a_report_is_written_from_the_folder_and_written_again_it_is_the_same(ru
 
 
 def test_figures_that_are_drawn_no_more_are_removed_and_no_others(run, monkeypatch):
-    figures, document = run / "figures", throw_away.REPORT(read_folder(run))
+    figures = run / "figures"
+    document = throw_away.REPORT(read_folder(run))
     (section,) = document.sections
     both = (*section.figures, replace(section.figures[0], name=f"another_{WORD}"))
     with monkeypatch.context() as patch:

@@ -31,7 +31,8 @@ def test_the_teacher_says_the_same_in_every_pass_and_the_student_does_not():
     model = headless(drop_path=0.5, dropout=0.5)
     made = built("dino", model).train()
     whole, *_ = made.inputs(images(), KEYS, seed=0, epoch=0)
-    first, second = made(whole), made(whole)
+    first = made(whole)
+    second = made(whole)
     assert torch.equal(first.teacher, second.teacher)
     assert not torch.equal(first.student, second.student)
     with torch.no_grad():
@@ -39,7 +40,8 @@ def test_the_teacher_says_the_same_in_every_pass_and_the_student_does_not():
 
 
 def test_the_loss_of_masked_patches_is_that_of_plain_loops():
-    predicted, target = drawn(3, 5, 4), drawn(3, 5, 4, seed=1)
+    predicted = drawn(3, 5, 4)
+    target = drawn(3, 5, 4, seed=1)
     masked = torch.tensor([[1, 1, 0, 0, 1], [0, 1, 1, 1, 0], [1, 0, 0, 1, 1]]).bool()
     for image, loss in enumerate(mae.masked_error(predicted, target, masked).tolist()):
         errors = [
@@ -57,7 +59,8 @@ def test_a_normalised_patch_is_itself_minus_its_mean_over_its_deviation():
 
 
 def test_patches_are_the_squares_of_the_image_and_back():
-    model, pixels = headless(), images()
+    model = headless()
+    pixels = images()
     cut = mae.patchified(pixels, model.layout)
     assert torch.equal(cut[1, 5], pixels[1, :, 8:16, 8:16].permute(1, 2, 0).flatten())  # row 1, column 1 of 4 x 4
     assert torch.equal(mae.unpatchified(cut, model.layout), pixels)
@@ -75,7 +78,8 @@ def test_exactly_so_many_patches_are_masked_and_others_in_each_image_and_epoch(r
 
 
 def test_the_decoder_sees_no_masked_pixel():
-    made, pixels = built("mae", normalise=False).eval(), images()
+    made = built("mae", normalise=False).eval()
+    pixels = images()
     _, order = made.inputs(pixels, KEYS, seed=0, epoch=0)
     before = made(pixels, order)
     cut = mae.patchified(pixels, made.model.layout)
@@ -88,7 +92,8 @@ def test_the_decoder_sees_no_masked_pixel():
 
 
 def test_the_pictures_keep_what_is_seen_and_show_grey_for_what_is_not():
-    made, pixels = built("mae").eval(), images()
+    made = built("mae").eval()
+    pixels = images()
     _, order = made.inputs(pixels, KEYS, seed=0, epoch=0)
     shown, filled = made.pictures(pixels, order)
     masked = made(pixels, order).masked
@@ -99,7 +104,8 @@ def test_the_pictures_keep_what_is_seen_and_show_grey_for_what_is_not():
 
 
 def test_the_loss_of_student_and_teacher_is_that_of_plain_loops():
-    student, teacher = drawn(4, 3, 5), drawn(2, 3, 5, seed=1).softmax(-1)
+    student = drawn(4, 3, 5)
+    teacher = drawn(2, 3, 5, seed=1).softmax(-1)
     losses = dino.agreement(student, teacher, temperature=0.1)
     for image in range(3):
         terms = []
@@ -112,7 +118,8 @@ def test_the_loss_of_student_and_teacher_is_that_of_plain_loops():
 
 
 def test_the_teacher_is_centred_and_sharpened():
-    made, said = built("dino"), drawn(2, 3, 12).float()
+    made = built("dino")
+    said = drawn(2, 3, 12).float()
     made.centre.copy_(drawn(12, seed=3))
     expected = ((said - made.centre) / 0.04).softmax(-1)
     assert torch.allclose(made.probabilities(said), expected)
@@ -125,7 +132,8 @@ def test_teacher_and_centre_are_moving_averages():
     with torch.no_grad():
         for value in made.student.parameters():
             value.add_(torch.randn_like(value))
-    mine, before = dict(made.student.named_parameters()), {n: v.clone() for n, v in made.teacher.named_parameters()}
+    mine = dict(made.student.named_parameters())
+    before = {n: v.clone() for n, v in made.teacher.named_parameters()}
     made.centre.copy_(torch.arange(12.0))
     outputs = made(*made.inputs(images(), KEYS, seed=0, epoch=0))
     made.losses(outputs)
@@ -139,7 +147,8 @@ def test_teacher_and_centre_are_moving_averages():
 
 
 def test_crops_have_their_sizes_and_depend_on_the_image_alone():
-    made, pixels = built("dino", local_crops=3), images()
+    made = built("dino", local_crops=3)
+    pixels = images()
     whole, local = made.inputs(pixels, KEYS, seed=0, epoch=0)
     assert (whole.shape, local.shape) == ((2, 6, 3, 32, 32), (3, 6, 3, 16, 16))
     assert 0 <= whole.min() <= whole.max() <= 1
@@ -187,7 +196,8 @@ def test_the_zero_shot_classifier_predicts_what_the_cosines_do():
     with torch.no_grad():
         for value in made.parameters():
             value.add_(0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
-    model, pixels = made.exported(), images()
+    model = made.exported()
+    pixels = images()
     assert model.classes == scenes("train").classes
     texts = clip.embedded(made.text, model.classes, clip.PROMPTS).mean(0)
     cosines = torch.nn.functional.cosine_similarity(made.model(pixels)[:, None], texts[None], dim=-1)

@@ -26,10 +26,13 @@ class Kind(Attention):
     def __init__(self, mixing: Mixing) -> None:
         super().__init__()
         self.mixing = mixing
-        self.gate, self.heads = nn.Parameter(torch.randn(HEADS, 1, 1)), nn.Parameter(torch.randn(HEADS, HEADS))
-        self.talk, self.to_heads = nn.Conv2d(HEADS, HEADS, 1), nn.Linear(HEADS, HEADS)
+        self.gate = nn.Parameter(torch.randn(HEADS, 1, 1))
+        self.heads = nn.Parameter(torch.randn(HEADS, HEADS))
+        self.talk = nn.Conv2d(HEADS, HEADS, 1)
+        self.to_heads = nn.Linear(HEADS, HEADS)
         self.attend = nn.Sequential(nn.Softmax(dim=-1), nn.Dropout(0.1))
-        self.masked, self.talking = Masked(), Talking()
+        self.masked = Masked()
+        self.talking = Talking()
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.mixing(self, q, k, v)
@@ -173,7 +176,8 @@ def linearised(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def by_kernel(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k = F.elu(q) + 1, F.elu(k) + 1
+    q = F.elu(q) + 1
+    k = F.elu(k) + 1
     return q @ (k.mT @ v) / (q @ k.sum(2, keepdim=True).mT)
 
 
@@ -203,7 +207,9 @@ class Windows(Attention):
 
     def __init__(self, heads: int, windows: int, order: str, *, is_fused: bool) -> None:
         super().__init__(heads)
-        self.windows, self.order, self.is_fused = windows, order, is_fused
+        self.windows = windows
+        self.order = order
+        self.is_fused = is_fused
 
     def own(self, x: Tensor) -> Tensor:
         """Weights (batch x windows, heads, query, key)."""

@@ -20,7 +20,8 @@ SIZE = (24, 32)
 PATCH = 8
 GRID = (3, 4)
 HALF = (0.5, 0.5, 0.5)
-DIM, HEADS = 24, 3
+DIM = 24
+HEADS = 3
 Build = Callable[[], nn.Module]
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # from queries, keys and values to outputs (batch, heads, tokens, ..)
 
@@ -79,7 +80,8 @@ class Attention(nn.Module):
 
     def __init__(self, heads: int = HEADS, style: Mix = fused, *, bias: bool = True) -> None:
         super().__init__()
-        self.count, self.style = heads, style
+        self.count = heads
+        self.style = style
         self.q, self.k, self.v, self.o = (nn.Linear(DIM, DIM, bias=bias) for _ in range(4))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,8 +124,10 @@ class Block(nn.Module):
 
     def __init__(self, attention: Build = Attention) -> None:
         super().__init__()
-        self.norm_a, self.norm_b = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.att, self.ff = attention(), feedforward()
+        self.norm_a = nn.LayerNorm(DIM)
+        self.norm_b = nn.LayerNorm(DIM)
+        self.att = attention()
+        self.ff = feedforward()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.att(self.norm_a(x))
@@ -135,7 +139,9 @@ class MultiheadBlock(Block):
 
     def __init__(self) -> None:
         super().__init__(partial(nn.MultiheadAttention, DIM, 4, batch_first=True))
-        self.ff, self.linear1, self.linear2 = None, nn.Linear(DIM, 2 * DIM), nn.Linear(2 * DIM, DIM)
+        self.ff = None
+        self.linear1 = nn.Linear(DIM, 2 * DIM)
+        self.linear2 = nn.Linear(2 * DIM, DIM)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm_a(x)
@@ -148,8 +154,10 @@ class InlineBlock(Attention):
 
     def __init__(self) -> None:
         super().__init__(heads=2, bias=False)
-        self.a, self.b = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.up, self.down = nn.Linear(DIM, 2 * DIM, bias=False), nn.Linear(2 * DIM, DIM, bias=False)
+        self.a = nn.LayerNorm(DIM)
+        self.b = nn.LayerNorm(DIM)
+        self.up = nn.Linear(DIM, 2 * DIM, bias=False)
+        self.down = nn.Linear(2 * DIM, DIM, bias=False)
 
     def own(self, x: Tensor) -> Tensor:
         return super().own(self.a(x))
@@ -168,7 +176,8 @@ class ViT(nn.Module):
         self.extra = nn.Parameter(torch.randn(1, prefix, DIM))
         self.pos = nn.Parameter(torch.randn(1, prefix + GRID[0] * GRID[1], DIM))
         self.layers = nn.ModuleList(block() for _ in range(depth))
-        self.ln, self.out = nn.LayerNorm(DIM), nn.Linear(DIM, classes)
+        self.ln = nn.LayerNorm(DIM)
+        self.out = nn.Linear(DIM, classes)
 
     def patches(self, x: Tensor) -> Tensor:
         return self.stem(x).flatten(2).transpose(1, 2)
@@ -203,8 +212,10 @@ class EinsumViT(ViT):
 
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.attend = nn.LayerNorm(DIM), nn.Softmax(dim=-1)
-            self.to_q, self.to_kv = nn.Linear(DIM, DIM, bias=False), nn.Linear(DIM, 2 * DIM, bias=False)
+            self.norm = nn.LayerNorm(DIM)
+            self.attend = nn.Softmax(dim=-1)
+            self.to_q = nn.Linear(DIM, DIM, bias=False)
+            self.to_kv = nn.Linear(DIM, 2 * DIM, bias=False)
             self.to_out = nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.1))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -268,7 +279,8 @@ class SmallCNN(nn.Module):
             nn.Conv2d(16, 16, 3, 1, 1),
             nn.ReLU(),
         )
-        self.drop, self.fc = nn.Dropout(0.5), nn.Linear(16, 3)
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.drop(self.features(x).mean((2, 3))))

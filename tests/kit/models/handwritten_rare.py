@@ -69,8 +69,10 @@ class Grouped(Attention):
 
     def __init__(self) -> None:
         super().__init__(heads=4)
-        self.k, self.v = nn.Linear(DIM, DIM // 2), nn.Linear(DIM, DIM // 2)
-        self.q_norm, self.k_norm = nn.RMSNorm(DIM // 4), nn.RMSNorm(DIM // 4)
+        self.k = nn.Linear(DIM, DIM // 2)
+        self.v = nn.Linear(DIM, DIM // 2)
+        self.q_norm = nn.RMSNorm(DIM // 4)
+        self.k_norm = nn.RMSNorm(DIM // 4)
         self.bias = nn.Parameter(torch.randn(4, 14, 14))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,7 +183,8 @@ class RegistersLast(ViT):
 
     def __init__(self, attention: Build = Attention, *, last: bool = True) -> None:
         super().__init__(partial(Block, attention), prefix=0)
-        self.last, self.extra = last, nn.Parameter(torch.randn(1, 2, DIM))
+        self.last = last
+        self.extra = nn.Parameter(torch.randn(1, 2, DIM))
 
     def tokens(self, x: Tensor) -> Tensor:
         x, extra = self.patches(x) + self.pos, self.extra.expand(len(x), -1, -1)
@@ -213,7 +216,8 @@ def hybrid() -> ViT:
 
 def merged_two() -> ViT:
     """Two heads, which might be a batch of two, beside the MLP; overlapping convolutions as in CCT."""
-    vit, widths = ViT(partial(Parallel, partial(Attention, 2, merged))), ((3, 8), (8, 16), (16, DIM))
+    vit = ViT(partial(Parallel, partial(Attention, 2, merged)))
+    widths = ((3, 8), (8, 16), (16, DIM))
     vit.stem = nn.Sequential(*(nn.Sequential(nn.Conv2d(*each, 3, 2, 1), nn.ReLU()) for each in widths))
     return vit
 

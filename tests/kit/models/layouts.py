@@ -69,7 +69,8 @@ class Stage(nn.Module):
     def __init__(self, inputs: int, outputs: int, pack: Pack, unpack: Unpack) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs, 3, 3) / inputs**0.5)
-        self.pack, self.unpack = pack, unpack
+        self.pack = pack
+        self.unpack = unpack
         self.size = (0, 0)
 
     def forward(self, x: Any) -> Any:

@@ -45,7 +45,8 @@ def test_effects_equal_full_forwards(name: str, by: str, size: int | None, group
     model = timm_model(name) if name else ours()
     members = None if groups is None else torch.tensor(groups)
     split = split_of(images(model.input_size, batch=8), LABELS, model.classes, groups=members)
-    pictures, own = vitlens.images(split, model), None if members is None else members.numpy()
+    pictures = vitlens.images(split, model)
+    own = None if members is None else members.numpy()
     found = vitlens.ablate(model, split, replace=by, kinds=EVERY, batch_size=size, seed=2)
     assert (found.n, found.replace) == (8, by)
     clean, right = full(model, pictures, {})
@@ -185,7 +186,9 @@ def test_a_loss_that_is_not_finite_names_unit_and_image() -> None:
         model.module.head.weight[:] = torch.inf
     with pytest.raises(NonFiniteError):
         vitlens.ablate(model, seen(), LABELS)
-    model, batch, seen_by_head = ours(), seen(), list[Tensor]()
+    model = ours()
+    batch = seen()
+    seen_by_head = list[Tensor]()
     hook = model.module.head.register_forward_pre_hook(lambda _module, inputs: seen_by_head.append(inputs[0]))
     full(model, batch, {"blocks.1.head.1": "zero"})
     hook.remove()
@@ -226,7 +229,8 @@ def test_log_odds_too_large_for_a_loss_in_double_precision_are_not_lost() -> Non
 
 
 def test_heads_of_a_certain_model_are_ranked_by_log_odds() -> None:
-    plain, certain = ours(), certain_vit(80.0)
+    plain = ours()
+    certain = certain_vit(80.0)
     labels = plain(seen(20)).argmax(1)
     first, second = (vitlens.ablate(model, seen(20), labels, replace="zero") for model in (plain, certain))
     assert first.log_odds is None

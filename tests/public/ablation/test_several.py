@@ -70,7 +70,8 @@ class Ablated:
 
     def losses(self, changes: dict[str, Any], part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         with vitlens.intervene(self.model, changes, seed=0) as changed, torch.no_grad():
-            logits, labels = changed(self.images[part]), self.labels[part]
+            logits = changed(self.images[part])
+            labels = self.labels[part]
         return F.cross_entropy(logits, labels, reduction="none").double(), logits.argmax(1) == labels
 
     def ranked(self, *heads: str) -> float:
@@ -90,7 +91,8 @@ def ablated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_every_images_effects_are_stored_and_the_slope_towards_the_replacement(ablated: Ablated) -> None:
-    arrays, step = ablated.record.effects[ablated.by], 1e-2
+    arrays = ablated.record.effects[ablated.by]
+    step = 1e-2
     found = arrays.first_order
     assert arrays.units.tolist() == ablated.heads
     for row, head in enumerate(ablated.heads):
@@ -120,7 +122,8 @@ def orders(ablated: Ablated) -> dict[str, list[str]]:
 
 
 def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> None:
-    tested, known = slice(1, None, 2), orders(ablated)
+    tested = slice(1, None, 2)
+    known = orders(ablated)
     names = {row.order for row in ablated.record.curves}
     assert names == {*known, "random 0", "random 1"}
     for name in names:

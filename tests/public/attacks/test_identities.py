@@ -14,7 +14,8 @@ GREY = torch.full((300, 3, 4, 4), 0.5)
 
 @pytest.mark.parametrize(("name", "slack"), [("deepfool", (0.002, 0.0)), ("cw", (0.03, 0.012))])  # C&W's step: 0.01
 def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(name, slack):
-    model, images = linear(classes=2), pictures(4, low=0.4, high=0.6)
+    model = linear(classes=2)
+    images = pictures(4, low=0.4, high=0.6)
     with torch.no_grad():
         exact = model(images).diff(dim=1)[:, 0].abs() / model.module[1].weight.diff(dim=0).norm()
     result = vitlens.attack(model, images, "predicted", method=name, steps=60)
@@ -42,7 +43,8 @@ class Planted(nn.Module):
     [[(0.0005, 2.0)], [(0.3, 0.5), (0.8, 2.0)], [(0.9175, 2.0)]],  # of several the first
 )
 def test_the_result_lies_just_beyond_the_boundary(intervals):
-    model, black = made(Planted(*intervals), (4, 4), classes=2), torch.zeros(1, 3, 4, 4)
+    model = made(Planted(*intervals), (4, 4), classes=2)
+    black = torch.zeros(1, 3, 4, 4)
     with asked(model) as seen:
         result = vitlens.attack(model, black, torch.tensor([0]), method="deepfool")
     assert result.success.all()
@@ -64,7 +66,8 @@ def test_deepfool_stays_where_no_class_has_a_gradient():
 
 
 def test_auto_is_the_worst_case_of_its_members():
-    model, images = perceptron(seed=1), pictures(8, seed=1)
+    model = perceptron(seed=1)
+    images = pictures(8, seed=1)
     given = {"steps": 2, "seed": 4, "epsilons": (0.005, 0.01, 0.02)}
     whole = vitlens.attack(model, images, "predicted", method="auto", **given)
     parts = [vitlens.attack(model, images, "predicted", method=name, **given) for name in ATTACKS["auto"].members]
@@ -80,7 +83,8 @@ def test_auto_is_the_worst_case_of_its_members():
 
 @pytest.mark.parametrize("name", ["pgd-targeted", "apgd-targeted"])
 def test_targets_are_reached(name):
-    model, images = perceptron(), pictures(10)
+    model = perceptron()
+    images = pictures(10)
     targets = (predictions(model, images) + 2) % 5
     result = vitlens.attack(model, images, "predicted", method=name, epsilon=0.5, targets=targets, steps=10)
     assert result.success.all()
@@ -117,7 +121,8 @@ def test_a_lead_within_rounding_is_no_success(share, fooled):
 
 def test_an_attack_sees_the_gradient_of_a_model_that_saturates_the_softmax():
     """The cross-entropy of a confident model has a gradient of 0 in fp32; its log odds do not."""
-    plain, model = perceptron(), perceptron()
+    plain = perceptron()
+    model = perceptron()
     for parameter in model.module[3].parameters():
         parameter.mul_(1000)
     images = pictures(12, low=0.2, high=0.8)
@@ -128,7 +133,8 @@ def test_an_attack_sees_the_gradient_of_a_model_that_saturates_the_softmax():
 
 
 def test_noise_is_uniform_independent_and_of_its_seed():
-    model, how = linear((4, 4)), {"method": "noise", "epsilon": 1e-3, "steps": 3, "batch_size": 300}
+    model = linear((4, 4))
+    how = {"method": "noise", "epsilon": 1e-3, "steps": 3, "batch_size": 300}
     with asked(model) as seen:
         for seed in (0, 0, 1):
             vitlens.attack(model, GREY, "predicted", seed=seed, **how)
@@ -144,7 +150,8 @@ def test_noise_is_uniform_independent_and_of_its_seed():
 
 def test_random_starts_in_l2_fill_the_ball():
     """The share of a ball within a radius grows as its power of the dimension."""
-    model, images = linear((1, 1)), GREY[:, :, :1, :1]
+    model = linear((1, 1))
+    images = GREY[:, :, :1, :1]
     with asked(model) as seen:
         vitlens.attack(model, images, "predicted", method="pgd-l2", epsilon=1e-3, steps=1, batch_size=300)
     starts = torch.cat(seen).detach()[300:600]
@@ -156,7 +163,8 @@ def test_random_starts_in_l2_fill_the_ball():
 
 @pytest.mark.parametrize(("name", "epsilon"), [("fgsm", 0.015), ("pgd", 0.015), ("pgd-targeted", 0.09), ("cw", 0.4)])
 def test_with_bf16_gradients_success_is_evaluated_in_fp32(name, epsilon):
-    model, images = perceptron(seed=2), pictures(60, seed=2)
+    model = perceptron(seed=2)
+    images = pictures(60, seed=2)
     labels = predictions(model, images)
     given = {"targets": (labels + 1) % 5} if name == "pgd-targeted" else {}
     exact, coarse = (
@@ -177,8 +185,10 @@ def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_wi
     with quick_attacks(part=1):
         (found,) = ran(tmp_path / "run", f"{line} {more}").attacked.values()
     (broken_at,) = found.broken_at.values()
-    images, model = vitlens.load_data("digits", limit=12), vitlens.load(str(sharp_vit))
-    falling, expected = torch.ones(12, dtype=torch.bool), torch.full((12,), INF, dtype=torch.float64)
+    images = vitlens.load_data("digits", limit=12)
+    model = vitlens.load(str(sharp_vit))
+    falling = torch.ones(12, dtype=torch.bool)
+    expected = torch.full((12,), INF, dtype=torch.float64)
     for level in (16, 8, 4, 2, 1):
         falling &= vitlens.attack(model, images, "predicted", epsilon=level / 255, steps=2, restarts=2).success
         expected[falling] = level / 255

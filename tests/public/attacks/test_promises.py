@@ -36,11 +36,13 @@ def lengths(adversarial: Tensor, images: Tensor, norm: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_perturbations_are_within_bounds_and_successes_are_real(name):
-    entry, fooled = ATTACKS[name], 0
+    entry = ATTACKS[name]
+    fooled = 0
     for number, (model, size, given, restarts, steps, margin) in enumerate(CASES):
         images = pictures(4, size, seed=number, low=margin, high=1 - margin)
         images[:, :, :2] = images[:, :, :2].round() if margin == 0 else images[:, :, :2]  # black and white
-        before, labels = images.clone(), predictions(model, images)
+        before = images.clone()
+        labels = predictions(model, images)
         labels[0] = (labels[0] + 1) % 5  # misclassified
         epsilon = min(1.0, scaled(name, given)[0])
         budget = epsilon if entry.takes_epsilon else None
@@ -65,7 +67,8 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_budgets_hold_on_the_returned_pixels_of_a_model_in_16_bits(name, dtype):
-    model, images = perceptron((8, 12), seed=1).to(dtype), pictures(6, (8, 12), seed=4)
+    model = perceptron((8, 12), seed=1).to(dtype)
+    images = pictures(6, (8, 12), seed=4)
     (epsilon,) = scaled(name, 5.3 / 255)
     budget = epsilon if ATTACKS[name].takes_epsilon else None
     result = vitlens.attack(model, images, "predicted", method=name, epsilon=budget, steps=6)
@@ -79,7 +82,8 @@ def test_budgets_hold_on_the_returned_pixels_of_a_model_in_16_bits(name, dtype):
 
 @pytest.mark.parametrize("name", ["pgd", "pgd-l2"])
 def test_curves_of_a_model_in_16_bits_count_what_lies_within_each_epsilon(name):
-    model, images = perceptron((8, 12), seed=1).to(torch.bfloat16), pictures(6, (8, 12), seed=4)
+    model = perceptron((8, 12), seed=1).to(torch.bfloat16)
+    images = pictures(6, (8, 12), seed=4)
     curve = vitlens.attack(model, images, "predicted", method=name, epsilons=scaled(name, 1.3 / 255, 5.3 / 255))
     broken = curve.broken_at.isfinite()
     assert broken.any()
@@ -88,12 +92,15 @@ def test_curves_of_a_model_in_16_bits_count_what_lies_within_each_epsilon(name):
 
 @pytest.mark.parametrize("name", ["noise", "fgsm", "pgd-l2", "apgd-targeted", "cw"])
 def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name):
-    model, images, levels = perceptron(seed=3), pictures(12, seed=3), [0.0, *scaled(name, 0.005, 0.02, 0.08)]
+    model = perceptron(seed=3)
+    images = pictures(12, seed=3)
+    levels = [0.0, *scaled(name, 0.005, 0.02, 0.08)]
     how = {"method": name, "steps": 6 if name == "cw" else 3, "seed": 3}
     labels = predictions(model, images)
     labels[5] = (labels[5] + 1) % 5
     curve = vitlens.attack(model, images, labels, epsilons=levels, **how)
-    robust, broken_at = curve.tried, torch.where(curve.tried, torch.inf, 0.0).double()
+    robust = curve.tried
+    broken_at = torch.where(curve.tried, torch.inf, 0.0).double()
     for row, epsilon in enumerate(levels):
         alone = vitlens.attack(model, images, labels, epsilon=epsilon, **how)
         broken_at[robust & alone.success] = epsilon
@@ -110,8 +117,10 @@ def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name):
 @pytest.mark.parametrize("name", ["pgd-l2", "cw", "auto"])
 def test_the_batch_size_does_not_matter(name):
     """In double precision, in which it changes only the last digits; each image alone: tests/contracts."""
-    model, images = perceptron(seed=1).double(), pictures(5, seed=1).double()
-    found, how = {}, {"method": name, "epsilon": scaled(name, 0.03)[0], "steps": 2}
+    model = perceptron(seed=1).double()
+    images = pictures(5, seed=1).double()
+    found = {}
+    how = {"method": name, "epsilon": scaled(name, 0.03)[0], "steps": 2}
     for size in (5, 2, 1):
         with asked(model) as seen:
             found[size] = vitlens.attack(model, images, "predicted", batch_size=size, **how)
@@ -136,7 +145,9 @@ def test_more_restarts_break_more(name):
 
 @pytest.mark.parametrize("name", ALONE)
 def test_an_image_that_withstands_costs_what_the_registry_says(name):
-    entry, model, images = ATTACKS[name], robust(), pictures(3).double()
+    entry = ATTACKS[name]
+    model = robust()
+    images = pictures(3).double()
     how = {"method": name, "epsilon": 1e-6 if entry.takes_epsilon else None, "restarts": 2}
     few, more = (vitlens.attack(model, images, "predicted", steps=steps, **how) for steps in (1, 2))
     assert not more.success.any()
@@ -167,7 +178,8 @@ def test_names_and_members_are_known_and_costs_and_checks_follow_from_the_entrie
     assert [ATTACKS[name].passes(restarts=3) for name in ("pgd", "fgsm", "cw")] == [60, 1, 900]
     longer = {name for name, entry in ATTACKS.items() if entry.takes_more_steps}
     assert longer == {"bim", "pgd", "pgd-l2", "pgd-dlr", "apgd-ce", "apgd-dlr", "cw", "deepfool"}
-    single_step, score_based = "one step against many", "without gradients against with"
+    single_step = "one step against many"
+    score_based = "without gradients against with"
     strong = ("bim", "pgd", "apgd-ce", "apgd-dlr", "auto")
     assert list(comparisons(list(ATTACKS))) == [
         *((weak, name, single_step) for weak in ("fgsm", "noise") for name in strong),

@@ -71,7 +71,8 @@ def test_losses_that_need_more_classes(name, classes):
 
 
 def test_the_batch_is_refilled_as_images_leave():
-    model, images = perceptron(), pictures(24)
+    model = perceptron()
+    images = pictures(24)
     with asked(model) as seen:
         result = vitlens.attack(model, images, "predicted", method="pgd", epsilon=0.05, batch_size=4, steps=8)
     passes = seen[6:]  # after the clean images
@@ -82,7 +83,8 @@ def test_the_batch_is_refilled_as_images_leave():
 
 
 def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
-    model, images = perceptron(), pictures(3)
+    model = perceptron()
+    images = pictures(3)
     labels = (predictions(model, images) + 1) % 5
     for name in ("pgd", "cw", "auto"):
         curve = vitlens.attack(model, images, labels, method=name, epsilons=[0.1])
@@ -98,7 +100,8 @@ class Poisoned(nn.Module):
 
     def __init__(self, images: Tensor, *, backward: bool) -> None:
         super().__init__()
-        self.images, self.backward = images, backward
+        self.images = images
+        self.backward = backward
         self.rest = perceptron().module
 
     def forward(self, images: Tensor) -> Tensor:
@@ -132,7 +135,8 @@ def test_a_model_without_a_gradient_is_attacked_by_its_scores_alone():
         def forward(self, images: Tensor) -> Tensor:
             return self.rest(images.detach())  # type: ignore[no-any-return]
 
-    model, images = made(Cut(), (8, 8), classes=2), pictures(8, low=0.4, high=0.6)
+    model = made(Cut(), (8, 8), classes=2)
+    images = pictures(8, low=0.4, high=0.6)
     with pytest.raises(UnsupportedError, match="noise, square"):
         vitlens.attack(model, images, "predicted", method="pgd")
     assert vitlens.attack(model, images, "predicted", method="square", epsilon=0.2, steps=2).success.all()
@@ -151,12 +155,14 @@ def test_gradients_of_zero_are_told(tiny_vit, tmp_path):
 
 @pytest.mark.parametrize("given", [{"epsilon": 0.5}, {"epsilons": [0, 4 / 255, 1.0]}])
 def test_an_epsilon_that_is_far_above_usual_ones_is_warned_of(given):
-    model, images = linear(classes=2), pictures(2)
+    model = linear(classes=2)
+    images = pictures(2)
     with pytest.warns(UserWarning, match="/ 255"):
         vitlens.attack(model, images, "predicted", steps=1, **given)
 
 
 def test_usual_epsilons_and_those_of_other_norms_are_not_warned_of():
-    model, images = linear(classes=2), pictures(2)
+    model = linear(classes=2)
+    images = pictures(2)
     for method, epsilon in (("pgd", 32 / 255), ("pgd-l2", 2.0)):
         assert len(vitlens.attack(model, images, "predicted", method=method, epsilon=epsilon, steps=1).success) == 2

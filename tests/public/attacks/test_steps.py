@@ -62,8 +62,11 @@ def projected(image: Tensor, clean: Tensor, epsilon: float, *, l2: bool = False)
 )
 def test_projected_gradient_descent(name, loss, length, steps):
     """Steps of 2.5 (BIM: 1.25) epsilons together, each projected into the ball and the range of pixels."""
-    model, clean, l2 = robust(), pictures(1).double(), name == "pgd-l2"
-    epsilon, target = 2.0 if l2 else 0.2, 2 if name == "pgd-targeted" else None
+    model = robust()
+    clean = pictures(1).double()
+    l2 = name == "pgd-l2"
+    epsilon = 2.0 if l2 else 0.2
+    target = 2 if name == "pgd-targeted" else None
     given = {} if target is None else {"targets": torch.tensor([target])}
     found = points_of(model, clean, method=name, epsilon=epsilon, steps=steps, **given)
     assert len(found) >= steps + 1
@@ -76,30 +79,47 @@ def test_projected_gradient_descent(name, loss, length, steps):
 
 def auto_pgd(model, clean, start, epsilon, steps, loss, target):
     """Croce & Hein 2020, algorithm 1: all its points."""
-    share, before, marks = 0.22, 0.0, []
+    share = 0.22
+    before = 0.0
+    marks = []
     while share <= 1:
         marks.append(math.ceil(share * steps - 1e-9))
         before, share = share, share + max(share - before - 0.03, 0.06)
-    points, eta = [start], 2 * epsilon
+    points = [start]
+    eta = 2 * epsilon
     value, gradient = ascent(model, start, loss, target)
-    values, best, best_value, best_gradient = [value], start, value, gradient
-    x, previous, last_mark, last_best, halved = start, start, 0, value, False
+    values = [value]
+    best = start
+    best_value = value
+    best_gradient = gradient
+    x = start
+    previous = start
+    last_mark = 0
+    last_best = value
+    halved = False
     for k in range(steps):
         z = projected(x + eta * gradient, clean, epsilon)
         share = 0.75 if k else 1.0
         moved = projected(x + share * (z - x) + (1 - share) * (x - previous), clean, epsilon)
-        previous, x = x, moved
+        previous = x
+        x = moved
         points.append(x)
         value, gradient = ascent(model, x, loss, target)
         values.append(value)
         if value > best_value:
-            best, best_value, best_gradient = x, value, gradient
+            best = x
+            best_value = value
+            best_gradient = gradient
         if k + 1 in marks:
             rises = sum(values[i + 1] > values[i] for i in range(last_mark, k + 1))
             reduce = rises < 0.75 * (k + 1 - last_mark) or (not halved and best_value == last_best)
             if reduce:
-                eta, x, gradient = eta / 2, best, best_gradient
-            halved, last_best, last_mark = reduce, best_value, k + 1
+                eta = eta / 2
+                x = best
+                gradient = best_gradient
+            halved = reduce
+            last_best = best_value
+            last_mark = k + 1
     return points
 
 
@@ -107,7 +127,10 @@ def auto_pgd(model, clean, start, epsilon, steps, loss, target):
     ("name", "loss", "seed"), [("apgd-ce", "ce", 0), ("apgd-dlr", "dlr", 1), ("apgd-targeted", "dlr", 1)]
 )
 def test_auto_pgd(name, loss, seed):
-    model, clean, epsilon, steps = robust(seed=seed), pictures(1, seed=seed).double(), 0.2, 30
+    model = robust(seed=seed)
+    clean = pictures(1, seed=seed).double()
+    epsilon = 0.2
+    steps = 30
     given = {"targets": torch.tensor([3])} if name == "apgd-targeted" else {}
     found = points_of(model, clean, method=name, epsilon=epsilon, steps=steps, seed=seed, **given)[: steps + 1]
     assert 0.9 * epsilon < (found[0] - clean).abs().max() <= epsilon
@@ -118,10 +141,16 @@ def test_auto_pgd(name, loss, seed):
 
 def carlini_wagner(model, clean, label, steps):
     """Carlini & Wagner 2017: Adam on distance² + c x margin in tanh space, and a binary search for c."""
-    origin, points = torch.atanh((2 * clean - 1) * (1 - 1e-6)), []
-    c, low, high = 1e-3, 0.0, math.inf
+    origin = torch.atanh((2 * clean - 1) * (1 - 1e-6))
+    points = []
+    c = 1e-3
+    low = 0.0
+    high = math.inf
     for _ in range(9):
-        shift, checked, still, success = torch.zeros_like(origin).requires_grad_(), math.inf, 0, False
+        shift = torch.zeros_like(origin).requires_grad_()
+        checked = math.inf
+        still = 0
+        success = False
         adam = torch.optim.Adam([shift], lr=0.01)
         for tick in range(steps):
             image = ((origin + shift).tanh() + 1) / 2
@@ -147,7 +176,8 @@ def carlini_wagner(model, clean, label, steps):
 @pytest.mark.parametrize(("seed", "steps", "found"), [(1, 8, True), (2, 25, True), (4, 25, False)])
 def test_carlini_and_wagners(seed, steps, found):
     """And the result is the nearest of all adversarial images on the way, or nearer still."""
-    model, clean = perceptron(seed=seed).double(), pictures(1, seed=seed).double()
+    model = perceptron(seed=seed).double()
+    clean = pictures(1, seed=seed).double()
     with torch.no_grad():
         label = int(model(clean).argmax())
     expected = torch.cat(carlini_wagner(model, clean, label, steps))
@@ -166,11 +196,14 @@ def test_carlini_and_wagners(seed, steps, found):
 
 def test_deepfool():
     """Moosavi-Dezfooli 2016, algorithm 2, and an overshoot of 0.02."""
-    model, clean = perceptron(seed=1).double(), pictures(1, seed=1).double()
+    model = perceptron(seed=1).double()
+    clean = pictures(1, seed=1).double()
     with torch.no_grad():
         label = int(model(clean).argmax())
     found = points_of(model, clean, method="deepfool", steps=10)
-    total, image, count = torch.zeros_like(clean), clean, 0
+    total = torch.zeros_like(clean)
+    image = clean
+    count = 0
     while True:
         torch.testing.assert_close(found[count], image, atol=1e-6, rtol=0)
         leaf = image.clone().requires_grad_()
@@ -185,13 +218,17 @@ def test_deepfool():
             steps.append((distance.item(), gradient / gradient.norm()))
         length, direction = min(steps, key=lambda step: step[0])
         total = total + (length + 1e-4) * direction
-        image, count = (clean + 1.02 * total).clamp(0, 1), count + 1
+        image = (clean + 1.02 * total).clamp(0, 1)
+        count = count + 1
     assert 0 < count < 10
 
 
 def test_square_changes_one_square_of_the_best_image_so_far_and_never_gets_worse():
     """Andriushchenko 2020: stripes, then squares of 0.8 of the image, halved on the published schedule."""
-    model, clean, epsilon, queries = robust((16, 16)), pictures(1, (16, 16), low=0.4, high=0.6).double(), 1e-3, 100
+    model = robust((16, 16))
+    clean = pictures(1, (16, 16), low=0.4, high=0.6).double()
+    epsilon = 1e-3
+    queries = 100
     seen = points_of(model, clean, method="square", epsilon=epsilon, steps=2)
     assert len(seen) == queries
     torch.testing.assert_close((seen[0] - clean).abs(), torch.full_like(clean, epsilon), atol=1e-9, rtol=0)
@@ -199,19 +236,23 @@ def test_square_changes_one_square_of_the_best_image_so_far_and_never_gets_worse
     assert len((seen[0] - clean)[0, :, 0].round(decimals=4).unique()) == 2
     with torch.no_grad():
         margins = [margin(model(points)[0], 0).item() for points in seen]
-    best, reached, kept = 0, 0, 0
+    best = 0
+    reached = 0
+    kept = 0
     for query in range(1, queries):
         halvings = sum(
             (query - 1) * 10_000 // queries > mark for mark in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
         )
         side = max(1, round(math.sqrt(0.8 / 2**halvings) * 16))
         changed = ((seen[query] - seen[best]).abs() > 1e-9).any(1)[0]
-        rows, columns = changed.any(1).nonzero()[:, 0], changed.any(0).nonzero()[:, 0]
+        rows = changed.any(1).nonzero()[:, 0]
+        columns = changed.any(0).nonzero()[:, 0]
         spans = [int(each.max() - each.min()) + 1 if len(each) else 0 for each in (rows, columns)]
         assert max(spans) <= side
         reached += max(spans) == side
         if margins[query] < margins[best]:
-            best, kept = query, kept + 1
+            best = query
+            kept = kept + 1
     assert kept > 3
     assert reached > queries / 2
 
@@ -219,11 +260,13 @@ def test_square_changes_one_square_of_the_best_image_so_far_and_never_gets_worse
 @pytest.mark.parametrize("part", ["low", "high"])
 def test_changes_have_the_frequencies_of_their_part_alone(part):
     """Low: up to half of Nyquist's."""
-    model, images = perceptron((16, 12)), pictures(10, (16, 12), low=0.4, high=0.6)
+    model = perceptron((16, 12))
+    images = pictures(10, (16, 12), low=0.4, high=0.6)
     result = vitlens.attack(model, images, "predicted", method=f"{part}-frequency", epsilon=0.2)
     assert result.success.any()
     spectrum = torch.fft.rfft2((result.images - images)[result.success]).abs()
-    down, across = 2 * torch.fft.fftfreq(16), 2 * torch.fft.rfftfreq(12)
+    down = 2 * torch.fft.fftfreq(16)
+    across = 2 * torch.fft.rfftfreq(12)
     inside = (torch.hypot(down[:, None], across[None]) <= 0.5 + 1e-6) == (part == "low")
     assert spectrum[..., ~inside].max() < 1e-4 * spectrum[..., inside].max()
     assert 0.19 < result.distance.max() <= 0.2 + 1e-6  # the whole budget is used
@@ -233,19 +276,22 @@ def boxes(images: Tensor, clean: Tensor) -> list[tuple[int, int, int, int]]:
     """Top, left, bottom and right of what was changed."""
     found = []
     for changed in (images != clean).any(1):
-        rows, columns = changed.any(1).nonzero()[:, 0].tolist(), changed.any(0).nonzero()[:, 0].tolist()
+        rows = changed.any(1).nonzero()[:, 0].tolist()
+        columns = changed.any(0).nonzero()[:, 0].tolist()
         found.append((rows[0], columns[0], rows[-1], columns[-1]))
     return found
 
 
 @pytest.mark.parametrize(("aligned", "side"), [(False, 3), (True, None)])
 def test_a_patch_is_one_square_on_tokens_or_anywhere(aligned, side):
-    model, images = ours(size=(16, 12), patch_size=(4, 4), depth=1), pictures(16, (16, 12))
+    model = ours(size=(16, 12), patch_size=(4, 4), depth=1)
+    images = pictures(16, (16, 12))
     result = vitlens.attack(
         model, images, "predicted", method="patch", side=side, aligned=aligned, restarts=6, steps=5, seed=3
     )
     assert result.success.sum() > 3
-    changed, length = boxes(result.images[result.success], images[result.success]), side or 3
+    changed = boxes(result.images[result.success], images[result.success])
+    length = side or 3
     for top, left, bottom, right in changed:
         assert max(bottom - top, right - left) < length
         assert not aligned or (top // 4 == bottom // 4 and left // 4 == right // 4)
@@ -255,7 +301,8 @@ def test_a_patch_is_one_square_on_tokens_or_anywhere(aligned, side):
 
 
 def test_a_patch_may_lie_at_every_place():
-    model, images = robust((6, 4)), pictures(200, (6, 4)).double()
+    model = robust((6, 4))
+    images = pictures(200, (6, 4)).double()
     with asked(model) as seen:
         vitlens.attack(model, images, "predicted", method="patch", side=2, aligned=False, steps=1, batch_size=200)
     starts = torch.cat([points.detach() for points in seen])
@@ -266,7 +313,8 @@ def test_a_patch_may_lie_at_every_place():
 
 def test_each_restart_takes_the_place_of_the_next_largest_attribution():
     """Of equal ones the first in reading order; after the last place the first again."""
-    model, images = robust((4, 6)), pictures(2, (4, 6), low=0.2, high=0.8).double()
+    model = robust((4, 6))
+    images = pictures(2, (4, 6), low=0.2, high=0.8).double()
     maps = torch.tensor([[[0.0, 3.0, 5.0], [1.0, 2.0, 4.0]], [[-1.0, -2.0, 0.0], [5.0, 5.0, -3.0]]])
     with asked(model) as seen:
         vitlens.attack(model, images, "predicted", method="patch", side=2, maps=maps, steps=1, restarts=7)

@@ -77,9 +77,12 @@ WAYS = (
 
 def test_rollout_is_the_product_of_the_papers_matrices(case):
     model, batch, row, _ = case
-    weights, tokens = vitlens.attention(model, batch), model.layout.tokens
+    weights = vitlens.attention(model, batch)
+    tokens = model.layout.tokens
     for way in WAYS:
-        fusion, discard, start = way.get("fusion", "mean"), way.get("discard", 0.0), way.get("start_layer", 0)
+        fusion = way.get("fusion", "mean")
+        discard = way.get("discard", 0.0)
+        start = way.get("start_layer", 0)
         layers = [fused_by_loops(each, fusion, discard, tokens, model.layout.prefix) for each in weights[start:]]
         expected = rolled(by_rollout(layers, tokens, way.get("alpha", 0.5)), row, model)
         close(vitlens.rollout(model, batch, **way), expected)
@@ -113,14 +116,16 @@ def test_gradient_rollout_from_every_layer_on_is_a_rollout_of_what_raises_the_lo
 
 
 def test_another_readout_than_the_models_own():
-    distilled, pooled = ours(distillation=True), timm_model(TIMM["siglip"])
+    distilled = ours(distillation=True)
+    pooled = timm_model(TIMM["siglip"])
     cases = (
         (distilled, "cls", [1.0, 0.0] + [0.0] * 12),
         (distilled, "mean", [0.0] * 2 + PATCHES),
         (pooled, "mean", [1 / 16] * 16),
     )
     for model, readout, row in cases:
-        batch, tokens = images(model.input_size), model.layout.tokens
+        batch = images(model.input_size)
+        tokens = model.layout.tokens
         weights = [layer.mean(1) for layer in vitlens.attention(model, batch) if layer.shape[2] > 1]
         close(vitlens.rollout(model, batch, readout=readout), as_read(by_rollout(weights, tokens), row, model))
         layers = [layer for layer in raised(model, batch) if layer.shape[1] > 1]
@@ -145,7 +150,9 @@ def test_readouts_that_are_not_there_are_refused(make, readout, words):
 
 @pytest.mark.parametrize("method", ["relevance", "libra-relevance", "gradient-rollout"])
 def test_targets_are_the_predicted_classes_or_those_given(method):
-    model, batch, given = ours(), images((32, 48), batch=4), torch.tensor([0, 3, 1, 4])
+    model = ours()
+    batch = images((32, 48), batch=4)
+    given = torch.tensor([0, 3, 1, 4])
     with torch.no_grad():
         predicted = model(batch).argmax(-1)
     own, found = (vitlens.explain(model, batch, method=method, targets=each) for each in ("predicted", given))
@@ -159,7 +166,8 @@ def test_targets_are_the_predicted_classes_or_those_given(method):
 
 def test_targets_go_with_their_images_through_several_batches():
     """As many images as do not fit at once on any machine."""
-    model, batch = ours(), images((32, 48), batch=5)
+    model = ours()
+    batch = images((32, 48), batch=5)
     targets = torch.tensor([0, 3, 1, 4, 2]).repeat(60)
     together = vitlens.relevance(model, batch, targets=targets[:5])
     close(vitlens.relevance(model, batch.repeat(60, 1, 1, 1), targets=targets), together.repeat(60, 1, 1))

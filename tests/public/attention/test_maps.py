@@ -17,8 +17,10 @@ from vitlens.uncertainty import student_mean
 
 
 def test_all_rows_and_the_cls_row():
-    model, batch = ours(registers=2), images((32, 48))
-    layers, rows = vitlens.attention(model, batch), vitlens.attention(model, batch, rows="cls")
+    model = ours(registers=2)
+    batch = images((32, 48))
+    layers = vitlens.attention(model, batch)
+    rows = vitlens.attention(model, batch, rows="cls")
     assert [layer.shape for layer in layers] == [(2, 2, 15, 15)] * 2
     for layer, row in zip(layers, rows, strict=True):
         torch.testing.assert_close(row, layer[:, :, :1], atol=1e-6, rtol=0)
@@ -68,8 +70,11 @@ def test_attention_of_channels_is_in_no_map():
 @pytest.mark.parametrize("name", ["dinov2-registers", "vit-mean", "siglip", "cait"])
 def test_the_explorer_shows_the_models_own_attention_and_the_rollout_so_far(name):
     """To half precision; of the first images every head, of the others the mean over heads of each layer."""
-    model, close = shared_model(name), partial(torch.testing.assert_close, rtol=0, atol=1e-3)
-    batch, tokens, prefix = images(batch=3), model.layout.tokens, len(model.layout.prefix)
+    model = shared_model(name)
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-3)
+    batch = images(batch=3)
+    tokens = model.layout.tokens
+    prefix = len(model.layout.prefix)
     shown = vitlens.explorer(model, batch, whole=2).explorer
     square = [layer for layer in vitlens.attention(model, batch) if layer.shape[-2] == tokens]
     expected = torch.stack(square, 1)  # without a last layer of one query
@@ -105,7 +110,8 @@ def explained(maps: Tensor) -> list[float]:
     those of other images, which is mixed with an even map with the weight of one image."""
     flat = maps.flatten(1).double()
     flat = flat / flat.sum(1, keepdim=True)
-    patches, gains = flat.shape[1], []
+    patches = flat.shape[1]
+    gains = []
     for image, own in enumerate(flat):
         others = torch.cat([flat[:image], flat[image + 1 :], torch.full((1, patches), 1 / patches)]).mean(0)
         gain = float((own * (others * patches).log2()).sum())
@@ -115,7 +121,8 @@ def explained(maps: Tensor) -> list[float]:
 
 def test_information_and_what_is_the_same_in_other_images(golden, places):
     record = golden("rollout").record
-    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=record.methods[0].information.n)
+    model = vitlens.load(str(places["vit"]))
+    digits = vitlens.load_data("digits", limit=record.methods[0].information.n)
     rows = {row.maps: row for row in record.methods}
     assert set(rows) == {"rollout-max", "rollout-min"}
     for fusion in ("max", "min"):
@@ -127,7 +134,8 @@ def test_information_and_what_is_the_same_in_other_images(golden, places):
 
 def test_how_alike_the_heads_of_a_layer_and_neighbouring_layers_are(golden, places):
     record = golden("attention of digits").record
-    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=record.layers[0].information.n)
+    model = vitlens.load(str(places["vit"]))
+    digits = vitlens.load_data("digits", limit=record.layers[0].information.n)
     weights = [layer[:, :, 0, 1:].double() for layer in vitlens.attention(model, digits, rows="cls")]
     means = [layer.mean(1) for layer in weights]
     for layer, row in enumerate(record.layers):

@@ -68,7 +68,8 @@ def test_settings_out_of_their_range_are_refused(options, error, words, monkeypa
 def test_several_methods_from_one_pass_are_each_alone_with_their_settings(golden, places):
     """`vitlens rollout` measures all of them at once."""
     record = golden("every method").record  # --target true --alpha 0.4 --layer 0
-    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=len(record.maps.maps))
+    model = vitlens.load(str(places["vit"]))
+    digits = vitlens.load_data("digits", limit=len(record.maps.maps))
     settings = {"rollout": {"alpha": 0.4}, "gradient-rollout": {"alpha": 0.4}, "attention": {"layer": 0}}
     for at, row in enumerate(record.methods):
         if row.method != "flow":
@@ -84,7 +85,8 @@ PRECISION = 1e-5  # capacities are whole numbers of 6e-8, and a cut has at most 
 
 def by_linear_program(start: NDArray[np.float64], layers: list[NDArray[np.float64]], target: int) -> float:
     """The most that can arrive at a token of the input: one variable an edge, what enters a node leaves it."""
-    tokens, depth = len(start), len(layers)
+    tokens = len(start)
+    depth = len(layers)
     edges = [(("source", 0), (depth, token), start[token]) for token in range(tokens)]
     edges += [
         ((layer + 1, query), (layer, key), weights[query, key])
@@ -116,8 +118,11 @@ def test_the_flow_of_a_model_is_that_of_a_linear_program(name, golden, places, t
     line = f"rollout {named} --data digits --limit 2 --method flow --alpha 0.4"
     record = golden("every method").record if name == "cls" else ran(tmp_path / "out", line)
     maps = record.maps.maps[:, [row.method for row in record.methods].index("flow")]
-    model, digits = vitlens.load(named), vitlens.load_data("digits", limit=len(maps))
-    layers, tokens, prefix = vitlens.attention(model, digits), model.layout.tokens, len(model.layout.prefix)
+    model = vitlens.load(named)
+    digits = vitlens.load_data("digits", limit=len(maps))
+    layers = vitlens.attention(model, digits)
+    tokens = model.layout.tokens
+    prefix = len(model.layout.prefix)
     for image, found in enumerate(maps):
         means = [layer[image].double().mean(0).numpy() for layer in layers]
         pipes = [0.6 * each + 0.4 * np.eye(tokens) for each in means if len(each) == tokens]

@@ -30,7 +30,8 @@ MODELS: dict[str, Callable[[], Model]] = {
 
 def merging(fine: Pair) -> Tensor:
     """How patches stand for those they were merged from: (merged, fine), 1 / number of children where one is."""
-    rows, columns = (fine[0] + 1) // 2, (fine[1] + 1) // 2
+    rows = (fine[0] + 1) // 2
+    columns = (fine[1] + 1) // 2
     matrix = torch.zeros(rows, columns, *fine)
     for row in range(rows):
         for column in range(columns):
@@ -116,7 +117,8 @@ def test_gradient_rollout_is_the_product_of_whole_matrices(case):
 
 def test_many_images_are_those_of_one_at_a_time():
     """More than the processor's cache holds at once."""
-    model, batch = torchvision_swin(), images(batch=24)
+    model = torchvision_swin()
+    batch = images(batch=24)
     for method in (vitlens.rollout, vitlens.relevance, gradient_rollout):
         together = method(model, batch)
         for image in (0, 11, 23):

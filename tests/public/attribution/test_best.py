@@ -13,7 +13,9 @@ import vitlens
 from tests.kit.explainable import affinity
 from vitlens import Model
 
-GRID, PATCH = 8, 4  # of vit-digits
+# of vit-digits
+GRID = 8
+PATCH = 4
 
 
 def constant_norm(norm: Any, tokens: Tensor) -> Tensor:
@@ -27,7 +29,8 @@ def cells_of(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     of attention, gates of the GELU and standard deviations are constants."""
     module: Any = model.module
     before = vitlens.capture(model, images, "blocks.5.input")["blocks.5.input"]
-    block, attention = module.blocks[-1], module.blocks[-1].attn
+    block = module.blocks[-1]
+    attention = module.blocks[-1].attn
     cells = block.norm1(before).detach().requires_grad_()
     query, key, value = attention.qkv(cells).unflatten(-1, (3, attention.heads, -1)).permute(2, 0, 3, 1, 4)
     weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1).detach()
@@ -109,7 +112,8 @@ def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         for name in ("gradient-rollout", "gradcam")
     )
     libra = (cells * gradient).sum(2).view_as(gradcam)
-    where, rollout = twice(rollout) * (twice(gradcam) + twice(libra)), by_mean(rollout)
+    where = twice(rollout) * (twice(gradcam) + twice(libra))
+    rollout = by_mean(rollout)
     sharp = where**3 * rollout * (by_mean(gradcam) + by_mean(libra))
     found = [smooth(where, rollout, cells, effect(model, images, targets)), sharp, rollout]
     return torch.stack(found), torch.stack([kept_with(model, images, targets, each) for each in found])
@@ -154,7 +158,8 @@ def test_a_model_that_ignores_the_image_has_a_map_of_zeros(scenes):
 
 
 def test_it_passes_an_image_through_the_model_at_most_ten_times(scenes):
-    model, passed = vitlens.load("vit-digits"), []
+    model = vitlens.load("vit-digits")
+    passed = []
     with model.module.blocks[0].register_forward_pre_hook(lambda _block, given: passed.append(len(given[0]))):
         vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
         passed.clear()  # what is read of a model once, and again with another hook, does not count

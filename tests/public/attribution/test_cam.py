@@ -109,7 +109,9 @@ class InPlace(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 5)
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 5)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.head(self.norm(self.conv(pixels)).relu_().mean((2, 3)))
@@ -153,7 +155,9 @@ def test_the_target_layer(name):
 @pytest.mark.parametrize("make", [ours, small_cnn])
 def test_ablation_removes_channels_as_in_the_paper(make):
     """One channel after the other set to 0 in a plain loop."""
-    model, batch, channel = make(), images((32, 48)), [0]
+    model = make()
+    batch = images((32, 48))
+    channel = [0]
     module, axis = ("layer3.0", 1) if make is small_cnn else ("blocks.1.norm1", 2)
     output, _ = read_at(module, model, batch)
     activations = output if make is small_cnn else output[:, 1:].mT.unflatten(2, (4, 3))
@@ -164,7 +168,8 @@ def test_ablation_removes_channels_as_in_the_paper(make):
         return changed
 
     maps = explained(model, batch, "ablationcam")
-    plain, expected = model(batch).gather(1, TARGETS[:, None]), torch.zeros_like(maps)
+    plain = model(batch).gather(1, TARGETS[:, None])
+    expected = torch.zeros_like(maps)
     with torch.no_grad(), model.module.get_submodule(module).register_forward_hook(cut):
         for channel[0] in range(activations.shape[1]):
             fall = (plain - model(batch).gather(1, TARGETS[:, None])) / plain.abs()
@@ -173,7 +178,8 @@ def test_ablation_removes_channels_as_in_the_paper(make):
 
 
 def test_no_backward_pass_below_the_target_layer():
-    model, passes = ours().requires_grad_(True), list[Tensor]()
+    model = ours().requires_grad_(True)
+    passes = list[Tensor]()
 
     def watch(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         if output.requires_grad:

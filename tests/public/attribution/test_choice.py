@@ -17,7 +17,9 @@ from vitlens import Model, Split
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import InputError, UnsupportedError
 
-FAITHFULNESS, LOCALISATION, SCORE = "insertion_minus_deletion", "localisation", "score"
+FAITHFULNESS = "insertion_minus_deletion"
+LOCALISATION = "localisation"
+SCORE = "score"
 BASELINES = ("random", "centre")
 NAMES = ("occlusion", "saliency", "input-x-gradient")  # of which the functions are planted
 Maps = Callable[[Model, Tensor, Tensor], Tensor]
@@ -81,7 +83,8 @@ def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_f
     assert order == sorted(order, reverse=True)
     assert [each.method for each in choice.scores if each.baseline] == list(BASELINES)
     assert (choice.scores[0].method, choice.scores[1].method) == (choice.method, choice.runner_up)
-    own, reports = choice.scores[0].report, {each.method: each.report for each in choice.scores}
+    own = choice.scores[0].report
+    reports = {each.method: each.report for each in choice.scores}
     for margin in choice.margins:
         expected = own[margin.check].value - reports[margin.against][margin.check].value
         assert margin.difference.value == pytest.approx(expected, abs=1e-6)
@@ -98,7 +101,8 @@ def test_mosaics_judge_nothing_where_the_model_does_not_name_their_classes(hues,
 
 
 def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the_other_check(hues, flat):
-    left, known = (torch.arange(SIDE) < 16).float().expand(1, SIDE, SIDE), range(4, COUNT)
+    left = (torch.arange(SIDE) < 16).float().expand(1, SIDE, SIDE)
+    known = range(4, COUNT)
     inside = chosen(hues, with_masks(flat, known), dull(3), lambda _model, images, _: left.expand(len(images), -1, -1))
     assert (inside.method, inside.localised, inside.certainty) == ("saliency", "objects", 1.0)
     best = inside.scores[0]
@@ -214,7 +218,8 @@ def test_intervals_are_over_groups(hues, flat):
         """The planted method for every other class, its opposite for the others."""
         return (1 - 2 * (targets % 2))[:, None, None] * near(model, images, targets)
 
-    twice, widths = torch.arange(COUNT) // 2, []
+    twice = torch.arange(COUNT) // 2
+    widths = []
     for groups in (twice, None):
         choice = chosen(hues, with_masks(flat.pick(twice), groups=groups), dull(3), alternating)
         (own,) = (each.report[LOCALISATION] for each in choice.scores if each.method == "saliency")

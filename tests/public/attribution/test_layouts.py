@@ -35,7 +35,8 @@ def test_maps_and_features_are_those_of_the_plain_form(form: str):
         expected = maps(plain, method)
         assert expected.shape == (2, *GRID)
         torch.testing.assert_close(maps(model, method), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
-    found, expected_features = vitlens.features(model, images(SIZE)), vitlens.features(plain, images(SIZE))
+    found = vitlens.features(model, images(SIZE))
+    expected_features = vitlens.features(plain, images(SIZE))
     assert [layer.dim for layer in found.layers] == [*WIDTHS]
     for values, expected in zip(found.values, expected_features.values, strict=True):
         torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-4)
@@ -62,7 +63,8 @@ class MixedClass(EinsumViT):
 
 def test_an_attention_matrix_is_no_map():
     """The target layer is what the last attention reads, as where the order of tokens is read."""
-    model, said = wrapped(MixedClass), wrapped(MixedClass, grid=handwritten.GRID, prefix=("cls",))
+    model = wrapped(MixedClass)
+    said = wrapped(MixedClass, grid=handwritten.GRID, prefix=("cls",))
     for method in MAPS:
         found, expected = (
             vitlens.explain(each, noise(), targets=torch.tensor([0, 1, 2]), method=method) for each in (model, said)
@@ -77,7 +79,9 @@ class Widening(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.mix, self.out = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.stem = nn.Conv2d(3, 8, 4, 4)
+        self.mix = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.stem(x).permute(0, 2, 3, 1).relu()
@@ -85,7 +89,8 @@ class Widening(nn.Module):
 
 
 def test_equal_sizes_of_all_axes_are_told_apart():
-    module, batch = seeded(Widening), images((32, 32))
+    module = seeded(Widening)
+    batch = images((32, 32))
     model = half(module, 32)
     y = module.mix(module.stem((batch - 0.5) / 0.5).permute(0, 2, 3, 1).relu())
     weights = module.out.weight[TARGETS] / 64  # of each channel: its mean gradient

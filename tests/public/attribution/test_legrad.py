@@ -84,7 +84,10 @@ def test_a_block_without_heads_is_left_out():
 def test_timms_own_weights(name):
     """timm's unfused attention hands its weights to attn_drop."""
     model = FAMILIES[name]()  # its kernels are exchanged
-    found, module, weights, streams = legrad(model), model.module.requires_grad_(True), list[Tensor](), list[Tensor]()
+    found = legrad(model)
+    module = model.module.requires_grad_(True)
+    weights = list[Tensor]()
+    streams = list[Tensor]()
     for block in module.blocks:
         block.attn.fused_attn = False
         block.register_forward_hook(lambda _m, _i, output: streams.append(output))
@@ -95,7 +98,8 @@ def test_timms_own_weights(name):
 
 def test_attention_pooling_is_run_on_every_block():
     model = shared_model("siglip")
-    pooling, blocks = model.module.attn_pool, list[tuple[Tensor, Tensor]]()
+    pooling = model.module.attn_pool
+    blocks = list[tuple[Tensor, Tensor]]()
     captured = vitlens.capture(model, batch_of(model), "blocks.*.residual", graph=True)
     for stream in captured.values():
         query = pooling.q(pooling.latent.expand(3, -1, -1)).unflatten(-1, (pooling.num_heads, -1)).transpose(1, 2)

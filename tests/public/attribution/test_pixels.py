@@ -38,7 +38,8 @@ def test_values_equal_captums(name):
     """In float64: in float32 a ReLU near its kink may be active in one of the two only."""
     model = (MODELS[name]() if name in MODELS else model_of(shaken(Twice))).double()
     batch = images(model.input_size).double()
-    leaf, same = batch.clone().requires_grad_(), {"atol": 1e-4, "rtol": 1e-4}
+    leaf = batch.clone().requires_grad_()
+    same = {"atol": 1e-4, "rtol": 1e-4}
     theirs = Saliency(model).attribute(leaf, target=TARGETS).amax(1)
     torch.testing.assert_close(explained(model, batch, "saliency"), theirs.float(), **same)
     theirs = InputXGradient(model).attribute(leaf, target=TARGETS).detach().sum(1)
@@ -51,10 +52,12 @@ def test_values_equal_captums(name):
 
 
 def test_smoothgrad_without_noise_is_saliency_and_its_noise_has_the_stated_standard_deviation():
-    model, batch = ours(), images((32, 48))
+    model = ours()
+    batch = images((32, 48))
     maps = explained(model, batch, "smoothgrad", samples=3, noise=0.0)
     torch.testing.assert_close(maps, explained(model, batch, "saliency"), atol=1e-6, rtol=1e-4)
-    model, seen = linear(), []
+    model = linear()
+    seen = []
     batch = images((8, 12), batch=1) * torch.tensor([1.0, 0.1]).view(2, 1, 1, 1)
     with model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach())):
         explained(model, batch, "smoothgrad", samples=200, noise=0.2)
@@ -67,7 +70,8 @@ def test_smoothgrad_without_noise_is_saliency_and_its_noise_has_the_stated_stand
 
 @pytest.mark.parametrize(("method", "option"), [("integrated-gradients", "steps"), ("smoothgrad", "samples")])
 def test_copies_in_several_passes_change_nothing_and_none_is_refused(method, option, monkeypatch):
-    model, batch = ours(), images((32, 48))
+    model = ours()
+    batch = images((32, 48))
     whole = explained(model, batch, method, **{option: 9})
     in_small_batches(monkeypatch)
     torch.testing.assert_close(explained(model, batch, method, **{option: 9}), whole, atol=1e-6, rtol=1e-4)
@@ -81,9 +85,11 @@ def test_occlusion_is_captums(name):
     batch = images(model.input_size)
     rows, columns = model.layout.grid if model.anatomy.layout else (8, 8)  # of a CNN as of a ViT of its size
     patch = batch.shape[2] // rows, batch.shape[3] // columns
-    grey, window = batch.mean((2, 3), keepdim=True).expand_as(batch), (3, *patch)
+    grey = batch.mean((2, 3), keepdim=True).expand_as(batch)
+    window = (3, *patch)
     theirs = Occlusion(model).attribute(batch, window, strides=window, baselines=grey, target=TARGETS)
-    maps, expected = explained(model, batch, "occlusion"), theirs[:, 0, :: patch[0], :: patch[1]].float()
+    maps = explained(model, batch, "occlusion")
+    expected = theirs[:, 0, :: patch[0], :: patch[1]].float()
     torch.testing.assert_close(maps, expected, atol=1e-4, rtol=1e-4)
     assert expected.abs().max() > 1e-3
 
@@ -100,7 +106,8 @@ def test_sampled_shapley_values_of_a_linear_model_are_its_pixel_contributions():
 
 
 def test_of_many_patches_each_is_in_four_coalitions_and_the_ends_are_two_more():
-    model, seen = linear((12, 12), (1, 1)), 0
+    model = linear((12, 12), (1, 1))
+    seen = 0
 
     def count(_module: nn.Module, inputs: tuple[Tensor]) -> None:
         nonlocal seen
@@ -113,7 +120,8 @@ def test_of_many_patches_each_is_in_four_coalitions_and_the_ends_are_two_more():
 
 def masks_of(size: tuple[int, int], count: int, seed: int) -> Tensor:
     """RISE's: 7 x 7 cells, each visible or not, and one more a side, enlarged and cropped at random."""
-    generator, found = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
+    found = []
     cell = [-(-side // 7) for side in size]
     for _ in range(count):
         coarse = (torch.rand(1, 1, 7, 7, generator=generator) < 0.5).float()
@@ -124,9 +132,11 @@ def masks_of(size: tuple[int, int], count: int, seed: int) -> Tensor:
 
 
 def test_rise_is_a_plain_loop():
-    model, batch = ours(), images((32, 48))
+    model = ours()
+    batch = images((32, 48))
     maps = explained(model, batch, "rise", masks=9, seed=3)
-    expected, covered = torch.zeros(2, 32, 48), torch.zeros(32, 48)
+    expected = torch.zeros(2, 32, 48)
+    covered = torch.zeros(32, 48)
     for mask in masks_of((32, 48), 9, seed=3):
         logits = model.module(model.prepare(batch) * mask)  # black after normalisation is the mean colour
         expected += logits.softmax(-1).gather(1, TARGETS[:, None])[:, :, None] * mask
@@ -139,7 +149,8 @@ def by_permutations(model: Model, batch: Tensor, grid: tuple[int, int]) -> Tenso
     players = grid[0] * grid[1]
     subsets = (torch.arange(2**players)[:, None] >> torch.arange(players)) % 2 == 1
     shown = F.interpolate(subsets.view(-1, 1, *grid).float(), size=batch.shape[2:], mode="nearest") > 0.5
-    shares, orders = torch.zeros(len(batch), players, dtype=torch.float64), list(permutations(range(players)))
+    shares = torch.zeros(len(batch), players, dtype=torch.float64)
+    orders = list(permutations(range(players)))
     for index, image in enumerate(batch):
         with torch.no_grad():
             seen = torch.where(shown, image, image.mean((1, 2), keepdim=True))
@@ -153,7 +164,8 @@ def by_permutations(model: Model, batch: Tensor, grid: tuple[int, int]) -> Tenso
 
 
 def test_few_patches_get_their_exact_shapley_values_and_samples_come_near():
-    model, batch = ours(patch_size=(16, 16)), images((32, 48))
+    model = ours(patch_size=(16, 16))
+    batch = images((32, 48))
     expected = by_permutations(model, batch, (2, 3))
     tolerance = 1e-4 * expected.abs().max().item()
     torch.testing.assert_close(explained(model, batch, "kernel-shap"), expected, atol=tolerance, rtol=1e-3)

@@ -56,7 +56,8 @@ def test_views_of_a_map_of_the_image_itself_are_that_map(model, count):
 
 def test_a_product_is_of_positive_parts_divided_by_their_means(model, images):
     first = torch.tensor([[[1.0, -2.0], [3.0, 0.0]]]).expand(3, -1, -1)
-    second, fine = torch.full((3, 2, 2), 5.0), torch.rand(3, 8, 8)
+    second = torch.full((3, 2, 2), 5.0)
+    fine = torch.rand(3, 8, 8)
 
     def product(one: Tensor, other: Tensor) -> Tensor:
         with planted_methods({"occlusion": lambda *_: one, "gradcam": lambda *_: other}):
@@ -69,7 +70,8 @@ def test_a_product_is_of_positive_parts_divided_by_their_means(model, images):
 
 def test_a_map_enlarged_along_edges_follows_the_image(model):
     """A blurred step in the map becomes the image's own step; a constant stays."""
-    image, maps = torch.zeros(1, 3, 32, 32), torch.zeros(1, 8, 8)
+    image = torch.zeros(1, 3, 32, 32)
+    maps = torch.zeros(1, 8, 8)
     image[..., 14:] = 1.0
     maps[..., 4:] = 1.0  # the map's own step is at pixel 16
     edges = refined(model, image, maps, upsample="image")[0].mean(0).diff().abs()

@@ -37,7 +37,8 @@ def test_the_methods_that_are_run_by_default_studied_slow_or_of_no_class():
     [(each, name) for each in OWN for name in ("vit", "cnn") if name == "vit" or each not in ATTENTION],
 )
 def test_maps_are_of_their_shape_and_sign(method, name):
-    model, entry = MODELS[name](), ATTRIBUTIONS[method]
+    model = MODELS[name]()
+    entry = ATTRIBUTIONS[method]
     maps = vitlens.explain(model, images(model.input_size, batch=3), targets=TARGETS, method=method)
     of_patches = (4, 3) if name == "vit" else (4, 6) if method in CAMS else (8, 8)
     grid = model.input_size if entry.resolution == "pixel" else of_patches
@@ -48,7 +49,9 @@ def test_maps_are_of_their_shape_and_sign(method, name):
 
 @pytest.mark.parametrize("method", OWN)
 def test_the_class_the_seed_and_the_options_matter_as_the_registry_says(method):
-    model, batch, entry = ours(), images((32, 48)), ATTRIBUTIONS[method]
+    model = ours()
+    batch = images((32, 48))
+    entry = ATTRIBUTIONS[method]
     one, other = (vitlens.explain(model, batch, targets=target, method=method) for target in (0, 3))
     assert torch.equal(one, other) is not entry.needs_class
     defaults = {name: getattr(registry, name.upper()) for name in entry.options if hasattr(registry, name.upper())}
@@ -70,7 +73,8 @@ def test_a_model_has_the_methods_of_its_family_and_a_look_takes_the_first_by_pre
     def but(*others: str) -> tuple[str, ...]:
         return tuple(name for name in ATTRIBUTIONS if name not in others)
 
-    swin, cnn = shared_model("swin"), small_cnn()
+    swin = shared_model("swin")
+    cnn = small_cnn()
     assert methods_of(swin, "legrad") == methods_of(swin, "best") == but(*DEPTHS, "best")
     assert methods_of(cnn, "relevance") == methods_of(cnn, "best") == but(*ATTENTION)
     assert methods_of(linear(), "gradcam") == but(*ATTENTION, *CAMS)
@@ -98,7 +102,8 @@ def test_a_class_before_the_first_is_refused():
 
 
 def test_images_of_another_size_are_explained_at_theirs():
-    model, batch = ours(), images((40, 40))
+    model = ours()
+    batch = images((40, 40))
     shapes = [
         vitlens.explain(model, batch, method=name).shape
         for name in ("integrated-gradients", "rise", "gradcam", "occlusion")
@@ -113,7 +118,8 @@ def vit() -> Model:
 
 def test_the_classes_and_maps_of_a_look_are_those_of_the_two_most_probable(vit):
     batch = images(vit.input_size, batch=3)
-    seen, top = vitlens.look(vit, batch), vit(batch).softmax(-1).topk(5)
+    seen = vitlens.look(vit, batch)
+    top = vit(batch).softmax(-1).topk(5)
     assert torch.equal(seen.classes, top.indices)
     torch.testing.assert_close(seen.probabilities, top.values)
     assert seen.names == tuple(tuple(vit.classes[place] for place in row) for row in top.indices.tolist())

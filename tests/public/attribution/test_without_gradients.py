@@ -23,7 +23,9 @@ class Probe(nn.Module):
 
     def __init__(self, run: Any) -> None:
         super().__init__()
-        self.net, self.fc, self.run = SoftmaxViT(), nn.Linear(5, 4), run
+        self.net = SoftmaxViT()
+        self.fc = nn.Linear(5, 4)
+        self.run = run
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.run(self.net, x))
@@ -75,7 +77,8 @@ def list_of_working(model: vitlens.Model, images: Tensor, words: str) -> list[st
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_what_needs_no_gradient_works_and_the_rest_says_why(case: str):
     run, words, is_cut = RUNS[case]
-    model, images = wrapped(partial(Probe, run)), noise()
+    model = wrapped(partial(Probe, run))
+    images = noise()
     works = list_of_working(model, images, f"{words}.*rollout")  # rollout is among what works
     assert {name for name in METHODS if not ATTRIBUTIONS[name].gradients} <= {*works}
     assert ("relevance" in works) == ("gradcam" in works) == (not is_cut)
@@ -183,7 +186,8 @@ STEPS: dict[str, tuple[Any, str, bool]] = {
 @pytest.mark.parametrize("case", STEPS)
 def test_an_operation_whose_gradient_is_zero_is_named_and_what_needs_no_gradient_works(case: str):
     run, words, is_after = STEPS[case]
-    model, images = wrapped(partial(Probe, run)), noise()
+    model = wrapped(partial(Probe, run))
+    images = noise()
     works = list_of_working(model, images, f"{words}.*rollout")
     assert {name for name in METHODS if not ATTRIBUTIONS[name].gradients} <= {*works}
     assert not {"saliency", "smoothgrad", "integrated-gradients", "input-x-gradient", "best"} & {*works}

@@ -232,7 +232,8 @@ UNREADABLE = [  # other wrong values: test_refusals.py
 
 @pytest.mark.parametrize(("line", "texts"), UNREADABLE)
 def test_values_that_cannot_be_read_are_refused_by_the_name_of_their_option(line, texts, stand_in, capsys):
-    word, option = line.split()[0], line.split()[-1]
+    word = line.split()[0]
+    option = line.split()[-1]
     calls = stand_in(word)
     for text in texts:
         assert option in refusal(capsys, f"{line}={text}")

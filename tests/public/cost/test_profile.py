@@ -19,8 +19,15 @@ from tests.kit.tiny import EACH_FAMILY, images, model_of, our_swin, ours, pruned
 from vitlens import Model
 from vitlens.errors import LensError
 
-EMBEDDING, POSITIONS, MLP, NORMS, BETWEEN = "patch embedding", "positions and tokens", "MLP", "norms", "between stages"
-PROJECTIONS, PRODUCTS, STEM, HEAD = "attention projections", "attention products", "stem", "head"
+EMBEDDING = "patch embedding"
+POSITIONS = "positions and tokens"
+MLP = "MLP"
+NORMS = "norms"
+BETWEEN = "between stages"
+PROJECTIONS = "attention projections"
+PRODUCTS = "attention products"
+STEM = "stem"
+HEAD = "head"
 PIXELS = 3 * 32 * 32
 
 
@@ -84,8 +91,11 @@ def test_a_cnn_counts_what_a_sum_over_its_layers_gives():
 @pytest.mark.parametrize("family", [each for each in EACH_FAMILY if each.values[0] != "torchvision-vit"])
 def test_other_families_count_what_a_sum_over_their_layers_gives(family):
     """Products with weights as they are called, and products of tokens as the lens sees them."""
-    model, products = shared_model(family), []
-    batch, width = images(model.input_size, batch=1), 16 if family == "cait" else 8  # of a head that is not seen
+    model = shared_model(family)
+    products = []
+    # of a head that is not seen
+    batch = images(model.input_size, batch=1)
+    width = 16 if family == "cait" else 8
 
     def add(call: vitlens.AttentionCall) -> None:
         seen = width if call.output is None else call.output.shape[-1]
@@ -110,7 +120,8 @@ def test_torch_s_multihead_attention_is_seen_into():
 def swin_flops(model: Model) -> dict[str, int]:
     """Of our Swin: in each window of n places 4 n² d for the two products; places include padding."""
     config, (height, width) = model.module.config, model.input_size
-    maps, inside = config.maps((height, width)), config.window[0] * config.window[1]
+    maps = config.maps((height, width))
+    inside = config.window[0] * config.window[1]
     found = {EMBEDDING: 2 * prod(maps[0]) * 3 * prod(config.patch_size) * config.dim}
     for (rows, columns), dim, depth in zip(maps, config.widths, config.depths):
         windows = -(-rows // config.window[0]) * -(-columns // config.window[1])
@@ -132,9 +143,11 @@ def test_our_swin_by_counter_and_by_formula(size, shift):
 
 def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
     """N² of the products, the interval of least squares on logarithms, and the tokens from which products lead."""
-    sides, record = (16, 32, 64), ran(tmp_path / "run", f"profile {tiny_vit} --sizes 16,32,64 --batch-sizes 1")
+    sides = (16, 32, 64)
+    record = ran(tmp_path / "run", f"profile {tiny_vit} --sizes 16,32,64 --batch-sizes 1")
     tokens = [1 + (side // 8) ** 2 for side in sides]
-    dim, hidden = 16, vitlens.load(str(tiny_vit)).module.config.hidden
+    dim = 16
+    hidden = vitlens.load(str(tiny_vit)).module.config.hidden
     # where 4 N² d = 8 N d² + 4 N d h
     assert record.costs[0].crossover == pytest.approx(2 * dim + hidden)
     counted = [flops(ours(size=(side, side), patch_size=(8, 8), classes=10, mlp_ratio=hidden / dim)) for side in sides]
@@ -148,7 +161,10 @@ def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
 
 
 def test_every_part_of_our_vit_and_of_a_cnn_has_what_its_shape_says():
-    dim, depth, hidden, tokens = 128, 6, 512, 65
+    dim = 128
+    depth = 6
+    hidden = 512
+    tokens = 65
     assert parameters(vitlens.load("vit-micro", random_weights=True)) == {
         EMBEDDING: 3 * 4 * 4 * dim + dim,
         POSITIONS: tokens * dim + dim,  # and the CLS token
@@ -174,7 +190,8 @@ PLACED = {  # parameters that are positions and tokens, under every library's na
 @pytest.mark.parametrize("family", EACH_FAMILY)
 def test_every_parameter_of_every_family_has_a_known_part(family):
     model = shared_model(family)
-    found, usual = parameters(model), {EMBEDDING, PROJECTIONS, MLP, NORMS, HEAD}
+    found = parameters(model)
+    usual = {EMBEDDING, PROJECTIONS, MLP, NORMS, HEAD}
     assert sum(found.values()) == model.parameter_count()
     assert usual <= set(found) <= usual | {POSITIONS, BETWEEN}
     if family in PLACED:
@@ -274,7 +291,9 @@ class Metronome(nn.Module):
 
     def __init__(self, move: object) -> None:
         super().__init__()
-        self.move, self.given, self.each = move, [], 1.0
+        self.move = move
+        self.given = []
+        self.each = 1.0
 
     def forward(self, batch: Tensor) -> Tensor:
         self.given.append(len(batch))
@@ -288,7 +307,9 @@ def test_latencies_are_quartiles_of_passes_after_those_that_warm_up(monkeypatch)
     assert [(one.low, one.median, one.high) for one in slow] == [(1.0,) * 3, (4.0,) * 3]
     assert [one.repeats for one in slow] == [6, 6]  # at least two in each of three rounds
     assert slow[1].images_per_second == 1.0
-    model.module.each, model.module.given = 1 / 16, []  # of which a quarter of a second holds four
+    # of which a quarter of a second holds four
+    model.module.each = 1 / 16
+    model.module.given = []
     (quick,) = vitlens.profile(model, batch_sizes=[3]).latencies
     assert (quick.median, quick.repeats) == (3 / 16, 6)
     assert model.module.given.count(3) == 3 * (2 + 2)  # a round: two to warm up and choose, two timed

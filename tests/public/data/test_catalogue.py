@@ -17,7 +17,8 @@ from vitlens.errors import DataError, UnknownNameError
 
 @pytest.mark.parametrize("name", [name for name, known in SETS.items() if not known.download])
 def test_the_registry_tells_the_truth_of_the_embedded_data(name):
-    known, split = SETS[name], load_data(name)
+    known = SETS[name]
+    split = load_data(name)
     assert (known.name, known.classes, known.size) == (name, len(split.classes), split.size)
     assert (split.name, split.title) == (name, known.title)
 

@@ -97,7 +97,8 @@ def test_of_an_animation_the_first_frame_is_taken_and_that_is_said(animation):
 
 
 def test_a_picture_given_open_or_closed_is_only_read(animation):
-    model, red = linear((6, 8)), [1.0, 0.0, 0.0]
+    model = linear((6, 8))
+    red = [1.0, 0.0, 0.0]
     with Image.open(animation) as image:
         image.load()
         image.putpixel((0, 0), 1)
@@ -171,7 +172,9 @@ def test_resizing_and_cropping_equal_torchvisions(tmp_path, size, interpolation)
 @torch.inference_mode()
 def test_the_readable_ones_are_kept_in_order_in_memory_or_on_disk(tmp_path):
     """Of 150 images of their own colour number 3 is a text, and number 130 cut off."""
-    files, told, small = [tmp_path / f"{index:03}.png" for index in range(150)], list[tuple[int, int]](), fitted((8, 8))
+    files = [tmp_path / f"{index:03}.png" for index in range(150)]
+    told = list[tuple[int, int]]()
+    small = fitted((8, 8))
     noise = np.random.default_rng(0).integers(0, 9, (40, 40, 3), dtype=np.uint8)
     for index, path in enumerate(files):
         Image.fromarray(noise + np.uint8(index)).save(path)

@@ -44,7 +44,8 @@ def change(first: Tensor, second: Tensor) -> Tensor:
 
 
 def test_no_source_digit_is_in_both_parts_and_none_is_lost(test_digits):
-    train, targets = load_data("digits", part="train", scenes=2), torch.from_numpy(load_digits().target)
+    train = load_data("digits", part="train", scenes=2)
+    targets = torch.from_numpy(load_digits().target)
     assert sorted({*train.groups.tolist(), *test_digits.groups.tolist()}) == list(range(1797))
     assert (len(train), len(load_data("digits", part="train"))) == (2 * 1347, 4 * 1347)
     assert test_digits.labels.bincount().tolist() == [4 * 45] * 10
@@ -70,7 +71,8 @@ def test_an_image_does_not_depend_on_its_batch_and_epochs_share_none(name):
 
 
 def test_more_scenes_leave_the_first_ones_and_seeds_and_parts_change_them(test_digits):
-    two, first = load_data("digits", scenes=2), pixels_of(test_digits)[:450]
+    two = load_data("digits", scenes=2)
+    first = pixels_of(test_digits)[:450]
     other, again = (pixels_of(load_data("digits", seed=3, scenes=1)) for _ in range(2))
     assert torch.equal(pixels_of(two), pixels_of(test_digits)[:900])
     assert torch.equal(two.groups, test_digits.groups[:450].repeat(2))
@@ -91,8 +93,10 @@ def test_ink_is_lighter_than_ground_on_every_scene(canvas):
 
 
 def test_masks_hold_the_whole_digit(test_digits):
-    masks, large = test_digits.masks, load_data("digits", canvas=64, limit=100)
-    area, heights = masks.flatten(1).float().mean(1), large.masks.any(2).sum(1)
+    masks = test_digits.masks
+    large = load_data("digits", canvas=64, limit=100)
+    area = masks.flatten(1).float().mean(1)
+    heights = large.masks.any(2).sum(1)
     assert 0.01 < area.min() < area.max() < 0.4
     assert (masks.any(1).sum(1) >= 2).all()
     assert large.size == (64, 64)
@@ -106,7 +110,8 @@ def test_pixels_inside_the_mask_are_one_colour_and_colours_differ_between_scenes
     A few digits have faint ink, through which the ground shows.
     """
     pixels, masks = drawn(120, canvas=128)
-    inks, even = [], []
+    inks = []
+    even = []
     for image, values, inner in zip(pixels.float() / 255, light(pixels), grown(masks, -4)):
         ink = image[:, inner]
         even.append(bool((ink.amax(1) - ink.amin(1) <= 0.06 + 2 / 255).all()))
@@ -118,9 +123,13 @@ def test_pixels_inside_the_mask_are_one_colour_and_colours_differ_between_scenes
 
 def test_redrawn_without_distractors_and_on_another_ground(test_digits):
     split = test_digits.limit(60)
-    scenes, images, masks = split.scenes, pixels_of(split), split.masks
-    plain, other = scenes.redrawn("without distractors"), scenes.redrawn("other ground")
-    removed, changed = change(plain, images), change(other, images).float()
+    scenes = split.scenes
+    images = pixels_of(split)
+    masks = split.masks
+    plain = scenes.redrawn("without distractors")
+    other = scenes.redrawn("other ground")
+    removed = change(plain, images)
+    changed = change(other, images).float()
     strokes = removed > 3
     assert not (strokes & masks).any()
     assert 0.005 < strokes.float().mean() < 0.1
@@ -155,8 +164,10 @@ def test_shapes_are_balanced_in_shape_and_texture(name, pairs):
 def test_the_mask_is_where_the_texture_is_and_inside_the_image():
     """The same image in two textures differs on the mask and, but for its soft edge, nowhere else."""
     one, other = (load_data(name) for name in ("shapes", "shapes-conflict"))
-    different, masks = change(pixels_of(one), pixels_of(other)) > 8, one.masks
-    areas, edge = masks.flatten(1).sum(1), masks.clone()
+    different = change(pixels_of(one), pixels_of(other)) > 8
+    masks = one.masks
+    areas = masks.flatten(1).sum(1)
+    edge = masks.clone()
     edge[:, 1:-1, 1:-1] = False
     assert torch.equal(masks, other.masks)
     assert (different & ~grown(masks, 1)).float().mean() < 0.0003
@@ -179,7 +190,8 @@ AREAS = {  # by elementary geometry, of shapes of size 1
 
 def test_shapes_have_their_areas_and_are_lighter_than_the_ground():
     pixels, masks = drawn(8 * 300, name="shapes")
-    labels, values = torch.arange(8).repeat(300), light(pixels)
+    labels = torch.arange(8).repeat(300)
+    values = light(pixels)
     sizes = 32**2 * (0.39**2 + 0.16**2 / 12)  # mean of the square, px: uniform from 0.31 to 0.47 of the canvas
     for label, (name, area) in enumerate(AREAS.items()):
         own = labels == label

@@ -59,7 +59,8 @@ def test_factors_are_drawn_evenly_from_their_ranges(many):
 
 def test_digits_lie_anywhere_and_wholly_on_the_canvas(many):
     for name in ("across", "down"):
-        centres, half = many.factors[name], many.factors["height"] / 2
+        centres = many.factors[name]
+        half = many.factors["height"] / 2
         assert (centres - half).min() >= 0
         assert (centres + half).max() <= 1
         assert centres.min() < 0.25 < 0.75 < centres.max()
@@ -75,7 +76,8 @@ def test_no_factor_of_digits_goes_with_the_class(many, name):
 
 
 def test_the_hue_goes_with_the_class_in_nine_of_ten_training_scenes_and_at_random_in_the_test_part(planted, many):
-    hues, classes = planted.factors["hue"], planted.labels.numpy()
+    hues = planted.factors["hue"]
+    classes = planted.labels.numpy()
     agrees = hues == classes
     assert np.array_equal(planted.factors["hue_agrees"], agrees)
     assert abs(agrees.mean() - 0.9) < 0.01
@@ -140,7 +142,8 @@ def test_factors_follow_the_images_they_belong_to(test_digits):
 
 @pytest.mark.parametrize("count", [12, 450, 700])
 def test_a_limit_shows_every_source_digit_once_before_any_twice(test_digits, count):
-    limited, loaded = test_digits.limit(count, seed=3), load_data("digits", limit=count, seed=3)
+    limited = test_digits.limit(count, seed=3)
+    loaded = load_data("digits", limit=count, seed=3)
     assert torch.bincount(limited.groups).max() == -(-count // 450)
     assert torch.equal(limited.groups, loaded.groups)
     sizes = limited.labels.bincount()

@@ -49,7 +49,8 @@ def test_without_a_test_part_a_fifth_of_each_class_is_held_out(tmp_path, top):
     for name, count in (("cat", 10), ("dog", 10), ("elk", 2), ("fox", 1)):
         put(tmp_path / "many" / top / name, *(f"{index}.png" for index in range(count)))
         put(tmp_path / "few" / top / name, "a.png")
-    many, few = tmp_path / "many", tmp_path / "few"
+    many = tmp_path / "many"
+    few = tmp_path / "few"
     train, test = (load(many, part, seed=1) for part in ("train", "test"))
     assert test.labels.bincount(minlength=4).tolist() == [2, 2, 1, 0]
     assert all(("cat", "dog", "elk")[label] in file for file, label in zip(test.files, test.labels))
@@ -132,7 +133,8 @@ WNIDS = ("n02124075", "n01443537", "n02509815")  # Egyptian cat, goldfish, lesse
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """Tiny ImageNet as it is distributed, in miniature."""
-    root, size = tmp_path / "tiny-imagenet-200", (8, 8)
+    root = tmp_path / "tiny-imagenet-200"
+    size = (8, 8)
     lines = []
     for number, wnid in enumerate(WNIDS):
         put(root / "train" / wnid / "images", f"{wnid}_0.JPEG", f"{wnid}_1.JPEG", value=40 * number, size=size)

@@ -66,10 +66,12 @@ def test_images_named_are_there_whatever_the_sample(split, count):
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_shares_of_a_study_are_balanced_seeded_nested_and_as_long_as_the_whole(seed):
-    whole, inner = numbered(torch.arange(200) % 4), set[int]()
+    whole = numbered(torch.arange(200) % 4)
+    inner = set[int]()
     for share in (0.05, 0.15, 0.25, 0.5, 1.0):
         images = seen_in_share(whole, share, seed=seed)[:, 0, 0, 0].long()
-        counts, times = torch.bincount(images.unique() % 4, minlength=4), torch.bincount(images, minlength=200)
+        counts = torch.bincount(images.unique() % 4, minlength=4)
+        times = torch.bincount(images, minlength=200)
         assert counts.sum() == round(200 * share)
         assert counts.max() - counts.min() <= 1
         assert inner < (inner := {*images.tolist()})

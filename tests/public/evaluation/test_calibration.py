@@ -49,7 +49,8 @@ def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_calibration_by_a_plain_loop(planted: Planted) -> None:
-    confidence, error = np.clip(planted.sure.astype(np.float32), 1e-6, 1 - 1e-6).astype(np.float64), 0.0
+    confidence = np.clip(planted.sure.astype(np.float32), 1e-6, 1 - 1e-6).astype(np.float64)
+    error = 0.0
     assert len(planted.record.calibration) == 15
     for index, row in enumerate(planted.record.calibration):
         inside = (confidence > index / 15) & (confidence <= (index + 1) / 15)
@@ -81,7 +82,8 @@ def test_bins_count_sources_where_several_images_show_one(groups, sources) -> No
 
 
 def test_classes_and_confusions_are_counted(planted: Planted) -> None:
-    record, counts = planted.record, Counter(zip(planted.labels.tolist(), planted.answers.tolist()))
+    record = planted.record
+    counts = Counter(zip(planted.labels.tolist(), planted.answers.tolist()))
     found = {("abcde".index(row.truth), "abcde".index(row.prediction)): row.count for row in record.confusion}
     assert found == counts
     assert [row.class_name for row in record.per_class] == list("abcde")
@@ -132,7 +134,8 @@ def delong(high: np.ndarray, low: np.ndarray) -> tuple[float, float]:
 
 def mann_whitney(high: np.ndarray, low: np.ndarray) -> float:
     """The p of equal distributions: variance of the statistic with its correction for ties, and for continuity."""
-    n, pairs = len(high) + len(low), len(high) * len(low)
+    n = len(high) + len(low)
+    pairs = len(high) * len(low)
     ties = np.unique(np.concatenate([high, low]), return_counts=True)[1]
     spread = np.sqrt(pairs / 12 * (n + 1 - (ties**3 - ties).sum() / (n * (n - 1))))
     gap = abs(delong(high, low)[0] - 0.5) * pairs - 0.5
@@ -143,11 +146,13 @@ def mann_whitney(high: np.ndarray, low: np.ndarray) -> float:
 def test_the_area_is_mann_whitneys_and_the_interval_delongs(n, shift):
     values, wrong = made(n, shift)
     found, p = separation(values, wrong)
-    high, low = values[wrong], values[~wrong]
+    high = values[wrong]
+    low = values[~wrong]
     area, variance = delong(high, low)
     assert found.value == pytest.approx(area)
     assert found.value == pytest.approx(stats.mannwhitneyu(high, low).statistic / (len(high) * len(low)))
-    error, centre = np.sqrt(variance) / (area * (1 - area)), np.log(area / (1 - area))
+    error = np.sqrt(variance) / (area * (1 - area))
+    centre = np.log(area / (1 - area))
     assert found.low == pytest.approx(1 / (1 + np.exp(1.959964 * error - centre)))
     assert found.high == pytest.approx(1 / (1 + np.exp(-1.959964 * error - centre)))
     assert p == pytest.approx(mann_whitney(high, low))

@@ -14,7 +14,9 @@ from vitlens.uncertainty import Estimate, wilson
 
 
 def test_answers_come_in_order_whatever_the_batch():
-    model, split, told = reader().train(), answered([0, 10, 20, 10], [0, 1, 2, 0]), []
+    model = reader().train()
+    split = answered([0, 10, 20, 10], [0, 1, 2, 0])
+    told = []
     result = vitlens.evaluate(model, split, batch_size=3, advance=told.append)
     assert result.predictions.tolist() == [0, 1, 2, 1]
     assert result.correct.tolist() == [True, True, True, False]

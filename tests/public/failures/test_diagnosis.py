@@ -69,7 +69,8 @@ def test_planted_causes_over_seeds(seed):
 
 
 def test_interventions_count_the_images_that_they_change_and_go_towards_correct_predictions():
-    split, done = squares(seed=1), []
+    split = squares(seed=1)
+    done = []
     found = diagnosed(at_border, split, batch_size=32, advance=done.append)
     rows = {row.covariate: row for row in found.interventions}
     separating = [row for row in found.covariates if min(row.p, 1.0 if row.p_joint is None else row.p_joint) <= 0.05]
@@ -82,7 +83,8 @@ def test_interventions_count_the_images_that_they_change_and_go_towards_correct_
     assert border.errors == int((touching & ~found.correct).sum())
     for row in rows.values():
         right = row.gain.n - row.errors
-        after, control = right - row.broken + row.mended, right - row.control_broken + row.control_mended
+        after = right - row.broken + row.mended
+        control = right - row.control_broken + row.control_mended
         assert row.gain.value == pytest.approx(100 * (after - control) / row.gain.n)
         assert max(row.p, row.p_change) <= row.p_holm <= len(rows) * max(row.p, row.p_change)
     assert border.mended > 0.9 * border.errors
@@ -150,7 +152,8 @@ def test_no_failure_and_every_image_misclassified(value, count):
 
 
 def test_one_image_labels_by_hand_and_refusals():
-    split, own = squares(1, masks=False), model(at_random).train()
+    split = squares(1, masks=False)
+    own = model(at_random).train()
     image = split.source.read(torch.tensor([0])).float() / 255
     found = vitlens.failures(own, image, labels=split.labels, second=model(at_border, "second"), method="saliency")
     assert (len(found.correct), found.covariates, found.causes) == (1, (), ())

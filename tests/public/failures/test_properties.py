@@ -27,7 +27,8 @@ from tests.kit.splits import split_of
 from vitlens import Split
 from vitlens.uncertainty import difference_of, wilson
 
-GREY, WHITE = 100 / 255, 200 / 255
+GREY = 100 / 255
+WHITE = 200 / 255
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,8 @@ def test_an_image_without_an_object_has_no_property_of_one():
 
 
 def test_properties_of_photographs_are_read_off_pixels_and_map():
-    split, maps = boxes((6, 6, 4, 4), (0, 0, 9, 8), masks=False), torch.zeros(2, 4, 4)
+    split = boxes((6, 6, 4, 4), (0, 0, 9, 8), masks=False)
+    maps = torch.zeros(2, 4, 4)
     maps[0, 1:3, 1:3], maps[1, 0, 0] = 1.0, 1.0
     found = properties(split, maps)
     of_pixels = {"contrast", "brightness", "sharpness", "clutter", "confidence"}
@@ -79,7 +81,8 @@ def test_properties_of_photographs_are_read_off_pixels_and_map():
 
 def test_where_a_map_lies():
     """Of 8 x 8 cells of 2 px, none interpolated: centre of mass, half of the mass, the middle quarter, the object."""
-    split, maps = boxes((4, 4, 4, 8), (8, 4, 6, 4)), torch.zeros(2, 16, 16)
+    split = boxes((4, 4, 4, 8), (8, 4, 6, 4))
+    maps = torch.zeros(2, 16, 16)
     maps[0, 2:6, 2:6], maps[0, 12:14, 12:14] = 1.0, 2.0  # 16 and 8
     maps[1, 10, 5], maps[1, 10, 15] = -4.0, 1.0  # what is negative is no evidence
     inside = properties(split, maps)["map_on_object"]
@@ -112,7 +115,8 @@ class FirstPixels(nn.Module):
 
 def test_look_alike_classes_have_correlated_logits():
     draw = torch.Generator().manual_seed(0)
-    pixels, labels = torch.rand(200, 3, 8, 8, generator=draw), torch.randint(0, 4, (200,), generator=draw)
+    pixels = torch.rand(200, 3, 8, 8, generator=draw)
+    labels = torch.randint(0, 4, (200,), generator=draw)
     pixels[:, 0, 0, 1] = (pixels[:, 0, 0, 0] + 0.1 * torch.rand(200, generator=draw)).clamp(0, 1)
     pixels = (255 * pixels).round().byte()
     reader = vitlens.wrap(
@@ -139,7 +143,8 @@ def test_luminance_weighs_green_most():
 
 def test_sharpness_is_cretes():
     """What a mean over nine pixels takes of the differences, along the axis that loses less; a plain image has none."""
-    plane, ratios = (255 * torch.rand(20, 30, generator=torch.Generator().manual_seed(0))).round(), []
+    plane = (255 * torch.rand(20, 30, generator=torch.Generator().manual_seed(0))).round()
+    ratios = []
     for axis in (0, 1):
         again = ndimage.uniform_filter1d(plane.numpy(), 9, axis=axis, mode="nearest")
         before, after = (np.abs(np.diff(each, axis=axis)) for each in (plane.numpy(), again))
@@ -158,7 +163,8 @@ def scenes() -> Split:
 def diagnosed(scenes):
     """Two planted models on the same images."""
     with planted_methods({"saliency": even}):
-        first, second = model(at_border, "first"), model(low_contrast, "second")
+        first = model(at_border, "first")
+        second = model(low_contrast, "second")
         return vitlens.failures(first, scenes, second=second, method="saliency", batch_size=64)
 
 
@@ -173,7 +179,8 @@ def test_areas_and_medians_are_those_of_ranks(diagnosed, wrong):
     assert (~diagnosed.correct).tolist() == wrong["first"].tolist()
     for row in diagnosed.covariates:
         numbers = diagnosed.values[row.model == "second"][row.covariate].numpy()
-        failed, passed = numbers[wrong[row.model]], numbers[~wrong[row.model]]
+        failed = numbers[wrong[row.model]]
+        passed = numbers[~wrong[row.model]]
         area = stats.mannwhitneyu(failed, passed).statistic / len(failed) / len(passed)
         assert row.area.value == pytest.approx(area)
         assert (row.errors, row.median_errors, row.median_correct) == (
@@ -212,7 +219,8 @@ def test_images_of_one_source_hold_the_level(size):
 
 def test_a_property_of_two_values_has_newcombes_interval_and_fishers_test(diagnosed, wrong):
     for row in diagnosed.covariates:
-        numbers, failed = diagnosed.values[row.model == "second"][row.covariate].numpy(), wrong[row.model]
+        numbers = diagnosed.values[row.model == "second"][row.covariate].numpy()
+        failed = wrong[row.model]
         if row.known.sought:
             continue
         if row.covariate not in ("border", "look_alike"):
@@ -231,7 +239,8 @@ def test_likelihood_ratios_are_what_another_optimiser_finds(diagnosed, wrong):
     assert "confidence" not in {row.covariate for row in rows}
     assert len(rows) == 7
     x = np.stack([diagnosed.values[1][row.covariate].double().numpy() for row in rows], 1)
-    x, signs = (x - x.mean(0)) / x.std(0), np.where(wrong["second"], 1, -1)[:, None]
+    x = (x - x.mean(0)) / x.std(0)
+    signs = np.where(wrong["second"], 1, -1)[:, None]
 
     def deviance(columns: np.ndarray) -> float:
         design = signs * np.column_stack([np.ones(len(x)), columns])
@@ -327,7 +336,8 @@ def test_the_difference_of_two_models_is_as_uncertain_as_delong_says(diagnosed, 
 
 
 def test_quarters_hold_all_images_and_never_part_equal_values(diagnosed):
-    values, correct = diagnosed.values[0], diagnosed.correct
+    values = diagnosed.values[0]
+    correct = diagnosed.correct
     own = [row for row in diagnosed.quarters if row.model == "first"]
     off = [row for row in own if row.covariate == "off_centre"]
     assert [row.quarter for row in off] == [1, 2, 3, 4]

@@ -90,7 +90,9 @@ def test_curves_are_those_of_removing_one_patch_after_the_other(record, league, 
     np.testing.assert_allclose(arrays.deletion[place], most.sigmoid().mean(0), atol=1e-5)
     np.testing.assert_allclose(arrays.insertion[place][::-1], least.sigmoid().mean(0), atol=1e-5)
     np.testing.assert_allclose(arrays.inserted[::-1], 1 - arrays.shares, atol=1e-6)
-    row, deletion, insertion = league[method], area(most.sigmoid(), counts), area(least.sigmoid(), counts)
+    row = league[method]
+    deletion = area(most.sigmoid(), counts)
+    insertion = area(least.sigmoid(), counts)
     assert row.deletion.value == pytest.approx(deletion, abs=1e-5)
     assert row.insertion.value == pytest.approx(insertion, abs=1e-5)
     assert row.gap.value == pytest.approx(insertion - deletion, abs=1e-5)
@@ -101,7 +103,8 @@ def test_curves_are_those_of_removing_one_patch_after_the_other(record, league, 
 
 
 def test_a_map_of_the_centre_has_the_middle_patches_first(record):
-    arrays, middle = record.curves["game"], torch.zeros(CELLS, CELLS, dtype=torch.bool)
+    arrays = record.curves["game"]
+    middle = torch.zeros(CELLS, CELLS, dtype=torch.bool)
     middle[CELLS // 4 : 3 * CELLS // 4, CELLS // 4 : 3 * CELLS // 4] = True
     at = np.round(arrays.shares * CELLS**2).tolist().index(middle.sum())
     without = torch.stack([games.margins(cells * ~middle.flatten(), games.worth()) for cells in games.brightness()])
@@ -138,7 +141,8 @@ def test_along_a_map_the_first_length_that_changes_the_prediction_is_found(recor
 
 def test_no_patch_of_a_searched_set_can_be_put_back_and_no_order_has_a_smaller_one(record):
     """Of the first image the patch that is removed first is not needed: two more change the prediction alone."""
-    arrays, cells = record.sets["game"], games.brightness()
+    arrays = record.sets["game"]
+    cells = games.brightness()
     names = arrays.methods.tolist()
     found = torch.from_numpy(arrays.removed[:, names.index("search")].reshape(len(arrays.removed), -1))
     assert found[0].nonzero().flatten().tolist() == list(PAIR) != [FIRST]
@@ -176,8 +180,11 @@ def test_replacements_are_compared_by_the_rankings_that_they_give(record):
 
 def scores_by_hand(maps: Tensor, mask: Tensor) -> dict[str, float]:
     """Of one image whose map has its mask's size."""
-    values, inside = maps.flatten().double(), mask.flatten()
-    above, positive, top = values > values.mean(), values.clamp_min(0), values >= values.max()
+    values = maps.flatten().double()
+    inside = mask.flatten()
+    above = values > values.mean()
+    positive = values.clamp_min(0)
+    top = values >= values.max()
     return {
         "roc_auc": roc_auc_score(inside, values),
         "average_precision": average_precision_score(inside, values),
@@ -190,7 +197,9 @@ def scores_by_hand(maps: Tensor, mask: Tensor) -> dict[str, float]:
 
 @pytest.mark.parametrize("method", ["saliency", "gradcam", "layercam", "smoothgrad"])
 def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, method):
-    maps, masks = maps_of(method).float(), games.objects()[:-1]  # the last image has no background
+    # the last image has no background
+    maps = maps_of(method).float()
+    masks = games.objects()[:-1]
     large = F.interpolate(maps[:, None], size=masks.shape[1:], mode="bilinear", align_corners=False)[:-1, 0]
     found = [scores_by_hand(*each) for each in zip(large, masks, strict=True)]
     for name in found[0]:
@@ -202,7 +211,8 @@ def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, metho
 
 
 def test_power_is_that_of_the_best_method_beside_each_other(record):
-    masks, values = games.objects()[:-1], {"rise": np.full(COUNT - 1, 0.5)}
+    masks = games.objects()[:-1]
+    values = {"rise": np.full(COUNT - 1, 0.5)}
     for name in METHODS.keys() - values.keys():
         large = F.interpolate(maps_of(name).float()[:-1, None], size=masks.shape[1:], mode="bilinear")[:, 0]
         values[name] = np.array([roc_auc_score(mask.flatten(), own.flatten()) for own, mask in zip(large, masks)])
@@ -225,7 +235,8 @@ def test_a_uniform_map_scores_what_chance_does(league):
 
 def test_objects_are_compared_with_maps_that_ignore_the_image(record):
     """The best of them here: the mean mask of the other images."""
-    masks, row = games.objects()[:-1].float(), next(row for row in record.on_object if row.maps == "layercam")
+    masks = games.objects()[:-1].float()
+    row = next(row for row in record.on_object if row.maps == "layercam")
     assert (row.score, row.estimate.value, row.estimate.n) == ("roc_auc", 1.0, COUNT - 1)
     assert row.baseline == "the mean mask of the other images"
     others = [(masks.sum(0) - mask) / (len(masks) - 1) for mask in masks]
@@ -241,7 +252,8 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
     assert tuple(row.stage for row in rows) == names
     model = games.game()
     own = {name: value.detach().clone() for name, value in model.module.named_parameters()}
-    before, kept = model(games.pixels()).argmax(-1), []
+    before = model(games.pixels()).argmax(-1)
+    kept = []
     stages = [call for call in seen if not all(torch.equal(call[name], own[name]) for name in own)]
     changed = [{name for name in own if not torch.equal(call[name], own[name])} for call in stages]
     assert changed[0] == {"head.weight"}

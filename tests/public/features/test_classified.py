@@ -71,7 +71,8 @@ def dino(similarity: np.ndarray, known: np.ndarray, k: int) -> np.ndarray:
 @pytest.mark.parametrize("layer", ["embedding", 1])
 def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, layer):
     (test, train), (queries, bank) = (split.labels.numpy() for split in splits), (each[layer] for each in read)
-    similarity, at = unit(queries) @ unit(bank).T, {"model": "a", "layer": None if layer == "embedding" else layer}
+    similarity = unit(queries) @ unit(bank).T
+    at = {"model": "a", "layer": None if layer == "embedding" else layer}
     for k in map(int, record.features[0].knn):
         model = KNeighborsClassifier(k, metric="cosine", algorithm="brute").fit(bank, train)
         for votes, answers in (("majority", model.predict(queries)), ("dino", dino(similarity, train, k))):
@@ -100,7 +101,8 @@ def test_the_public_classifiers_are_those_of_the_command(record, splits, vit):
 
 @pytest.mark.parametrize("classify", [vitlens.knn, vitlens.probe])
 def test_features_and_labels_that_do_not_fit_are_refused(classify):
-    values, labels = torch.rand(8, 3), torch.arange(8) % 2
+    values = torch.rand(8, 3)
+    labels = torch.arange(8) % 2
     for wrong in (
         (values, labels[:4], values, labels),
         (values, labels, values[:, :2], labels),
@@ -114,7 +116,8 @@ def test_features_and_labels_that_do_not_fit_are_refused(classify):
 
 
 def test_more_neighbours_than_training_images_are_refused():
-    values, labels = torch.rand(8, 3), torch.arange(8) % 2
+    values = torch.rand(8, 3)
+    labels = torch.arange(8) % 2
     with pytest.raises(InputError):
         vitlens.knn(values, labels, values, labels, k=9)
     few = vitlens.knn(values, labels, values, labels, k=2).neighbours
@@ -157,7 +160,8 @@ def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_ch
     with torch.no_grad():
         model.module.norm.weight[:3], model.module.norm.bias[:3] = 0, torch.tensor([0, 3.7, -1000.0])
     save(model, tmp_path / "model" / "model.safetensors")
-    images, train = splits[0], vitlens.load_data("digits", part="train", limit=15)
+    images = splits[0]
+    train = vitlens.load_data("digits", part="train", limit=15)
     line = f"features a={tmp_path / 'model'} --data digits --limit {len(images)} --bank 15 --k 1 --no-tsne --no-cache"
     found, (queries, bank) = ran(tmp_path / "out", line), (vitlens.features(model, each) for each in (images, train))
     row = only(found.depth, layer=1, classifier="probe")
@@ -209,7 +213,8 @@ def patches(model: vitlens.Model, images: Tensor, *, embedding: bool = False) ->
 
 
 def test_patches_that_enter_block_0_are_mapped_and_their_content_is_what_is_left_without_the_place(record, vit, splits):
-    entering, space = patches(vit, vitlens.images(splits[0], vit), embedding=True), record.spaces["a"]
+    entering = patches(vit, vitlens.images(splits[0], vit), embedding=True)
+    space = record.spaces["a"]
     content = entering - entering.mean(0)
     for of, values in (("embedding", entering), ("content", content)):
         row = only(record.maps, model="a", of=of, method="pca")
@@ -237,7 +242,8 @@ def test_matched_patches_are_each_others_nearest(record, vit):
             for image in (first, second)
         )
         cosines = unit(one) @ unit(other).T
-        there, back = cosines.argmax(1), cosines.argmax(0)
+        there = cosines.argmax(1)
+        back = cosines.argmax(0)
         mutual = [cell for cell in range(len(one)) if back[there[cell]] == cell]
         mutual.sort(key=lambda cell: -cosines[cell, there[cell]])
         columns = vit.layout.grid[1]
@@ -248,7 +254,8 @@ def test_matched_patches_are_each_others_nearest(record, vit):
 
 
 def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, vit, splits):
-    labels, masks = splits[0].labels.numpy(), splits[0].masks
+    labels = splits[0].labels.numpy()
+    masks = splits[0].masks
     entering = patches(vit, vitlens.images(splits[0], vit), embedding=True)
     rows, columns = entering.shape[1:3]
     flat = unit(entering.reshape(-1, entering.shape[-1]))
@@ -294,7 +301,8 @@ def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
     line = f"features clip={CLIP} --data digits --limit 40 --bank 10 --k 1 --no-probe --no-tsne --no-cache --quiet"
     templates = [word for template in TEMPLATES for word in ("--clip-templates", template)]
     assert run([*line.split(), *templates, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
-    record, images = read_folder(tmp_path / "out"), vitlens.images(split, clip)
+    record = read_folder(tmp_path / "out")
+    images = vitlens.images(split, clip)
     asked = [TEMPLATES, *((template,) for template in TEMPLATES)]
     classifiers = [vitlens.zero_shot(clip, split.classes, templates=each) for each in asked]
     whole, *each = [(model(images).argmax(1) == split.labels).numpy() for model in classifiers]
@@ -302,7 +310,8 @@ def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
     assert [row.template for row in rows] == list(TEMPLATES)
     assert (ensemble.gain, ensemble.p) == (None, None)
     assert record.metric("zero_shot_accuracy/clip") == ensemble.accuracy
-    groups, p = split.groups.numpy(), []
+    groups = split.groups.numpy()
+    p = []
     for row, right in zip((ensemble, *rows), (whole, *each), strict=True):
         assert row.accuracy == wilson(int(right.sum()), 40)  # each of a source of its own
         if row is not ensemble:

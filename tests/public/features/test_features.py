@@ -46,8 +46,10 @@ def model_named(name: str) -> Model:
 @pytest.mark.parametrize("name", [*EACH_FAMILY, "cnn-digits", "tiny-clip", "tiny-sigmoid", "tiny-resnet"])
 def test_the_first_features_enter_block_0_and_the_last_the_classifier(name):
     model = model_named(name)
-    batch, layout = images(model.input_size, batch=3), model.anatomy.layout
-    found, tokens = vitlens.features(model, batch, embedding=True), entering(model, model.anatomy.blocks[0], batch)
+    batch = images(model.input_size, batch=3)
+    layout = model.anatomy.layout
+    found = vitlens.features(model, batch, embedding=True)
+    tokens = entering(model, model.anatomy.blocks[0], batch)
     if name in ("tiny-resnet", "cnn-digits"):  # channels first
         patches = tokens.flatten(2).mT
     else:
@@ -66,7 +68,8 @@ def test_the_first_features_enter_block_0_and_the_last_the_classifier(name):
 
 def by_hand(model: Model, batch: Tensor) -> list[Tensor]:
     """Our ViT's stream after each block."""
-    module, found = model.module, []
+    module = model.module
+    found = []
     with torch.no_grad():
         tokens = module.tokens(model.prepare(batch))
         for block in module.blocks:
@@ -95,7 +98,8 @@ def test_every_pooling_before_and_after_the_norm(pool, norm):
 def test_a_norm_of_the_pooled_vector_comes_after_the_mean():
     model = ours(pooling="mean")
     batch = images(model.input_size, batch=3)
-    first, tokens = vitlens.features(model, batch).values[0], by_hand(model, batch)[0]
+    first = vitlens.features(model, batch).values[0]
+    tokens = by_hand(model, batch)[0]
     torch.testing.assert_close(first, model.module.fc_norm(tokens.mean(1)), atol=1e-6, rtol=1e-5)
     assert not torch.allclose(first, model.module.fc_norm(tokens).mean(1), atol=1e-3)
 
@@ -107,7 +111,8 @@ TITLES = {"vit": ["embedding", "block 0", "block 1"], "cnn": ["stem", "stage 0",
 def test_layers_can_be_chosen_and_keep_their_numbers(family):
     model = ours() if family == "vit" else cnn()
     batch = images(model.input_size, batch=5)
-    whole, with_it = vitlens.features(model, batch), vitlens.features(model, batch, embedding=True)
+    whole = vitlens.features(model, batch)
+    with_it = vitlens.features(model, batch, embedding=True)
     last = vitlens.features(model, batch, layer=-1)
     assert [layer.index for layer in last.layers] == [len(whole.layers) - 1]
     assert torch.equal(last.at(), whole.at())
@@ -168,7 +173,8 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_windows_without_shift_see_one_window_and_with_shift_more(measured: tuple[Path, AttentionRecord]) -> None:
-    fields, shifted = measured[1].receptive_fields, vitlens.load(str(measured[0])).module.config.shift
+    fields = measured[1].receptive_fields
+    shifted = vitlens.load(str(measured[0])).module.config.shift
     seen = [8 * 16 / 32**2, (16 * 32 if shifted else 8 * 16) / 32**2, 16 * 32 / 32**2]  # a shifted one touches four
     assert [row.seen for row in fields][:2] == seen[:2]
     if not shifted:
@@ -196,7 +202,8 @@ def test_numbers_are_those_of_the_map(measured: tuple[Path, AttentionRecord]) ->
 def test_the_map_is_the_norm_of_the_gradients_of_the_middle_patch(measured: tuple[Path, AttentionRecord]) -> None:
     """Up to the noise of four random directions, which falls with a mean over pixels."""
     model, (image,) = vitlens.load(str(measured[0])), vitlens.load_data("digits", limit=1).batches(1)
-    pixels, kept = image.images.clone().requires_grad_(), []
+    pixels = image.images.clone().requires_grad_()
+    kept = []
     block = model.module.get_submodule(model.anatomy.blocks[0])
     hook = block.register_forward_hook(lambda _module, _inputs, tokens: kept.append(tokens))
     model(pixels)

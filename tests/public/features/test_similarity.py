@@ -21,7 +21,8 @@ from vitlens.errors import InputError
 )
 def test_cka_is_that_of_whole_gram_matrices_and_large_means_cancel_no_digits(count, biased, offset) -> None:
     """Features far from 0, as an unnormalised stream has them."""
-    first, second = layers(count, 5, 60, offset=offset), layers(count, 8, 3, 30, seed=1, offset=-offset / 4)
+    first = layers(count, 5, 60, offset=offset)
+    second = layers(count, 8, 3, 30, seed=1, offset=-offset / 4)
     found = similarity(of(first), of(second), biased=biased, groups=1)
     near = [[part.double() - part.double().mean(0) for part in each] for each in (first, second)]
     expected = [[gram_cka(x, y, biased=biased) for y in near[1]] for x in near[0]]
@@ -32,7 +33,8 @@ def test_cka_is_that_of_whole_gram_matrices_and_large_means_cancel_no_digits(cou
 @pytest.mark.parametrize("biased", [True, False])
 def test_one_model_with_itself_is_two_models_that_are_the_same(biased: bool) -> None:
     one = of(layers(30, 4, 50, 7))
-    alone, beside = similarity(one, biased=biased), similarity(one, one, biased=biased)
+    alone = similarity(one, biased=biased)
+    beside = similarity(one, one, biased=biased)
     torch.testing.assert_close(alone.values.diagonal(), torch.ones(3).double(), atol=1e-12, rtol=0)
     torch.testing.assert_close(alone.values, alone.values.T, atol=0, rtol=0)
     torch.testing.assert_close(alone.values, beside.values, atol=1e-12, rtol=0)
@@ -47,7 +49,8 @@ def test_a_layer_that_does_not_vary_has_none() -> None:
 
 
 def test_the_interval_is_the_jackknife_of_groups() -> None:
-    x, y = layers(60, 8)[0], layers(60, 10, seed=1)[0]
+    x = layers(60, 8)[0]
+    y = layers(60, 10, seed=1)[0]
     found = similarity(of([x]), of([y]), groups=6, seed=3)
     left = []
     for group in torch.randperm(60, generator=torch.Generator().manual_seed(3)).chunk(6):
@@ -88,13 +91,15 @@ def test_the_rank_correlation_of_distances_within_a_model_and_between_two(golden
     rows: Sequence = (*record.within, *record.between)
     assert len(rows) == 3 * 3 + 4 * 4 + 3 * 4
     for row in rows:
-        x, y = at(row.first, row.layer), at(row.second, row.other)
+        x = at(row.first, row.layer)
+        y = at(row.second, row.other)
         assert row.rank == pytest.approx(rank_correlation(x, y), abs=1e-6)
         assert row.cka.value == pytest.approx(gram_cka(x - x.mean(0), y - y.mean(0)), abs=1e-4)
 
 
 def test_of_many_images_the_distances_of_a_seeded_thousand_are_ranked(tiny_vit, tmp_path) -> None:
-    model, data = vitlens.load(str(tiny_vit)), tmp_path / "noise.npz"
+    model = vitlens.load(str(tiny_vit))
+    data = tmp_path / "noise.npz"
     pixels = np.random.default_rng(0).integers(0, 256, (1030, 32, 32, 3), dtype=np.uint8)
     np.savez(data, test_images=pixels, test_labels=np.arange(1030) % 10)
     record = ran(tmp_path / "out", f"features a={tiny_vit} --data {data} --no-probe --no-tsne --no-cache --seed 5")

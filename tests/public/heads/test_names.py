@@ -18,7 +18,8 @@ from tests.kit.splits import split_of
 from tests.kit.tiny import FAMILIES, images, model_of, ours, small_cnn
 from vitlens.errors import InputError, UnsupportedError
 
-GRID, COUNT = (4, 5), 24
+GRID = (4, 5)
+COUNT = 24
 SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed > 1 else ()) for seed in range(20)]
 ATTENDS = {
     "position": "same keys",
@@ -34,7 +35,8 @@ ATTENDS = {
 def forms(bench: Bench) -> list[torch.Tensor]:
     """The heads of ATTENDS; the last but two ask by the red of a patch for one of two places, and by the half of the
     image that a patch is in for red or for green."""
-    known, patches = bench.heads(), slice(2, bench.tokens)
+    known = bench.heads()
+    patches = slice(2, bench.tokens)
     left = torch.where(torch.arange(bench.patches) % bench.grid[1] < bench.grid[1] // 2, STRONG, -STRONG)
     known["asks by content"] = bench.form([bench.tokens], [3], STRONG) + bench.form([bench.tokens], [9], -STRONG)
     known["asks by position"] = bench.form(patches, bench.tokens, left)
@@ -65,7 +67,8 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
 
 
 def test_a_dead_head_has_no_pattern_that_is_tested():
-    drawn, bench = scenes(GRID, COUNT, 0), Bench(GRID, 0).heads()
+    drawn = scenes(GRID, COUNT, 0)
+    bench = Bench(GRID, 0).heads()
     model = planted([bench["next"], bench["same column"]], GRID, dead=(1,))
     alive, dead = vitlens.name_heads(model, drawn.images, masks=drawn.masks).heads
     assert (alive.looks.word, alive.looks.holds) == ("next", True)
@@ -77,7 +80,8 @@ def test_queries_and_keys_of_all_images_are_not_kept():
     """What is alive when the last image passes grows by little more than the pixels of the images."""
     alive: dict[int, int] = {}
     for count in (16, 64):
-        model, pixels = ours(), images((32, 48), batch=count)
+        model = ours()
+        pixels = images((32, 48), batch=count)
 
         last = model.prepare(pixels[-1:])[0]
 
@@ -94,7 +98,8 @@ def test_queries_and_keys_of_all_images_are_not_kept():
 
 
 def test_images_of_another_size_are_shuffled_by_the_patches_of_the_model():
-    drawn, model = scenes(GRID, COUNT, 0), planted(forms(Bench(GRID, 0)), GRID)
+    drawn = scenes(GRID, COUNT, 0)
+    model = planted(forms(Bench(GRID, 0)), GRID)
     large = [each.repeat_interleave(2, -1).repeat_interleave(2, -2) for each in (drawn.images, drawn.masks)]
     found = vitlens.name_heads(model, large[0], masks=large[1])
     assert {name: head.attends.word for name, head in zip(ATTENDS, found.heads)} == ATTENDS
@@ -190,7 +195,8 @@ def test_copies_of_an_image_in_one_source_make_no_word_more_certain():
     copies = split_of(once.source.pixels[twice], labels[twice], model.classes, groups=twice)
     plain, grouped = (vitlens.name_heads(model, split).heads for split in (once, copies))
     for head, other in zip(plain, grouped, strict=True):
-        one, two = head.writes, other.writes
+        one = head.writes
+        two = other.writes
         assert (two.word, two.state, two.alike) == (one.word, one.state, one.alike)
         for first, second in ((one.auc, two.auc), (one.margin, two.margin)):
             expected = pytest.approx((first.value, first.low, first.high), rel=1e-5)
@@ -221,7 +227,8 @@ def test_images_of_one_source_are_no_evidence_for_a_word(copies, runs):
 def several_classes(gains: list[list[tuple[int, float]]]) -> vitlens.Model:
     """A head for each list of (channel, gain): it adds gain times the mean of each of these colours to its class."""
     model = writers([(0, 0.0) for _ in gains])
-    attention, classifier = model.module.blocks[0].attn, model.module.head
+    attention = model.module.blocks[0].attn
+    classifier = model.module.head
     width = attention.proj.weight.shape[0] // len(gains)
     values = attention.qkv.weight.data.view(3, len(gains), width, -1)[2]
     for head, added in enumerate(gains):
@@ -347,7 +354,8 @@ def test_predictions_stand_for_labels_and_heads_of_windows_write_nothing_that_is
 
 
 def test_words_that_need_nothing_else_are_given_and_the_others_are_told_why_not():
-    model, batch = ours(), images((32, 48), batch=9)
+    model = ours()
+    batch = images((32, 48), batch=9)
     found = vitlens.name_heads(model, batch)
     assert all(head.writes is None and head.attends is not None for head in found.heads)
     for labels, said in ((None, "labels"), (torch.arange(9) % 3, "50 images")):

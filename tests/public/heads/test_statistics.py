@@ -39,7 +39,8 @@ class Place:
 def of_rows(rows: np.ndarray) -> dict[str, np.ndarray]:
     """Entropy and sparsity of rows, as the textbooks have them."""
     keys = rows.shape[-1]
-    root, rank = math.sqrt(keys), 2 * np.arange(1, keys + 1) - keys - 1
+    root = math.sqrt(keys)
+    rank = 2 * np.arange(1, keys + 1) - keys - 1
     nats = -np.where(rows > 0, rows * np.log(np.maximum(rows, 1e-300)), 0).sum(-1)
     sparse = (root - rows.sum(-1) / np.sqrt((rows**2).sum(-1))) / (root - 1) if keys > 1 else 0 * nats
     return {
@@ -63,7 +64,8 @@ def of_head(attention: np.ndarray, place: Place, *, renormalise: bool) -> tuple[
     (rows, columns), (height, width), prefix = place.grid, place.pitch, place.prefix
     queries = attention[prefix:]
     inside, (row, column) = queries[:, prefix:], np.divmod(np.arange(rows * columns), columns)
-    down, across = row - row[:, None], column - column[:, None]
+    down = row - row[:, None]
+    across = column - column[:, None]
     offsets = np.zeros((2 * rows - 1, 2 * columns - 1))
     np.add.at(offsets, (down + rows - 1, across + columns - 1), inside / len(queries))
     away = (inside * np.hypot(down * height, across * width)).sum(1)
@@ -92,7 +94,8 @@ def exact_weights(model: Model, batch: Tensor) -> list[np.ndarray]:
     found: list[np.ndarray] = []
 
     def keep(call: vitlens.AttentionCall) -> None:
-        query, key = call.inputs.query.double().numpy(), call.inputs.key.double().numpy()
+        query = call.inputs.query.double().numpy()
+        key = call.inputs.key.double().numpy()
         logits = query @ key.swapaxes(-1, -2) * call.inputs.scale
         powers = np.exp(logits - logits.max(-1, keepdims=True))
         found.append(powers / powers.sum(-1, keepdims=True))
@@ -120,7 +123,8 @@ def check(
         if sinks or "sink" not in name:
             # a weight near 1 has lost its last digits in fp32 whatever is made of it: 1e-6 nats are the floor
             close = {"rtol": 1e-5, "atol": 1e-6 if "entropy" in name else 1e-9, "err_msg": f"{name} {layer}"}
-            mean, half = each.mean(0), stats.t.ppf(0.975, len(each) - 1) * stats.sem(each)
+            mean = each.mean(0)
+            half = stats.t.ppf(0.975, len(each) - 1) * stats.sem(each)
             np.testing.assert_allclose(getattr(table, name)[layer].numpy(), mean, **close)
             spread = {**close, "rtol": 1e-4, "atol": close["atol"] + 1e-5 * np.abs(mean).max()}
             for end, sign in ((table.high(name), 1), (table.low(name), -1)):
@@ -142,7 +146,9 @@ def check(
     ],
 )
 def test_statistics_equal_the_naive_reference(more, cls, others, bf16):
-    model, place, renormalise = ours(**more), Place((4, 3), (8.0, 16.0), cls, others), bool(more)
+    model = ours(**more)
+    place = Place((4, 3), (8.0, 16.0), cls, others)
+    renormalise = bool(more)
     batch = images(model.input_size, batch=6)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         table = vitlens.statistics(model, batch, renormalise=renormalise, batch_size=4)
@@ -219,7 +225,8 @@ def test_batches_change_nothing_and_memory_does_not_grow_with_the_images():
 
 def test_intervals_of_a_split_with_groups_are_over_groups():
     """Students over the means of groups: three scenes of two images each, of which one pair is alike."""
-    model, batch = ours(), images((32, 48), batch=6)
+    model = ours()
+    batch = images((32, 48), batch=6)
     batch[1] = batch[0]
     groups = torch.tensor([4, 4, 7, 7, 9, 9])
     grouped = vitlens.statistics(model, split_of(batch, groups=groups), batch_size=4)
@@ -242,7 +249,8 @@ def test_what_has_no_statistics_is_refused():
 
 @pytest.mark.parametrize("weight", [torch.nan, 3e38])  # the latter finite, and too large
 def test_weights_that_are_not_finite_name_their_layer(weight):
-    model, batch = ours(), images((32, 48))
+    model = ours()
+    batch = images((32, 48))
     vitlens.statistics(model, batch)  # surveys the layers
     with torch.no_grad():
         model.module.blocks[1].attn.qkv.weight[0] = weight
@@ -255,7 +263,8 @@ def test_weights_that_are_not_finite_name_their_layer(weight):
 )
 def test_token_norms_are_of_each_blocks_output(build, prefix):
     """Also of tokens far out of line, among the prefix and among the patches."""
-    model, streams = build(), dict[int, Tensor]()
+    model = build()
+    streams = dict[int, Tensor]()
     factors = torch.ones(1, 400, 1).index_fill(1, torch.tensor([0, 7, 9]), 100)
     for index, block in enumerate(map(model.module.get_submodule, model.anatomy.blocks)):
         if index == 1:
@@ -316,7 +325,8 @@ def test_windows_are_measured_in_image_coordinates(name):
         allowed = (weights[: site.windows.count] > 1e-20).double()  # a masked key has a score of -100 more
         even = unwindow(allowed / allowed.sum(-1, keepdim=True), site.windows)[0].numpy()
         row, column = np.divmod(np.arange(rows * columns), columns)
-        down, across = row - row[:, None], column - column[:, None]
+        down = row - row[:, None]
+        across = column - column[:, None]
         height, width = (side / count for side, count in zip(model.input_size, (rows, columns)))
         assert place.pitch == (height, width)
         received = full.sum(-2) / even.sum(-2)  # in units of uniform attention
@@ -377,7 +387,8 @@ def test_masked_keys_and_padding_do_not_count_as_sparsity(name):
 def test_a_pooling_query_has_a_row_and_no_place(name):
     model = timm_model(name)
     batch = images(batch=3)
-    table, weights = vitlens.statistics(model, batch), weights_of(model, batch)[-1]
+    table = vitlens.statistics(model, batch)
+    weights = weights_of(model, batch)[-1]
     last = table.sites[-1]
     assert (last.kind, table.geometries[-1], table.offset_mass[-1]) == ("class", None, None)
     assert table.uniform_distance()[-1].isnan()

@@ -26,8 +26,11 @@ class Attends(nn.Module):
 
     def __init__(self, options: Options, layout: str, every: int) -> None:
         super().__init__()
-        self.qkv, self.proj = nn.Linear(32, 96), nn.Linear(32, 32)
-        self.options, self.layout, self.every = options, layout, every
+        self.qkv = nn.Linear(32, 96)
+        self.proj = nn.Linear(32, 32)
+        self.options = options
+        self.layout = layout
+        self.every = every
 
     def split(self, tokens: Tensor) -> Tensor:
         heads = tokens.unflatten(-1, (4, 8))
@@ -42,7 +45,8 @@ class Attends(nn.Module):
         if tokens.dim() == 4:  # a map
             tokens = tokens.flatten(1, 2) if tokens.shape[3] == 32 else tokens.flatten(2).mT
         query, key, value = (self.split(part) for part in self.qkv(tokens).chunk(3, -1))
-        key, value = key[:, :: self.every], value[:, :: self.every]
+        key = key[:, :: self.every]
+        value = value[:, :: self.every]
         output = F.scaled_dot_product_attention(query, key, value, **self.options(tokens))
         self.seen = query, key, value, output
         return self.proj(output.reshape(len(tokens), -1, 32))
@@ -53,7 +57,10 @@ class One(nn.Module):
 
     def __init__(self, attn: nn.Module, entered: str) -> None:
         super().__init__()
-        self.stem, self.attn, self.head, self.entered = nn.Conv2d(3, 32, 8, 8), attn, nn.Linear(32, 5), entered
+        self.stem = nn.Conv2d(3, 32, 8, 8)
+        self.attn = attn
+        self.head = nn.Linear(32, 5)
+        self.entered = entered
 
     def forward(self, pixels: Tensor) -> Tensor:
         grid = self.stem(pixels)
@@ -73,7 +80,8 @@ def attending(
 
 BOOLEAN = torch.randn(6, 6, generator=torch.Generator().manual_seed(3)) > -0.5
 ADDITIVE = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(4))
-ALL, SCALE = torch.ones(6, 6, dtype=torch.bool), 8**-0.5
+ALL = torch.ones(6, 6, dtype=torch.bool)
+SCALE = 8**-0.5
 NOTHING = ALL.index_fill(0, torch.tensor(3), False)  # the fourth query attends to nothing
 
 
@@ -174,7 +182,9 @@ class Multihead(nn.Module):
 
     def __init__(self, options: dict[str, object], mask: Tensor | None, average: bool, itself: bool) -> None:
         super().__init__()
-        self.attention, self.mask, self.average = nn.MultiheadAttention(32, 4, **options), mask, average
+        self.attention = nn.MultiheadAttention(32, 4, **options)
+        self.mask = mask
+        self.average = average
         self.key = nn.Identity() if itself else nn.Linear(32, 32)  # of itself, its projections are one product
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -216,7 +226,8 @@ class Direct(nn.MultiheadAttention):
 
     def forward(self, tokens: Tensor) -> Tensor:
         projections = (self.in_proj_weight, self.in_proj_bias, None, None, False, 0.0)
-        out, options = (self.out_proj.weight, self.out_proj.bias), {"need_weights": False, "attn_mask": ~BOOLEAN}
+        out = (self.out_proj.weight, self.out_proj.bias)
+        options = {"need_weights": False, "attn_mask": ~BOOLEAN}
         given = [tokens.transpose(0, 1)] * 3
         found = F.multi_head_attention_forward(*given, 32, 4, *projections, *out, training=False, **options)
         return found[0].transpose(0, 1)

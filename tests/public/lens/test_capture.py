@@ -49,8 +49,10 @@ def seen_by_hand(model: Model, batch: Tensor) -> dict[str, Tensor]:
 
 
 def test_every_place_of_timms_vit_is_what_hooks_by_hand_see():
-    model, batch = shared_model("vit"), images()
-    expected, captured = seen_by_hand(model, batch), vitlens.capture(model, batch, model.places().names)
+    model = shared_model("vit")
+    batch = images()
+    expected = seen_by_hand(model, batch)
+    captured = vitlens.capture(model, batch, model.places().names)
     assert set(captured) == set(expected)
     for name, tensor in captured.items():
         torch.testing.assert_close(tensor, expected[name], **SAME)
@@ -71,7 +73,8 @@ def test_captured_weights_are_those_of_attention_and_the_softmax_of_the_scores(n
 @pytest.mark.parametrize("name", ["ours-unfused", "registers", "torchvision-vit"])
 def test_rows_alone_are_the_rows_of_all_weights(name):
     model = MODELS[name]()
-    batch, first = of(model), len(model.layout.prefix)
+    batch = of(model)
+    first = len(model.layout.prefix)
     wanted = [WEIGHTS, "blocks.1.attention.scores", "blocks.1.mlp"]
     whole = vitlens.capture(model, batch, wanted)
     for rows, index in (("cls", [0]), (2, [2]), ([3, 1], [3, 1]), ("patch", list(range(first, model.layout.tokens)))):
@@ -88,7 +91,8 @@ def test_rows_alone_are_the_rows_of_all_weights(name):
 def test_gradients_of_every_place_are_those_of_a_difference_quotient(name):
     """The gradient's product with a direction is the change of the logit along it."""
     model = copy.deepcopy(MODELS[name]()).double()
-    batch, names = of(model, batch=2).double(), changeable(model)
+    batch = of(model, batch=2).double()
+    names = changeable(model)
     captured = vitlens.capture(model, batch, names, graph=True)
     gradients = torch.autograd.grad(captured.logits[:, 1].sum(), list(captured.values()))
     for place, gradient in zip(names, gradients):
@@ -101,7 +105,8 @@ def test_gradients_of_every_place_are_those_of_a_difference_quotient(name):
 
 
 def test_the_graph_starts_at_the_images():
-    model, mine = ours(), images((32, 48)).requires_grad_()
+    model = ours()
+    mine = images((32, 48)).requires_grad_()
     logit = vitlens.capture(model, mine, "logits", graph=True).logits[0, 2]
     expected = torch.autograd.grad(model(mine)[0, 2], mine)[0]
     torch.testing.assert_close(torch.autograd.grad(logit, mine)[0], expected, atol=1e-7, rtol=1e-5)

@@ -46,7 +46,8 @@ def seen(model: Model, batch: Tensor, place: str, changes: Mapping[str, object] 
 def test_what_was_captured_changes_nothing_and_another_images_does(name):
     model = EVERY[name]()
     batch = of(model, batch=2)
-    plain, listed = changed(model, batch, {}), changeable(model)
+    plain = changed(model, batch, {})
+    listed = changeable(model)
     captured = vitlens.capture(model, batch, listed)
     cloned = changed(model, batch, dict.fromkeys(listed, torch.clone))  # what one does wrong, the next ones read
     torch.testing.assert_close(cloned, plain, atol=1e-6, rtol=1e-6)
@@ -62,7 +63,8 @@ def cut_by_hand(model: Model, layer: int, batch: Tensor) -> Iterator[tuple[dict[
     """Changes of a layer, each with the logits of a copy of the model that is cut, or with a hook of plain torch."""
     name, (unit, _, mlp) = f"blocks.{layer}", module_paths(model, layer)
     for place in (place for place in model.places() if place.name.startswith(f"{name}.head.")):
-        head, ramp = int(place.name.rpartition(".")[2]), torch.linspace(-1, 1, place.shape[-1])
+        head = int(place.name.rpartition(".")[2])
+        ramp = torch.linspace(-1, 1, place.shape[-1])
         yield {place.name: "zero"}, without_head(model, layer, head)(batch)
         expected = without_head(model, layer, head, ramp)(batch)
         shape = ((), place.shape[-2:-1], (len(batch), *place.shape[:-1]))[(layer + head) % 3]
@@ -103,7 +105,8 @@ def test_changes_are_those_of_a_model_that_is_cut_by_hand(name):
 )
 def test_some_tokens_of_a_place_are_those_that_a_hook_on_timms_module_writes(name, place, path, which, tokens):
     model = shared_model(name)
-    batch, ramp = of(model), torch.linspace(-1, 1, 32 if name == "vit" else 16)
+    batch = of(model)
+    ramp = torch.linspace(-1, 1, 32 if name == "vit" else 16)
 
     def write(tensor: Tensor) -> Tensor:
         sequence = tensor.flatten(1, -2)
@@ -119,7 +122,8 @@ def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
     """MaxViT's projection reads (calls, rows, columns, width): zero for one head is zero for its columns."""
     shape = {"img_size": 32, "num_classes": 5, "depths": (1, 1, 1, 1), "embed_dim": (32, 32, 64, 64)}
     module = shaken(lambda: timm.create_model("maxvit_rmlp_pico_rw_256", **shape), scale=0.01)
-    model, batch = model_of(module, alias="maxvit"), images()
+    model = model_of(module, alias="maxvit")
+    batch = images()
     assert heads_by_layer(model)[4] == 2
     assert entering(model, 4, batch, projection=True).dim() == 4
     expected = changed(without_head(model, 4, 1), batch, {})
@@ -143,7 +147,8 @@ def test_heads_before_a_projection_whose_weights_are_computed_again_in_each_pass
 def test_the_mean_is_that_of_all_reference_images(name):
     """More than go through the model at once."""
     model = EVERY[name]()
-    batch, reference = of(model), of(model, batch=35, seed=3)
+    batch = of(model)
+    reference = of(model, batch=35, seed=3)
     chosen = [place for place in changeable(model) if not place.endswith(("heads", "input"))]
     means = {place: tensor.mean(0) for place, tensor in vitlens.capture(model, reference, chosen).items()}
     for place in chosen[::3]:
@@ -152,7 +157,8 @@ def test_the_mean_is_that_of_all_reference_images(name):
 
 
 def test_the_mean_of_a_model_in_16_bits_is_rounded_once():
-    model, reference = ours().to(torch.bfloat16), images((32, 48), batch=7, seed=3).bfloat16()
+    model = ours().to(torch.bfloat16)
+    reference = images((32, 48), batch=7, seed=3).bfloat16()
     mean = seen(model, reference, "blocks.1.mlp").double().mean(0)
     with vitlens.intervene(model, {"blocks.1.mlp": "mean"}, reference=reference):
         found = seen(model, reference[:1], "blocks.1.mlp")[0]
@@ -160,11 +166,13 @@ def test_the_mean_of_a_model_in_16_bits_is_rounded_once():
 
 
 def test_resampling_takes_each_image_once_and_never_its_own_by_the_seed_alone():
-    model, state = ours(), torch.get_rng_state()
+    model = ours()
+    state = torch.get_rng_state()
     orders = set()
     for count, seed in ((2, 0), (3, 0), (5, 0), (5, 0), (5, 1)):
         batch = images((32, 48), batch=count)
-        found, plain = changed(model, batch, {"blocks.0": "resample"}, seed=seed), model(batch)
+        found = changed(model, batch, {"blocks.0": "resample"}, seed=seed)
+        plain = model(batch)
         order = (found[:, None] - plain).norm(dim=-1).argmin(1).tolist()
         torch.testing.assert_close(found, plain[order], **SAME)
         assert sorted(order) == list(range(count))
@@ -185,7 +193,8 @@ NESTED: list[tuple[dict[str, object], dict[str, object]]] = [
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("case", range(len(NESTED)))
 def test_what_comes_first_in_the_model_is_changed_first(case, fused):
-    model, batch = ours(fused=fused), images((32, 48))
+    model = ours(fused=fused)
+    batch = images((32, 48))
     for first, second in (NESTED[case], NESTED[case][::-1]):
         if set(first) | set(second) <= set(model.places().names):  # unfused attention has no queries and values
             with vitlens.intervene(model, first):
@@ -197,14 +206,17 @@ def test_what_comes_first_in_the_model_is_changed_first(case, fused):
 
 @pytest.mark.parametrize("place", changeable(ours()))
 def test_of_two_changes_of_one_place_the_outer_comes_first(place):
-    model, batch = ours(), images((32, 48))
+    model = ours()
+    batch = images((32, 48))
     with vitlens.intervene(model, {place: lambda tensor: tensor + 1}):
         found = seen(model, batch, place, {place: lambda tensor: 2 * tensor})
     torch.testing.assert_close(found, 2 * (seen(model, batch, place) + 1), **SAME)
 
 
 def test_a_knock_out_comes_before_any_change_of_the_weights():
-    model, batch, knocked = ours(), images((32, 48)), {WEIGHTS: KnockOut(keys=0)}
+    model = ours()
+    batch = images((32, 48))
+    knocked = {WEIGHTS: KnockOut(keys=0)}
     expected = 2 * seen(model, batch, WEIGHTS, knocked)
     for outer, inner in ((knocked, {WEIGHTS: lambda weights: 2 * weights}), ({WEIGHTS: lambda w: 2 * w}, knocked)):
         with vitlens.intervene(model, outer):
@@ -239,7 +251,8 @@ def test_attention_that_is_knocked_out_sharpened_or_replaced_is_as_written_out(n
     found = seen(model, batch, WEIGHTS, {WEIGHTS: KnockOut(keys=[1, 3], queries=0, heads=1)})
     torch.testing.assert_close(found, clean * keep / (clean * keep).sum(-1, keepdim=True), **SAME)
     with vitlens.intervene(model, {SCORES: lambda scores: 2 * scores}):
-        sharper, scores = seen(model, batch, WEIGHTS), seen(model, batch, SCORES)
+        sharper = seen(model, batch, WEIGHTS)
+        scores = seen(model, batch, SCORES)
         torch.testing.assert_close(vitlens.attention(model, batch)[0], sharper.flatten(0, -4), **SAME)
     torch.testing.assert_close(sharper, clean**2 / (clean**2).sum(-1, keepdim=True), **SAME)
     torch.testing.assert_close(scores.softmax(-1), sharper, **SAME)
@@ -258,7 +271,8 @@ def test_attention_that_is_knocked_out_sharpened_or_replaced_is_as_written_out(n
 def test_a_query_that_attends_to_nothing_reads_zeros(name):
     """All keys of all queries gone is the same as all heads set to zero."""
     model = shared_model(name)
-    batch, shapes = of(model), {place.name: place.shape for place in model.places()}
+    batch = of(model)
+    shapes = {place.name: place.shape for place in model.places()}
     for layer in range(len(heads_by_layer(model))):
         weights = f"blocks.{layer}.attention.weights"
         if name != "cait" or shapes[weights][-2] == 1:  # talking heads: a bias joins the weights after the softmax
@@ -270,10 +284,8 @@ def test_a_knock_out_of_nothing_changes_nothing_and_tokens_may_be_named():
     """Also from a kept clean pass, which once took none for all."""
     model = MODELS["registers"]()
     batch = of(model)
-    clean, sets = (
-        changed(model, batch, {}),
-        [{WEIGHTS: KnockOut(**{axis: []})} for axis in ("keys", "queries", "heads")],
-    )
+    clean = changed(model, batch, {})
+    sets = [{WEIGHTS: KnockOut(**{axis: []})} for axis in ("keys", "queries", "heads")]
     with vitlens.replay(model, batch) as kept:
         for nothing in sets:
             torch.testing.assert_close(changed(model, batch, nothing), clean, **SAME)

@@ -29,7 +29,8 @@ class Weighs(type(ours().module.blocks[0].attn)):
 def weighing(weigh: Callable[[Tensor], Tensor]) -> Model:
     model = ours()
     attention = model.module.blocks[1].attn
-    attention.__class__, attention.weigh = Weighs, weigh
+    attention.__class__ = Weighs
+    attention.weigh = weigh
     return model
 
 
@@ -77,7 +78,8 @@ def test_the_self_check_refuses(make, error, message):
 
 
 def test_calls_come_in_order_with_the_heads_output():
-    model, batch = ours(), images((32, 48))
+    model = ours()
+    batch = images((32, 48))
     calls: list[AttentionCall] = []
     logits = vitlens.observe(model, batch, calls.append)
     assert torch.equal(logits, changed(model, batch, {}))
@@ -91,7 +93,8 @@ def test_calls_come_in_order_with_the_heads_output():
 
 
 def test_another_model_can_be_observed_from_within_a_reducer():
-    outside, inside = ours(), shared_model("vit")
+    outside = ours()
+    inside = shared_model("vit")
     found: list[int] = []
     vitlens.observe(outside, images((32, 48)), lambda _call: found.append(len(vitlens.attention(inside, images()))))
     assert found == [2, 2]
@@ -135,7 +138,8 @@ def test_a_difference_of_softmaxes_is_not_read_as_either(read, blocks, fused, wr
 @pytest.mark.parametrize("blocks", DIFFERENTIAL)
 def test_heads_of_a_difference_are_those_that_the_projection_reads(blocks):
     """Replaced by zero, a head is as if its columns were zero; of the four softmaxes of two heads, none is a head."""
-    model, batch = with_kernel(DIFFERENTIAL[blocks](), fused=True), images()
+    model = with_kernel(DIFFERENTIAL[blocks](), fused=True)
+    batch = images()
     projection = model.module.get_submodule(module_paths(model, 1)[1])
     found = changed(model, batch, {"blocks.1.head.1": "zero"})
     projection.weight[:, projection.in_features // 2 :] = 0
@@ -145,7 +149,10 @@ def test_heads_of_a_difference_are_those_that_the_projection_reads(blocks):
 
 
 def test_a_reader_may_run_the_model_again():
-    model, pixels, inner, outer = ours(), images((32, 48)), [], []
+    model = ours()
+    pixels = images((32, 48))
+    inner = []
+    outer = []
 
     def read(call: AttentionCall) -> None:
         inner.append(vitlens.attention(model, pixels))

@@ -40,7 +40,8 @@ def activation_of(block: Any) -> nn.Module:
 
 def adapted(linear: nn.Linear) -> None:
     """Of rank 1, as a subclass of nn.Linear whose weight is not all that it computes."""
-    down, up = torch.linspace(-1, 1, linear.in_features), torch.linspace(1, -0.5, linear.out_features)
+    down = torch.linspace(-1, 1, linear.in_features)
+    up = torch.linspace(1, -0.5, linear.out_features)
     with_forward(linear, lambda forward: lambda self, x: forward(self, x) + (x @ down).unsqueeze(-1) * up)
 
 
@@ -87,7 +88,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 def occluded(model: Model, batch: Tensor, targets: Tensor) -> Tensor:
     """Occlusion by full forward passes: the fall of the logit where a patch is the image's mean."""
     rows, columns = model.layout.grid
-    mean, falls = batch.mean((2, 3), keepdim=True).expand_as(batch), []
+    mean = batch.mean((2, 3), keepdim=True).expand_as(batch)
+    falls = []
     whole = model(batch)
     for patch in range(rows * columns):
         chosen = torch.zeros(1, 1, rows, columns)
@@ -110,7 +112,8 @@ def ablated(model: Model, batch: Tensor, labels: Tensor) -> Tensor:
 
 
 def check(model: Model) -> None:
-    batch, labels = images(model.input_size, batch=3), torch.tensor([0, 1, 2])
+    batch = images(model.input_size, batch=3)
+    labels = torch.tensor([0, 1, 2])
     found = vitlens.explain(model, batch, method="occlusion", targets=labels)
     torch.testing.assert_close(found, occluded(model, batch, labels), atol=2e-5, rtol=1e-3)
     rises = vitlens.ablate(model, batch, labels, replace="zero").delta_loss.float()
@@ -178,7 +181,8 @@ def test_a_first_convolution_that_is_not_affine_is_no_stem():
     layers = Rectified(3, 6, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 4)
     net = nn.Sequential(*layers).eval()
     model = vitlens.wrap(net, image_size=12, mean=(0.5,) * 3, std=(0.1,) * 3)
-    batch, targets = images((12, 12)), torch.tensor([0, 1])
+    batch = images((12, 12))
+    targets = torch.tensor([0, 1])
     found = vitlens.explain(model, batch, method="integrated-gradients", targets=targets, steps=200)
     path = (torch.arange(200) + 0.5).div(200).view(-1, 1, 1, 1, 1)
     leaf = (path * batch).flatten(0, 1).requires_grad_()

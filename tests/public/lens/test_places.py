@@ -34,7 +34,9 @@ def test_every_place_of_our_vit_is_listed_in_forward_order():
 def test_every_place_has_the_shape_that_is_listed_and_reading_it_changes_nothing(name):
     """The printed table is made of patterns that name every place."""
     model = EVERY[name]()
-    batch, listed, printed = of(model), vitlens.places(model), list[str]()
+    batch = of(model)
+    listed = vitlens.places(model)
+    printed = list[str]()
     captured = vitlens.capture(model, batch, listed.names)
     assert tuple(captured) == listed.names
     for place in listed:
@@ -135,7 +137,8 @@ def test_a_wrong_name_is_answered_in_one_line(name):
 def test_features_are_read_from_every_block_of_every_family(name):
     """The mean over the patches of what the block puts out; not of those that CLS alone passes."""
     model = shared_model(name)
-    batch, prefix = of(model), 0 if model.anatomy.layout is None else len(model.layout.prefix)
+    batch = of(model)
+    prefix = 0 if model.anatomy.layout is None else len(model.layout.prefix)
     found = vitlens.features(model, batch, pool="mean", norm=False)
     blocks = [block for block in model.anatomy.blocks if "token_only" not in block]
     assert [(layer.module, layer.title) for layer in found.layers] == [
@@ -183,7 +186,8 @@ DAVIT = {"depths": (1, 1, 1, 1), "embed_dims": (20, 24, 40, 48), "num_heads": (1
     ],
 )
 def test_the_norms_of_a_stream_of_maps_are_those_of_its_channels(build, channels):
-    model, seen = model_of(shaken(partial(build, num_classes=5), scale=0.01), size=(64, 64)), list[Tensor]()
+    model = model_of(shaken(partial(build, num_classes=5), scale=0.01), size=(64, 64))
+    seen = list[Tensor]()
     table = vitlens.statistics(model, images((64, 64)))
     for block in model.anatomy.blocks:
         model.module.get_submodule(block).register_forward_hook(lambda _m, _i, output: seen.append(output))

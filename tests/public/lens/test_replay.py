@@ -27,7 +27,8 @@ def replayed(replay: Any, sets: Sets) -> Tensor:
 
 def of_every_kind(model: Model, batch: Tensor) -> Sets:
     """All that can be done at each layer, and some of it at once; {} is the last."""
-    heads, generator = heads_by_layer(model), torch.Generator().manual_seed(1)
+    heads = heads_by_layer(model)
+    generator = torch.Generator().manual_seed(1)
     outputs = [*vitlens.capture(model, batch, [f"blocks.{layer}.heads" for layer in range(len(heads))]).values()]
 
     def given(layer: int) -> Tensor:
@@ -36,7 +37,8 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
 
     sets: Sets = []
     for layer, count in enumerate(heads):
-        name, mean = f"blocks.{layer}", outputs[layer].mean(0)
+        name = f"blocks.{layer}"
+        mean = outputs[layer].mean(0)
         for head in range(count):  # each in another way
             ways = ("zero", mean.select(-3, head), "resample", given(layer))
             sets.append({f"{name}.head.{head}": ways[(layer * count + head) % 4]})
@@ -45,7 +47,9 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
         sets += [{f"{name}.heads": outputs[layer].flip(0)}]
         sets += [{f"{name}.attention.weights": KnockOut(queries=0, keys=[1, 2])}]
         sets += [{name: "remove"}] if removable(model, layer) else []
-    last, mean, knock = f"blocks.{len(heads) - 1}", outputs[0].mean(0), KnockOut(keys=1)
+    last = f"blocks.{len(heads) - 1}"
+    mean = outputs[0].mean(0)
+    knock = KnockOut(keys=1)
     # the values of functions and means may depend on all images
     sets += [{f"blocks.{block}.{part}": torch.neg} for block in (0, 1) for part in ("attention", "mlp")]
     return [
@@ -67,7 +71,8 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
 
 def keeps_the_models_own(replay: Any) -> None:
     """What is kept of the clean pass, or computed again."""
-    model, batch = replay.model, replay.images
+    model = replay.model
+    batch = replay.images
     places = [f"blocks.{layer}.{part}" for layer in range(len(heads_by_layer(model))) for part in ("heads", "tokens")]
     for place, tensor in vitlens.capture(model, batch, places).items():
         torch.testing.assert_close(replay.tensor(place), tensor, **TIGHT)
@@ -114,7 +119,8 @@ def test_logits_are_those_of_the_full_forward(name, chunks):
 @pytest.mark.parametrize("family", ["ours", "cait", "torchvision-swin"])
 def test_with_little_memory_the_rest_is_computed_again_and_said(family):
     """The same numbers, for the more work the less may be kept."""
-    model, spent = shared_model(family), []
+    model = shared_model(family)
+    spent = []
     batch = of(model, batch=4)
     sets = of_every_kind(model, batch)[::3]
     expected = full(model, batch, sets)
@@ -130,10 +136,13 @@ def test_with_little_memory_the_rest_is_computed_again_and_said(family):
 
 def test_the_work_is_what_counting_says():
     """ours: 13 tokens of 16 numbers, 2 blocks of 12 dim², 5 classes; CLS alone after keys and values of the last."""
-    model, square = ours(), 16 * 16
+    model = ours()
+    square = 16 * 16
     full_forward = 2 * 13 * 12 * square + 16 * 5
-    last, delta = 13 * 2 * square + (2 + 8) * square + 16 * 5, 8 * 16
-    first, only_rows = 13 * delta + 13 * 8 * square + last, delta + 8 * square + 16 * 5
+    last = 13 * 2 * square + (2 + 8) * square + 16 * 5
+    delta = 8 * 16
+    first = 13 * delta + 13 * 8 * square + last
+    only_rows = delta + 8 * square + 16 * 5
     with vitlens.replay(model, of(model, batch=4)) as replay:
         spent = [replay.forward_equivalents]
         for changes in ({"blocks.0.head.0": "zero"}, {"blocks.1.head.0": "zero"}, {}):
@@ -211,7 +220,9 @@ class Reaches(nn.Module):
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner, self.layout, self.patch_embed = inner, inner.layout, inner.patch_embed
+        self.inner = inner
+        self.layout = inner.layout
+        self.patch_embed = inner.patch_embed
 
     def forward(self, batch: Tensor) -> Tensor:
         tokens = self.inner.tokens(batch)
@@ -273,8 +284,11 @@ def test_blocks_that_only_look_like_ours_are_run_as_they_are(change):
 @pytest.mark.parametrize("name", ["ours", "ours-unfused", "siglip", "cait", "torchvision-swin", "cnn", *HANDWRITTEN])
 def test_patching_a_place_is_a_full_forward_with_the_others_tensor_there(name):
     model = EVERY[name]()
-    clean, other, listed = of(model), of(model, seed=1), changeable(model)
-    patched, captured = vitlens.patch(model, clean, other, listed), vitlens.capture(model, other, listed)
+    clean = of(model)
+    other = of(model, seed=1)
+    listed = changeable(model)
+    patched = vitlens.patch(model, clean, other, listed)
+    captured = vitlens.capture(model, other, listed)
     assert patched.places == tuple((place,) for place in listed)
     assert patched.exact == (name not in ("cnn", "einsum", "encoder"))
     torch.testing.assert_close(patched.clean, changed(model, clean, {}), **SAME)
@@ -285,7 +299,8 @@ def test_patching_a_place_is_a_full_forward_with_the_others_tensor_there(name):
 
 def test_what_was_captured_may_be_patched_in_and_places_together():
     model = timm_model("vit_tiny_patch16_224")
-    clean, other = of(model), of(model, seed=1)
+    clean = of(model)
+    other = of(model, seed=1)
     captured = vitlens.capture(model, other, "blocks.*.mlp")
     by_images = vitlens.patch(model, clean, other, "blocks.*.mlp")
     assert torch.equal(vitlens.patch(model, clean, captured, "blocks.*.mlp").logits, by_images.logits)

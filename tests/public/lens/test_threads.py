@@ -36,7 +36,9 @@ def together(*functions: Callable[[], object]) -> list[object]:
 
 def test_a_forward_pass_waits_until_another_thread_has_left_its_changes():
     model = ours()
-    batch, inside, leave = images(model.input_size, batch=3), threading.Event(), threading.Event()
+    batch = images(model.input_size, batch=3)
+    inside = threading.Event()
+    leave = threading.Event()
     with torch.no_grad():
         expected = model(batch)
 

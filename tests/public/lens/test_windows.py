@@ -11,7 +11,8 @@ from tests.kit.lens import calls_of
 from tests.kit.tiny import images, our_swin, torchvision_swin
 from tests.kit.windows import WINDOWED, numbered, of_timm, unwindow, window_places
 
-ONE_WINDOW, OURS = "torchvision, one window", "ours, padded"
+ONE_WINDOW = "torchvision, one window"
+OURS = "ours, padded"
 MODELS = {
     **{name: make for name, make in WINDOWED.items() if name not in ("swin", "swinv2, padded", "torchvision")},
     ONE_WINDOW: partial(torchvision_swin, (12, 12)),  # 3x3 patches padded into one of 4x4
@@ -27,7 +28,8 @@ def test_windows_are_read_from_the_model_and_a_map_is_what_each_patch_receives(n
     batch = images(model.input_size)
     for layer, call in enumerate(calls_of(model, batch)):
         windows = call.site.windows
-        index, whole = window_places(windows), unwindow(call.placed(), windows)
+        index = window_places(windows)
+        whole = unwindow(call.placed(), windows)
         assert len(call.weights()) == 2 * len(index)
         assert (whole.sum(-1) <= 1 + 1e-5).all()
         if "maxvit" not in name and "hiera" not in name:
@@ -49,13 +51,15 @@ def test_windows_are_read_from_the_model_and_a_map_is_what_each_patch_receives(n
 
 def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
     for call in calls_of(WINDOWED["hiera"](), images()):
-        windows, site = call.site.windows, call.site
+        windows = call.site.windows
+        site = call.site
         rows, columns = windows.resolution
         stage = {16: 3, 8: 2, 4: 1, 2: 0}[rows]  # merges that are still to come
         left = Unroll((rows, columns), (1, 1), [(2, 2)] * stage)
         inside = left(numbered(rows, columns).view(1, -1, 1)).long().view(-1, windows.count)
         places = window_places(windows)  # row by row in each window
-        raw, placed = call.weights()[0, 0], call.placed()[0, 0]
+        raw = call.weights()[0, 0]
+        placed = call.placed()[0, 0]
         pooled = site.keys // site.queries  # a query stands at each of the patches of which timm takes the maximum
         for place, query in enumerate(inside[:, 0].tolist()):
             for other, key in enumerate(inside[:, 0].tolist()):

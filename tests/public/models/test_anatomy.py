@@ -74,8 +74,11 @@ def test_a_model_without_a_sequence_of_tokens_says_so(family):
 
 @pytest.mark.parametrize("size", [(20, 30), (4, 4)])
 def test_pixels_are_resized_then_normalised_with_a_gradient(size):
-    module, mean, std = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2)), (0.1, 0.2, 0.3), (0.5, 0.25, 2.0)
-    model, batch = vitlens.wrap(module, image_size=(8, 8), mean=mean, std=std), images(size).requires_grad_()
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2))
+    mean = (0.1, 0.2, 0.3)
+    std = (0.5, 0.25, 2.0)
+    model = vitlens.wrap(module, image_size=(8, 8), mean=mean, std=std)
+    batch = images(size).requires_grad_()
     small = nn.functional.interpolate(batch, size=(8, 8), mode="bilinear", antialias=True)
     expected = torch.stack([(small[:, c] - mean[c]) / std[c] for c in range(3)], 1)
     torch.testing.assert_close(model.prepare(batch), expected)
@@ -100,7 +103,8 @@ def test_resnet20_has_its_parameters_and_layers():
     stages = sum(
         convolution(before, width) + 5 * convolution(width, width) for before, width in ((16, 16), (16, 32), (32, 64))
     )
-    model, maps = vitlens.load("resnet20@random"), torch.randn(2, 16, 5, 6)
+    model = vitlens.load("resnet20@random")
+    maps = torch.randn(2, 16, 5, 6)
     assert model.parameter_count() == convolution(3, 16) + stages + 64 * 10 + 10 == 269_722
     seen = vitlens.capture(model, images(), "stages.*")
     assert [tuple(value.shape[1:]) for value in seen.values()] == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
@@ -119,7 +123,8 @@ def test_convolutions_begin_as_he_says():
 
 
 def test_small_images_keep_their_pixels_and_large_ones_get_torchvisions_model(tmp_path):
-    theirs, rows = torchvision.models.resnet18(num_classes=7).eval(), {}
+    theirs = torchvision.models.resnet18(num_classes=7).eval()
+    rows = {}
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     for size in (63, 64):
         model = vitlens.load("resnet18@random", image_size=(size, size + 8))

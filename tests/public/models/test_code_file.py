@@ -35,7 +35,8 @@ def state(model):
 
 
 def test_the_function_s_model_under_its_own_name(here, capsys):
-    model, images = load("my.py:vit"), torch.rand(2, 3, 32, 32)
+    model = load("my.py:vit")
+    images = torch.rand(2, 3, 32, 32)
     assert torch.equal(model(images), vitlens.load("vit-digits")(images))
     assert (model.alias, model.provenance.name, model.provenance.weights) == ("vit", "my.py:vit", "my.py")
     assert model.provenance.sha256 == hashlib.sha256((here / "my.py").read_bytes()).hexdigest()
@@ -116,7 +117,8 @@ def trained(line, here, name):
 
 
 def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
-    model, images = trained("--epochs 1 --limit 16 --quiet", here, "run"), torch.rand(3, 3, 32, 32)
+    model = trained("--epochs 1 --limit 16 --quiet", here, "run")
+    images = torch.rand(3, 3, 32, 32)
     assert (model.classes, model.anatomy.family) == (tuple("0123456789"), "vit")
     assert any("code was run" in note for note in model.provenance.notes)
     folder = str(written(model, here / "again"))
@@ -142,7 +144,8 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
 
 def test_a_part_of_a_module_is_trained_and_the_training_resumed(here):
     whole = trained("--epochs 2 --limit 16 --quiet --train-last 1", here, "whole")
-    made, given = state(whole), state(load("my.py:small"))
+    made = state(whole)
+    given = state(load("my.py:small"))
     changed = {name for name, value in made.items() if not torch.equal(value, given.get(name, value))}
     assert made["head.weight"].any()
     assert all(name.startswith(("head.", "blocks.1.")) or name == "again.weight" for name in changed)

@@ -91,7 +91,9 @@ def test_timm_positions_are_resized_as_timm_does_and_noted(tmp_path):
 
 
 def test_told_preprocessing_classes_and_size():
-    names, mean, std = tuple("abcdefghij"), (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)
+    names = tuple("abcdefghij")
+    mean = (0.1, 0.2, 0.3)
+    std = (1.0, 2.0, 3.0)
     model = vitlens.load("vit-micro", random_weights=True, mean=mean, std=std, classes=names, image_size=16)
     assert (model.preprocessing.mean, model.preprocessing.std) == (mean, std)
     assert (model.classes, model.input_size) == (names, (16, 16))

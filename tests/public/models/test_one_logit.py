@@ -52,7 +52,8 @@ def test_the_two_logits_are_symmetric_and_the_second_has_the_sigmoid(shape: str)
 
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "input-x-gradient", "integrated-gradients", "occlusion"])
 def test_the_map_of_one_class_is_minus_that_of_the_other(method: str):
-    model, batch = one_logit("squeeze(1)"), noise()
+    model = one_logit("squeeze(1)")
+    batch = noise()
     first = vitlens.explain(model, batch, targets="healthy", method=method)
     assert first.abs().max() > 0
     second = vitlens.explain(model, batch, targets="sick", method=method)
@@ -60,7 +61,8 @@ def test_the_map_of_one_class_is_minus_that_of_the_other(method: str):
 
 
 def test_images_of_the_first_class_have_maps():
-    model, batch = one_logit(), noise()
+    model = one_logit()
+    batch = noise()
     assert model(batch).argmax(1).tolist() == [0, 0, 0]
     for method in ("relevance", "ablationcam"):
         maps = vitlens.explain(model, batch, method=method)
@@ -105,7 +107,8 @@ def timm_file(folder) -> str:
 
 
 def test_weights_of_one_output_are_two_classes_also_after_saving(tmp_path):
-    model, batch = vitlens.load(timm_file(tmp_path), image_size=32, classes=NAMES), images((32, 32), batch=3)
+    model = vitlens.load(timm_file(tmp_path), image_size=32, classes=NAMES)
+    batch = images((32, 32), batch=3)
     with torch.no_grad():
         z = model.module(model.prepare(batch))
     assert z.shape == (3, 1)
@@ -137,7 +140,8 @@ def hf_folder(folder, **fields) -> nn.Module:
 def test_transformers_one_label_is_two_classes_as_in_wrap(case: str, tmp_path):
     fields, classes = FIELDS[case]
     module = hf_folder(tmp_path, **fields)
-    model, batch = vitlens.load(f"hf:{tmp_path}"), images((32, 32), batch=3)
+    model = vitlens.load(f"hf:{tmp_path}")
+    batch = images((32, 32), batch=3)
     assert model.classes == classes
     torch.testing.assert_close(model(batch), half(module, 32)(batch), atol=1e-6, rtol=1e-5)
 
@@ -151,7 +155,8 @@ def test_a_regression_is_refused_as_a_folder_and_in_wrap(tmp_path):
 
 
 def test_contributions_to_a_class_sum_to_its_half_of_the_logit(tmp_path):
-    model, batch = vitlens.load(timm_file(tmp_path), image_size=32, classes=NAMES), images((32, 32), batch=3)
+    model = vitlens.load(timm_file(tmp_path), image_size=32, classes=NAMES)
+    batch = images((32, 32), batch=3)
     lens = vitlens.direct_logit_attribution(model, batch, targets="sick")
     torch.testing.assert_close(lens.total(), model(batch)[:, 1], atol=1e-3, rtol=1e-3)
     assert vitlens.logit_lens(model, batch).logits.shape[-1] == 2

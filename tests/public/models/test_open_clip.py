@@ -40,7 +40,9 @@ def test_embeddings_logits_and_ensembles_are_the_librarys(arch):
     assert (anatomy.family, anatomy.readout, len(anatomy.blocks)) == (family, readout, blocks)
     assert (anatomy.layout.prefix if anatomy.layout else None) == prefix
     assert len(vitlens.attention(model, pictures(model)) if prefix else ()) == layers
-    library, tokenizer, images = model.module.text.model, open_clip.get_tokenizer(arch), pictures(model)
+    library = model.module.text.model
+    tokenizer = open_clip.get_tokenizer(arch)
+    images = pictures(model)
     with torch.no_grad():
         embedded = library.encode_image(model.prepare(images))
         logits, _ = library.get_logits(model.prepare(images), tokenizer(PROMPTS))
@@ -49,7 +51,8 @@ def test_embeddings_logits_and_ensembles_are_the_librarys(arch):
     found = prompted(model, *PROMPTS)
     torch.testing.assert_close(found(images), logits, atol=1e-4, rtol=1e-5)
     assert found.classes == tuple(PROMPTS)
-    templates, classes = ("a photo of a {}.", "art of the {}.", "{}"), ("cat", "hot dog")
+    templates = ("a photo of a {}.", "art of the {}.", "{}")
+    classes = ("cat", "hot dog")
     expected = open_clip.build_zero_shot_classifier(library, tokenizer, classes, templates)
     prompts = vitlens.zero_shot(model, ("cat", "hot_dog"), templates=templates).module.prompts
     torch.testing.assert_close(prompts, expected.T, atol=1e-5, rtol=1e-5)
@@ -96,7 +99,8 @@ def test_settings_are_the_weights_own(name, quick, note):
 
 
 def test_weights_of_a_file(tmp_path):
-    model, images = tiny(seed=5), torch.rand(2, 3, 32, 32)
+    model = tiny(seed=5)
+    images = torch.rand(2, 3, 32, 32)
     weights = model.module.text.model.state_dict()
     save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "clip.safetensors")
     found = vitlens.load(f"mine=open-clip:tiny-clip@{tmp_path / 'clip.safetensors'}")

@@ -36,7 +36,8 @@ def test_a_softmax_of_scores_is_seen_wherever_it_is_written(kind):
 
 def recorded_mixing(module: nn.Module) -> tuple[Tensor, Tensor]:
     """Values and outputs (batch, heads, tokens, head_dim) of the second layer."""
-    attention, seen = module.layers[1].att, []
+    attention = module.layers[1].att
+    seen = []
     mix = attention.mix
 
     def record(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -85,7 +86,8 @@ class Separate(ViT):
 
     def __init__(self) -> None:
         super().__init__(depth=0)
-        self.first, self.last = Block(), Block(partial(kinds.Kind, kinds.sigmoid))
+        self.first = Block()
+        self.last = Block(partial(kinds.Kind, kinds.sigmoid))
 
     def read(self, x: Tensor) -> Tensor:
         return self.last(self.first(x))[:, 0]
@@ -141,7 +143,8 @@ def test_heads_are_told_from_windows_also_where_their_numbers_are_equal(
     heads: int, windows: int, order: str, is_fused: bool
 ):
     build = windowed(heads, windows, order, is_fused=is_fused)
-    model, expected = wrapped(build), own_weights(seeded(build), noise())
+    model = wrapped(build)
+    expected = own_weights(seeded(build), noise())
     for ours, own in zip(vitlens.attention(model, noise()), expected, strict=True):
         torch.testing.assert_close(ours, own, atol=1e-6, rtol=1e-5)
     with torch.no_grad():

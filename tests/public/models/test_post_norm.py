@@ -25,7 +25,10 @@ class Oracle(nn.Module):
 
     def __init__(self, vit: nn.Module) -> None:
         super().__init__()
-        self.stem, self.head, self.cls, self.positions = vit.patch_embed, vit.head, vit.cls_token, vit.pos_embed
+        self.stem = vit.patch_embed
+        self.head = vit.head
+        self.cls = vit.cls_token
+        self.positions = vit.pos_embed
         options = {"dropout": 0.0, "activation": "gelu", "layer_norm_eps": 1e-6, "batch_first": True}
         self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 64, **options) for _ in vit.blocks)
         for block, layer in zip(vit.blocks, self.layers):

@@ -25,8 +25,10 @@ def test_equal_logits_and_everything_known_of_it(tmp_path, name):
     if name == "resnet20":  # running statistics are part of it
         model.train()(images())
         model.eval()
-    run_folder, state = written(model, tmp_path / "run"), torch.random.get_rng_state()
-    loaded, batch = vitlens.load(str(run_folder)), images(model.input_size)
+    run_folder = written(model, tmp_path / "run")
+    state = torch.random.get_rng_state()
+    loaded = vitlens.load(str(run_folder))
+    batch = images(model.input_size)
     assert torch.equal(torch.random.get_rng_state(), state)  # the caller's random state is kept
     assert torch.equal(loaded(batch), model(batch))
     assert (loaded.classes, loaded.preprocessing, loaded.anatomy) == (model.classes, model.preprocessing, model.anatomy)
@@ -58,7 +60,8 @@ def test_a_crop_rule_without_its_numbers_is_refused(tmp_path, rule):
 
 def test_half_precision_is_half_the_size_and_nearly_the_same(tmp_path):
     for model, atol in ((small(), 5e-3), (small("resnet20"), 2e-2)):  # a CNN's counters stay whole
-        loaded, batch = vitlens.load(str(written(model, tmp_path, half=True))), images(model.input_size)
+        loaded = vitlens.load(str(written(model, tmp_path, half=True)))
+        batch = images(model.input_size)
         for key, value in model.module.state_dict().items():
             half = load_file(tmp_path / FILE)[key]
             assert half.dtype == (torch.float16 if value.is_floating_point() else value.dtype)
@@ -68,7 +71,8 @@ def test_half_precision_is_half_the_size_and_nearly_the_same(tmp_path):
 
 
 def test_other_weights_than_its_own_and_random_ones(tmp_path):
-    first, second = small(), small(seed=2)
+    first = small()
+    second = small(seed=2)
     written(first, tmp_path, state=second.module.state_dict())
     assert torch.equal(vitlens.load(str(tmp_path))(images((32, 48))), second(images((32, 48))))
     random_ones = vitlens.load(f"{tmp_path}@random", seed=2)
@@ -77,7 +81,8 @@ def test_other_weights_than_its_own_and_random_ones(tmp_path):
 
 
 def test_preprocessing_and_classes_that_were_told_are_kept(tmp_path):
-    model, told = small(), {"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1), "classes": ("x", "y", "z")}
+    model = small()
+    told = {"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1), "classes": ("x", "y", "z")}
     again = vitlens.load(str(written(vitlens.load(str(written(model, tmp_path)), **told), tmp_path / "b")))
     assert again.preprocessing == replace(model.preprocessing, mean=told["mean"], std=told["std"])
     assert again.classes == told["classes"]

@@ -52,7 +52,9 @@ TWINS = {"vit-features": "dinov2-features", "deit": "deit-distilled", "siglip-cl
 def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(name, tmp_path):
     """And those of the model that is saved and loaded again without the folder; another image size is taken, too."""
     folder, own = folder_of(name)
-    model, larger, images = loaded(name), vitlens.load(f"hf:{folder}", image_size=48), pixels()
+    model = loaded(name)
+    larger = vitlens.load(f"hf:{folder}", image_size=48)
+    images = pixels()
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     inputs = processor(list(images), do_rescale=False, do_resize=False, return_tensors="pt")["pixel_values"]
     again = vitlens.load(str(written(model, tmp_path)))
@@ -93,7 +95,8 @@ def test_attention_under_sdpa_is_transformers_own_eager_attention(name):
     model, (prefix, readout) = loaded(name), SEQUENCES[name]
     assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (prefix, (4, 4), readout)
     assert len(model.anatomy.blocks) == 2
-    expected, observed = eager_attention(name), vitlens.attention(model, pixels())
+    expected = eager_attention(name)
+    observed = vitlens.attention(model, pixels())
     assert {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
     pooled = readout == "pool"  # by attention of one query, which transformers does not return
     assert [layer.shape[-2] for layer in observed] == [layer.shape[-2] for layer in expected] + [1] * pooled
@@ -103,7 +106,8 @@ def test_attention_under_sdpa_is_transformers_own_eager_attention(name):
 
 def windowed(model, images):
     """Each layer's attention weights: of its windows, and between all patches of the map."""
-    weights, patches = [], []
+    weights = []
+    patches = []
 
     def keep(call):
         weights.append(call.weights())
@@ -130,7 +134,8 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
         own = getattr(transformers, family + kind)(config).eval()
     model = half(own, 32)
     for layer, weights in zip(model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]):  # the second one is shifted
-        block, tokens = model.module.get_submodule(layer), torch.randn(1, 256, 16).requires_grad_()
+        block = model.module.get_submodule(layer)
+        tokens = torch.randn(1, 256, 16).requires_grad_()
         output = block(tokens, (16, 16))[0]
         for patch in (0, 37, 255):
             (gradient,) = torch.autograd.grad(output[0, patch].square().sum(), tokens, retain_graph=True)
@@ -160,8 +165,10 @@ def save_tokenizer(folder):
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_zero_shot_logits_are_transformers_own(name, tmp_path):
-    own, texts = save_family(name, tmp_path), ["a cat", "a dog", "an owl"]
-    tokenizer, model = save_tokenizer(tmp_path), vitlens.load(f"hf:{tmp_path}")
+    own = save_family(name, tmp_path)
+    texts = ["a cat", "a dog", "an owl"]
+    tokenizer = save_tokenizer(tmp_path)
+    model = vitlens.load(f"hf:{tmp_path}")
     ids = tokenizer(texts, padding="max_length", max_length=16, return_tensors="pt")["input_ids"]
     classifier = vitlens.zero_shot(model, texts, templates=["{}"])
     with torch.no_grad():
@@ -203,7 +210,8 @@ def test_provenance_has_the_sha256_of_one_file_and_of_several(tmp_path):
 
 
 def test_random_weights_are_seeded_and_need_no_file_and_weights_are_taken_from_another(tmp_path):
-    folder, images = changed(tmp_path), pixels()
+    folder = changed(tmp_path)
+    images = pixels()
     (folder / "model.safetensors").unlink()
     first, second = (vitlens.load(f"hf:{folder}", random_weights=True, seed=seed)(images) for seed in (0, 1))
     assert torch.equal(first, vitlens.load(f"hf:{folder}@random", seed=0)(images))
@@ -260,7 +268,8 @@ def test_a_photograph_is_prepared_as_by_transformers(name, size, tmp_path):
 )
 def test_normalisation_of_pixels_from_0_to_1(fields, mean, std, tmp_path):
     folder = changed(tmp_path, file=PROCESSOR, **fields)
-    model, image = vitlens.load(f"hf:{folder}"), photo((32, 32))
+    model = vitlens.load(f"hf:{folder}")
+    image = photo((32, 32))
     assert model.preprocessing.mean == pytest.approx((mean,) * 3)
     assert model.preprocessing.std == pytest.approx((std,) * 3)
     theirs = transformers.AutoImageProcessor.from_pretrained(folder)(image, return_tensors="pt")["pixel_values"]

@@ -20,7 +20,8 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(24), nn.LayerNorm(24)
+        self.norm1 = nn.LayerNorm(24)
+        self.norm2 = nn.LayerNorm(24)
         self.attn = nn.MultiheadAttention(24, 3, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 24))
         self.gamma = nn.Parameter(torch.ones(24))
@@ -38,11 +39,13 @@ class Pooled(nn.Module):
     def __init__(self, pool: str = "mean", stem: str = "patches") -> None:
         super().__init__()
         layers = [nn.Conv2d(3, 24, 8, 8)] if stem == "patches" else [nn.Conv2d(3, 24, 15, 8, 7)]
-        self.stem, self.pool = nn.Sequential(*layers), pool
+        self.stem = nn.Sequential(*layers)
+        self.pool = pool
         self.cls = nn.Parameter(torch.randn(1, 1, 24))
         self.places = nn.Parameter(torch.randn(1, 17, 24))
         self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 5)
+        self.norm = nn.LayerNorm(24)
+        self.head = nn.Linear(24, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).flatten(2).transpose(1, 2)
@@ -114,7 +117,8 @@ def copied(net: Pooled, state: dict[str, Tensor]) -> None:
 def exchanged(net: Pooled, state: dict[str, Tensor]) -> None:
     other = built(net.pool, "mixing" if len(net.stem[0].weight[0, 0]) > 8 else "patches")
     other.load_state_dict(state)
-    net.blocks, net.head = other.blocks, other.head
+    net.blocks = other.blocks
+    net.head = other.head
 
 
 CHANGES: dict[str, Callable[[Pooled, dict[str, Tensor]], object]] = {
@@ -135,7 +139,9 @@ def test_what_was_tried_with_zeros_is_not_believed_of_other_weights(stem, change
     net = built(stem=stem)
     state = copy.deepcopy(net.state_dict())
     ZEROS["everything"](net)
-    model, batch, labels = wrapped(net), images((SIZE, SIZE)), torch.tensor([0, 1])
+    model = wrapped(net)
+    batch = images((SIZE, SIZE))
+    labels = torch.tensor([0, 1])
     results = []
     for current in (model, None):
         if current is None:
@@ -167,7 +173,9 @@ def test_what_was_tried_with_some_weights_is_not_believed_of_others(change):
         kernel = net.stem[0].weight
         kernel[:, :, :7] = 0
         kernel[..., :7] = 0
-    model, batch, labels = wrapped(net), images((SIZE, SIZE)), torch.tensor([0, 1])
+    model = wrapped(net)
+    batch = images((SIZE, SIZE))
+    labels = torch.tensor([0, 1])
     vitlens.explain(model, batch, method="occlusion", targets=labels)
     if change == "modules exchanged":
         net.stem = built(stem="mixing").stem

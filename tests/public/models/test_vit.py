@@ -73,7 +73,8 @@ def test_a_tiny_model_equals_timms(name: str):
 @pytest.mark.parametrize("size", [(4, 2), (12, 24)])
 def test_for_other_sizes_positions_are_resampled_as_timms(change, prefix, size):
     module = ours(**NARROW, **change).module
-    images, grid = pictures(*size), [size[0] // 4, size[1] // 2]
+    images = pictures(*size)
+    grid = [size[0] // 4, size[1] // 2]
     added = module.tokens(images)[:, prefix:] - module.patch_embed(images)
     expected = resample_abs_pos_embed(module.pos_embed, grid, [2, 6], num_prefix_tokens=prefix)[:, prefix:]
     torch.testing.assert_close(added, expected.expand_as(added), atol=1e-6, rtol=0)
@@ -92,7 +93,8 @@ def test_tokens_stand_as_the_layout_says_and_no_position_is_added_to_a_register(
     change, readout = PREFIXES[prefix]
     model = ours(**NARROW, **change)
     assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (prefix, (2, 6), readout)
-    tokens, module = model.module.tokens(pictures()), model.module
+    tokens = model.module.tokens(pictures())
+    module = model.module
     assert tokens.shape == module.forward_features(pictures()).shape == (2, 12 + len(prefix), 16)
     assert torch.equal(tokens[:1, list(model.layout.positions("register"))], module.reg_token)
 
@@ -121,7 +123,8 @@ def test_two_dimensions_of_sines_are_maes_and_computed_again_for_another_size(ch
     module = ours(**NARROW, positions="sine-2d", **change).module
     rows, columns = build_sincos2d_pos_embed(list(grid), dim=16, interleave_sin_cos=True).chunk(2, dim=1)
     expected = torch.cat((columns, rows), dim=1)
-    images, layout = pictures(*size), module.layout
+    images = pictures(*size)
+    layout = module.layout
     tokens = module.tokens(images)
     added = tokens[:, len(layout.prefix) :] - module.patch_embed(images)
     torch.testing.assert_close(added, expected.expand(2, -1, -1), atol=1e-5, rtol=0)
@@ -150,11 +153,13 @@ def test_parts_taken_away_are_gone_and_without_attention_a_patch_changes_its_own
     for part, kind in {"attention": nn.Linear, "mlp": nn.GELU, "norm": nn.LayerNorm}.items():
         left = [type(each) for each in ours(**NARROW, **{part: False}).modules()]
         assert left.count(kind) < whole.count(kind)
-    tokens, images = torch.randn(2, 13, 16), pictures()
+    tokens = torch.randn(2, 13, 16)
+    images = pictures()
     for residual in (False, True):
         block = ours(**NARROW, mlp=False, residual=residual).module.blocks[0]
         assert torch.equal(block(tokens), residual * tokens + block.attn(block.norm1(tokens)))
-    model, changed = ours(**NARROW, attention=False), images.clone()
+    model = ours(**NARROW, attention=False)
+    changed = images.clone()
     assert (model.anatomy.family, model.anatomy.blocks) == ("vit", ("blocks.0", "blocks.1"))
     changed[:, :, 4:8, 2:4] += 1  # row 1, column 1 of a grid of 2 rows and 6 columns, after CLS
     moved = (model.module.forward_features(images) - model.module.forward_features(changed)).abs().amax((0, 2)) > 0
@@ -164,7 +169,8 @@ def test_parts_taken_away_are_gone_and_without_attention_a_patch_changes_its_own
 def test_drop_path_grows_with_depth_and_drops_whole_images():
     blocks = ours(**NARROW, depth=3, drop_path=0.4).module.blocks
     assert [block.drop_path.p for block in blocks] == pytest.approx([0, 0.2, 0.4])
-    block, tokens = blocks[2].train(), torch.randn(400, 3, 16, generator=torch.Generator().manual_seed(0))
+    block = blocks[2].train()
+    tokens = torch.randn(400, 3, 16, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     untouched = (block(tokens) == tokens).all(dim=2).float()
     assert (untouched.mean(1).unique().tolist()) == [0, 1]  # an image's tokens go together
@@ -247,7 +253,9 @@ def test_what_a_model_does_not_have_is_refused():
 # ---- its attention against torch's own module: fused and by matrix products, masks, dropout, gradients
 
 
-TOKENS, DIM, HEADS = 5, 12, 3
+TOKENS = 5
+DIM = 12
+HEADS = 3
 DRAWN = torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(1))
 EMPTY = torch.ones(TOKENS, TOKENS, dtype=torch.bool).index_fill(0, torch.tensor([2]), value=False)
 BOOLEAN = (DRAWN < 0.5) | torch.eye(TOKENS, dtype=torch.bool)  # True = take part
@@ -274,7 +282,8 @@ def test_output_and_gradients_are_those_of_torchs_module(fused: bool, bias: bool
         theirs.in_proj_bias.copy_(own.qkv.bias if bias else torch.zeros(3 * DIM))
         theirs.out_proj.load_state_dict(own.proj.state_dict())
     opposite = ~mask if mask.dtype == torch.bool else mask  # there, True = leave out
-    expected, found = theirs(*[tokens()] * 3, attn_mask=opposite)[0], own(tokens(), mask)
+    expected = theirs(*[tokens()] * 3, attn_mask=opposite)[0]
+    found = own(tokens(), mask)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     found.square().sum().backward()
     expected.square().sum().backward()
@@ -284,7 +293,8 @@ def test_output_and_gradients_are_those_of_torchs_module(fused: bool, bias: bool
 
 @pytest.mark.parametrize("mask", [EMPTY, torch.zeros(TOKENS, TOKENS).masked_fill(~EMPTY, -torch.inf)])
 def test_a_token_that_may_attend_to_nothing_reads_nothing_and_has_no_gradient(mask: Tensor):
-    own, given = attention().requires_grad_(True), tokens().requires_grad_()
+    own = attention().requires_grad_(True)
+    given = tokens().requires_grad_()
     found = own(given, mask)
     torch.testing.assert_close(found[:, 2], own.proj.bias.expand(2, -1))
     torch.testing.assert_close(found, attention(fused=True)(given, mask), atol=1e-5, rtol=0)
@@ -297,7 +307,8 @@ def test_a_token_that_may_attend_to_nothing_reads_nothing_and_has_no_gradient(ma
 def test_dropout_falls_on_the_weights():
     """With equal keys and one-hot values, twice, the output is the weights twice: each 1/tokens, or dropped; dropout of
     the output instead would treat the two copies differently."""
-    count, dropout = 64, 0.25
+    count = 64
+    dropout = 0.25
     own = ours(dim=2 * count, heads=1, attention_dropout=dropout, fused=False).module.blocks[0].attn.train()
     for parameter in own.parameters():
         parameter.zero_()

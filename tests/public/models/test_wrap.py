@@ -48,8 +48,11 @@ STYLES = {  # heads, prefix, readout; of the first layer: block, output projecti
 @pytest.mark.parametrize("style", STYLES)
 def test_anatomy_and_weights_are_the_modules_own_and_a_head_at_zero_is_its_columns_at_zero(style):
     build, heads, prefix, readout, block, projection, mlp = STYLES[style]
-    model, batch, own = wrapped(build), noise(), own_weights(seeded(build), noise())
-    anatomy, parts = model.anatomy, model.anatomy.attention
+    model = wrapped(build)
+    batch = noise()
+    own = own_weights(seeded(build), noise())
+    anatomy = model.anatomy
+    parts = model.anatomy.attention
     assert (anatomy.family, anatomy.readout, anatomy.blocks[:1]) == ("vit", readout, (block,) if block else ())
     assert len(anatomy.blocks) == (len(own) - (readout == "pool") if block else 0)
     assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (GRID, (8, 8), prefix)
@@ -82,7 +85,8 @@ KNOWN = ("ours", "torchvision-vit", "torchvision-swin", "deit-distilled", "dinov
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_traced_anatomy_of_a_librarys_model_is_that_of_its_names(name: str):
     model = FAMILIES[name]()
-    traced, known = half(model.module, model.input_size).anatomy, model.anatomy
+    traced = half(model.module, model.input_size).anatomy
+    known = model.anatomy
     for field in ("family", "blocks", "layout", "readout"):
         assert getattr(traced, field) == getattr(known, field)
     assert {part.module: (part.heads, part.projection) for part in traced.attention} == {
@@ -114,7 +118,8 @@ GATED = {  # and whether the anatomy is traced, or known by the names
 @pytest.mark.parametrize("name", GATED)
 def test_heads_that_are_normed_or_gated_are_read_at_the_input_of_their_projection(name: str):
     build, model_from = GATED[name]
-    model, batch = model_from(shaken(build)), images()
+    model = model_from(shaken(build))
+    batch = images()
     if "after" not in name:
         parts = vitlens.direct_logit_attribution(model, batch)
         torch.testing.assert_close(parts.total(), parts.logit, atol=1e-3, rtol=1e-3)
@@ -133,7 +138,8 @@ def test_heads_that_are_normed_or_gated_are_read_at_the_input_of_their_projectio
 
 
 def is_untouched(module: nn.Module) -> bool:
-    parts, parameters = list(module.modules()), list(module.parameters())
+    parts = list(module.modules())
+    parameters = list(module.parameters())
     hooked = any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in parts)
     training = all(part.training for part in parts)
     return not hooked and training and all(each.requires_grad and each.grad is None for each in parameters)
@@ -141,8 +147,10 @@ def is_untouched(module: nn.Module) -> bool:
 
 @pytest.mark.parametrize("style", [plain.EncoderViT, plain.SmallCNN])
 def test_wrapping_and_using_a_module_leaves_it_and_the_random_state_as_they_were(style):
-    module, batch = style().train(), noise()
-    weights, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    module = style().train()
+    batch = noise()
+    weights = copy.deepcopy(module.state_dict())
+    state = torch.get_rng_state()
     model = half(module)
     vitlens.explain(model, batch, targets=LABELS, method="saliency")
     assert torch.equal(torch.get_rng_state(), state)
@@ -161,7 +169,8 @@ def test_nothing_stays_behind_after_an_exception_anywhere(last: int):
             raise ValueError("inside")
         return plain.fused(q, k, v)
 
-    module, state = rare.styled(failing)().train(), torch.get_rng_state()
+    module = rare.styled(failing)().train()
+    state = torch.get_rng_state()
     with suppress(VitlensError, ValueError):
         half(module)
     assert len(calls) >= last
@@ -170,7 +179,8 @@ def test_nothing_stays_behind_after_an_exception_anywhere(last: int):
 
 
 def test_it_works_in_inference_mode_without_gradients_under_autocast_and_in_a_thread():
-    module, model = seeded(plain.ViT), wrapped(plain.ViT)
+    module = seeded(plain.ViT)
+    model = wrapped(plain.ViT)
     expected = vitlens.relevance(model, noise(), targets=LABELS)
     for context in (torch.inference_mode, torch.no_grad):
         with context():
@@ -185,8 +195,10 @@ def test_it_works_in_inference_mode_without_gradients_under_autocast_and_in_a_th
 
 
 def test_two_models_of_one_module_copies_and_pickles_agree():
-    module, batch = seeded(plain.SoftmaxViT), noise()
-    first, second = half(module), half(module)
+    module = seeded(plain.SoftmaxViT)
+    batch = noise()
+    first = half(module)
+    second = half(module)
     with vitlens.intervene(first, {"blocks.0.head.1": "zero"}):
         assert torch.equal(first(batch), second(batch))
     for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
@@ -211,7 +223,8 @@ IN_16_BITS = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("function", IN_16_BITS)
 def test_a_module_in_16_bits_sees_fp32_pixels_that_are_normalised_before_they_are_rounded(function, dtype):
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    mean = (0.485, 0.456, 0.406)
+    std = (0.229, 0.224, 0.225)
     module = plain.SoftmaxViT().eval().to(dtype)
     batch = noise()
     model = vitlens.wrap(module, image_size=tuple(batch.shape[2:]), mean=mean, std=std)
@@ -230,7 +243,8 @@ def test_one_logit_is_two_classes_by_its_sigmoid():
 
 
 def in_one_sequence() -> nn.Module:
-    transposed, mean = nn.Identity(), nn.Identity()
+    transposed = nn.Identity()
+    mean = nn.Identity()
     transposed.forward, mean.forward = (lambda x: x.mT), (lambda x: x.mean(1))
     tokens = nn.Sequential(nn.Conv2d(3, DIM, 8, 8), nn.Flatten(2), transposed)
     return nn.Sequential(tokens, plain.Block(), plain.Block(), nn.LayerNorm(DIM), mean, nn.Linear(DIM, 5))
@@ -245,8 +259,10 @@ def test_the_logit_lens_leaves_stem_and_classifier_out():
 
 @pytest.mark.parametrize("style", [rare.merged_fused, rare.five_axes])
 def test_a_knock_out_reaches_attention_with_other_axes(style, monkeypatch):
-    model, batch = wrapped(rare.styled(style)), noise()
-    knocked, mask = vitlens.KnockOut(keys=[1], queries=[0], heads=[2]), torch.zeros(3, 13, 13)
+    model = wrapped(rare.styled(style))
+    batch = noise()
+    knocked = vitlens.KnockOut(keys=[1], queries=[0], heads=[2])
+    mask = torch.zeros(3, 13, 13)
     mask[2, 0, 1] = -torch.inf
     with torch.no_grad():
         with vitlens.intervene(model, {"blocks.0.attention.weights": knocked}):
@@ -261,7 +277,8 @@ def test_a_knock_out_reaches_attention_with_other_axes(style, monkeypatch):
 @pytest.mark.parametrize("attention", [rare.HeadsInside, rare.Adapted])
 def test_heads_that_cannot_be_removed_are_observed(attention):
     build = plain.of(attention)
-    model, expected = wrapped(build), own_weights(seeded(build), noise())
+    model = wrapped(build)
+    expected = own_weights(seeded(build), noise())
     for ours, own in zip(vitlens.attention(model, noise()), expected, strict=True):
         torch.testing.assert_close(ours, own, atol=1e-6, rtol=1e-5)
     with pytest.raises(UnsupportedError, match=r"layers\.0\.att"):

@@ -43,7 +43,8 @@ class NeckFirst(ViT):
         super().__init__(prefix=0)
         stem = self.stem
         del self.stem
-        self.neck, self.stem = nn.Conv2d(DIM, DIM, 1), stem
+        self.neck = nn.Conv2d(DIM, DIM, 1)
+        self.stem = stem
 
     def patches(self, x: Tensor) -> Tensor:
         return self.neck(self.stem(x)).flatten(2).mT

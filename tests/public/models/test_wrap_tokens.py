@@ -51,14 +51,16 @@ def test_special_tokens_may_stand_anywhere(style: type[nn.Module]):
     """As in the same model with its special tokens first."""
     kinds, readout = LAST[style]
     twin = wrapped(partial(style, last=False), prefix=kinds)
-    model, images = wrapped(style), noise()
+    model = wrapped(style)
+    images = noise()
     assert (model.layout, model.anatomy.readout) == (twin.layout, twin.anatomy.readout)
     assert (model.layout.prefix, model.anatomy.readout) == (kinds, readout)
     assert wrapped(style, grid=GRID, prefix=kinds).layout == model.layout
     with torch.no_grad():
         torch.testing.assert_close(model(images), model.module((images - 0.5) / 0.5), atol=1e-5, rtol=1e-5)
     for name, function in FUNCTIONS.items():
-        own, expected = function(model, images), function(twin, images)
+        own = function(model, images)
+        expected = function(twin, images)
         torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
     changes = {
         "blocks.1.head.2": "zero",
@@ -80,8 +82,11 @@ def test_logits_of_any_size_are_the_same_in_another_order():
 
 def test_the_order_of_tokens_changes_in_its_own_run_alone():
     """Another run inside this one, or in another thread, has its own order."""
-    model, images = wrapped(rare.RegistersLast), noise()
-    expected, found, interval = model(images), [], sys.getswitchinterval()
+    model = wrapped(rare.RegistersLast)
+    images = noise()
+    expected = model(images)
+    found = []
+    interval = sys.getswitchinterval()
 
     def again(*_: object) -> None:
         if not found:
@@ -116,7 +121,8 @@ class Arranged(ViT):
 
     def __init__(self, arrange: Callable[[Tensor], Tensor]) -> None:
         super().__init__(prefix=0)
-        self.pos, self.arrange = nn.Parameter(torch.randn(1, 16, DIM)), arrange
+        self.pos = nn.Parameter(torch.randn(1, 16, DIM))
+        self.arrange = arrange
 
     def patches(self, x: Tensor) -> Tensor:
         return self.arrange(self.stem(x)).flatten(2).mT
@@ -142,7 +148,8 @@ def test_patches_in_another_order_have_no_layout_and_no_grid_that_is_said(order:
     """Each refusal says why, and what to do."""
     arrange, words = ORDERS[order]
     build = partial(Arranged, arrange)
-    model, images = half(seeded(build), 32), torch.rand(2, 3, 32, 32)
+    model = half(seeded(build), 32)
+    images = torch.rand(2, 3, 32, 32)
     calls = {
         "layout": lambda: model.layout,
         "rollout": lambda: vitlens.rollout(model, images),
@@ -296,7 +303,8 @@ UNSEEN = {  # and what the message names
 @pytest.mark.parametrize("case", UNSEEN)
 def test_attention_that_is_not_seen_is_said_to_be_so_and_the_rest_works(case: str):
     build, reason = UNSEEN[case]
-    model, images = wrapped(build), noise()
+    model = wrapped(build)
+    images = noise()
     assert (model.anatomy.family, model.anatomy.attention) == ("other", ())
     with pytest.raises(UnsupportedError, match=reason):
         vitlens.attention(model, images)
@@ -334,7 +342,8 @@ class Acting(nn.Module):
 
     def __init__(self, act: Callable[[nn.Module, Tensor], object]) -> None:
         super().__init__()
-        self.net, self.act = SmallCNN(), act
+        self.net = SmallCNN()
+        self.act = act
 
     def forward(self, x: Tensor) -> object:
         return self.act(self.net, x)
@@ -424,7 +433,8 @@ REPLACED = {
 @pytest.mark.parametrize("what", IN_PLACE)
 @pytest.mark.parametrize("is_used", [False, True])
 def test_what_is_compiled_in_place_after_wrapping_changes_nothing(what, is_used):
-    model, plain = wrapped(SoftmaxViT), wrapped(SoftmaxViT)
+    model = wrapped(SoftmaxViT)
+    plain = wrapped(SoftmaxViT)
     if is_used:
         vitlens.attention(model, noise())
     IN_PLACE[what](model)
@@ -511,7 +521,8 @@ class Pooled(ViT):
 
     def __init__(self, special: int, pool: Callable[[Tensor], Tensor], *, frozen: bool = False) -> None:
         super().__init__(prefix=special)
-        self.pool, self.frozen = pool, frozen
+        self.pool = pool
+        self.frozen = frozen
         self.out = nn.Linear(2 * DIM if pool is cls_and_mean else DIM, 5)
 
     def read(self, x: Tensor) -> Tensor:

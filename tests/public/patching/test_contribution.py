@@ -44,7 +44,9 @@ attributed = vitlens.direct_logit_attribution
 def test_the_parts_sum_to_the_logit_and_the_lens_ends_in_the_logits(name):
     model = READ[name]()
     batch = of(model)
-    found, lens, logits = attributed(model, batch, TARGETS), vitlens.logit_lens(model, batch), model(batch)
+    found = attributed(model, batch, TARGETS)
+    lens = vitlens.logit_lens(model, batch)
+    logits = model(batch)
     torch.testing.assert_close(found.logit, logits[range(3), TARGETS], **CLOSE)
     torch.testing.assert_close(found.total(), found.logit, **CLOSE)
     assert found.heads.shape == (3, 2, 2)
@@ -66,8 +68,10 @@ def test_the_parts_sum_to_the_logit_and_the_lens_ends_in_the_logits(name):
 def test_heads_and_mlps_of_ours_by_hand(pooling):
     """Elhage 2021: what a part writes where the classifier reads, centred and scaled by the norm, times the head."""
     model = ours(pooling=pooling)
-    module, batch = model.module, of(model)
-    norm, head = module.norm if pooling == "cls" else module.fc_norm, module.head
+    module = model.module
+    batch = of(model)
+    norm = module.norm if pooling == "cls" else module.fc_norm
+    head = module.head
     found = attributed(model, batch, TARGETS)
     places = ["blocks.1.residual", "blocks.0.input", "blocks.0.mlp", "blocks.1.mlp", "blocks.*.heads"]
     last, before, *mlps, first, second = vitlens.capture(model, batch, places).values()
@@ -82,7 +86,8 @@ def test_heads_and_mlps_of_ours_by_hand(pooling):
 
     bias = head.bias[TARGETS] + head.weight[TARGETS] @ norm.bias
     for layer, (heads, block) in enumerate(zip((first, second), module.blocks)):
-        columns, bias = block.attn.proj.weight.split(8, 1), bias + to_logit(block.attn.proj.bias.expand(3, -1))
+        columns = block.attn.proj.weight.split(8, 1)
+        bias = bias + to_logit(block.attn.proj.bias.expand(3, -1))
         own = [to_logit(read(heads[:, number] @ columns[number].T)) for number in (0, 1)]
         torch.testing.assert_close(found.heads[:, layer], torch.stack(own, 1), atol=1e-6, rtol=1e-4)
         torch.testing.assert_close(found.mlps[:, layer], to_logit(read(mlps[layer])), atol=1e-6, rtol=1e-4)
@@ -125,7 +130,8 @@ def test_blocks_that_lost_heads(name):
     batch = of(whole)
     for layer in (0, 1):
         model = pruned(whole, {layer: (0, 1)})
-        found, lens = attributed(model, batch, TARGETS), vitlens.logit_lens(model, batch).logits
+        found = attributed(model, batch, TARGETS)
+        lens = vitlens.logit_lens(model, batch).logits
         assert found.heads.shape == (3, 1, 2)
         assert found.rest.abs().min() > 0  # the MLP and the bias of the block without heads
         torch.testing.assert_close(found.total(), found.logit, **CLOSE)
@@ -141,7 +147,8 @@ class TwoLists(nn.Module):
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.early, self.late = inner.blocks[:1], inner.blocks[1:]
+        self.early = inner.blocks[:1]
+        self.late = inner.blocks[1:]
         inner.blocks = nn.ModuleList()
         self.inner = inner
 

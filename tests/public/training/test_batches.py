@@ -98,15 +98,19 @@ def test_shifts_and_flips_are_all_equally_likely(flip, tmp_path):
 def test_randaugment_draws_torchvisions_operations_equally_often(magnitude, tmp_path):
     noise = tiny_split("train", 1, (16, 24)).source.read(torch.tensor([0]))
     theirs: Any = v2.RandAugment(fill=0)
-    expected, chances, operations = [], [], theirs._AUGMENTATION_SPACE.items()
+    expected = []
+    chances = []
+    operations = theirs._AUGMENTATION_SPACE.items()
     for name, (values, signed) in operations:
-        steps, signs = values(31, 16, 24), (1, -1) if signed else (1,)
+        steps = values(31, 16, 24)
+        signs = (1, -1) if signed else (1,)
         for sign in signs:
             value = 0.0 if steps is None else float(steps[magnitude]) * sign
             found = theirs._apply_image_or_video_transform(noise, name, value, InterpolationMode.NEAREST, theirs._fill)
             expected.append(found[0])
             chances.append(1 / len(operations) / len(signs))
-    many, how = split_of(noise.expand(2500, -1, -1, -1)), {"randaugment": 1, "magnitude": magnitude}
+    many = split_of(noise.expand(2500, -1, -1, -1))
+    how = {"randaugment": 1, "magnitude": magnitude}
     drawn = (255 * shown(many, tmp_path, batch_size=2500, **how)[0]).round().to(torch.uint8)
     views, counts = drawn.unique(dim=0, return_counts=True)
     wanted, index = torch.stack(expected).unique(dim=0, return_inverse=True)
@@ -121,17 +125,21 @@ def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images(tmp_pat
     changed = (erased != 0).any(1)
     hit = changed.flatten(1).any(1)
     assert abs(hit.float().mean() - 0.25) < 0.05
-    down, across = changed[hit].any(2), changed[hit].any(1)
-    tall, wide = down.sum(1), across.sum(1)
+    down = changed[hit].any(2)
+    across = changed[hit].any(1)
+    tall = down.sum(1)
+    wide = across.sum(1)
     assert torch.equal(changed[hit], down[:, :, None] & across[:, None])  # a rectangle without holes
-    areas, aspects = tall * wide / (16 * 24), tall / wide
+    areas = tall * wide / (16 * 24)
+    aspects = tall / wide
     assert 0.01 < areas.min() < 0.05
     assert 0.28 < areas.max() <= 1 / 3 + 40 / (16 * 24)  # sides are rounded
     assert abs(areas.mean() - (0.02 + 1 / 3) / 2) < 0.02
     assert aspects.min() < 0.5 < 2 < aspects.max()
     assert abs(aspects.log().mean()) < 0.2
     for side in (down, across):
-        first, after = side.int().argmax(1), side.shape[1] - side.flip(1).int().argmax(1)
+        first = side.int().argmax(1)
+        after = side.shape[1] - side.flip(1).int().argmax(1)
         assert torch.equal(after - first, side.sum(1))  # without gaps
         assert (first / side.shape[1]).std() > 0.1
     assert 0 <= erased.min() <= erased.max() < 1
@@ -151,11 +159,13 @@ def test_targets_are_the_shares_of_the_images_in_the_mixture(kind, tmp_path):
 
 
 def test_a_batch_is_mixed_with_the_given_probability_by_one_of_two(tmp_path):
-    few, showing = tiny_split("train", 8), Showing(120)
+    few = tiny_split("train", 8)
+    showing = Showing(120)
     recipe = plain_recipe(mixup=0.8, cutmix=1.0, mix_chance=0.5)
     with pytest.raises(EnoughError):
         trained(tmp_path, train=few.pick(torch.arange(8 * 120) % 8), recipe=recipe, objective=showing)
-    pixels, kinds = few.source.read(torch.arange(8)).float() / 255, {"whole": 0, "mixed": 0, "cut": 0}
+    pixels = few.source.read(torch.arange(8)).float() / 255
+    kinds = {"whole": 0, "mixed": 0, "cut": 0}
     for images, targets in zip(showing.images, showing.targets):
         cut = torch.isin(images, pixels).all()
         kinds["whole" if targets.ndim == 1 else "cut" if cut else "mixed"] += 1
@@ -207,7 +217,8 @@ shown(replace(MANY, source=OnDisk(PIXELS, "killed")), Path("{folder}"), steps=10
 
 @pytest.mark.slow  # in a process of its own, as PyTorch's handler of the signal may raise at any later time
 def test_a_killed_worker_is_an_error_with_how_to_resume(tmp_path):
-    command, root = [sys.executable, "-c", KILLED.format(folder=tmp_path)], Path(__file__).parents[3]
+    command = [sys.executable, "-c", KILLED.format(folder=tmp_path)]
+    root = Path(__file__).parents[3]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANGS, check=False)
     assert "RunError" in done.stderr
     assert "continue with resume=True" in done.stderr
@@ -252,11 +263,15 @@ def test_the_first_batch_of_a_report_is_what_enters_the_model(size, more, words,
     line = f"train vit-mini --data {still} --epochs 1 --batch-size {size} --seed 3 --dim 16 --depth 1 --heads 2"
     none = "--set crop_padding=1 --set randaugment=0 --set cutmix=0 --set mix_chance=1"
     record = ran(tmp_path / "out", f"{line} {none} {more}")
-    split, shown, showing = load_data(str(still), part="train", seed=3), record.first_batch, Showing()
+    split = load_data(str(still), part="train", seed=3)
+    shown = record.first_batch
+    showing = Showing()
     recipe = recipe_of({row.setting: row.value for row in record.recipe})
     with pytest.raises(EnoughError):
         trained(tmp_path, vitlens.load("vit-digits"), train=split, test=split, recipe=recipe, seed=3, objective=showing)
-    images, targets, count = showing.images[0], showing.targets[0], min(12, size)
+    images = showing.images[0]
+    targets = showing.targets[0]
+    count = min(12, size)
     assert shown.trained.shape == (count, 3, 32, 32)
     assert np.array_equal(shown.trained, (255 * images[:count]).round().byte().numpy())
     shares = nn.functional.one_hot(targets, 10).float() if targets.ndim == 1 else targets

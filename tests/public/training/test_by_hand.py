@@ -22,7 +22,8 @@ from vitlens.errors import InputError
 
 FEW = tiny_split("train", 8)
 IMAGES = next(FEW.batches(8)).images
-STEPS, PEAK = 6, 3e-3
+STEPS = 6
+PEAK = 3e-3
 TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
 TWO_HEADS = {"registers": 2, "distillation": True}
 
@@ -70,10 +71,13 @@ def by_hand(
 ):
     """The weights after the last step, averaged where they are; loss, gradient norm, rate and accuracy of each step."""
     model = tiny_model(drop_path=0.0, dropout=0.0, **shape).requires_grad_(True)
-    module, rows, averages = model.module.train(), [], state(model)
+    module = model.module.train()
+    rows = []
+    averages = state(model)
     parts = optimisers(module, kind=optimiser, betas=betas, weight_decay=weight_decay, decay=layer_decay)
     for step in range(STEPS):
-        logits, now = model(IMAGES), rate(step, round(warmup * STEPS), minimum)
+        logits = model(IMAGES)
+        now = rate(step, round(warmup * STEPS), minimum)
         loss = F.cross_entropy(logits, FEW.labels, label_smoothing=label_smoothing)
         loss.backward()
         norm = torch.stack([each.grad.norm() for each in module.parameters()]).norm().item()
@@ -131,7 +135,8 @@ def test_a_training_is_the_loop_written_out(changes, shape, tmp_path):
     if "optimiser" not in changes:
         close(state(model), expected, atol=2e-5)
     for name, value in state(tiny_model(**shape)).items():  # Muon computes in bf16
-        change, wanted = state(model)[name] - value, expected[name] - value
+        change = state(model)[name] - value
+        wanted = expected[name] - value
         assert (change - wanted).norm() < 0.1 * wanted.norm(), name
     with torch.no_grad():
         logits = model.eval()(next(TEST.batches(12)).images)
@@ -175,7 +180,8 @@ def test_a_batch_has_an_image_for_each_process(tmp_path):
 
 @pytest.mark.parametrize(("processes", "accumulate"), [(3, 2), (7, 1)])
 def test_averaged_gradients_of_shares_are_that_of_the_whole_batch(processes, accumulate, tmp_path):
-    found, losses = [], []
+    found = []
+    losses = []
     for count, index in ((1, 0), *((processes, index) for index in range(processes))):
         recipe = plain_recipe(epochs=1, batch_size=7, accumulate=accumulate if count > 1 else 1, label_smoothing=0.1)
         model = tiny_model(drop_path=0.0, dropout=0.0)

@@ -27,7 +27,8 @@ def probabilities(logits: torch.Tensor, temperature: float = 1.0) -> np.ndarray:
 def test_the_loss_of_a_batch_is_that_of_the_formulas(kind, weight, temperature, token, tiny_cnn, tmp_path):
     """Hinton 2015; Touvron 2021, equations 2 and 3. The rate is so small that the weights stay the first ones; the
     teacher has the classes in another order than the data."""
-    model, order = vitlens.load(str(tiny_cnn)), torch.arange(10).roll(3)
+    model = vitlens.load(str(tiny_cnn))
+    order = torch.arange(10).roll(3)
     for each in model.module.fc.parameters():
         each.data.copy_(each[order].clone())
     model.classes = tuple(model.classes[number] for number in order)
@@ -39,9 +40,11 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(kind, weight, temperature, 
     (row,) = record.taught
     assert (row.kind, row.weight, row.token) == (kind, weight, token)
     assert row.temperature == temperature or kind == "hard"
-    split, student = load_data("digits", part="train", limit=20), vitlens.load(str(record.folder)).eval()
+    split = load_data("digits", part="train", limit=20)
+    student = vitlens.load(str(record.folder)).eval()
     assert student.layout.prefix == ("cls", "distillation")[: 1 + token]
-    images, labels = next(split.batches(20)).images, split.labels.numpy()
+    images = next(split.batches(20)).images
+    labels = split.labels.numpy()
     with torch.no_grad():
         teacher = vitlens.load(str(tiny_cnn)).eval()(images)
         for_labels = for_teacher = student(images)

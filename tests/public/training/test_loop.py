@@ -64,7 +64,8 @@ def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optimiser):
     given = {"recipe": trainings.tiny_recipe(optimiser=optimiser), "checkpoint_every": every}
-    cut, steps = tmp_path / "cut", list[int]()
+    cut = tmp_path / "cut"
+    steps = list[int]()
     whole, _ = trained(tmp_path / "whole", **given)
     with pytest.raises(EnoughError):
         trained(cut, on_progress=interrupting(at), **given)
@@ -106,7 +107,8 @@ def test_resuming_another_run_is_refused_by_the_first_difference(tmp_path, chang
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     """Killed in the middle of writing its fourth checkpoint."""
-    threads, folder = torch.get_num_threads(), tmp_path / "killed"
+    threads = torch.get_num_threads()
+    folder = tmp_path / "killed"
     torch.set_num_threads(1)
     try:
         whole, _ = trained(tmp_path / "whole")
@@ -208,7 +210,8 @@ def test_progress_counts_up_to_the_end(tmp_path):
     heard: list[Any] = []
     times = [perf_counter()]
     _, result = trained(tmp_path, on_progress=lambda told: heard.append(told) or times.append(perf_counter()))
-    steps, last = [progress.step for progress in heard], heard[-1]
+    steps = [progress.step for progress in heard]
+    last = heard[-1]
     assert steps == sorted(steps)
     assert {*steps} == {*range(1, STEPS + 1)}
     assert (last.steps, last.seconds_left, last.test_accuracy) == (STEPS, 0.0, result.accuracy)
@@ -226,8 +229,12 @@ class Notes:
     """A watcher that reads everything and draws random numbers; it may fail where it is told to."""
 
     def __init__(self, name: str = "", fails: str = "", order: list[str] | None = None) -> None:
-        self.name, self.fails, self.closed = name, fails, [] if order is None else order
-        self.steps, self.epochs, self.weights = list[Any](), list[Any](), dict[str, torch.Tensor]()
+        self.name = name
+        self.fails = fails
+        self.closed = [] if order is None else order
+        self.steps = list[Any]()
+        self.epochs = list[Any]()
+        self.weights = dict[str, torch.Tensor]()
 
     def on_step(self, facts: Any) -> None:
         torch.rand(3)
@@ -251,7 +258,9 @@ class Notes:
 
 def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_path):
     """Watching changes no bit, nor do the caller's random numbers; it sees the averaged weights, which are tested."""
-    notes, first, second = Notes(), Notes(), Notes()
+    notes = Notes()
+    first = Notes()
+    second = Notes()
     random = torch.manual_seed(5).get_state()
     alone, _ = trained(tmp_path / "alone")
     assert torch.equal(torch.get_rng_state(), random)
@@ -311,7 +320,8 @@ def test_a_resumed_run_has_each_once_and_another_training_anew(tmp_path, at):
     def kept(name: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (tmp_path / name / "kept").iterdir()}
 
-    cut, folder = tmp_path / "cut", tmp_path / "cut" / "kept"
+    cut = tmp_path / "cut"
+    folder = tmp_path / "cut" / "kept"
     trained(tmp_path / "whole", keep_every=1)
     with pytest.raises(EnoughError):
         trained(cut, on_progress=interrupting(at), keep_every=1)

@@ -34,7 +34,8 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
     """Also those of the decoder, of the teacher and its centre, of the text tower."""
-    recipe, cut = plain_recipe(epochs=3, average=0.0 if name == "dino" else 0.9, crop_padding=1), tmp_path / "cut"
+    recipe = plain_recipe(epochs=3, average=0.0 if name == "dino" else 0.9, crop_padding=1)
+    cut = tmp_path / "cut"
     whole, _ = pretrained(name, tmp_path / "whole", recipe=recipe)
     torch.manual_seed(5)  # on which nothing depends
     with pytest.raises(EnoughError):
@@ -88,7 +89,8 @@ def test_features_of_a_run_without_classes_are_read_and_it_is_fine_tuned(folders
 def test_the_classifier_of_a_run_is_that_of_its_texts(folders):
     """On images, and in each wording of its own."""
     folder = folders["clip"].folder
-    model, images = vitlens.load(str(folder)), next(scenes("test").batches(24)).images
+    model = vitlens.load(str(folder))
+    images = next(scenes("test").batches(24)).images
     texts = text_classifier(folder, model.classes)
     assert texts.norm(dim=-1) == pytest.approx(1, abs=1e-5)
     cosines = vitlens.features(model, images).at(-1) @ texts.mean(0).T
@@ -113,12 +115,14 @@ def test_two_processes_train_on_gradients_whose_mean_is_that_of_one(tmp_path):
     """Of MAE, whose images do not depend on each other."""
 
     def gradients(processes: int, index: int) -> dict[str, torch.Tensor]:
-        model, folder = headless(), tmp_path / f"{processes}-{index}"
+        model = headless()
+        folder = tmp_path / f"{processes}-{index}"
         with one_of(processes, index, model) as found:  # one step
             pretrained("mae", folder, model, recipe=plain_recipe(batch_size=24, epochs=1))
         return found
 
-    whole, parts = gradients(1, 0), [gradients(2, index) for index in (0, 1)]
+    whole = gradients(1, 0)
+    parts = [gradients(2, index) for index in (0, 1)]
     assert whole
     for name, value in whole.items():
         assert torch.allclose((parts[0][name] + parts[1][name]) / 2, value, atol=1e-6), name

@@ -57,7 +57,8 @@ def test_of_a_cnn_the_last_stages_with_their_statistics(tmp_path):
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_frozen_modules_are_in_evaluation_mode_and_modes_are_restored(last, tmp_path):
-    model, modes = tiny_model().eval().requires_grad_(False), {}
+    model = tiny_model().eval().requires_grad_(False)
+    modes = {}
     names = ("pos_drop", "blocks.0.mlp", "blocks.1.mlp", "head")
     for name in names:
         model.module.get_submodule(name).register_forward_hook(
@@ -117,7 +118,8 @@ def test_a_head_of_every_kind_is_what_features_are_read_for(kind, tmp_path):
     save(KINDS[kind](), tmp_path / "model" / "model.safetensors")
     line = f"train {tmp_path / 'model'} {PLAIN.replace('limit 40', 'limit 10')} --epochs 1"
     record = ran(tmp_path / "out", line)
-    model, split = vitlens.load(str(record.folder)), digits("test").limit(10)
+    model = vitlens.load(str(record.folder))
+    split = digits("test").limit(10)
     new = different(state(model), state(vitlens.load(str(tmp_path / "model"))))
     assert new
     assert all(name.startswith(("head", "fc.", "classifier.")) for name in new)
@@ -130,7 +132,9 @@ def test_a_head_of_every_kind_is_what_features_are_read_for(kind, tmp_path):
 @pytest.mark.usefixtures("progress_every_step")
 def test_a_stopped_head_goes_on_to_the_same_bits_and_with_no_other_backbone(tiny_vit, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vitlens.training.loop.CHECKPOINT_INTERVAL", 0.0)
-    model, cut, steps = vitlens.load(str(tiny_vit)), tmp_path / "cut", list[int]()
+    model = vitlens.load(str(tiny_vit))
+    cut = tmp_path / "cut"
+    steps = list[int]()
     backbone = tmp_path / "backbone" / "model.safetensors"
     save(model, backbone)
     line = f"train {backbone.parent} {PLAIN} --epochs 4"

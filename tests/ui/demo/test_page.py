@@ -51,7 +51,8 @@ def eventually(holds, seconds: float = 15.0) -> bool:
 def test_look_shows_the_prediction_and_the_explorer_answers_to_the_mouse(visitor):
     assert "100.0 %" in visitor.shows(*SHOWS["Look"])
     explorer = visitor.report("look")
-    said, stage = explorer.locator(".ex-said"), explorer.locator(".ex-stage")
+    said = explorer.locator(".ex-said")
+    stage = explorer.locator(".ex-stage")
     explorer.locator(".ex-board button").nth(2 * 4 + 1).click()
     said.filter(has_text=re.compile(r"L2\.H1.*where CLS looks")).wait_for()
     stage.scroll_into_view_if_needed()
@@ -138,7 +139,8 @@ def test_a_report_is_downloaded_as_a_folder_and_as_one_file(visitor, served, tmp
 
 
 def test_uploads_are_deleted_at_once_and_two_visitors_do_not_see_each_other(browser, served, tmp_path):
-    one, two = Visitor(browser, served.address), Visitor(browser, served.address)
+    one = Visitor(browser, served.address)
+    two = Visitor(browser, served.address)
     before = one.shows("look", "100.0 %")
     (tmp_path / "text.png").write_text("no image")
     one.upload(tmp_path / "text.png")

@@ -26,11 +26,15 @@ from vitlens.demo.site import Asked, DemoSite, Here, Newest, Result, forget, tok
 from vitlens.demo.tabs import write_look
 from vitlens.errors import DataError, UnknownNameError
 
-VIT, CNN = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
+VIT = vitlens.load("vit-digits")
+CNN = vitlens.load("cnn-digits")
 
 
 def test_requests_are_answered_one_at_a_time_in_the_order_in_which_they_came():
-    pool, inside, most, served = Pool((VIT,)), [], [], []
+    pool = Pool((VIT,))
+    inside = []
+    most = []
+    served = []
 
     def ask(number: int) -> None:
         with pool.turn("vit-digits"):
@@ -63,7 +67,8 @@ def test_a_request_waits_for_a_limited_time_and_a_failed_one_lets_the_next_in():
 
 @pytest.mark.parametrize("model", [VIT, CNN], ids=lambda model: model.alias)
 def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_was(model, tmp_path):
-    pool, picture = Pool((VIT, CNN)), picture_of((VIT, CNN))
+    pool = Pool((VIT, CNN))
+    picture = picture_of((VIT, CNN))
     images = picture.images(model)
     before = vitlens.explain(model, images, method="saliency")
     with pytest.raises(TooLongError), replace(pool, running=0.0).turn(model.alias):
@@ -94,15 +99,20 @@ def test_a_deadline_holds_inside_alone_and_each_step_checks_it():
 
 
 def test_an_answer_that_a_newer_request_replaces_is_not_computed():
-    pool, newest = Pool((VIT,)), Newest()
-    first, second, other = newest.click("Break"), newest.click("Break"), newest.click("Explain")
+    pool = Pool((VIT,))
+    newest = Newest()
+    first = newest.click("Break")
+    second = newest.click("Break")
+    other = newest.click("Explain")
     with pytest.raises(OutdatedError), pool.turn("vit-digits", wanted=first):
         pass
     for wanted in (second, other):
         with pool.turn("vit-digits", wanted=wanted):
             pass
     # a click replaces no picture that its tab is still to show
-    before, picture, after = newest.click("Intervene"), newest.picture("Intervene"), newest.click("Intervene")
+    before = newest.click("Intervene")
+    picture = newest.picture("Intervene")
+    after = newest.click("Intervene")
     assert [before(), picture(), after()] == [False, True, True]
     another = newest.picture("Intervene")
     assert [picture(), after(), another()] == [False, False, True]
@@ -146,7 +156,8 @@ def test_a_bad_upload_is_one_line_and_deleted_too(tmp_path):
 
 
 def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_path):
-    site, cache = DemoSite(Pool((VIT,)), (), tmp_path / "reports"), tmp_path / "cache"
+    site = DemoSite(Pool((VIT,)), (), tmp_path / "reports")
+    cache = tmp_path / "cache"
     picture = picture_of((VIT,))
 
     def write(job, error: Exception | None = None):

@@ -29,7 +29,8 @@ from vitlens.demo.site import DemoSite, pieces, written
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError, typed_flags
 from vitlens.models.model import Model
 
-VIT, CNN = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
+VIT = vitlens.load("vit-digits")
+CNN = vitlens.load("cnn-digits")
 SWITCHES = intervene.switches_of(VIT)
 OFF = intervene.Off(((0, 2), (3, 1)), (9, 10))
 
@@ -100,7 +101,8 @@ def test_an_attack_stays_within_epsilon_and_a_model_is_named_as_it_was_typed(pic
     assert read_folder(folder_of(page)).config.command_line == "vitlens look scene.png --model cnn-digits@random"
 
 
-ATTACK, EXPLAIN = tabs.write_attack, tabs.write_explain
+ATTACK = tabs.write_attack
+EXPLAIN = tabs.write_explain
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,9 @@ def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture, monkeypa
     assert clean.intervened[0].logit_before == clean.intervened[0].logit_after == row.logit_before
     assert np.array_equal(clean.maps.before, clean.maps.after)
     assert not np.array_equal(answer.maps.before, answer.maps.after)
-    explain, calls = vitlens.explain, []  # a click computes only what it changes
+    # a click computes only what it changes
+    explain = vitlens.explain
+    calls = []
     monkeypatch.setattr(vitlens, "explain", lambda *args, **options: calls.append(1) or explain(*args, **options))
     quick = intervene.answered(VIT, picture, off, SWITCHES, whole=clean)
     assert len(calls) == 1
@@ -182,7 +186,8 @@ def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
     assert problems((out / "report.md").read_text(encoding="utf-8")) == []
     assert page_problems((out / "report.html").read_text(encoding="utf-8")) == []
     assert page.read_bytes() == (out / "report.html").read_bytes()
-    record, answer = read_folder(out), intervene.answered(VIT, named, off, SWITCHES)
+    record = read_folder(out)
+    answer = intervene.answered(VIT, named, off, SWITCHES)
     assert (record.intervened, record.classes) == (answer.intervened, answer.classes)
     assert [(each.layer, each.head) for each in record.heads_off] == list(off.heads)
     assert [(each.row, each.column, each.key) for each in record.patches_off] == (

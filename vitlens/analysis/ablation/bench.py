@@ -69,7 +69,8 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal
     for kind in kinds:
         if kind not in UNIT_KINDS:
             raise UnknownNameError("kind of unit", kind, UNIT_KINDS)
-    known, places = layers(model), accesses(model)
+    known = layers(model)
+    places = accesses(model)
     own = {layer.unit: layer.index for layer in reversed(known)}  # a block with two attentions is one block
     whole = [layer for layer in known if own[layer.unit] == layer.index]
     every = [
@@ -273,7 +274,8 @@ class Bench:
         else; itself where means are known, or replace nothing."""
         if self.means is not None or self.replacement != "mean":
             return self
-        found, total = Means(), self.processes.total
+        found = Means()
+        total = self.processes.total
         with (
             self.progress("Mean outputs", len(self.images)) as advance,
             evaluating(self.model),
@@ -328,7 +330,9 @@ class Bench:
         """
         own_means = self.one_batch and images is None and not given
         every = dict.fromkeys(unit for each in (*sets, given) for unit in each)
-        bench, own, parts = self if own_means else self.with_means(every), self.share(images), []
+        bench = self if own_means else self.with_means(every)
+        own = self.share(images)
+        parts = []
         with self.progress(what, len(sets) * len(own), "removals") as advance:
             for offset in range(0, len(own), self.size):
                 rows = own[offset : offset + self.size]
@@ -343,9 +347,11 @@ class Bench:
     def _batch(
         self, rows: Some, sets: tuple[Removal, ...], given: Removal, name: str, advance: Callable[[int], object]
     ) -> Outcomes:
-        images, model = self.images[rows].to(self.model.device), self.model
+        images = self.images[rows].to(self.model.device)
+        model = self.model
         units = list(dict.fromkeys(unit for each in (*sets, given) for unit in each))
-        averaged, own_means = Means(), self.replacement == "mean" and self.means is None
+        averaged = Means()
+        own_means = self.replacement == "mean" and self.means is None
         changes = {} if own_means else self.changes(rows, units)
         with ExitStack() as stack:
             with reading(model, self._outputs(units) if own_means else (), averaged.add):
@@ -359,7 +365,8 @@ class Bench:
             clean_odds, clean_correct = odds_and_correct(replay.logits[None], truth)
             _require_finite([()], model.alias, rows, loss_of(clean_odds))
             odds = clean_odds.new_zeros(len(sets), len(rows))
-            correct, spent = clean_correct.new_zeros(odds.shape), replay.cost
+            correct = clean_correct.new_zeros(odds.shape)
+            spent = replay.cost
             for index in _by_first_layer(sets):
                 chosen = [sets[row] for row in index]
                 found = [[changes[unit] for unit in each] for each in chosen]
@@ -370,7 +377,8 @@ class Bench:
                 spent += outcomes.cost
                 advance(len(index) * len(rows))
             passes = spent / replay.forward_cost + (self.replacement == "resample")  # the other images' pass
-            labels, note = self.labels[rows].cpu(), replay.note
+            labels = self.labels[rows].cpu()
+            note = replay.note
         return Outcomes(sets, self.replacement, labels, clean_odds[0], clean_correct[0], odds, correct, passes, note)
 
 

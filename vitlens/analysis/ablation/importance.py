@@ -50,7 +50,8 @@ class MeanChange:
 
     def estimate(self, index: int, n: int, unit: str) -> Estimate:
         """The mean change of one unit over n images; without an interval where it is not defined."""
-        low, high = finite(self.low[index]), finite(self.high[index])
+        low = finite(self.low[index])
+        high = finite(self.high[index])
         return Estimate(float(self.mean[index]), *((None, None) if None in (low, high) else (low, high)), n, unit)
 
 
@@ -192,7 +193,8 @@ def ablate(
     >>> effect.delta_loss.shape == effect.low.shape  # (layers, heads), nats
     True
     """
-    images, kinds = as_parts(images), (kinds,) if isinstance(kinds, str) else kinds
+    images = as_parts(images)
+    kinds = (kinds,) if isinstance(kinds, str) else kinds
     require(model, "classifier", "heads" if "head" in kinds else "attention")
     labels = required_labels(model, images, labels, batch_size or fitting_batch_size(model))
     bench = Bench(model, images, labels, replace, groups_of(images), seed, batch_size)
@@ -265,7 +267,8 @@ def _too_few_for_holm(kinds: Sequence[UnitKind], clusters: int, sampled: str) ->
 
 def _as_points(change: MeanChange, clusters: int) -> MeanChange:
     """Return changes of accuracy with possible intervals, of which none has no width; clusters: independent images."""
-    low, high = change.low.clone(), change.high.clone()
+    low = change.low.clone()
+    high = change.high.clone()
     for index in (low == high).nonzero()[:, 0].tolist():
         half = half_of_constant(float(change.mean[index]), clusters)
         low[index] -= half
@@ -306,8 +309,10 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
     (units, images), signed, float64 on the CPU; NaN for MLPs and blocks. With "zero" this is the estimate of Michel
     2019 before the absolute value.
     """
-    heads, bench = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}, bench.with_means(units)
-    own, model = bench.share(), bench.model
+    heads = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
+    bench = bench.with_means(units)
+    own = bench.share()
+    model = bench.model
     estimate = torch.full((len(units), len(own)), torch.nan, dtype=torch.float64)
     size = max(1, min(bench.size, fitting_batch_size(model) // GRAPH))
     for start in range(0, len(own) if heads else 0, size):
@@ -317,7 +322,8 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
         with needing_gradients(model):
             captured = capture(model, images, sorted({f"blocks.{unit.layer}.heads" for unit in heads}), graph=True)
             # each image's gradient is that of its own loss
-            loss, outputs = cross_entropy(captured.logits, labels).sum(), list(captured.values())
+            loss = cross_entropy(captured.logits, labels).sum()
+            outputs = list(captured.values())
             gradients = torch.autograd.grad(loss, outputs, allow_unused=True, materialize_grads=True)
         of_layer = dict(zip(captured, zip(outputs, gradients)))
         for unit, row in heads.items():

@@ -87,7 +87,8 @@ def greedy_order(
         order = outcomes.loss.sum(1).argsort(stable=True).tolist()
         candidates = [candidates[index] for index in order]
         advance(len(candidates[:every]))
-        removed, candidates = (*removed, *candidates[:every]), candidates[every:]
+        removed = (*removed, *candidates[:every])
+        candidates = candidates[every:]
     return removed, spent
 
 
@@ -102,7 +103,8 @@ def pairwise(
     the pairs; the mean effect of removing both of each pair; of removing each unit; and what a report must say, or "".
     """
     sets = [*((unit,) for unit in units), *((units[first], units[second]) for first, second in pairs)]
-    outcomes, count = bench.without(sets, images, what=what), len(units)
+    outcomes = bench.without(sets, images, what=what)
+    count = len(units)
     effect, (first, second) = outcomes.delta_loss, map(list, zip(*pairs))
     beyond = effect[count:] - effect[first] - effect[second]
     groups = bench.groups if bench.groups is None or images is None else bench.groups[images]
@@ -125,7 +127,8 @@ def head_similarity(bench: Bench, heads: Sequence[Unit], images: Some | None = N
     Unbiased, so that it is near 0, also below, for unlike heads, and exact over any number of images (see
     vitlens/analysis/features/cka.py). The windows of Swin are compared within a layer.
     """
-    known, alike = layers(bench.model), dict[tuple[int, ...], list[int]]()
+    known = layers(bench.model)
+    alike = dict[tuple[int, ...], list[int]]()
     for row, head in enumerate(heads):
         layer = known[head.layer]
         key = (layer.queries,) if layer.windows == 1 else (layer.queries, layer.windows, layer.index)

@@ -77,7 +77,8 @@ def require_affinity(model: Model, layers: Sequence[int] | None = None) -> Seque
 
     Raises UnsupportedError for a model without any, InputError for a layer that is none.
     """
-    layout, known = model.anatomy.layout, list[int]()
+    layout = model.anatomy.layout
+    known = list[int]()
     if layout is not None and model.anatomy.attention_modules:
         sites = survey_weights(model, probe_images(model, 1))
         whole = (site for site in sites if site.kind == "patch" and site.windows is None)

@@ -61,7 +61,8 @@ class Chain:
         (CaiT) has keys (CLS, patches), with CLS as the one row that changes; the mass that rollout leaves on CLS has no
         place in the image and is distributed over the patches. Rows of zeros stay zeros.
         """
-        first, layout = self.calls[0], self.model.anatomy.layout
+        first = self.calls[0]
+        layout = self.model.anatomy.layout
         like = precise(first.rows((0,)))
         if layout is None:  # windows: the mean over the patches of the last stage
             last = self.calls[-1].site.windows
@@ -80,12 +81,14 @@ class Chain:
         rows = [F.pad(row, (prefix, 0)) if row.shape[-1] == layout.patches else row for row in map(pooling, calls)]
         if rows[-1].shape[-1] == layout.tokens:
             return rows[-1] if alpha is None else _scaled(rows[-1])
-        own, row = torch.ones_like(rows[-1][:, :1]), torch.zeros_like(rows[-1][:, 1:])
+        own = torch.ones_like(rows[-1][:, :1])
+        row = torch.zeros_like(rows[-1][:, 1:])
         for weights in reversed(rows):
             mixed = weights.clone() if alpha is None else (1 - alpha) * weights
             mixed[:, :1] += 1 if alpha is None else alpha
             passed = own * (mixed if alpha is None else _scaled(mixed))
-            row, own = row + passed[:, 1:], passed[:, :1]
+            row = row + passed[:, 1:]
+            own = passed[:, :1]
         return row if alpha is None else _scaled(row)
 
     def follow(self, row: Vector, step: Step, *, start_layer: int = 0) -> Float[Tensor, "batch first_tokens"]:
@@ -219,7 +222,8 @@ def without_autocast(device: torch.device) -> torch.autocast:
 def require_chain(model: Model) -> None:
     """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to the image."""
     require_special_first(model)
-    layout, sites = model.anatomy.layout, survey_weights(model, probe_images(model, 1))
+    layout = model.anatomy.layout
+    sites = survey_weights(model, probe_images(model, 1))
 
     def fits(site: Site) -> bool:
         if layout is None:
@@ -288,10 +292,13 @@ def _unmerge(
 
 def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
     """Propagate through one layer, a few images at a time, within windows where there are some."""
-    windows, rows = call.site.windows, []
+    windows = call.site.windows
+    rows = []
     for images, part in call.parts():
-        own, exact = row[images], part.precise()
-        weights, gradient = precise(exact.placed()), exact.weight_gradient()
+        own = row[images]
+        exact = part.precise()
+        weights = precise(exact.placed())
+        gradient = exact.weight_gradient()
         if windows is None:
             rows.append(step(own, weights, gradient, True))
             continue

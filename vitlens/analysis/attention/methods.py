@@ -285,9 +285,12 @@ def maximum_flows(
     from scipy.sparse import csr_matrix  # takes 0.2 s to import
     from scipy.sparse.csgraph import maximum_flow
 
-    tokens, depth = len(start), len(layers)
+    tokens = len(start)
+    depth = len(layers)
     source = tokens * (depth + 1)  # nodes: the tokens before layer 0, after layer 0, ... and the source
-    heads, tails, capacities = [np.full(tokens, source)], [depth * tokens + np.arange(tokens)], [start]
+    heads = [np.full(tokens, source)]
+    tails = [depth * tokens + np.arange(tokens)]
+    capacities = [start]
     query, key = np.divmod(np.arange(tokens * tokens), tokens)
     for layer, weights in enumerate(layers):
         heads.append((layer + 1) * tokens + query)

@@ -25,7 +25,8 @@ def position_similarity(model: Model) -> Similarity | None:
         embedding = getattr(getattr(model.module, "encoder", None), "pos_embedding", None)
     if not isinstance(embedding, Tensor) or model.anatomy.layout is None:
         return None
-    tokens, patches = embedding.detach().flatten(0, -2), model.layout.patches
+    tokens = embedding.detach().flatten(0, -2)
+    patches = model.layout.patches
     # embeddings of this grid; prefix tokens before the patches may have embeddings or not
     if not patches <= len(tokens) <= model.layout.tokens:
         return None
@@ -55,7 +56,8 @@ def rank_correlation(similarity: Similarity, layout: TokenLayout) -> tuple[float
     are fewer than two pairs, or all are equally far apart or similar.
     """
     numbers = torch.arange(layout.patches)
-    row, column = numbers // layout.grid[1], numbers % layout.grid[1]
+    row = numbers // layout.grid[1]
+    column = numbers % layout.grid[1]
     above = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
     near = -of_layout(layout).distances()[0]
     alike = similarity.detach().double().cpu().round(decimals=6)  # as equal offsets differ in the last bits

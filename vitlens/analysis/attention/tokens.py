@@ -74,7 +74,8 @@ def token_attention(
         def take(call: AttentionCall) -> None:
             if call.site.kind != "patch":
                 return
-            mean, kept = [], []
+            mean = []
+            kept = []
             with without_autocast(batch.device):
                 for part, own in call.parts():
                     weights = precise(own.precise().weights())

@@ -129,18 +129,23 @@ def map_grid(site: Site, model: Model) -> tuple[int, int] | None:
 
 def layer_map(call: AttentionCall, model: Model) -> LayerMaps:
     """The attention maps of the heads of a layer that has a `map_grid`."""
-    site, grid, layout = call.site, map_grid(call.site, model), model.anatomy.layout
+    site = call.site
+    grid = map_grid(call.site, model)
+    layout = model.anatomy.layout
     assert grid is not None
     if site.windows is not None:
         maps = received(call.placed(), site.windows)
         return LayerMaps(site, maps, maps.new_zeros(*maps.shape[:2], 0), "mean over the patches of a window")
     patches = grid[0] * grid[1]
     if site.kind == "class":
-        row, reading = call.weights()[:, :, 0], "the pooling query"
+        row = call.weights()[:, :, 0]
+        reading = "the pooling query"
     elif layout is not None and site.keys == layout.tokens and model.anatomy.readout in ("cls", "cls+distillation"):
-        row, reading = call.rows(layout.positions("cls"))[:, :, 0], "the CLS token"
+        row = call.rows(layout.positions("cls"))[:, :, 0]
+        reading = "the CLS token"
     else:
-        row, reading = call.rows(slice(site.keys - patches, None)).mean(2), "mean over all patches"
+        row = call.rows(slice(site.keys - patches, None)).mean(2)
+        reading = "mean over all patches"
     return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches], reading)
 
 
@@ -218,7 +223,8 @@ def patch_views(model: Model, images: Images, *, side: Side, patch: tuple[int, i
         if (call.site.layer, call.site.part) not in places:
             return
         geometry, (row, column) = places[call.site.layer, call.site.part]
-        grid, prefix = geometry.map_grid, geometry.prefix
+        grid = geometry.map_grid
+        prefix = geometry.prefix
         token = prefix + row * grid[1] + column
         if call.site.windows is not None:
             line = _in_window(call, call.site.windows, token, side)
@@ -300,8 +306,10 @@ def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
         windows = call.site.windows
         if windows is None:
             return
-        allowed, places = (call.placed() > MASKED).any(1).cpu(), window_index(windows)
-        patches, real = windows.resolution[0] * windows.resolution[1], places >= 0
+        allowed = (call.placed() > MASKED).any(1).cpu()
+        places = window_index(windows)
+        patches = windows.resolution[0] * windows.resolution[1]
+        real = places >= 0
         meets = allowed & real[:, :, None] & real[:, None]
         first = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)  # the first patch that it meets
         part = torch.zeros(patches, dtype=torch.long)
@@ -309,7 +317,8 @@ def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
         part = part.unique(return_inverse=True)[1].view(windows.resolution)
         # with the layers just before, as far back as their maps have this layer's size
         same = takewhile(lambda layer: layer.windows.resolution == windows.resolution, reversed(layers))
-        stage, pairs = list(same)[::-1], _pairs(places, allowed, patches)
+        stage = list(same)[::-1]
+        pairs = _pairs(places, allowed, patches)
         new = int((~torch.isin(pairs, _pairs(stage[-1].places, stage[-1].allowed, patches))).sum()) if stage else None
         layer = WindowLayer(call.site, windows, places, allowed, part, len(pairs), new, 0.0)
         followed = torch.arange(0, patches, max(1, -(-patches // _FOLLOWED)))

@@ -40,9 +40,18 @@ _NAMES: Final = [f"_scaled_dot_product_{kernel}" for kernel in _KERNELS]  # of F
 _FUSED: Final = tuple(getattr(_ATEN, name) for name in _NAMES if hasattr(_ATEN, name))  # as this version of torch has
 _BETWEEN_TOKENS: Final = (*_FUSED, _ATEN.bmm, _ATEN.baddbmm)  # in attention: products of tokens with tokens
 
-EMBEDDING, POSITIONS, MLP, NORMS, BETWEEN = "patch embedding", "positions and tokens", "MLP", "norms", "between stages"
-PROJECTIONS, PRODUCTS = "attention projections", "attention products"
-STEM, STAGE, CONVOLUTIONS, HEAD, OTHER = "stem", "stage", "convolutions", "head", "other"
+EMBEDDING = "patch embedding"
+POSITIONS = "positions and tokens"
+MLP = "MLP"
+NORMS = "norms"
+BETWEEN = "between stages"
+PROJECTIONS = "attention projections"
+PRODUCTS = "attention products"
+STEM = "stem"
+STAGE = "stage"
+CONVOLUTIONS = "convolutions"
+HEAD = "head"
+OTHER = "other"
 # In the order of a forward pass; a CNN's stages ("stage 0" ...) are at the place of "stage".
 PARTS: Final[Mapping[str, str]] = {
     EMBEDDING: "from pixels to patch tokens",
@@ -70,7 +79,9 @@ def flops_by_part(model: Model) -> dict[str, int]:
     In attention, the projections multiply tokens by parameters, the products multiply tokens by tokens. A module's own
     are the difference of the counter between entry and exit of its call, without what its children took.
     """
-    images, parts, flops = probe_images(model, 1), Parts(model), Counter[str]()
+    images = probe_images(model, 1)
+    parts = Parts(model)
+    flops = Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
     stack: list[tuple[Counter[Any], Counter[Any]]] = []  # of each running module: the total at entry, its children's
 
@@ -79,7 +90,8 @@ def flops_by_part(model: Model) -> dict[str, int]:
 
     def leave(name: str, _arguments: Arguments, _output: Any) -> None:
         before, inside = stack.pop()
-        taken, part = Counter(counter.flop_counts["Global"]) - before, parts.of_module(name)
+        taken = Counter(counter.flop_counts["Global"]) - before
+        part = parts.of_module(name)
         for operation, count in (taken - inside).items():
             flops[PRODUCTS if part == PROJECTIONS and operation in _BETWEEN_TOKENS else part] += count
         if stack:
@@ -103,7 +115,9 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
     With N tokens of width d, P patches of p pixels and an MLP of h hidden units, each block takes 8 N d² for the four
     projections, 4 N² d for the two products, 4 N d h for the MLP.
     """
-    tokens, patches, dim = config.layout.tokens, config.layout.patches, config.dim
+    tokens = config.layout.tokens
+    patches = config.layout.patches
+    dim = config.dim
     heads = 2 if config.distillation else 1
     flops = {
         EMBEDDING: 2 * patches * 3 * prod(config.patch_size) * dim,
@@ -151,8 +165,10 @@ def exponent(tokens: ArrayLike, costs: ArrayLike) -> Estimate:
 
     Two points have no interval. Of exact costs (FLOPs) it says how far the points are from one straight line.
     """
-    x, y = np.log(np.asarray(tokens, dtype=np.float64)), np.log(np.asarray(costs, dtype=np.float64))
-    across, up = x - x.mean(), y - y.mean()
+    x = np.log(np.asarray(tokens, dtype=np.float64))
+    y = np.log(np.asarray(costs, dtype=np.float64))
+    across = x - x.mean()
+    up = y - y.mean()
     slope = float(across @ up / (across @ across))
     if len(x) == 2:
         return Estimate(slope, n=2, unit="")
@@ -180,7 +196,9 @@ class Parts:
         """The part that a module's own operations belong to; "" is the model itself."""
         if not name:
             return OTHER
-        module, place, block = self._modules[name], self._place[name], _within(name, self._blocks)
+        module = self._modules[name]
+        place = self._place[name]
+        block = _within(name, self._blocks)
         before = bool(self._blocks) and place < self._starts[0]
         if not self._has_tokens:  # a CNN
             if not self._blocks:
@@ -226,7 +244,8 @@ def in_order(parts: Iterable[str]) -> list[str]:
 
 def parameters_by_part(model: Model) -> dict[str, int]:
     """How many parameters each part has; their sum is the model's parameter_count()."""
-    parts, counts = Parts(model), Counter[str]()
+    parts = Parts(model)
+    counts = Counter[str]()
     for name, parameter in model.module.named_parameters():
         counts[parts.of_parameter(name)] += parameter.numel()
     return {part: counts[part] for part in in_order(counts)}

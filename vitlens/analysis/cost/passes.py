@@ -23,7 +23,9 @@ from vitlens.shapes import Images
 ROUNDS: Final = 3  # rounds in which several models are timed, one after the other
 LONGEST: Final = 1.0  # seconds of one pass; beyond it no larger batch is tried
 _ROUND: Final = 0.25  # seconds, about, for which one model is timed in a round
-_FEWEST, _MOST = 2, 10  # passes in a round
+# passes in a round
+_FEWEST = 2
+_MOST = 10
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,9 @@ class _LiveMemory(TorchDispatchMode):
 
     def _enter(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        place, size = id(storage), storage.nbytes()  # the storage object lives as long as its memory
+        # the storage object lives as long as its memory
+        place = id(storage)
+        size = storage.nbytes()
         if place not in self._known:
             self._known.add(place)
             self.now += size

@@ -144,7 +144,8 @@ def predicted_logits(
     advance: Callable[[int], object] = lambda _: None,
 ) -> Logits:
     """The model's logits (n, classes) on a split, labelled or not: fp32, on the CPU, in the model's own order."""
-    device, parts = model.device, []
+    device = model.device
+    parts = []
     size = batch_size or fitting_batch_size(model)
     with torch.inference_mode(), evaluating(model), autocast(device, precision):
         for batch in split.batches(size, device=device):
@@ -245,12 +246,15 @@ def calibration_error(
     error = float(np.abs(by_group.sum(0)).sum() / len(labels))
     if not enough_to_draw(sizes.astype(np.float64)):
         return Estimate(error, n=len(labels))
-    generator, drawn = np.random.default_rng(seed), []
+    generator = np.random.default_rng(seed)
+    drawn = []
     for _ in range(_DRAWS):
         times = np.bincount(generator.integers(0, count, count), minlength=count)
         drawn.append(np.abs(times @ by_group).sum() / (times @ sizes))
     upper = float(drawn_interval(np.array(drawn), sizes.astype(np.float64))[1])
-    values, members, perfect = confidence.numpy(), member.numpy(), []
+    values = confidence.numpy()
+    members = member.numpy()
+    perfect = []
     for _ in range(_DRAWS // 10):  # of which the mean alone is used
         lucky = generator.random(len(values)) < values
         perfect.append(np.abs(np.bincount(members, values - lucky, minlength=BINS)).sum() / len(values))

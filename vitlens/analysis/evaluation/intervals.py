@@ -79,7 +79,8 @@ def estimates(
     least, most: the possible values, where the intervals end.
     """
     low, high = intervals(values, groups=groups, seed=seed, least=least, most=most)
-    n, means = values.shape[1], values.double().mean(1).tolist()
+    n = values.shape[1]
+    means = values.double().mean(1).tolist()
     if low.isnan().any():
         return [Estimate(mean, n=n, unit=unit) for mean in means]
     return [Estimate(mean, down, up, n, unit) for mean, down, up in zip(means, low.tolist(), high.tolist())]
@@ -116,7 +117,8 @@ def studentized(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, d
     mean = sums.sum(0) / counts.sum()
     residuals = sums - counts[:, None] * mean
     observed = _ratio(mean, uncertainty.jackknife_error(sums, counts), mean)
-    above, below = np.zeros(len(mean)), np.zeros(len(mean))
+    above = np.zeros(len(mean))
+    below = np.zeros(len(mean))
     width = max(1, _AT_ONCE // draws)
     for start in range(0, len(mean), width):
         columns = slice(start, start + width)
@@ -147,7 +149,8 @@ def spearman(first: ByRow, second: ByRow) -> Rows:
     ranks = [stats.rankdata(values.detach().cpu().double().numpy(), axis=1) for values in (first, second)]
     centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
     norms = [np.sqrt((rank**2).sum(1)) for rank in centred]
-    product, covariance = norms[0] * norms[1], (centred[0] * centred[1]).sum(1)
+    product = norms[0] * norms[1]
+    covariance = (centred[0] * centred[1]).sum(1)
     found = np.divide(covariance, product, out=np.full(len(product), np.nan), where=product > 0)
     return torch.from_numpy(found)
 
@@ -218,7 +221,8 @@ class Moments:
 
     def ends(self, key: Key, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
         """The 95 % interval of the mean, (heads,) each, within the possible values; NaN for one image or one group."""
-        mean, half = self.mean(key), self.half_width(key)
+        mean = self.mean(key)
+        half = self.half_width(key)
         return (mean - half).clamp_min(least), (mean + half).clamp_max(most)
 
     def estimate(
@@ -263,7 +267,8 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
     images that are not independent: the interval is over seeds and groups.
     """
     table = np.asarray(correct, dtype=np.float64)
-    total, mean = table.shape[1], table.mean()
+    total = table.shape[1]
+    mean = table.mean()
     alone = share_of(table[0], groups=groups)
     if groups is not None:
         # what each group adds to its seed's mean, in units of an image's: the means of seeds stay as they are
@@ -272,7 +277,8 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
     seeds, images = table.shape
     if min(seeds, images) < 2 or np.ptp(table) == 0:
         return alone
-    by_seed, by_image = table.mean(1), table.mean(0)
+    by_seed = table.mean(1)
+    by_image = table.mean(0)
     rest = table - by_seed[:, None] - by_image[None] + mean
     squares = [images * np.sum((by_seed - mean) ** 2), seeds * np.sum((by_image - mean) ** 2), np.sum(rest**2)]
     freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
@@ -283,7 +289,8 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
     if not variance:  # equal means of all seeds and of all images
         return alone
     quantile = float(stats.t.ppf(0.975, variance**2 / float(np.sum(parts**2 / freedom))))
-    half, value = float(np.sqrt(variance / table.size)) * quantile, float(mean)
+    half = float(np.sqrt(variance / table.size)) * quantile
+    value = float(mean)
     return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), total)
 
 
@@ -297,13 +304,15 @@ def difference_over_seeds(
     """
     both = [np.asarray(each, dtype=np.float64) for each in (first, second)]
     table = both[0] - both[1]
-    value, images = 100 * float(table.mean()), table.shape[1]
+    value = 100 * float(table.mean())
+    images = table.shape[1]
     variances = np.array([each.mean(1).var(ddof=1) / len(each) for each in both]) if len(table) > 1 else np.zeros(2)
     if not table.any() or not variances.any():
         p = paired_test(both[0][0], both[1][0], groups=groups)
         return AccuracyDifference(accuracy_difference(both[0][0], both[1][0], groups=groups), p)
     variance = float(variances.sum())
-    error, freedom = float(np.sqrt(variance)), variance**2 / float(np.sum(variances**2) / (len(table) - 1))
+    error = float(np.sqrt(variance))
+    freedom = variance**2 / float(np.sum(variances**2) / (len(table) - 1))
     half = 100 * error * float(stats.t.ppf(0.975, freedom))
     p = 2 * float(stats.t.sf(abs(value) / (100 * error), freedom))
     estimate = Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points")

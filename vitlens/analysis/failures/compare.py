@@ -51,7 +51,8 @@ class Comparison(Table):
     @property
     def cells(self) -> Int[Tensor, " batch"]:
         """For each image an index into CELLS."""
-        wrong, also = ~self.first.correct, ~self.second.correct
+        wrong = ~self.first.correct
+        also = ~self.second.correct
         both = torch.where(self.first.predictions == self.second.predictions, 3, 4)
         return torch.where(wrong & also, both, wrong.long() + 2 * also.long())
 
@@ -183,11 +184,15 @@ def shape_bias(
     """
     split = as_split(images)
     model.require_classifier()
-    cues, mapping = require_cues(split), reading(model.classes, split.classes)
+    cues = require_cues(split)
+    mapping = reading(model.classes, split.classes)
     logits = predicted_logits(model, split, batch_size=batch_size, precision=precision, advance=advance)
     conflict = cues.conflict  # images whose shape and texture agree are left out
-    guess, shape, groups = mapping.read(logits).argmax(-1)[conflict], cues.shape[conflict], cues.source[conflict]
-    by_shape, by_texture = guess == shape, guess == cues.texture[conflict]
+    guess = mapping.read(logits).argmax(-1)[conflict]
+    shape = cues.shape[conflict]
+    groups = cues.source[conflict]
+    by_shape = guess == shape
+    by_texture = guess == cues.texture[conflict]
     decided = by_shape | by_texture
     bias = accuracy(by_shape[decided], groups=groups[decided]) if decided.any() else None
     counted = []

@@ -43,7 +43,9 @@ _OTHERS: Final = 20  # images of other classes from which on logits are correlat
 _CONTRAST: Final = 1.5  # times the contrast
 _BRIGHTER: Final = 0.15  # of the range of luminance
 _ZOOM: Final = 1.25
-_BLUR, _LEAST_BLUR = 0.01, 0.6  # standard deviation: of the shorter side, and at least, px
+# standard deviation: of the shorter side, and at least, px
+_BLUR = 0.01
+_LEAST_BLUR = 0.6
 _CLEAR: Final = 1 / 16  # of the shorter side: how far an object is moved off the border
 _GROUND_BLUR: Final = 1 / 8  # of the shorter side
 _ROOM: Final = 1 / 4  # of each side: how far an image is shifted at most
@@ -124,7 +126,8 @@ class Subject:
         """The two classes that are confused most; None of few errors, or of two classes."""
         if not self._comparable:
             return None
-        labels, predictions = self.evaluation.labels, self.evaluation.predictions
+        labels = self.evaluation.labels
+        predictions = self.evaluation.predictions
         return find_pair(labels, predictions, self.independent, len(self.evaluation.classes))
 
     @property
@@ -136,7 +139,8 @@ class Subject:
     def values(self) -> Mapping[str, PerImage]:
         """Every property (n,) that differs between these images, NaN where it is not known. Of maps: where the objects
         are known, how much of each lies on them, else the place and size of what it marks."""
-        split, maps = self.split, self.mapped
+        split = self.split
+        maps = self.mapped
         found = dict(self._read[0])
         if self.mark is not None:
             found["mark"] = self.mark.values
@@ -192,8 +196,10 @@ def blur(planes: Plane) -> PerImage:
         window = min(_WINDOW, 2 * ((rows.shape[-1] - 1) // 2) + 1)
         padded = F.pad(rows[:, None], (window // 2, window // 2, 0, 0), mode="replicate")
         again = F.avg_pool2d(padded, (1, window), stride=1)[:, 0]
-        before, after = rows.diff(dim=-1).abs(), again.diff(dim=-1).abs()
-        whole, lost = before.sum((1, 2)), (before - after).clamp_min(0).sum((1, 2))
+        before = rows.diff(dim=-1).abs()
+        after = again.diff(dim=-1).abs()
+        whole = before.sum((1, 2))
+        lost = (before - after).clamp_min(0).sum((1, 2))
         axes.append(torch.where(whole > 1e-6 * before[0].numel(), 1 - lost / whole.clamp_min(1e-12), 1.0))
     return torch.maximum(*axes)
 
@@ -234,7 +240,9 @@ class Pictures:
     """The images at some indices, their masks where objects are known, and their extent: height and width, px."""
 
     def __init__(self, subject: Subject, indices: Int[Tensor, " batch"]) -> None:
-        self.subject, self.indices, self.split = subject, indices, subject.split.pick(indices)
+        self.subject = subject
+        self.indices = indices
+        self.split = subject.split.pick(indices)
         self.images: Images = next(iter(self.split.batches(len(indices)))).images
         self.masks = self.split.masks
         self.extent = torch.tensor(self.images.shape[-2:], dtype=torch.float32)
@@ -298,7 +306,8 @@ def around_centre(pictures: Pictures, sign: int) -> Edited:
     """Moved to the centre, or twice as far from it; control: as far around it, at the same distance."""
     place, least, most = pictures.place()
     shift = (-place if sign < 0 else place).clamp(least, most).round()
-    radius, length = place.norm(dim=1), shift.norm(dim=1)
+    radius = place.norm(dim=1)
+    length = shift.norm(dim=1)
     angle = 2 * torch.asin((length / (2 * radius).clamp_min(1e-6)).clamp(max=1.0))
     options = []
     for side in (1, -1):
@@ -313,7 +322,8 @@ def off_border(pictures: Pictures, _sign: int) -> Edited:
     """Objects at the border moved off it; control: as far, still at the border."""
     (low, high), extent = pictures.box, pictures.extent
     clear = (_CLEAR * extent.amin()).round().clamp_min(1.0)
-    first, last = low <= 0, high >= extent
+    first = low <= 0
+    last = high >= extent
     shift = torch.where(first & ~last, clear, torch.where(last & ~first, -clear, 0.0)).clamp(-low, extent - high)
     length = shift.norm(dim=1, keepdim=True).round()
     best = torch.zeros_like(shift)
@@ -356,7 +366,8 @@ def scaled(pictures: Pictures, sign: int) -> Edited:
     low, high = pictures.box
     room = (pictures.extent / (high - low).clamp_min(1.0)).amin(1).clamp_min(1.0)
     scale = torch.minimum(scale, room)
-    half, middle = (high - low) / 2 * scale[:, None], (low + high) / 2
+    half = (high - low) / 2 * scale[:, None]
+    middle = (low + high) / 2
     inside = torch.minimum(torch.maximum(middle, half), pictures.extent - half) - middle
     changed = pictures.placed(inside if sign > 0 else still, scale)
     return changed, _nearest(images, changed, [pictures.placed(step) for step in _steps_around(pictures)])
@@ -377,7 +388,8 @@ def _steps_around(pictures: Pictures) -> list[Shift]:
 def with_contrast(pictures: Pictures, sign: int) -> Edited:
     """More or less contrast, of an object to its surroundings or of the whole image; control: another brightness of the
     whole image, by as much and in the direction in which its mean changes."""
-    images, planes = pictures.images, luminance(pictures.images)
+    images = pictures.images
+    planes = luminance(pictures.images)
     where = torch.ones_like(images[:, :1]) if pictures.masks is None else pictures.masks[:, None].float()
     around = where if pictures.masks is None else 1 - where
     middle = (planes[:, None] * around).sum((2, 3), keepdim=True) / around.sum((2, 3), keepdim=True).clamp_min(1.0)
@@ -405,11 +417,13 @@ def with_sharpness(pictures: Pictures, sign: int) -> Edited:
 
 def without_clutter(pictures: Pictures, _sign: int) -> Edited:
     """The ground without distractors, or blurred; control: another ground, or its own moved or mirrored."""
-    images, scenes = pictures.images, pictures.split.scenes
+    images = pictures.images
+    scenes = pictures.split.scenes
     if scenes is not None:
         changed, other = (scenes.redrawn(how).float() / 255 for how in ("without distractors", "other ground"))
         return changed, _from_the_left(images, other, distance(images, changed))
-    smooth, on_object = blurred(pictures.ground, _GROUND_BLUR * min(images.shape[-2:])), pictures.layer > 0
+    smooth = blurred(pictures.ground, _GROUND_BLUR * min(images.shape[-2:]))
+    on_object = pictures.layer > 0
     changed = torch.where(on_object, images, smooth)
     grounds = [pictures.ground.roll(pixels, 3) for pixels in (1, 2, 4)] + [pictures.ground.flip(3)]
     return changed, _nearest(images, changed, [torch.where(on_object, images, ground) for ground in grounds])
@@ -425,7 +439,8 @@ def _from_the_left(images: Images, others: Images, size: PerImage) -> Images:
 
 def without_mark(pictures: Pictures, _sign: int) -> Edited:
     """A place filled in from what surrounds it; control: another place changed by as much."""
-    images, mark = pictures.images, pictures.subject.mark
+    images = pictures.images
+    mark = pictures.subject.mark
     assert mark is not None
     top, left, bottom, right = mark.box
     holes = torch.zeros_like(images[:, :1], dtype=torch.bool)
@@ -454,13 +469,15 @@ def _lit(images: Images, changed: Images) -> Images:
 
     Of four sides the one whose light comes nearest to the size of the change. What is clipped is made up for.
     """
-    wanted, options = _LIGHT * distance(images, changed), list[Images]()
+    wanted = _LIGHT * distance(images, changed)
+    options = list[Images]()
     before = luminance(images).mean((1, 2))
     for axis, flip in product((2, 3), (False, True)):
         shape = [1, 1, 1, 1]
         shape[axis] = images.shape[axis]
         pattern = torch.linspace(1, -1, shape[axis]) if flip else torch.linspace(-1, 1, shape[axis])
-        strength, offset = 2 * wanted, torch.zeros_like(wanted)
+        strength = 2 * wanted
+        offset = torch.zeros_like(wanted)
         for _ in range(_FITTED):
             light = strength[:, None, None, None] * pattern.view(shape) + offset[:, None, None, None]
             option = (images + light).clamp(0, 1)

@@ -109,7 +109,8 @@ def failures(
     >>> found.failures, found.causes
     (2, ())
     """
-    split, subjects = as_split(images), []
+    split = as_split(images)
+    subjects = []
     explain, preferred = (resolved(f"vitlens.attribution.explain:{name}") for name in ("explain", "preferred_method"))
     for each in (model,) if second is None else (model, second):
         evaluation = evaluate(each, split, batch_size=batch_size, advance=advance)
@@ -127,7 +128,9 @@ def diagnose(
     """The diagnosis of one or two models. progress: of this number of passes over a changed image. All images are
     changed in those properties that separate errors before any correction, as no others can be shown to be a cause,
     towards what correct predictions have."""
-    rows, plans, tested = covariate_rows(subjects), [], list[InterventionRow]()
+    rows = covariate_rows(subjects)
+    plans = []
+    tested = list[InterventionRow]()
     for subject in subjects:
         changeable = [row for row in rows if row.model == subject.evaluation.alias and _is_changed(row, subject)]
         plans.append((subject, changeable))
@@ -181,7 +184,8 @@ def outcomes(
     """Return for each property what becomes of all images after its change, and after its control."""
     parts: defaultdict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
     for indices in torch.arange(len(subject.split)).split(subject.batch_size or fitting_batch_size(subject.model)):
-        pictures, truth = Pictures(subject, indices), subject.evaluation.labels[indices]
+        pictures = Pictures(subject, indices)
+        truth = subject.evaluation.labels[indices]
         for row in rows:
             both = CHANGES[row.covariate](pictures, row.sign)
             right = torch.stack([predictions(subject, images) == truth for images in both])
@@ -195,7 +199,8 @@ def outcomes(
 def _intervened(subject: Subject, row: CovariateRow, after: Outcome) -> InterventionRow:
     """Count the images of which the property is known and which the change alters."""
     changed = after.visible & subject.values[row.covariate].isfinite()
-    right, groups = subject.evaluation.correct[changed], _of(subject.evaluation.groups, changed)
+    right = subject.evaluation.correct[changed]
+    groups = _of(subject.evaluation.groups, changed)
     then, control = after.right[:, changed]
     size, control_size = after.size[:, changed].double().mean(1).tolist() if changed.any() else (0.0, 0.0)
     gain = Estimate(0.0, n=0, unit="points")
@@ -239,7 +244,8 @@ def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
     for (at, name), p in zip(tests, corrected):
         adjusted: dict[str, Any] = {f"{name}_holm": p}
         rows[at] = replace(rows[at], **adjusted)
-    separated, start = list[CovariateRow](), 0
+    separated = list[CovariateRow]()
+    start = 0
     for subject, size in zip(subjects, sizes):
         same = rows[start : start + size]
         separated += [replace(row, inseparable=_inseparable(subject, row, same)) for row in same]
@@ -249,9 +255,11 @@ def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
 
 def _alone(subject: Subject, name: str) -> CovariateRow | None:
     """Return how one property separates errors when no other is known; None without errors or correct predictions."""
-    evaluation, values = subject.evaluation, subject.values[name]
+    evaluation = subject.evaluation
+    values = subject.values[name]
     usable = values.isfinite()
-    numbers, wrong = values[usable].double().numpy(), ~evaluation.correct[usable].numpy()
+    numbers = values[usable].double().numpy()
+    wrong = ~evaluation.correct[usable].numpy()
     if not wrong.any() or wrong.all():
         return None
     area, p = separation(numbers, wrong, groups=_of(evaluation.groups, usable), seed=subject.seed)
@@ -260,13 +268,15 @@ def _alone(subject: Subject, name: str) -> CovariateRow | None:
         area = Estimate(area.value, n=area.n, unit="")  # the interval of what was chosen is too narrow
     if name == "mark" and subject.mark is not None:
         p = subject.mark.p
-        detail, place = subject.mark.detail, subject.mark.place
+        detail = subject.mark.detail
+        place = subject.mark.place
     if name == "pair" and subject.pair is not None:
         p = subject.pair.p
         both = (subject.pair.first, subject.pair.second)
         detail = " and ".join(evaluation.classes[at] for at in both)
     failed, passed = (float(np.median(numbers[of])) for of in (wrong, ~wrong))
-    title, errors = PROPERTIES[name].title, int(wrong.sum())
+    title = PROPERTIES[name].title
+    errors = int(wrong.sum())
     return CovariateRow(evaluation.alias, name, title, area, errors, failed, passed, p, detail=detail, place=place)
 
 
@@ -286,7 +296,8 @@ def _given_others(subject: Subject, alone: Sequence[CovariateRow]) -> list[Covar
     usable.sort(key=lambda row: (1.0 if row.p is None else row.p, -abs(row.area.value - 0.5)))
     names = [row.covariate for row in usable[: few // _EACH]]
     columns = _columns(subject, names)
-    fit, found = fitted(columns, wrong), dict[str, tuple[float, float, float]]()
+    fit = fitted(columns, wrong)
+    found = dict[str, tuple[float, float, float]]()
     for at, name in enumerate(names):
         ratio = likelihood_ratio(columns, at, wrong)
         found[name] = ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[at])
@@ -304,7 +315,8 @@ def _given_others(subject: Subject, alone: Sequence[CovariateRow]) -> list[Covar
 def _sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.bool_]) -> tuple[float, float, float]:
     """Return the likelihood ratio, p and slope of what is sought in the errors, given these properties."""
     more = np.column_stack([columns, _columns(subject, [name])])
-    ratio, slope = likelihood_ratio(more, columns.shape[1], wrong), float(fitted(more, wrong).slopes[-1])
+    ratio = likelihood_ratio(more, columns.shape[1], wrong)
+    slope = float(fitted(more, wrong).slopes[-1])
     if name == "pair" and subject.pair is not None:
         return ratio, min(1.0, subject.pair.pairs * float(stats.chi2.sf(ratio, 1))), slope
     assert subject.mark is not None
@@ -351,12 +363,16 @@ def _columns(subject: Subject, names: Sequence[str]) -> Array:
 
 def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...]:
     """How much better each property separates the errors of the first of two models, where both make enough."""
-    one, other, found = first.evaluation, second.evaluation, list[tuple[str, Estimate, float]]()
+    one = first.evaluation
+    other = second.evaluation
+    found = list[tuple[str, Estimate, float]]()
     for name in first.values:
         if name in second.values and not PROPERTIES[name].sought:
             values = torch.stack((first.values[name], second.values[name]))
-            known, correct = values.isfinite().all(0), torch.stack((one.correct, other.correct))
-            numbers, wrong = values[:, known].double().numpy(), ~correct[:, known].numpy()
+            known = values.isfinite().all(0)
+            correct = torch.stack((one.correct, other.correct))
+            numbers = values[:, known].double().numpy()
+            wrong = ~correct[:, known].numpy()
             if min(wrong.sum(1).min(), (~wrong).sum(1).min()) >= FEWEST:
                 found.append((name, *area_difference(numbers, wrong, groups=_of(one.groups, known))))
     return tuple(

@@ -66,8 +66,10 @@ def _jpeg(images: Images, strength: float, _keys: Keys) -> Images:
 
 
 def _pixelated(images: Images, strength: float, _keys: Keys) -> Images:
-    transforms, sides = _torchvision(), list(images.shape[-2:])
-    small, modes = [max(1, round(side * strength)) for side in sides], transforms.InterpolationMode
+    transforms = _torchvision()
+    sides = list(images.shape[-2:])
+    small = [max(1, round(side * strength)) for side in sides]
+    modes = transforms.InterpolationMode
     coarse = transforms.resize(images, small, interpolation=modes.BILINEAR, antialias=True)
     large: Tensor = transforms.resize(coarse, sides, interpolation=modes.NEAREST_EXACT)
     return large
@@ -75,10 +77,12 @@ def _pixelated(images: Images, strength: float, _keys: Keys) -> Images:
 
 def _occluded(images: Images, strength: float, keys: Keys) -> Images:
     height, width = images.shape[-2:]
-    side, erased = max(1, round(strength * min(height, width))), images.clone()
+    side = max(1, round(strength * min(height, width)))
+    erased = images.clone()
     places = uniform(keys.to(images.device), 2, stream=5).cpu()
     for image, own, (down, across) in zip(erased, images, places.tolist()):
-        top, left = int(down * (height - side + 1)), int(across * (width - side + 1))
+        top = int(down * (height - side + 1))
+        left = int(across * (width - side + 1))
         image[:, top : top + side, left : left + side] = own.mean((1, 2), keepdim=True)
     return erased
 
@@ -168,7 +172,8 @@ def correct_after(
     Images are changed at the split's own size, before the model resizes them. advance: called with the number of passes
     over an image just done. Raises DataError without labels, InputError when the classes do not match.
     """
-    truth, read = require_labels(split).cpu(), reading(model.classes, split.classes).read
+    truth = require_labels(split).cpu()
+    read = reading(model.classes, split.classes).read
     right = torch.zeros(len(changes), len(split), dtype=torch.bool)
     with torch.inference_mode(), evaluating(model), autocast(model.device, precision):
         for batch in split.batches(batch_size or fitting_batch_size(model), device=model.device):

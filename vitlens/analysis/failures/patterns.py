@@ -135,7 +135,8 @@ def find_pair(labels: Labels, predictions: Labels, kept: NDArray[np.intp], class
     Fisher's exact test: whether images of the two are taken for each other more often than images of other classes are
     misclassified at all, so that errors that are as frequent in all classes are no pair, wherever they go.
     """
-    truth, answers = labels.numpy()[kept], predictions.numpy()[kept]
+    truth = labels.numpy()[kept]
+    answers = predictions.numpy()[kept]
     present = np.unique(truth)
     if classes < 3 or len(present) < 3:
         return None

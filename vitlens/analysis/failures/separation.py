@@ -130,9 +130,11 @@ def area_difference(
 ) -> tuple[Estimate, float]:
     """Return the area of a number for one model minus that for another, with its paired interval and p: both (2, n)."""
     (area, parts), (other, others) = (area_and_parts(*each) for each in zip(numbers, wrong))
-    gap, error = area - other, standard_error(parts - others, groups)
+    gap = area - other
+    error = standard_error(parts - others, groups)
     p = 1.0 if error == 0 else float(2 * stats.norm.sf(abs(gap) / error))
-    low, high = max(gap - _Z * error, -1.0), min(gap + _Z * error, 1.0)
+    low = max(gap - _Z * error, -1.0)
+    high = min(gap + _Z * error, 1.0)
     return Estimate(gap, low, high, numbers.shape[1], ""), p
 
 
@@ -141,12 +143,14 @@ def area_and_parts(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Arr
 
     A failure contributes by the share of successes below it, a success by the share of failures above it.
     """
-    high, low = np.sort(numbers[wrong]), np.sort(numbers[~wrong])
+    high = np.sort(numbers[wrong])
+    low = np.sort(numbers[~wrong])
     below, not_above = (
         (np.searchsorted(others, own, "left") + np.searchsorted(others, own, "right")) / 2 / len(others)
         for others, own in ((low, numbers[wrong]), (high, numbers[~wrong]))
     )
-    area, parts = float(below.mean()), np.empty(len(wrong))
+    area = float(below.mean())
+    parts = np.empty(len(wrong))
     parts[wrong], parts[~wrong] = (below - area) / len(high), (1 - not_above - area) / len(low)
     return area, parts
 

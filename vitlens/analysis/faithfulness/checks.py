@@ -60,7 +60,9 @@ def judged_cascade(stages: Sequence[Stage]) -> Judgement:
         return Judgement("inconclusive", None, "uniform maps")
     blocks = [place for place, stage in enumerate(stages) if stage.name.startswith("block")]
     middle = blocks[(len(blocks) - 1) // 2] if blocks else len(stages) - 1
-    upper, kept, last = known[: middle + 1], stages[middle].kept, known[-1]
+    upper = known[: middle + 1]
+    kept = stages[middle].kept
+    last = known[-1]
     least = min(upper, key=lambda own: own.value)
     decisive = last if last.value >= SIMILAR > least.value else least
     if (last.n or 0) < ENOUGH:

@@ -107,7 +107,8 @@ def by_search(
     many are tried in a step after the first, those with the lowest margin when last tried. Then patches are restored,
     the last first, as long as the prediction stays changed.
     """
-    grid, parts = removal_grid(model), []
+    grid = removal_grid(model)
+    parts = []
     for part in images.split(IMAGES_AT_ONCE):
         search = _Search(Variants(model, part, substrate=substrate), len(part), grid[0] * grid[1])
         search.remove(candidates, keep_one=substrate == "absent")
@@ -123,7 +124,8 @@ class _Search:
 
     def __init__(self, variants: Variants, images: int, patches: int) -> None:
         every = torch.arange(images, device=variants.device)
-        self._variants, self._patches = variants, patches
+        self._variants = variants
+        self._patches = patches
         self.removed = torch.zeros(images, patches, dtype=torch.bool, device=variants.device)
         self.when = torch.full_like(self.removed, patches, dtype=torch.long)
         self.prediction = variants.logits(every, self.removed).argmax(-1)
@@ -152,7 +154,8 @@ class _Search:
     ) -> tuple[Float[Tensor, "images sets"], Int[Tensor, "images sets"]]:
         """Without each set the margin, the prediction's logit minus the greatest other one, and the predicted class;
         the logits of a few images are held at a time."""
-        sets, parts = removed.shape[1], []
+        sets = removed.shape[1]
+        parts = []
         size = max(1, SETS_AT_ONCE // sets)
         for few, gone in zip(which.split(size), removed.split(size)):
             logits = self._variants.logits(few.repeat_interleave(sets), gone.flatten(0, 1)).unflatten(0, (-1, sets))

@@ -8,7 +8,9 @@ from typing import Any, Final
 from vitlens.names import Substrate
 from vitlens.references import resolved
 
-RANDOM, CENTRE = "random", "centre"  # the baselines' names
+# the baselines' names
+RANDOM = "random"
+CENTRE = "centre"
 BASELINES: Final = (RANDOM, CENTRE)
 SUBSTRATE: Final[Substrate] = "blur"  # what replaces a removed patch
 OTHER_SUBSTRATES: Final[tuple[Substrate, ...]] = ("mean", "absent")  # with which rankings are compared

@@ -79,7 +79,8 @@ def league(
     the seconds per image. A map that is not finite counts as constant and is flagged. advance: called with 1 for each
     check done, CHECKS times for each method and baseline.
     """
-    known, given = dict[str, tuple[Maps, float]](), (model, images, targets)
+    known = dict[str, tuple[Maps, float]]()
+    given = (model, images, targets)
     for name, method in methods.items():
         known[name] = computed[name] if computed else _timed(method, *given)
     known |= {name: (maps, 0.0) for name, maps in baselines(model, len(images), settings.seed).items()}
@@ -89,7 +90,8 @@ def league(
         name: torch.where(faults[name].not_finite[:, None, None], 0.0, maps.float()).to(images.device)
         for name, (maps, _) in known.items()
     }
-    every, count = list(sound.values()), len(sound)
+    every = list(sound.values())
+    count = len(sound)
     common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
     curves = faithfulness(*given, every, substrate=settings.substrate, steps=settings.steps, **common)
     advance(count)
@@ -102,9 +104,12 @@ def league(
     advance(count)
     usable = torch.zeros(len(images), dtype=torch.bool) if masks is None else has_edge(masks).cpu()
     objects = masks[usable.to(masks.device)].cpu() if masks is not None and bool(usable.any()) else None
-    kept, results = predictions_kept(model, images[:RANDOMISED], seed=settings.seed), []
+    kept = predictions_kept(model, images[:RANDOMISED], seed=settings.seed)
+    results = []
     for place, (name, maps) in enumerate(sound.items()):
-        forwards, changed, scores = None, None, {}
+        forwards = None
+        changed = None
+        scores = {}
         if name in methods:
             forwards = forward_equivalents(model, images[:1], targets[:1], methods[name])  # the same for every image
             some = min(len(images), randomised_images(forwards))
@@ -188,7 +193,9 @@ def rank_agreement(
     from scipy import stats  # takes half a second to import
 
     names = list(first)
-    pairs, sides, differences = list(combinations(names, 2)), [], []
+    pairs = list(combinations(names, 2))
+    sides = []
+    differences = []
     for results in (first, second):
         own = torch.stack([results[one].double() - results[other].double() for one, other in pairs])
         means = estimates(own, groups=groups, seed=seed, unit="", least=-MOST_APART, most=MOST_APART)

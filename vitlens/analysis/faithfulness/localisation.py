@@ -100,7 +100,8 @@ def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
 
 def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
     """Intersection over union of the mask and the pixels above the map's own mean."""
-    marked, inside = _above_mean(maps, masks), masks.flatten(1)
+    marked = _above_mean(maps, masks)
+    inside = masks.flatten(1)
     return (marked & inside).sum(1).float() / (marked | inside).sum(1).float()
 
 
@@ -233,7 +234,8 @@ COMPOSITE_SCORES: Final[Mapping[str, Score]] = {"mass": cell_mass, "pointing": p
 
 def confident_images(logits: Logits, labels: Labels, *, least: float = CONFIDENT) -> Int[Tensor, " usable"]:
     """The images that are classified as their label with at least this probability, in their order."""
-    found, own = logits.float().softmax(-1), labels.to(logits.device)
+    found = logits.float().softmax(-1)
+    own = labels.to(logits.device)
     sure = found.gather(1, own[:, None]).squeeze(1) >= least
     return (sure & (found.argmax(-1) == own)).nonzero().squeeze(1)
 
@@ -281,7 +283,8 @@ def embedded(
     drawn = _drawn(labels, count, 2, seed)
     height, width = (int(side) for side in images.shape[-2:])
     size = max(1, round(height / 2)), max(1, round(width / 2))
-    canvas, small = images[drawn[:, 1]].clone(), _shrunk(images[drawn[:, 0]], size)
+    canvas = images[drawn[:, 1]].clone()
+    small = _shrunk(images[drawn[:, 0]], size)
     masks = torch.zeros(len(drawn), height, width, dtype=torch.bool)
     for place in range(len(drawn)):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
@@ -318,7 +321,9 @@ def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "co
     if len(set(classes)) < parts:
         raise InputError(f"expected images of at least {parts} distinct classes, found {len(set(classes))}")
     generator = torch.Generator().manual_seed(seed)
-    used, draws, repeats = torch.zeros(len(classes)), dict[tuple[int, ...], None](), 0
+    used = torch.zeros(len(classes))
+    draws = dict[tuple[int, ...], None]()
+    repeats = 0
     while len(draws) < count and repeats < _TRIES:
         order = (used + torch.rand(len(classes), generator=generator)).argsort().tolist()
         by_class: dict[int, int] = {}

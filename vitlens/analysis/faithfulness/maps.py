@@ -19,7 +19,10 @@ Size = tuple[int, int]
 Explain = Callable[[Model, Images, Labels], Maps]  # a method
 
 TOP: Final = 0.1  # share of the places that are the top
-_SMALL, _FEW, _MANY = 64, 8, 14  # cells per side for images under 64 px and above, as in the ViT presets
+# cells per side for images under 64 px and above, as in the ViT presets
+_SMALL = 64
+_FEW = 8
+_MANY = 14
 _CONSTANT: Final = 1e-6  # range, relative to the largest value, up to which a map counts as constant
 
 
@@ -157,13 +160,16 @@ def _multiple(size: Size, grid: Size) -> Size:
 def map_shares(maps: AnyMaps, *, size: Size, grid: Size, masks: Masks | None = None) -> MapShares:
     """Position and concentration of n maps of images of this size (px) on a grid of cells, and the share of each on its
     object where masks are known."""
-    size, inside = _multiple(size, grid), None
-    cells, known = as_shares(maps, size=size, grid=grid), usable(maps)
+    size = _multiple(size, grid)
+    inside = None
+    cells = as_shares(maps, size=size, grid=grid)
+    known = usable(maps)
     if masks is not None:
         pixels = (masks.shape[-2], masks.shape[-1])  # the resolution of the masks
         inside = (as_shares(maps, size=pixels, grid=pixels) * masks.cpu()).sum((1, 2)) * known
     rows, columns = ((torch.arange(count, dtype=cells.dtype) + 0.5) / count for count in cells.shape[-2:])
-    row, column = (cells.sum(2) * rows).sum(1), (cells.sum(1) * columns).sum(1)
+    row = (cells.sum(2) * rows).sum(1)
+    column = (cells.sum(1) * columns).sum(1)
     down = (cells.sum(2) * (rows - row[:, None]).square()).sum(1) * size[0] ** 2
     across = (cells.sum(1) * (columns - column[:, None]).square()).sum(1) * size[1] ** 2
     spread = (down + across).sqrt() / min(size)
@@ -177,7 +183,8 @@ def map_shares(maps: AnyMaps, *, size: Size, grid: Size, masks: Masks | None = N
 def map_overlap(first: AnyMaps, second: AnyMaps, *, size: Size, grid: Size) -> MapOverlap:
     """The similarity of two models' maps of the same n images; each may have its own resolution."""
     raw = [maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (first, second)]
-    ranked, both = spearman(*raw).double(), usable(first) & usable(second)
+    ranked = spearman(*raw).double()
+    both = usable(first) & usable(second)
     shares = [as_shares(maps, size=_multiple(size, grid), grid=grid).flatten(1) for maps in (first, second)]
     ranked = torch.where(both, ranked.nan_to_num(0.0), 0.0)
     return MapOverlap(both, ranked, top_overlap(*raw).double() * both, torch.minimum(*shares).sum(1) * both)

@@ -113,8 +113,12 @@ class Variants:
         batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self._model, self._substrate, self._batch_size, self._seed = model, substrate, batch_size, seed
-        self._grid, self.device = removal_grid(model), images.device
+        self._model = model
+        self._substrate = substrate
+        self._batch_size = batch_size
+        self._seed = seed
+        self._grid = removal_grid(model)
+        self.device = images.device
         by_tokens = substrate != "imputed" and model.anatomy.layout is not None
         self._entry = entry_of(model) if by_tokens else None
         kinds = [resized(model, images)]
@@ -133,7 +137,8 @@ class Variants:
         A variant that occurs twice is computed once.
         """
         place, back = distinct_variants(which, removed)
-        which, removed = which[place].to(self.device), removed[place].to(self.device)
+        which = which[place].to(self.device)
+        removed = removed[place].to(self.device)
         order = torch.arange(len(place), device=self.device)
         if self._substrate == "absent":
             order = removed.sum(1).argsort(stable=True)
@@ -146,7 +151,8 @@ class Variants:
 
     def _by_pixels(self, which: Which, removed: Removed) -> Iterator[Logits]:
         size = self._batch_size or fitting_batch_size(self._model)
-        clean, other = self._kinds[0], self._kinds[-1]
+        clean = self._kinds[0]
+        other = self._kinds[-1]
         with quick_passes(self._model):
             for own, gone in zip(which.split(size), removed.split(size)):
                 masks = pixel_masks(gone, self._grid, self._model.input_size)
@@ -159,11 +165,13 @@ class Variants:
         """With absent patches in batches of one sequence length, from the longest on."""
         assert self._entry is not None
         images, tokens = self._kinds.shape[1:3]
-        prefix, absent = len(self._model.layout.prefix), self._substrate == "absent"
+        prefix = len(self._model.layout.prefix)
+        absent = self._substrate == "absent"
         most = self._batch_size or max(
             1, _WORKING_SET.get(self.device.type, _LARGE_WORKING_SET) // self._entry.method.largest
         )
-        table, places = self._kinds.flatten(0, 2), torch.arange(tokens, device=self.device)
+        table = self._kinds.flatten(0, 2)
+        places = torch.arange(tokens, device=self.device)
         lengths = tokens - removed.sum(1) if absent else torch.full_like(which, tokens)
         with quick_layers(self._model):
             for length, count in zip(*(each.tolist() for each in lengths.unique_consecutive(return_counts=True))):
@@ -175,7 +183,8 @@ class Variants:
                     else:
                         rows = (masked * images + own[:, None]) * tokens + places
                     yield self._entry.logits(self._model, F.embedding(rows, table))
-                which, removed = which[count:], removed[count:]
+                which = which[count:]
+                removed = removed[count:]
 
 
 def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
@@ -243,7 +252,8 @@ class Faithfulness:
         the same under whether the target is still predicted (with labels as targets, the accuracy); relevance_gain:
         the symmetric relevance gain (Blücher 2024), LeRF minus MoRF of the target's logit, in logits. Unlike a
         probability, a logit does not saturate where the model is confident."""
-        first, last = self.deletion, self.least_first
+        first = self.deletion
+        last = self.least_first
         return {
             "deletion": first.area(first.probability),
             "insertion": last.area(last.probability),
@@ -285,7 +295,8 @@ def faithfulness(
     orders = [
         order for own in maps for order in both_orders(own.to(images.device), grid, images=len(images), seed=seed)
     ]
-    points, below = len(counts), counts.to(images.device)[:, None]
+    points = len(counts)
+    below = counts.to(images.device)[:, None]
     parts: list[list[tuple[Tensor, ...]]] = [[] for _ in orders]
     at_once = max(1, _LOGITS // (points * max(1, len(orders)) * len(model.classes)))
     for batch in torch.arange(len(images), device=images.device).split(at_once):
@@ -295,7 +306,8 @@ def faithfulness(
         logits = variants.logits(which, removed.flatten(0, 1))
         own = targets[batch.to(targets.device)].to(logits.device)[:, None]
         for found, answers in zip(parts, logits.view(len(orders), len(batch), points, -1)):
-            index, predicted = own.unsqueeze(-1).expand(-1, points, -1), answers.argmax(-1)
+            index = own.unsqueeze(-1).expand(-1, points, -1)
+            predicted = answers.argmax(-1)
             chosen, logit = (each.gather(2, index).squeeze(-1) for each in (answers.softmax(-1), answers))
             found.append(tuple(each.cpu() for each in (chosen, predicted == own, logit, predicted)))
         advance(len(batch))
@@ -373,15 +385,18 @@ def _solved(images: Images, holes: Holes) -> Images:
     x = fine.inside * _rough(images, 1 - fine.inside)
     residual = fine.inside * _neighbours(images * (1 - fine.inside)) - fine.times(x)
     better = _cycle(levels, residual)
-    step, square = better, _dot(residual, better)
+    step = better
+    square = _dot(residual, better)
     for _ in range(_ROUNDS):
         if better.abs().max() <= TOLERANCE / 2:  # the change by a cycle estimates the error
             break
         image = fine.times(step)
         length = square / _dot(step, image).clamp_min(1e-30)
-        x, residual = x + length * step, residual - length * image
+        x = x + length * step
+        residual = residual - length * image
         better = _cycle(levels, residual)
-        before, square = square, _dot(residual, better)
+        before = square
+        square = _dot(residual, better)
         step = better + square / before.clamp_min(1e-30) * step
     return x
 
@@ -392,14 +407,16 @@ def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
     A Jacobi step, a division by the weight, removes at least two thirds of the error that a coarser grid cannot
     represent.
     """
-    level, coarser = levels[0], levels[1:]
+    level = levels[0]
+    coarser = levels[1:]
     x = residual / level.weight
     if not coarser:
         for _ in range(_SWEEPS):
             x = x + (residual - level.times(x)) / level.weight
         return x
     line = torch.tensor(_ENLARGE, dtype=residual.dtype, device=residual.device)
-    kernel, channels = torch.outer(line, line).expand(residual.shape[1], 1, 4, 4), residual.shape[1]
+    kernel = torch.outer(line, line).expand(residual.shape[1], 1, 4, 4)
+    channels = residual.shape[1]
 
     def larger(values: Grid, groups: int = channels) -> Grid:  # by 2, linearly interpolated; zero beyond the edge
         return F.conv_transpose2d(values, kernel[:groups], stride=2, padding=1, groups=groups)

@@ -105,7 +105,9 @@ def randomisation(
     before = explain(model, images, targets) if before is None else before
     if not bool(before.isfinite().all()):
         raise InputError("expected finite maps to compare, found NaN or infinity")
-    stages, rows, constant = cascade(model), [], spearman(before, before).isnan()
+    stages = cascade(model)
+    rows = []
+    constant = spearman(before, before).isnan()
     for names in stages.values():
         with randomised(model, names, seed=seed):
             after = explain(model, images, targets)
@@ -132,13 +134,15 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
     A parameter outside the blocks counts where a forward pass uses it last: after the last block, before the first, or
     with the block that follows. Raises InputError for a model without blocks.
     """
-    blocks, names = model.anatomy.blocks, [name for name, _ in model.module.named_parameters()]
+    blocks = model.anatomy.blocks
+    names = [name for name, _ in model.module.named_parameters()]
     members = {block: [name for name in names if name.startswith(f"{block}.")] for block in blocks}
     inside = {name for of_block in members.values() for name in of_block}
     if not inside:
         raise InputError(f"expected a model of blocks to randomise from the head down, found none in {model.alias}")
     before = blocks_before(model)
-    head, embedding = list[str](), list[str]()
+    head = list[str]()
+    embedding = list[str]()
     for name in names:
         if name in inside:
             continue
@@ -150,11 +154,13 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
             embedding.append(name)
     groups = {"head": tuple(head)}
     for numbers in torch.arange(len(blocks)).flip(0).tensor_split(min(PARTS, len(blocks))):
-        low, high = int(numbers[-1]), int(numbers[0])
+        low = int(numbers[-1])
+        high = int(numbers[0])
         title = f"blocks {low} to {high}" if len(numbers) > 1 else f"block {low}"
         groups[title] = tuple(name for block in blocks[low : high + 1] for name in members[block])
     groups["embedding"] = tuple(embedding)
-    stages, so_far = dict[str, tuple[str, ...]](), tuple[str, ...]()
+    stages = dict[str, tuple[str, ...]]()
+    so_far = tuple[str, ...]()
     for title, own in groups.items():
         so_far += own
         stages |= {title: so_far} if own else {}
@@ -208,7 +214,8 @@ def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterat
     order, so that a tensor's permutation does not depend on the others that are randomised. What is kept of the model's
     structure stays that of its own weights.
     """
-    known, originals = dict(model.module.named_parameters()), dict[str, Tensor]()
+    known = dict(model.module.named_parameters())
+    originals = dict[str, Tensor]()
     generator = torch.Generator().manual_seed(seed)
     with holding(model):
         try:
@@ -242,7 +249,8 @@ class Stability:
         groups (n,): of images that share a source.
         """
         usable = ~self.correlation.isnan().any(0)
-        correlation, jumped = self.correlation[:, usable], self.jumped[:, usable]
+        correlation = self.correlation[:, usable]
+        jumped = self.jumped[:, usable]
         if not usable.any():
             return [(OVERALL, None, None)]
         members = None if groups is None else groups[: len(usable)][usable]
@@ -297,7 +305,8 @@ def shifted(
         if not amount:
             continue
         places = torch.arange(values.shape[axis], dtype=torch.float64) - amount
-        low, most = places.floor(), values.shape[axis] - 1
+        low = places.floor()
+        most = values.shape[axis] - 1
         share = (places - low).to(values).view((-1, 1) if axis == -2 else (-1,))
         below, above = (
             values.index_select(axis, (low + step).long().clamp(0, most).to(values.device)) for step in (0, 1)

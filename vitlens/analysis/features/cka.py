@@ -57,7 +57,9 @@ class Sums(NamedTuple):
         def by_other(values: Tensor) -> Tensor:
             return torch.stack([part.sum() for part in values.split(list(widths))])
 
-        n, s, t = self.n.to(self.x.device), self.x, self.y
+        n = self.n.to(self.x.device)
+        s = self.x
+        t = self.y
         if biased:
             return by_other((self.product - torch.outer(s, t) / n).square().sum(0)) / (n - 1) ** 2
         trace = by_other(self.product.square().sum(0)) - self.ab
@@ -76,28 +78,39 @@ class CKAStream:
     def __init__(self, *, centred: bool = True) -> None:
         self.centred = centred
         self.centres: list[Tensor] = []
-        self.layers, self.same, self.widths = 0, False, list[int]()
+        self.layers = 0
+        self.same = False
+        self.widths = list[int]()
         self.sums: list[Sums] = []  # of each layer with itself, and with those that it is compared with
 
     def add(self, first: Layers, second: Layers | None = None) -> None:
         """Add a batch: the same images (batch, dim) for each layer; None: the first set with itself."""
         both = [part.double() for part in (*first, *(second or ()))]
         if not self.sums:
-            self.layers, self.same, self.widths = len(first), second is None, [part.shape[1] for part in both]
+            self.layers = len(first)
+            self.same = second is None
+            self.widths = [part.shape[1] for part in both]
         if self.centred:
             self.centres = self.centres or [part.mean(0) for part in both]
             both = [part - centre for part, centre in zip(both, self.centres)]
         others = both if self.same else both[self.layers :]
-        wide, squares = torch.cat(others, 1), torch.stack([part.square().sum(1) for part in others], 1)
-        n, batch, start = torch.tensor(float(len(wide)), dtype=torch.float64), [], 0
+        wide = torch.cat(others, 1)
+        squares = torch.stack([part.square().sum(1) for part in others], 1)
+        n = torch.tensor(float(len(wide)), dtype=torch.float64)
+        batch = []
+        start = 0
         for i, x in enumerate(both):
             a = x.square().sum(1)
             if self.same:  # with itself and with later layers
-                y, b, start = wide[:, start:], squares[:, i:], start + x.shape[1]
+                y = wide[:, start:]
+                b = squares[:, i:]
+                start = start + x.shape[1]
             elif i < self.layers:
-                y, b = torch.cat((x, wide), 1), torch.cat((a[:, None], squares), 1)
+                y = torch.cat((x, wide), 1)
+                b = torch.cat((a[:, None], squares), 1)
             else:
-                y, b = x, a[:, None]
+                y = x
+                b = a[:, None]
             batch.append(Sums(n, x.T @ y, x.sum(0), y.sum(0), x.T @ b, a @ y, a.sum(), b.sum(0), a @ b))
         self.sums = [known.plus(new) for known, new in zip(self.sums, batch)] or batch
 

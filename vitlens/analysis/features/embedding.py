@@ -48,7 +48,9 @@ def embed(
         raise UnknownNameError("projection", method, PROJECTIONS)
     from sklearn.manifold import TSNE, trustworthiness  # takes a second to import
 
-    units, neighbours = unit_vectors(values), min(NEIGHBOURS, (len(values) - 1) // 2)  # trust is defined below half
+    # trust is defined below half
+    units = unit_vectors(values)
+    neighbours = min(NEIGHBOURS, (len(values) - 1) // 2)
     scores, explained = principal(units, count=min(_REDUCED, *values.shape))
     points = pad(scores, (0, 2))[:, :2]  # features of rank 1 have a single column
     if method == "tsne":
@@ -106,7 +108,8 @@ def patch_colours(
     scores, explained = principal(patches, count=min(COLOURS, patches.shape[1]))
     missing = (0, COLOURS - scores.shape[1])
     scores = pad(scores, missing)
-    low, high = scores.amin(0), scores.amax(0)
+    low = scores.amin(0)
+    high = scores.amax(0)
     flat = high <= low
     colours = torch.where(flat, 0.5, (scores - low) / torch.where(flat, 1, high - low)).clamp(0, 1)
     return colours.view(*tokens.shape[:3], COLOURS), pad(explained, missing)

@@ -163,7 +163,8 @@ def extract(
     if cache is None:
         read = [parts for parts in chunks(reader) if workers.is_first]
         return replace(reader.joined(read), notes=tuple(notes)) if read else None
-    store, known = None, dict[str, Tensor]()
+    store = None
+    known = dict[str, Tensor]()
     if workers.is_first:
         store = FeatureCache(
             cache,
@@ -202,14 +203,16 @@ def _chunks(
     reader: "_Reader", *, split: Split, workers: Processes, size: int, precision: str, advance: Callable[[int], object]
 ) -> Iterator[Sequence[Tensor]]:
     """What all processes read, chunk by chunk in the images' order; size: images at a time in each process."""
-    device, widths = reader.model.device, [0]
+    device = reader.model.device
+    widths = [0]
     for chunk in torch.arange(len(split)).split(size * workers.count):
         share = chunk[workers.index :: workers.count]
         joined = torch.zeros(0, sum(widths))  # the last chunk may have no image for this process
         for batch in split.pick(share).batches(size, device=device) if len(share) else ():
             with autocast(device, precision):
                 read = reader.read(batch.images)
-            widths, joined = [part.shape[1] for part in read], torch.cat(read, 1)
+            widths = [part.shape[1] for part in read]
+            joined = torch.cat(read, 1)
         whole = workers.gathered(joined)
         advance(len(share))
         yield whole.split(widths, 1)
@@ -230,7 +233,8 @@ def patch_tokens(
     the tokens is unknown.
     """
     read = [_chosen(model, layer)[0] for layer in layers]
-    reader, parts = _Reader(model, read, "mean", norm=norm), dict[FeatureStage, list[Tensor]]()
+    reader = _Reader(model, read, "mean", norm=norm)
+    parts = dict[FeatureStage, list[Tensor]]()
     for stage in read:
         if stage.grid is None:
             raise UnsupportedError(
@@ -255,9 +259,12 @@ class _Reader:
     """
 
     def __init__(self, model: Model, read: Sequence[FeatureStage], pool: FeaturePool | None, *, norm: bool) -> None:
-        self.model, self.stages, self.pool = model, read, resolve_pool(model, pool)
+        self.model = model
+        self.stages = read
+        self.pool = resolve_pool(model, pool)
         self.names = [*(stage.title.replace(" ", "-") for stage in read), "logits"]
-        self.pools, self.norms = dict[FeatureStage, FeaturePool](), dict[FeatureStage, FinalNorm]()
+        self.pools = dict[FeatureStage, FeaturePool]()
+        self.norms = dict[FeatureStage, FinalNorm]()
         final = final_norm(model) if norm else None
         for stage in read:
             inner = stage.index is not None
@@ -281,7 +288,8 @@ class _Reader:
         vectors: dict[int | None, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
-            pool, parts = self.pools[stage], []
+            pool = self.pools[stage]
+            parts = []
             if "cls" in pool:
                 parts.append(self.normed(stage, tokens[:, stage.prefix.index("cls")]))
             if "mean" in pool:
@@ -332,7 +340,8 @@ def _chosen(
     model: Model, layer: LayerChoice | Sequence[int] | None, *, embedding: bool = False
 ) -> tuple[FeatureStage, ...]:
     """Layers by index from 0 (-1: the last), None: all; with the embedding first, or alone for "embedding"."""
-    known, first = stages(model), embedding_stage(model) if embedding or layer == EMBEDDING else None
+    known = stages(model)
+    first = embedding_stage(model) if embedding or layer == EMBEDDING else None
     if first is None and (embedding or layer == EMBEDDING):
         raise UnsupportedError(
             f"expected a model whose first block is given the embedding of all patches, found {model.alias} "
@@ -357,7 +366,8 @@ class FeatureCache:
     def __init__(self, root: Path, about: Mapping[str, object]) -> None:
         if root.exists() and not root.is_dir():
             raise InputError(f"expected a folder for cached features at {root}, found a file; give another")
-        self.root, self.origin = root, json.dumps(about, sort_keys=True)
+        self.root = root
+        self.origin = json.dumps(about, sort_keys=True)
 
     def file(self, name: str) -> Path:
         """The path of one layer's features, whether the file exists or not."""
@@ -366,7 +376,8 @@ class FeatureCache:
     def recall(self, names: Sequence[str]) -> tuple[dict[str, Tensor], list[str]]:
         """The features (n, dim) of layers by name, where they are there, mapped from the files; and one line for every
         file that is not used."""
-        found, notes = dict[str, Tensor](), []
+        found = dict[str, Tensor]()
+        notes = []
         for name in names:
             path = self.file(name)
             with suppress(OSError):  # a file that cannot be read is as one that is damaged

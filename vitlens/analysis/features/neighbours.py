@@ -61,7 +61,8 @@ def nearest(
     whole = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
     indices = torch.zeros_like(whole)
     for start in range(0, len(bank), _BANK):
-        part, own = unit_vectors(bank[start : start + _BANK]).T, sources[start : start + _BANK]
+        part = unit_vectors(bank[start : start + _BANK]).T
+        own = sources[start : start + _BANK]
         first = torch.arange(part.shape[1] - 1, -1, -1, device=device)  # the lowest index has the greatest number
         found = []
         for rows in torch.arange(len(queries), device=device).split(max(1, _NUMBERS // part.shape[1])):
@@ -71,9 +72,11 @@ def nearest(
             found.append(keys.topk(min(k, part.shape[1])).values)
         nearby = torch.cat(found)
         places = start + part.shape[1] - 1 - nearby % _BANK
-        whole, indices = torch.cat((whole, nearby // _BANK), 1), torch.cat((indices, places), 1)
+        whole = torch.cat((whole, nearby // _BANK), 1)
+        indices = torch.cat((indices, places), 1)
         order = whole.sort(dim=1, descending=True, stable=True).indices[:, :k]  # of equal ones the earlier chunk's
-        whole, indices = whole.gather(1, order), indices.gather(1, order)
+        whole = whole.gather(1, order)
+        indices = indices.gather(1, order)
     return Neighbours(indices, whole.double() / _UNIT)
 
 
@@ -212,7 +215,8 @@ def few_shot(
     As SimpleShot (Wang 2019): features minus the mean of the drawn images, scaled to length 1; the class whose mean has
     the highest cosine. The draws are of images alone: they say nothing about another training.
     """
-    drawn, classes = drawn_shots(train_labels, most=max(shots), draws=draws, seed=seed), train_labels.unique()
+    drawn = drawn_shots(train_labels, most=max(shots), draws=draws, seed=seed)
+    classes = train_labels.unique()
     found = torch.empty(len(shots), draws, dtype=torch.float64)
     for row, count in enumerate(shots):
         for draw, chosen in enumerate(drawn[:, :, :count]):
@@ -244,8 +248,10 @@ def correspond(
 ) -> Correspondence:
     """Pairs of patches of two images that are each other's nearest neighbours by cosine ("best buddies", Amir 2022), of
     equally near ones the first. Tokens as patch_tokens returns them, of one model and layer."""
-    one, other = first.flatten(0, 1), second.flatten(0, 1)
-    there, back = nearest(one, other, k=1), nearest(other, one, k=1)
+    one = first.flatten(0, 1)
+    other = second.flatten(0, 1)
+    there = nearest(one, other, k=1)
+    back = nearest(other, one, k=1)
     mutual = back.indices[there.indices[:, 0], 0] == torch.arange(len(one), device=one.device)
     sources = mutual.nonzero()[:, 0]
     sources = sources[there.similarity[sources, 0].argsort(descending=True, stable=True)]
@@ -297,7 +303,8 @@ def object_overlap(neighbours: Neighbours, on_object: OfPatch, images: OfPatch) 
     if not 0 < int(on_object.sum()) < len(on_object):
         return None
     voted = vote(neighbours, on_object, k=neighbours.indices.shape[1], classes=2)
-    both, either = (voted == 1) & (on_object == 1), (voted == 1) | (on_object == 1)
+    both = (voted == 1) & (on_object == 1)
+    either = (voted == 1) | (on_object == 1)
     # a ratio of sums over images is a mean over the patches of the union
     estimate = share_of(both[either].numpy(), groups=images[either].numpy())
     return estimate, float(on_object.double().mean())

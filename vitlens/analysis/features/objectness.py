@@ -38,11 +38,13 @@ def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
         raise DataError(f"expected at least {FEWEST_MASKS} images with masks, found {len(maps)}; give more images")
     order = torch.randperm(len(maps), generator=torch.Generator().manual_seed(seed))
     halves = order[::2], order[1::2]
-    own, shuffled = area_iou(maps, masks), torch.empty(maps.shape[:2], dtype=torch.float64)
+    own = area_iou(maps, masks)
+    shuffled = torch.empty(maps.shape[:2], dtype=torch.float64)
     for half in halves:
         shuffled[half] = area_iou(maps[half.roll(1)], masks[half])
     iou, other, mean_mask = torch.empty(3, len(maps), dtype=torch.float64)
-    heads, cells = [], _cells(masks, maps)
+    heads = []
+    cells = _cells(masks, maps)
     for chosen, measured in (halves, halves[::-1]):
         heads.append(int(own[chosen].mean(0).argmax()))
         iou[measured] = own[measured, heads[-1]]
@@ -62,7 +64,9 @@ def area_iou(maps: HeadMaps, masks: Bool[Tensor, "batch height width"]) -> Float
     if len(empty):
         raise DataError(f"expected an object in every mask, found an empty one (image {int(empty[0])})")
     inside = _cells(masks, maps).flatten(1)[:, None]
-    area, parts = inside.sum(-1, keepdim=True), []  # in cells
+    # in cells
+    area = inside.sum(-1, keepdim=True)
+    parts = []
     values = maps.flatten(2).double().cpu()
     for part, size in zip(values.split(_AT_ONCE), area.split(_AT_ONCE)):
         above = (part[..., None, :] > part[..., None]).sum(-1)

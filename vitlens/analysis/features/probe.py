@@ -68,8 +68,11 @@ def probe(
     40
     """
     require_labelled(train, train_labels, test, test_labels)
-    labels, held = train_labels.numpy(), held_out(train_labels, groups=train_groups, seed=seed).numpy()
-    vectors, tried, converged = train.numpy(), dict[float, float](), True
+    labels = train_labels.numpy()
+    held = held_out(train_labels, groups=train_groups, seed=seed).numpy()
+    vectors = train.numpy()
+    tried = dict[float, float]()
+    converged = True
     for c, found, done in _fits(vectors[~held], labels[~held], vectors[held], sorted(STRENGTHS)):
         tried[c] = float((found == labels[held]).mean())
         converged &= done
@@ -78,7 +81,8 @@ def probe(
     predictions = torch.from_numpy(found).long()
     correct = predictions == test_labels
     names, counts = np.unique(labels, return_counts=True)
-    notes, unknown = [], np.setdiff1d(test_labels.numpy(), names)
+    notes = []
+    unknown = np.setdiff1d(test_labels.numpy(), names)
     if (counts == 1).any():
         alone = ", ".join(str(name) for name in names[counts == 1][:5])
         notes.append(f"{(counts == 1).sum()} classes have a single training image and no part in choosing C ({alone})")
@@ -98,7 +102,8 @@ def _fits(
     from sklearn.linear_model import LogisticRegression  # takes a second to import
     from threadpoolctl import threadpool_limits
 
-    mean, spread = train.mean(0, dtype=np.float64), train.std(0, dtype=np.float64)
+    mean = train.mean(0, dtype=np.float64)
+    spread = train.std(0, dtype=np.float64)
     factor = np.divide(1, spread, out=np.zeros_like(spread), where=spread > 1e-12 * np.abs(mean).clip(1e-30))
     scaled, test_scaled = (((part - mean) * factor).astype(np.float32) for part in (train, test))
     model = LogisticRegression(max_iter=STEPS, warm_start=True)

@@ -50,7 +50,9 @@ def receptive_field(
     model without layers to read.
     """
     members = None if groups is None else groups.cpu().numpy()
-    generator, tokens, found = torch.Generator().manual_seed(seed), dict[FeatureStage, Tokens](), []
+    generator = torch.Generator().manual_seed(seed)
+    tokens = dict[FeatureStage, Tokens]()
+    found = []
     placed = [stage for stage in stages(model) if stage.grid is not None]
     pixels = images.detach().clone().requires_grad_()
     with evaluating(model), torch.enable_grad(), watching_stages(model, placed, tokens.__setitem__):
@@ -69,7 +71,8 @@ def receptive_field(
         norms = square.detach().sqrt().cpu()
         down = (torch.arange(height) + 0.5 - (rows // 2 + 0.5) * height / rows)[:, None]
         across = torch.arange(width) + 0.5 - (columns // 2 + 0.5) * width / columns
-        apart, weights = (down.square() + across.square()).sqrt().double(), norms.double()
+        apart = (down.square() + across.square()).sqrt().double()
+        weights = norms.double()
         totals = weights.sum((1, 2))
         distances = (weights * apart).sum((1, 2)) / totals
         held = weights.flatten(1).sort(descending=True).values.cumsum(1)

@@ -62,7 +62,8 @@ def _of_layer(
 def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
     """The same statistic of the row of the CLS token or of a pooling query."""
     known = _OF_ROWS[name]
-    title, meaning = f"{known.title} of the CLS row", f"{known.meaning}; the row of CLS"
+    title = f"{known.title} of the CLS row"
+    meaning = f"{known.meaning}; the row of CLS"
     known = replace(known, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views)
     return replace(known, tracked_as=tracked_as, function=name)
 

@@ -78,7 +78,10 @@ class PatchRows:
         renormalise: bool = True,
         allowed: Tensor | None = None,
     ) -> None:
-        self.weights, self.images, self.geometry, self.renormalise = weights, images, geometry, renormalise
+        self.weights = weights
+        self.images = images
+        self.geometry = geometry
+        self.renormalise = renormalise
         self.allowed = allowed
         self.queries = weights[..., geometry.prefix :, :]  # the patches' rows
         real = geometry.places().to(weights.device) >= 0
@@ -222,7 +225,8 @@ def gini(rows: Rows) -> Number:
 
 def distance(layer: PatchRows) -> PerImage:
     """Mean distance in px from a patch to the patches that it attends to."""
-    mass, pixels = layer.on_patches.sum(-1), layer.geometry.distances().to(layer.weights)
+    mass = layer.on_patches.sum(-1)
+    pixels = layer.geometry.distances().to(layer.weights)
     away = (layer.on_patches.unflatten(0, (layer.images, -1)) * pixels[:, None]).sum(-1).flatten(0, 1)
     if layer.renormalise:
         away = away / mass.clamp_min(torch.finfo(mass.dtype).tiny)
@@ -253,7 +257,8 @@ def outliers(values: Float[Tensor, "*leading token"]) -> Bool[Tensor, "*leading 
 
 def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]:
     """The median of each row; for an even number of values the mean of the two middle ones (torch takes the lower)."""
-    ordered, size = ascending(values), values.shape[-1]
+    ordered = ascending(values)
+    size = values.shape[-1]
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
 
 

@@ -102,8 +102,10 @@ class LayerEvidence:
 
     def of_tokens(self, tokens: tuple[int, ...]) -> Samples:
         """The bits that each of these prefix tokens' mass explains, 0 where together they have less than by chance."""
-        mass, chance = self.means["received"][..., list(tokens)], self.place.uniform().received[0]
-        rest, expected = (1 - mass.sum(-1)).clamp_min(0), 1 - len(tokens) * chance
+        mass = self.means["received"][..., list(tokens)]
+        chance = self.place.uniform().received[0]
+        rest = (1 - mass.sum(-1)).clamp_min(0)
+        expected = 1 - len(tokens) * chance
         bits = (torch.xlogy(mass, mass / chance).sum(-1) + torch.xlogy(rest, rest / expected)) / math.log(2)
         return bits.where(mass.sum(-1) > 1 - expected, torch.zeros_like(bits))
 
@@ -117,11 +119,14 @@ class LayerEvidence:
         uniform = self.place.uniform().received[self.place.prefix :]
         uniform = uniform / uniform.sum().clamp_min(_TINY)
         used = self.counts > 0
-        sums, numbers = self.received[used][..., self.place.prefix :], self.counts[used]
-        every, samples = torch.ones(len(sums), dtype=torch.bool), []
+        sums = self.received[used][..., self.place.prefix :]
+        numbers = self.counts[used]
+        every = torch.ones(len(sums), dtype=torch.bool)
+        samples = []
         left = [every, *~torch.eye(len(sums), dtype=torch.bool)] if len(sums) > 1 else [every]
         for chosen in left:
-            total, images = sums[chosen].sum(0), numbers[chosen].sum()
+            total = sums[chosen].sum(0)
+            images = numbers[chosen].sum()
             alone = int(chosen.sum()) == 1
             others = (_CERTAIN * images if alone else images - numbers[chosen]).reshape(-1, 1, 1)
             known = total[None] if alone else total - sums[chosen]
@@ -135,7 +140,8 @@ class LayerEvidence:
         """The bits that the object's mask, or the patches off it, explain; 0 without masks."""
         if "object" not in self.means:
             return torch.zeros_like(self.bits)
-        mass, chance = self.means["object"], self.means["object_share"][:, None]
+        mass = self.means["object"]
+        chance = self.means["object_share"][:, None]
         if background:
             prefix = self.place.prefix
             mass = self.means["received"][..., prefix:].sum(-1) - mass
@@ -152,7 +158,8 @@ class LayerEvidence:
         """The bits that the outermost patches explain."""
         edge = torch.ones(self.place.map_grid, dtype=torch.bool)
         edge[1:-1, 1:-1] = False
-        keys, prefix = edge.flatten(), self.place.prefix
+        keys = edge.flatten()
+        prefix = self.place.prefix
         mass = self.means["received"][..., prefix:][..., keys].sum(-1)
         return bits_of_part(mass, self.place.uniform().received[prefix:][keys].sum())
 
@@ -175,8 +182,10 @@ class LayerEvidence:
 
     def marks(self, images: int) -> tuple["Marks", ...]:
         """What the labels of the heads rest on, from so many images."""
-        prefix, columns = self.place.prefix, self.place.map_grid[1]
-        mass, chance = self.means["received"][..., prefix:], self.place.uniform().received[prefix:]
+        prefix = self.place.prefix
+        columns = self.place.map_grid[1]
+        mass = self.means["received"][..., prefix:]
+        chance = self.place.uniform().received[prefix:]
         norms = None
         if self.output is not None and "output" in self.means:
             norms = self.means["output"] / self.output.clamp_min(_TINY)
@@ -259,13 +268,15 @@ class Specialisation:
 def specialise(table: Statistics) -> Specialisation:
     """Label every head by the information in its attention that each label explains; the statistics must hold the
     evidence for labels, as those of `Stream` do unless it is told otherwise."""
-    sums, counts = table.evidence.sums, table.evidence.counts
+    sums = table.evidence.sums
+    counts = table.evidence.counts
 
     def over_heads(name: str) -> Float[Tensor, "samples 1"] | None:
         found = [value for (each, _), value in sorted(sums.items()) if each == name]
         return left_out(torch.cat(found, 1), counts).mean(1, keepdim=True) if found else None
 
-    output, off = over_heads("output"), over_heads("sinks_off")
+    output = over_heads("output")
+    off = over_heads("sinks_off")
     given: list[tuple[HeadLabel, ...]] = []
     marks: list[tuple[Marks, ...]] = []
     ratios: list[Tensor | None] = []
@@ -309,9 +320,12 @@ def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
     # those that contradict it: neither is a case of the other
     rivals = [name for name in scores if name not in (best, *LABELS[best].within) and best not in LABELS[name].within]
     other = max(rivals, key=lambda name: scores[name][0]) if rivals else ""
-    score, below = scores[best], scores[other] if other else torch.zeros_like(scores[best])
-    half, of_margin = half_width(score), half_width(score - below)
-    value, margin = float(score[0]), float((score - below)[0])
+    score = scores[best]
+    below = scores[other] if other else torch.zeros_like(scores[best])
+    half = half_width(score)
+    of_margin = half_width(score - below)
+    value = float(score[0])
+    margin = float((score - below)[0])
     clear = LABELS[best].first or (margin >= MARGIN and not margin <= of_margin)
     if value >= THRESHOLD and clear:
         label = best
@@ -330,7 +344,8 @@ def _cell_counts(place: Geometry, name: str) -> tuple[Tensor, Tensor]:
     index = torch.arange(rows * columns)
     down = (index // columns - (index // columns)[:, None]) * tall
     across = (index % columns - (index % columns)[:, None]) * wide
-    inside, real = (pairs & OFFSETS[name](down, across)).sum(-1), pairs.any(-1)
+    inside = (pairs & OFFSETS[name](down, across)).sum(-1)
+    real = pairs.any(-1)
     return inside[real].double(), (pairs.sum(-1)[real] + place.prefix).double()
 
 
@@ -341,19 +356,22 @@ def offset_bits(mass: Float[Tensor, "*heads down across"], place: Geometry, name
     its keys, on average over queries, the mass that they have.
     """
     (rows, columns) = place.span
-    down, across = torch.arange(1 - rows, rows)[:, None], torch.arange(1 - columns, columns)
+    down = torch.arange(1 - rows, rows)[:, None]
+    across = torch.arange(1 - columns, columns)
     got = (mass * OFFSETS[name](down, across)).sum((-2, -1)).double()
     # queries with the same numbers of keys taken together, with their share of all
     found, count = torch.stack(_cell_counts(place, name), 1).unique(dim=0, return_counts=True)
     (inside, keys), weight = found.unbind(1), count / count.sum()
     if not (inside > 0).any():
         return torch.zeros_like(got)
-    low, high = torch.zeros_like(got), torch.full_like(got, _STRONGEST)
+    low = torch.zeros_like(got)
+    high = torch.full_like(got, _STRONGEST)
     for _ in range(_STEPS):
         middle = (low + high) / 2
         strong = inside * middle[..., None].exp()
         given = (weight * strong / (strong + keys - inside)).sum(-1)
-        low, high = torch.where(given < got, middle, low), torch.where(given < got, high, middle)
+        low = torch.where(given < got, middle, low)
+        high = torch.where(given < got, high, middle)
     total = (inside * low[..., None].exp() + keys - inside) / keys
     bits: Tensor = ((got * low - (weight * total.log()).sum(-1)) / math.log(2)).clamp_min(0)
     return bits
@@ -361,7 +379,8 @@ def offset_bits(mass: Float[Tensor, "*heads down across"], place: Geometry, name
 
 def left_out(sums: Float[Tensor, "groups *rest"], counts: Tensor) -> Float[Tensor, "samples *rest"]:
     """The mean over all images, then the means without the images of each group."""
-    total, images = sums.sum(0), counts.sum()
+    total = sums.sum(0)
+    images = counts.sum()
     used = [group for group in range(len(counts)) if 0 < counts[group] < images]
     return torch.stack([total / images, *((total - sums[group]) / (images - counts[group]) for group in used)])
 
@@ -369,7 +388,8 @@ def left_out(sums: Float[Tensor, "groups *rest"], counts: Tensor) -> Float[Tenso
 def half_width(samples: Float[Tensor, " samples"]) -> float:
     """Half the width of the 95 % interval over images, from a value and those without each group (Student's t of the
     delete-a-group jackknife); NaN without groups."""
-    left, groups = samples[1:], len(samples) - 1
+    left = samples[1:]
+    groups = len(samples) - 1
     if groups < 2:
         return math.nan
     error = ((groups - 1) / groups * (left - left.mean()).square().sum()).sqrt()
@@ -386,7 +406,8 @@ def explained_by_offset(
     mass: mean attention by offset; energy: the mean over queries of the sum of squared weights on patches. The variance
     is around uniform attention, which in incomplete windows differs between queries. 1 where attention is uniform.
     """
-    uniform, whole = place.uniform(), mass.sum((1, 2))
+    uniform = place.uniform()
+    whole = mass.sum((1, 2))
     fitted = ((mass - whole[:, None, None] * uniform.offsets).square() / uniform.pairs.clamp_min(_TINY)).sum((1, 2))
     total = energy - whole.square() * uniform.energy
     explained: Tensor = torch.where(total <= 1e-6 * energy, 1.0, (fitted / total).clamp_max(1.0))
@@ -395,7 +416,8 @@ def explained_by_offset(
 
 def _estimate(samples: Float[Tensor, " samples"], images: int, *, most: float = 1.0) -> Estimate:
     """Return a value from 0 to `most` with its interval; without one for a single group of images."""
-    value, half = float(samples[0]), half_width(samples)
+    value = float(samples[0])
+    half = half_width(samples)
     if math.isnan(half):
         return Estimate(value, n=images)
     return Estimate(value, max(0.0, value - half), min(most, value + half), images)

@@ -92,7 +92,8 @@ def evidence_of(
     """The evidence of some images of one layer, by name (images, ..); similar: see similar_pairs; mask: (images,
     patches), the share of each patch on the object, or None; high: (images, patches) 1 for a patch of exceptional norm
     in the stream before the layer, or None."""
-    place, got = layer.geometry, layer.received_of_all
+    place = layer.geometry
+    got = layer.received_of_all
     on_patches = got[..., place.prefix :]
     pairs = similar.to(layer.weights)  # (images, calls, query, key)
     weights = layer.on_neighbours.unflatten(0, (layer.images, -1))  # (images, calls, heads, query, key)
@@ -122,7 +123,8 @@ def evidence_of(
 
 def sink_bits(got: Float[Tensor, "images heads patches"]) -> PerImage:
     """How many bits it tells that a key is among the most attended ones of its image, at most FEW of the patches."""
-    patches, mass = got.shape[-1], got.sum(-1)
+    patches = got.shape[-1]
+    mass = got.sum(-1)
     most = max(1, int(FEW * patches))
     top = ascending(got).flip(-1)[..., :most].cumsum(-1) / mass.clamp_min(_TINY)[..., None]
     share = torch.arange(1, most + 1, device=got.device, dtype=got.dtype) / patches
@@ -145,7 +147,8 @@ def on_grid(pixels: Tensor, place: Geometry) -> Float[Tensor, "images patches ch
 
 def similar_pairs(images: Images, place: Geometry) -> Bool[Tensor, "images calls query key"]:
     """For each patch, the SIMILAR share of patches nearest to it in mean colour, ties and itself included."""
-    pairs, places = place.pairs().to(images.device), place.places().to(images.device).clamp_min(0)
+    pairs = place.pairs().to(images.device)
+    places = place.places().to(images.device).clamp_min(0)
     nearest = min(max(1, math.ceil(SIMILAR * place.patches)) + 1, place.patches)  # and itself
     found = []
     for colour in on_grid(images, place)[:, places]:  # one image at a time: distances of all pairs take memory
@@ -157,7 +160,8 @@ def similar_pairs(images: Images, place: Geometry) -> Bool[Tensor, "images calls
 def head_norms(output: Float[Tensor, "calls heads tokens head_dim"], projection: nn.Linear | None) -> Tensor:
     """The mean norm over tokens (calls, heads) of what each head adds to the residual stream; of its output without a
     projection."""
-    heads, width = output.shape[1], output.shape[-1]
+    heads = output.shape[1]
+    width = output.shape[-1]
     if projection is not None and projection.in_features == heads * width:
         columns = precise(projection.weight).unflatten(1, (heads, width)).movedim(1, 0)  # (heads, dim, head_dim)
         squares = (output @ (columns.transpose(1, 2) @ columns)).mul(output).sum(-1)
@@ -219,7 +223,10 @@ class BatchStatistics:
     def __init__(
         self, model: Model, images: Images, groups: Tensor | None, masks: Tensor | None, *, renormalise: bool
     ) -> None:
-        self.model, self.images, self.masks, self.renormalise = model, images, masks, renormalise
+        self.model = model
+        self.images = images
+        self.masks = masks
+        self.renormalise = renormalise
         self.for_labels = groups is not None
         self.groups = torch.zeros(len(images), dtype=torch.long) if groups is None else groups
         self.values: dict[Key, PerImage] = {}
@@ -267,7 +274,8 @@ class BatchStatistics:
 
     def take(self, call: AttentionCall) -> None:
         """Add an attention call. Raises NonFiniteError naming the layer."""
-        site, place = call.site, geometry_of(call.site, self.model)
+        site = call.site
+        place = geometry_of(call.site, self.model)
         if site.kind == "channel":  # rows of channels have no place in the image
             return
         parts: list[dict[str, PerImage]] = []
@@ -444,11 +452,14 @@ class Stream:
     ) -> None:
         """evidence: also gather what labels of heads are decided by; groups (n,): of all images of the data, where some
         share a source: intervals are over groups."""
-        self.model, self.renormalise, self.has_evidence = model, renormalise, evidence
+        self.model = model
+        self.renormalise = renormalise
+        self.has_evidence = evidence
         self.evidence = HeadEvidence()
         self.groups = None if groups is None else groups.cpu().unique(return_inverse=True)[1]
         clusters = 0 if self.groups is None else int(self.groups.max()) + 1
-        self.moments, self.overall = Moments(clusters=clusters), Moments(clusters=clusters)
+        self.moments = Moments(clusters=clusters)
+        self.overall = Moments(clusters=clusters)
 
     def add(self, images: Images, *, numbers: Tensor | None = None, masks: Tensor | None = None) -> None:
         """Measure a batch and add it; numbers: (images,) of each in the data (None: in order of their addition)."""
@@ -473,7 +484,8 @@ class Stream:
 
     def result(self) -> Statistics:
         """The statistics so far. Raises InputError before the first image."""
-        count, sites = self.moments.count, layers_of(self.model)
+        count = self.moments.count
+        sites = layers_of(self.model)
         if not count:
             raise InputError("expected at least one image, found none")
         offsets = (self.evidence.sums.get(("offsets", site.layer)) for site in sites)
@@ -524,7 +536,8 @@ def statistics(
     True
     """
     require(model, "statistics")
-    size, pixels = batch_size or fitting_batch_size(model), as_parts(images)
+    size = batch_size or fitting_batch_size(model)
+    pixels = as_parts(images)
     stream = Stream(model, renormalise=renormalise, evidence=evidence, groups=groups_of(pixels))
     if masks is not None and (masks.dim() != 3 or len(masks) != len(pixels)):
         raise InputError(f"expected masks ({len(pixels)}, height, width), found {tuple(masks.shape)}")

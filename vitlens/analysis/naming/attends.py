@@ -68,8 +68,10 @@ def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, g
         else:
             merged[name] = each
     best, other = sorted(merged, key=lambda name: -float(merged[name][0]))[:2]
-    value, below = float(merged[best][0]), float(merged[other][0])
-    half, of_margin = half_width(merged[best]), half_width(merged[best] - merged[other])
+    value = float(merged[best][0])
+    below = float(merged[other][0])
+    half = half_width(merged[best])
+    of_margin = half_width(merged[best] - merged[other])
     spread = float(layer.spread[head])
     if spread < UNIFORM:
         word = EVENLY
@@ -84,7 +86,8 @@ def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, g
         low = max(value - half, min(value, 0.0))
         high = min(value + half, max(value, 1.0))
         share = Estimate(value, low, high, images)
-    of_sides, p = {}, None
+    of_sides = {}
+    p = None
     if sides is not None and word in merged:
         for side, part in _predicted(word, shares).items():
             over = (3, 2)[["query", "key"].index(side)]  # the axis of the other side

@@ -104,7 +104,8 @@ def _take(
     call: AttentionCall,
 ) -> None:
     """Collect the queries and keys of a call, where they make up its logits; groups (batch,): of the images."""
-    site, place = call.site, geometry_of(call.site, model)
+    site = call.site
+    place = geometry_of(call.site, model)
     if site.kind != "patch" or place is None or call.inputs is None or site.part:
         if site.layer in sums:
             sums[site.layer].usable = False
@@ -181,7 +182,8 @@ def covariances(
             for name, part in (("shared", shared), ("rest", bias - shared))
         }
         for name, (one, other) in PRODUCTS.items():
-            left_part, right_part = parts[one].expand_as(queries), of_keys[other].expand_as(keys)
+            left_part = parts[one].expand_as(queries)
+            right_part = of_keys[other].expand_as(keys)
             found[name] = found[name] + torch.einsum("hij,nhid,nhjd->nh", bias, left_part, right_part)
         found[SAME_BY_POSITION] = found[SAME_BY_POSITION] + with_logits["shared"]
         found["position to position"] = found["position to position"] + with_logits["rest"]

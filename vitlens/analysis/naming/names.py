@@ -136,7 +136,8 @@ def name_heads(
     (24, True)
     """
     require(model, "statistics")
-    size, pixels = batch_size or fitting_batch_size(model), as_parts(images)
+    size = batch_size or fitting_batch_size(model)
+    pixels = as_parts(images)
     known = None if labels is None else required_labels(model, pixels, labels, size)
     return named(model, pixels, known, attributes or {}, masks, size, seed)
 
@@ -160,7 +161,9 @@ def named(
     for name, value in {"masks": masks, **attributes}.items():
         if value is not None and len(value) != len(images):
             raise InputError(f"expected {name} of {len(images)} images, found {len(value)}")
-    groups, notes, count = groups_of(images), list[str](), len(images)
+    groups = groups_of(images)
+    notes = list[str]()
+    count = len(images)
     if known is None:
         with progress("Statistics of heads", count) as advance:
             known = _statistics(model, images, masks, groups, size, advance)
@@ -171,9 +174,11 @@ def named(
             parts = logit_parts(model, images, size, advance)
     except InputError as error:
         notes.append(f"by what heads attend: {error}")
-    some, layout = min(SHUFFLED, count), model.anatomy.layout
+    some = min(SHUFFLED, count)
+    layout = model.anatomy.layout
     few = None if groups is None else groups[:some]
-    sides, moved = dict[int, Tensor](), None
+    sides = dict[int, Tensor]()
+    moved = None
     if layout is None or tuple(layout.image_size) != tuple(model.input_size):
         notes.append("attention is not tested on shuffled patches: the tokens are not patches of the image")
     else:
@@ -218,10 +223,12 @@ def _statistics(
     order: Tensor | None = None,
 ) -> Statistics:
     """The statistics of heads on the images, or on the first ones with their patches, and masks, in this order."""
-    stream, count = Stream(model, groups=groups), len(images if order is None else order)
+    stream = Stream(model, groups=groups)
+    count = len(images if order is None else order)
     for start in range(0, count, size):
         rows = slice(start, min(start + size, count))
-        batch, own = images[rows].to(model.device), None if masks is None else masks[rows]
+        batch = images[rows].to(model.device)
+        own = None if masks is None else masks[rows]
         if order is not None:
             batch = shuffled(batch, model.layout, order[rows])
             own = None if own is None else shuffled(own[:, None].float(), model.layout, order[rows])[:, 0] > 0.5
@@ -238,10 +245,12 @@ def _looks(
     if moved is None or not names_one(given.label):
         return LooksAt(given.label, score, None, None)
     samples = moved.samples[layer][given.label][:, head]
-    value, half = float(samples[0]), half_width(samples)
+    value = float(samples[0])
+    half = half_width(samples)
     if half != half:
         return LooksAt(given.label, score, Estimate(value, n=shuffled, unit=""), None)
-    low, high = max(value - half, 0.0), min(value + half, 1.0)
+    low = max(value - half, 0.0)
+    high = min(value + half, 1.0)
     return LooksAt(given.label, score, Estimate(value, low, high, shuffled, ""), value >= THRESHOLD)
 
 

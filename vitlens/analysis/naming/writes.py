@@ -129,7 +129,10 @@ class Separation:
 
 def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separation:
     """Return how well heads separate the images with each thing, by sources of images; groups: the source of each."""
-    areas, influences, freedom, p_values = [], [], [], []
+    areas = []
+    influences = []
+    freedom = []
+    p_values = []
     for thing in range(truth.shape[1]):
         values = scores[..., thing].double().numpy()
         held = truth[:, thing].numpy()
@@ -153,7 +156,8 @@ def placements(values: Table, held: NDArray[np.bool_]) -> tuple[Table, Table, Ta
     """
     from scipy.stats import rankdata
 
-    with_it, without = values[held], values[~held]
+    with_it = values[held]
+    without = values[~held]
     ranks = rankdata(values, axis=0)
     above = (ranks[held] - rankdata(with_it, axis=0)) / len(without)
     below = 1 - (ranks[~held] - rankdata(without, axis=0)) / len(with_it)
@@ -167,8 +171,10 @@ def _p_of_chance(values: Table, held: NDArray[np.bool_], groups: Groups | None) 
     if groups is not None:
         parts = 2 * _members(len(values), groups) + held  # a source may have images on both sides
         sums, counts = by_group(values, parts)
-        values, held = sums / counts[:, None], np.unique(parts) % 2 == 1
-    n, with_it = len(held), int(held.sum())
+        values = sums / counts[:, None]
+        held = np.unique(parts) % 2 == 1
+    n = len(held)
+    with_it = int(held.sum())
     spread = np.sqrt((n + 1) / (12 * with_it * (n - with_it)))
     p: Table = stats.norm.sf((placements(values, held)[0] - 0.5) / spread)
     return p
@@ -181,7 +187,8 @@ def of_halves(outputs: Float[Tensor, "images heads width"], truth: Truth, groups
         held = truth[:, thing]
         half = balanced_half(held, groups)
         for part in (half, ~half):
-            others, has = outputs[~part], held[~part]
+            others = outputs[~part]
+            has = held[~part]
             direction = others[has].mean(0) - others[~has].mean(0)
             centred = outputs[part] - outputs[part].mean(0)
             scores[part, :, thing] = (centred * direction).sum(-1)
@@ -226,7 +233,8 @@ def at_random(scores: Scores, truth: Truth, groups: Groups | None, *, seed: int,
 
 def balanced_means(scores: Scores, truth: Truth) -> Float[Tensor, "heads things"]:
     """Return the mean score of every head for each thing, images with it and without it weighing half each."""
-    exact, held = scores.double(), truth.double()
+    exact = scores.double()
+    held = truth.double()
     with_it = torch.einsum("nht,nt->ht", exact, held) / held.sum(0)
     without = torch.einsum("nht,nt->ht", exact, 1 - held) / (1 - held).sum(0)
     return (with_it + without) / 2
@@ -266,7 +274,8 @@ def writes(
     for head in range(len(clear)):
         members = found.alike(head, clear[head])
         alike.append(without_opposites(members, truth, pushes[head]))
-    falls, points = outcomes.delta_log_odds, outcomes.delta_accuracy
+    falls = outcomes.delta_log_odds
+    points = outcomes.delta_accuracy
     held: dict[int, Tensor] = {}  # the images with a word's things, by head
     margins: dict[int, Estimate] = {}
     p_values: dict[int, float] = {}

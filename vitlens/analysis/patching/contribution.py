@@ -112,7 +112,9 @@ def direct_logit_attribution(model: Model, images: AnyImages, targets: Targets =
     >>> parts.heads.shape, bool((parts.total() - parts.logit).abs().max() < 1e-3)
     (torch.Size([2, 6, 4]), True)
     """
-    parts, classes, size = as_parts(images), as_targets(targets), fitting_batch_size(model)
+    parts = as_parts(images)
+    classes = as_targets(targets)
+    size = fitting_batch_size(model)
     of_batches = []
     for start in range(0, len(parts), size):
         own = None if classes is None else classes[start : start + size].to(model.device)
@@ -179,7 +181,8 @@ def key_contributions(
         with evaluating(model):
             weights = precise(_stream_weights(model, seen.streams[-1], wanted.to(model.device)))
         whole = stacked(_of_heads(model, seen, weights))[:, layer, head].cpu()
-        value, read = calls[0].at("values"), _read_by(model, seen, weights, layer, head)
+        value = calls[0].at("values")
+        read = _read_by(model, seen, weights, layer, head)
         if len(calls) > 1 or value is None or value.shape[-1] != read.shape[-1]:
             return torch.full((len(images), calls[0].site.keys), torch.nan)
         rows = calls[0].weights()[:, head]
@@ -193,7 +196,8 @@ def class_contributions(model: Model, images: Images, layer: int, head: int) -> 
     """What one head contributes to the logit of every class, as `head_contributions` for all of them at once. images:
     of one batch, on the model's device. On the CPU."""
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False), evaluating(model):
-        seen, of = _seen(model, images, mlps=False), layers(model)[layer]
+        seen = _seen(model, images, mlps=False)
+        of = layers(model)[layer]
         projection = projection_of(model, of.attention)
         assert projection is not None  # as the layer has heads
         output = precise(seen.captured[f"blocks.{layer}.heads{seen.tokens}"])[:, head]
@@ -223,7 +227,9 @@ class _Seen(NamedTuple):
 
 
 def _seen(model: Model, images: Images, *, mlps: bool = True) -> _Seen:
-    blocks, known, reads = blocks_of(model), layers(model), _reads(model)
+    blocks = blocks_of(model)
+    known = layers(model)
+    reads = _reads(model)
     tokens = "" if reads is None else f"[{','.join(map(str, reads))}]"
     places = [f"blocks.{layer.index}.heads{tokens}" for layer in known]
     places += [f"blocks.{layer.index}.mlp{tokens}" for layer in known if mlps and layer.mlp is not None]
@@ -234,7 +240,8 @@ def _seen(model: Model, images: Images, *, mlps: bool = True) -> _Seen:
 
 def _of_heads(model: Model, seen: _Seen, weights: Tokens) -> list[Float[Tensor, "batch heads"]]:
     """What each head of each layer adds to a logit, of which these are the weights of the stream."""
-    read, heads = seen.read(weights), []
+    read = seen.read(weights)
+    heads = []
     for layer in layers(model):
         projection = projection_of(model, layer.attention)
         assert projection is not None  # as the layer has heads
@@ -255,25 +262,31 @@ def _read_by(model: Model, seen: _Seen, weights: Tokens, layer: int, head: int) 
 
 
 def _contributions(model: Model, images: Images, targets: Labels | None) -> Contributions:
-    blocks, known = blocks_of(model), layers(model)
+    blocks = blocks_of(model)
+    known = layers(model)
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         seen = _seen(model, images)
-        streams, captured = seen.streams, seen.captured
+        streams = seen.streams
+        captured = seen.captured
         targets = check_targets(targets, captured.logits)
         with evaluating(model):
             weights = precise(_stream_weights(model, streams[-1], targets))  # (batch, tokens, dim)
             constant = precise(logits_from(model, torch.zeros_like(streams[-1][:1]))[0, targets])
-        read, heads = seen.read(weights), _of_heads(model, seen, weights)
-        mlps, biases = [], [torch.zeros_like(constant)]
+        read = seen.read(weights)
+        heads = _of_heads(model, seen, weights)
+        mlps = []
+        biases = [torch.zeros_like(constant)]
         for layer in known:
-            unit, projection = model.module.get_submodule(layer.unit), projection_of(model, layer.attention)
+            unit = model.module.get_submodule(layer.unit)
+            projection = projection_of(model, layer.attention)
             assert projection is not None  # as the layer has heads
             if projection.bias is not None:
                 biases.append((read * branch_scale(unit, 1) @ precise(projection.bias)).sum(1))
             has = layer.mlp is not None
             mlp = captured[f"blocks.{layer.index}.mlp{seen.tokens}"] if has else torch.zeros_like(read)
             mlps.append((read * (precise(mlp) * branch_scale(unit, 2))).sum((1, 2)))
-        rest, units = weights.new_zeros(len(weights)), {layer.unit for layer in known}
+        rest = weights.new_zeros(len(weights))
+        units = {layer.unit for layer in known}
         for name, before, after in zip(blocks, streams, streams[1:]):
             if name not in units:
                 rest = rest + (weights * (precise(after) - precise(before))).sum((1, 2))
@@ -306,7 +319,8 @@ def _tolerance(model: Model, weights: Tokens, streams: Sequence[Tokens], logits:
     most 2u |w s| a block; the norm and the weights are rounded about as one more block is. Allowed are four of these
     deviations, and u of the largest logit for the logit and for the constant.
     """
-    eps, largest = torch.finfo(model.mean.dtype).eps, max(1.0, logits.abs().max().item())
+    eps = torch.finfo(model.mean.dtype).eps
+    largest = max(1.0, logits.abs().max().item())
     allowed = weights.new_full((len(weights),), largest * max(TOLERANCE, eps))
     if model.mean.dtype in (torch.float32, torch.float64):
         return allowed
@@ -328,7 +342,8 @@ def logits_by_depth(
         with _watching_stream(model, blocks) as streams:
             logits = model(images)
         lens = torch.stack([logits_from(model, stream, blocks=blocks) for stream in streams], dim=1)
-    difference, scale = (lens[:, -1] - logits).abs().max().item(), logits.abs().max().item()
+    difference = (lens[:, -1] - logits).abs().max().item()
+    scale = logits.abs().max().item()
     # the same norm and classifier on the same stream: in 16 bits a few roundings of the logits
     if not difference <= max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps) * scale:
         raise UnsupportedError(

@@ -74,7 +74,9 @@ def patch_parts(
     pairs = torch.arange(len(clean), device=model.device)
     logits = torch.cat((patched.other[None], patched.clean[None], patched.logits))
     differences = (logits[:, pairs, chosen[0]] - logits[:, pairs, chosen[1]]).T
-    whole, gone, changed = differences[:, 0], differences[:, 1], differences[:, 2:] - differences[:, 1:2]
+    whole = differences[:, 0]
+    gone = differences[:, 1]
+    changed = differences[:, 2:] - differences[:, 1:2]
     small = ((whole - gone).abs() < SMALLEST_GAP).nonzero()
     if len(small):
         pair = int(small[0])

@@ -163,7 +163,8 @@ def walkthrough(
     require(model, "walkthrough")
     if len(parts) != 1:
         raise InputError(f"expected one image, found {len(parts)}; give images[:1]")
-    image, chosen = parts[:1].to(model.device), _chosen_layer(model, layer)
+    image = parts[:1].to(model.device)
+    chosen = _chosen_layer(model, layer)
     if head is not None and not 0 <= head < chosen.heads:
         raise InputError(f"expected a head from 0 to {chosen.heads - 1} in layer {chosen.index}, found {head}")
     with evaluating(model), torch.no_grad(), without_autocast(image.device):
@@ -198,7 +199,9 @@ def _chosen_layer(model: Model, layer: int | None) -> Layer:
 
 def _walked(model: Model, image: Images, layer: Layer, head: int | None, seed: int) -> Walkthrough:
     (heads, whole, scale, checks), logits = layer_steps(model, image, layer), model(image)
-    embedding, layout, prefix = patch_embedding(model, image), model.layout, len(model.layout.prefix)
+    embedding = patch_embedding(model, image)
+    layout = model.layout
+    prefix = len(model.layout.prefix)
     positions, before = before_blocks(model, image, embedding)
     if head is None:
         head = int(entropy(heads["weights"]).mean((0, 2)).argmin())
@@ -299,14 +302,16 @@ def _changes(
     model: Model, last: str, patches: Float[Tensor, "batch patches dim"] | None, scales: dict[str, float]
 ) -> dict[Change, Changes]:
     """Each change that the model has the parts for; patches: without positions; scales: by the place of the scores."""
-    layout, prefix = model.layout, len(model.layout.prefix)
+    layout = model.layout
+    prefix = len(model.layout.prefix)
     found: dict[Change, Changes] = {} if patches is None else {"no-positions": {"patches": patches}}
     if scales:
         found["unscaled"] = {place: partial(torch.div, other=scale) for place, scale in scales.items()}
     found["patches-zero"] = {f"{last}[patch]": "zero"}
     if prefix:
         found["prefix-zero"] = {f"{last}[{','.join(map(str, range(prefix)))}]": "zero"}
-        unread, whole = KnockOut(keys=range(prefix), queries=range(prefix, layout.tokens)), (layout.tokens,) * 2
+        unread = KnockOut(keys=range(prefix), queries=range(prefix, layout.tokens))
+        whole = (layout.tokens,) * 2
         places = [place for place in model.places() if place.kind == "weights" and place.shape[-2:] == whole]
         found["prefix-unread"] = {place.name: unread for place in places}
     if layout.positions("cls") and model.anatomy.readout in ("cls", "cls+distillation"):

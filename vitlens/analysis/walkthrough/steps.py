@@ -116,8 +116,10 @@ def before_blocks(
     first = _check("embedding", embedding.embedded, embedding.convolved)
     if "patches" not in model.places().names:
         return None, [first, StepCheck("positions", None, 0.0, "the patches cannot be read before the first block")]
-    tokens, other = capture(model, images, "patches")["patches"], torch.zeros_like(images)
-    added, again = (tokens - embedding.convolved)[0], patch_embedding(model, other)
+    tokens = capture(model, images, "patches")["patches"]
+    other = torch.zeros_like(images)
+    added = (tokens - embedding.convolved)[0]
+    again = patch_embedding(model, other)
     assert again is not None  # as the model has one
     differs = float((capture(model, other, "patches")["patches"] - again.convolved - added).abs().max())
     largest = float(tokens.abs().max())
@@ -138,12 +140,14 @@ def layer_steps(
     Raises UnsupportedError where queries or keys are not seen.
     """
     require_steps(model, layer)
-    name, attention = f"blocks.{layer.index}", model.module.get_submodule(layer.attention)
+    name = f"blocks.{layer.index}"
+    attention = model.module.get_submodule(layer.attention)
     parts = ("attention.scores", "attention.weights", *_PARTS)
     captured = capture(model, images, [f"{name}.{part}" for part in parts])
     own = {part: captured[f"{name}.{part}"] for part in parts}
     call, normed = _seen(model, images, layer)
-    by_hand, read = _projected(attention, normed, layer.heads), call.inputs
+    by_hand = _projected(attention, normed, layer.heads)
+    read = call.inputs
     inputs = by_hand if read is None else (read.query, read.key, read.value)
     assert inputs is not None  # see require_steps
     queries, keys, values = inputs
@@ -197,7 +201,8 @@ def layer_steps(
 def require_steps(model: Model, layer: Layer) -> None:
     """Raise UnsupportedError for a block that does not add attention and an MLP to the residual stream, and where
     queries and keys of a layer are seen neither by the lens nor in its weights."""
-    known, name = model.places().names, f"blocks.{layer.index}"
+    known = model.places().names
+    name = f"blocks.{layer.index}"
     missing = [part for part in _PARTS if f"{name}.{part}" not in known]
     if missing:
         raise UnsupportedError(
@@ -266,12 +271,14 @@ def _three(attention: nn.Module, heads: int) -> Sequence[tuple[Tensor, Tensor | 
     weight: Any
     bias: Any
     if isinstance(attention, nn.MultiheadAttention):
-        weight, bias = attention.in_proj_weight, attention.in_proj_bias
+        weight = attention.in_proj_weight
+        bias = attention.in_proj_bias
     else:
         linear = [module for module in attention.children() if isinstance(module, nn.Linear)]  # of a user's own
         wide = (module for module in linear if module.out_features == 3 * module.in_features)
         joint: Any = getattr(attention, "qkv", None) or next(wide, None)
-        weight, bias = getattr(joint, "weight", None), getattr(joint, "bias", None)
+        weight = getattr(joint, "weight", None)
+        bias = getattr(joint, "bias", None)
     if isinstance(weight, Tensor):
         own: list[Any] = [getattr(attention, name, None) for name in ("q_bias", "v_bias")]
         if bias is None and all(isinstance(each, Tensor) for each in own):  # BEiT: keys have no bias
@@ -293,7 +300,8 @@ def _check(step: StepName, ours: Tensor, own: Tensor, note: str = "") -> StepChe
 
 def _norm_check(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
     """Layer norm by its formula."""
-    mean, variance = tokens.mean(-1, keepdim=True), tokens.var(-1, keepdim=True, unbiased=False)
+    mean = tokens.mean(-1, keepdim=True)
+    variance = tokens.var(-1, keepdim=True, unbiased=False)
     for norm in unit.children():
         if isinstance(norm, nn.LayerNorm):
             ours = (tokens - mean) / (variance + norm.eps).sqrt()

@@ -127,7 +127,8 @@ class Bench:
 
         def remembered(sets: Sequence[Removal], measure: Callable[[], Stored]) -> Stored:
             units = ",".join("+".join(unit.name for unit in each) for each in sets)
-            key, sides = f"{name}-{hashlib.sha256(units.encode()).hexdigest()[:16]}", (len(sets), len(labels))
+            key = f"{name}-{hashlib.sha256(units.encode()).hexdigest()[:16]}"
+            sides = (len(sets), len(labels))
             forms = {"log_odds": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
             arrays = self.store.recall(key, digest, forms)
             if arrays is not None:
@@ -198,7 +199,8 @@ def inside(bench: Bench) -> tuple[dict[str, Any], tuple[str, ...]]:
 @phase("Activation patching")
 def _patching(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     clean, corrupted, names, corruption = _pair(bench, images, labels)
-    layout, classes = bench.run.model.anatomy.layout, bench.run.model.classes
+    layout = bench.run.model.anatomy.layout
+    classes = bench.run.model.classes
     patched = patch_parts(bench.run.model, clean, corrupted)
     row = PatchingRow(
         *names,
@@ -219,7 +221,8 @@ def _pair(bench: Bench, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor,
     """The images of --clean and --corrupted; or the correctly classified image of highest confidence whose prediction a
     corruption changes, and its corrupted copy, so that positions correspond. (1, 3, height, width) each, with their
     names and the corruption."""
-    model, options = bench.run.model, bench.run.options
+    model = bench.run.model
+    options = bench.run.options
     if options.clean is not None and options.corrupted is not None:
         paths = [options.clean, options.corrupted]
         split = load_images(paths, preprocessing=model.preprocessing)
@@ -230,7 +233,8 @@ def _pair(bench: Bench, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor,
     confidence, predicted = _predictions(model, images)
     correct = (predicted.cpu() == labels.cpu()).nonzero().flatten().tolist()
     for index in sorted(correct, key=lambda index: -float(confidence[index]))[:_TRIED]:
-        clean, name = images[index : index + 1], model.classes[int(labels[index])]
+        clean = images[index : index + 1]
+        name = model.classes[int(labels[index])]
         for how, words in _CORRUPTED.items():
             corrupted = corrupt(clean, how)
             if int(_predictions(model, corrupted)[1]) != int(labels[index]):
@@ -322,8 +326,10 @@ def _small(images: Tensor) -> Any:
 def pruned(bench: Bench, importance: Importance, folder: Path) -> tuple[Estimate, tuple[PrunedRow, ...]]:
     """Prune the least important share of the heads, save the model, and compare it with the whole one: the share of the
     parameters that was cut, and the rows. Raises InputError for a share that cuts no head."""
-    whole, split = bench.run.model, bench.run.split
-    share, ranking = bench.run.options.prune or 0.0, importance.ranking("head")[::-1]
+    whole = bench.run.model
+    split = bench.run.split
+    share = bench.run.options.prune or 0.0
+    ranking = importance.ranking("head")[::-1]
     least = ranking[: round(share * len(ranking))]
     if not least:
         raise InputError(f"expected --prune with a share that cuts at least one of {len(ranking)} heads, found {share}")

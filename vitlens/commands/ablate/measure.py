@@ -65,7 +65,8 @@ def measure(options: AblateOptions) -> Path | None:
     without labels, InputError for too few images, and for another model or other data than those of a run that
     is resumed.
     """
-    typed, options = options, with_its_settings(options, "ablate")
+    typed = options
+    options = with_its_settings(options, "ablate")
     if not options.predicted and options.run.labels is None:
         require_label_source(options.data, options.images, doing="ablate")
     run = Run("ablate", options, scenes=1, most=1)
@@ -86,10 +87,12 @@ def measure(options: AblateOptions) -> Path | None:
         with autocast(run.model.device, run.run.precision):
             bench = replace(bench, means=bench.measured_means())
             measured = {name: _unit_effects(bench, name) for name in options.replace}
-            main, several = measured[bench.replacement], len(bench.heads) > 1
+            main = measured[bench.replacement]
+            several = len(bench.heads) > 1
             ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
             removal = _heads_in_order(bench, main) if options.curves and ranked else {}
-            by, first = bench.by(bench.replacement), torch.arange(images)[:REMOVAL_IMAGES]
+            by = bench.by(bench.replacement)
+            first = torch.arange(images)[:REMOVAL_IMAGES]
             with phase("How similar the outputs of heads are"):
                 similar = head_similarity(by, bench.heads, first) if options.pairs and several else None
             pairs, remark = _heads_in_pairs(bench, main.importance, similar) if similar is not None else ((), "")
@@ -137,7 +140,8 @@ def _unit_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
 def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int], str]) -> Iterator[rows.UnitRow]:
     """One row for each unit, with its effects and their tests."""
     main = measured[bench.replacement].importance
-    smallest, hidden = rows.smallest_effect(main.clean_loss), _hidden_by_mean(bench, measured)
+    smallest = rows.smallest_effect(main.clean_loss)
+    hidden = _hidden_by_mean(bench, measured)
     for index, unit in enumerate(main.units):
         losses = {name: each.importance.loss.estimate(index, main.n, "nats") for name, each in measured.items()}
         tests = {name: finite(each.importance.loss.p_holm[index]) for name, each in measured.items()}
@@ -185,8 +189,11 @@ def _hidden_by_mean(bench: Bench, measured: Measured) -> dict[int, tuple[Estimat
 def _model_row(
     bench: Bench, measured: Measured, removal: Mapping[str, Any], units: Sequence[rows.UnitRow]
 ) -> rows.AblatedModelRow:
-    main, groups, heads = measured[bench.replacement], bench.groups(), [row for row in units if row.kind == "head"]
-    own, count = main.importance.of_kind("head"), len(heads)
+    main = measured[bench.replacement]
+    groups = bench.groups()
+    heads = [row for row in units if row.kind == "head"]
+    own = main.importance.of_kind("head")
+    count = len(heads)
     forwards = {
         str(name): Estimate(each.importance.forward_equivalents, n=each.importance.n, unit="forwards")
         for name, each in measured.items()
@@ -202,7 +209,8 @@ def _model_row(
     def share(found: list[bool]) -> Estimate:
         return Estimate(sum(found) / count, n=count)
 
-    losses, clusters = main.effects.clean_loss.numpy(), None if groups is None else groups.numpy()
+    losses = main.effects.clean_loss.numpy()
+    clusters = None if groups is None else groups.numpy()
     dead = [row.effect == "no effect" for row in heads] if len(bench.run.split) > 1 else []
     return rows.AblatedModelRow(
         model=bench.run.model.alias,
@@ -240,7 +248,9 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
     images = torch.arange(len(bench.run.split))
     ranked, tested = (images[0::2], images[1::2]) if len(images) >= 2 * _FEWEST else (images, images)
     tested = tested[:REMOVAL_IMAGES]
-    by, orders, spent = bench.by(bench.replacement), dict(_orders(bench, measured, ranked)), None
+    by = bench.by(bench.replacement)
+    orders = dict(_orders(bench, measured, ranked))
+    spent = None
     if bench.run.options.greedy:
         some = ranked[:REMOVAL_IMAGES]
         chosen = replace(by, images=by.images[some], labels=by.labels[some], groups=None)
@@ -259,7 +269,8 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
         for name, curve in curves.items()
         for removed, right, loss in zip(curve.sets, curve.correct, curve.loss)
     )
-    least, seed = next(iter(curves.values())), bench.run.run.seed
+    least = next(iter(curves.values()))
+    seed = bench.run.run.seed
     return {
         "curves": points,
         "removable": share_removable(least, groups=bench.groups(tested), seed=seed),
@@ -290,7 +301,8 @@ def _heads_in_pairs(bench: Bench, importance: Importance, similar: Tensor) -> tu
     """The most important heads removed in pairs, where heads are ranked, and those of the most similar outputs, which
     may each do the work of the other, where there are enough images for a test of these to be significant; and a
     remark. similar: (heads, others), as head_similarity gives it."""
-    most, heads = bench.run.options.pairs, bench.heads
+    most = bench.run.options.pairs
+    heads = bench.heads
     top = importance.ranking("head")[: max(2, most)] if importance.is_ranked("head") else ()
     above = similar.triu(1).nan_to_num(nan=0.0)
     order = above.flatten().argsort(descending=True, stable=True)[:most].tolist()
@@ -309,7 +321,8 @@ def _heads_in_pairs(bench: Bench, importance: Importance, similar: Tensor) -> tu
     change, both, alone, note = pairwise(
         bench.by(bench.replacement), units, pairs, chosen, what="Removing pairs of heads"
     )
-    places, names = [*map(heads.index, units)], [*map(name_of, units)]
+    places = [*map(heads.index, units)]
+    names = [*map(name_of, units)]
     return tuple(
         rows.HeadPairRow(
             names[one],

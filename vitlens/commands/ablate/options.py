@@ -8,7 +8,8 @@ from vitlens.commands.run.options import ModelOnImages, one_model, predicted_opt
 from vitlens.errors import InputError
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
 
-_MORE, _PRUNE = "Beyond importance", "Pruning"
+_MORE = "Beyond importance"
+_PRUNE = "Pruning"
 
 
 @dataclass(frozen=True)

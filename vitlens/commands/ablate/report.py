@@ -27,7 +27,9 @@ def claims(record: AblateRecord) -> Iterator[Claim]:
     if record.has_few_images:
         return
     yield _most_important(record)
-    effects, dead, share = [row.effect for row in record.heads], without_effect(record), record.model.removable
+    effects = [row.effect for row in record.heads]
+    dead = without_effect(record)
+    share = record.model.removable
     if effects:
         yield _claim(
             record,
@@ -108,7 +110,8 @@ def without_effect(record: AblateRecord) -> list[UnitRow]:
 
 def redundant(record: AblateRecord) -> list[HeadPairRow]:
     """The pairs of which each head alone changes nothing worth reporting, and both together do, the most first."""
-    smallest, looks = record.model.smallest.value, len(record.pairs)
+    smallest = record.model.smallest.value
+    looks = len(record.pairs)
     found = [
         row
         for row in record.pairs
@@ -130,9 +133,11 @@ def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> E
 
 def _most_important(record: AblateRecord) -> Claim:
     """The head whose removal costs most; of a model of which no head was removed, the MLP or block."""
-    kinds, model = grouped(record.units, "kind"), record.model.model
+    kinds = grouped(record.units, "kind")
+    model = record.model.model
     kind = next(each for each in ("head", "mlp", "block") if each in kinds)
-    word, rows = {"mlp": "MLP"}.get(kind, kind), _by_importance(kinds[kind])
+    word = {"mlp": "MLP"}.get(kind, kind)
+    rows = _by_importance(kinds[kind])
     found = [row for row in rows if row.effect == "effect" and row.loss.value > 0]
     certain = [row for row in rows if row.log_odds is not None and row.is_ranked and row.rank.value > 0]
     if certain and enough(certain[0].log_odds):
@@ -182,7 +187,8 @@ def _most_important(record: AblateRecord) -> Claim:
 
 def _hidden(record: AblateRecord) -> Iterator[Claim]:
     """The heads whose effect a replacement by the mean hides: they matter where they are resampled."""
-    smallest, looks = record.model.smallest.value, len(record.heads)
+    smallest = record.model.smallest.value
+    looks = len(record.heads)
     found = [
         (row.hidden.value, row.unit, row)
         for row in record.heads
@@ -213,7 +219,8 @@ def _hidden(record: AblateRecord) -> Iterator[Claim]:
 
 def unknown(record: AblateRecord) -> Iterator[str]:
     """What removing units of this model on these images does not show."""
-    model, heads = record.model, record.heads
+    model = record.model
+    heads = record.heads
     rest = [row for row in heads if row.effect == "undecided"]
     if model.reason:
         yield say("{{ reason|whole }}.", reason=model.reason.rstrip("."))
@@ -268,7 +275,8 @@ def _by_importance(rows: Sequence[UnitRow]) -> list[UnitRow]:
 
 def _heads(record: AblateRecord) -> str:
     """What is shown of the heads, and what was done to them."""
-    heads, fewest = record.heads, fewest_images(max(1, len(record.heads)))
+    heads = record.heads
+    fewest = fewest_images(max(1, len(record.heads)))
     return say(
         "Each head's output was replaced by {{ by }}, for every image. {% if shown %}{{ shown }} of {{ n }} heads "
         "change the loss significantly after Holm's correction{% else %}No head changes the loss significantly, so "
@@ -328,7 +336,8 @@ def _tokens(record: AblateRecord) -> Iterator[Picture]:
     """What each token restores before each block: the patches at their places, and those before them with numbers."""
     if record.patched is None:
         return
-    row, positions = record.patching[0], record.patched.positions
+    row = record.patching[0]
+    positions = record.patched.positions
     prefix = row.prefix or ()
     if row.grid is None or positions.shape[1] != len(prefix) + row.grid[0] * row.grid[1]:
         return

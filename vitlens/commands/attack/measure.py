@@ -70,7 +70,8 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
     for model, name in product(run.models, options.attacks):
         for member in ATTACKS[name].parts:  # refused here: too few classes for an attack, too large a patch
             algorithm_of(member, Setting(1, len(model.classes), split.size, side=options.patch_side))
-    predicted, baseline = options.predicted, options.baseline
+    predicted = options.predicted
+    baseline = options.baseline
     labels = [labels_of(each, split, predicted=predicted, doing="attack", options=run.run) for each in run.models]
     if baseline is not None and baseline not in run.aliases:
         raise UnknownNameError("model for --baseline", baseline, run.aliases)
@@ -109,7 +110,9 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
 def _on_corruptions(work: ModelAttack) -> Corrupted:
     """A model on all kinds at all severities, each process on its share of the images. With --predicted, an image
     counts as correct where its prediction stays the same."""
-    run, processes, split = work.run, work.run.processes, work.run.split
+    run = work.run
+    processes = work.run.processes
+    split = work.run.split
     if run.options.predicted:
         split = replace(split, labels=work.labels.cpu(), classes=work.model.classes)
     share = share_of(split, processes)
@@ -143,9 +146,12 @@ def _record(
     seed = works[0].run.run.seed
     insides = [_inside(work, sample, index) for index, work in enumerate(works)]
     curves = tuple(row for work in works for row in _curve_rows(work)) + _worst_case_rows(works, survivors)
-    of_corrupted, overall = {each.alias: each for each in corrupted}, []
+    of_corrupted = {each.alias: each for each in corrupted}
+    overall = []
     for work, inside, fooled in zip(works, insides, sample.fooled):
-        alias, norm, own = work.model.alias, sample.attack.norm, of_corrupted.get(work.model.alias)
+        alias = work.model.alias
+        norm = sample.attack.norm
+        own = of_corrupted.get(work.model.alias)
         judged = rows.strongest((row for row in curves if row.model == alias), rows.JUDGED)
         row = rows.AttackedModelRow(
             alias,
@@ -158,7 +164,8 @@ def _record(
         )
         if own is not None:  # its errors are relative where the baseline makes errors of every kind
             relative = own.relative_error(of_corrupted[baseline], seed=seed) if len(corrupted) > 1 else None
-            mean, lost = own.mean_error(seed=seed), own.lost(work.clean, seed=seed)
+            mean = own.mean_error(seed=seed)
+            lost = own.lost(work.clean, seed=seed)
             row = replace(row, mean_error=mean, lost=lost, baseline=baseline, relative_error=relative)
         overall.append(row)
     within: dict[str, Any] = {name: tuple(row for each in insides for row in each.get(name, ())) for name in _INSIDE}
@@ -342,9 +349,13 @@ def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, An
     places = evenly_spaced(sample.fooled[index].nonzero().flatten(), MEASURED)
     if not len(places) or not work.run.options.inside:
         return {}
-    model, seed, size = work.model, work.run.run.seed, work.run.run.batch_size
-    clean, changed = sample.clean[places], sample.adversarial[index][places]
-    truth, wrong = work.labels[sample.indices[places]], work.logits(changed).argmax(-1)
+    model = work.model
+    seed = work.run.run.seed
+    size = work.run.run.batch_size
+    clean = sample.clean[places]
+    changed = sample.adversarial[index][places]
+    truth = work.labels[sample.indices[places]]
+    wrong = work.logits(changed).argmax(-1)
     method = preferred_method(model)
     members = work.run.split.groups
     groups = None if members is None else members.cpu().numpy()[sample.indices[places].cpu().numpy()]
@@ -423,8 +434,10 @@ def _examples(
     work: ModelAttack, image: Tensor, clean: Tensor, changed: Tensor, *maps: Tensor
 ) -> rows.AttackExampleArrays:
     """Pixels, perturbations, maps (before, after) and predictions of a few images; image: their numbers."""
-    shown, names = evenly_spaced(torch.arange(len(clean)), SHOWN), work.model.classes
-    clean, changed = clean[shown], changed[shown]
+    shown = evenly_spaced(torch.arange(len(clean)), SHOWN)
+    names = work.model.classes
+    clean = clean[shown]
+    changed = changed[shown]
     before, after = (each[shown].float().nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy() for each in maps)
     probabilities = [work.logits(images).softmax(-1) for images in (clean, changed)]
     return rows.AttackExampleArrays(

@@ -11,7 +11,8 @@ from vitlens.commands.run.parsing import amounts, count_or_counts, named_amounts
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import SelfChecks
 
-_MORE, _PATCH = "Beside the curves", "The patch attack"
+_MORE = "Beside the curves"
+_PATCH = "The patch attack"
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ class AttackOptions(ModelsOnImages):
             if not self.epsilons_of(name):
                 typed = {"linf": "--epsilon", "l2": "--epsilon-l2"}[ATTACKS[name].norm]
                 raise InputError(f"expected {typed} with a number above 0 for {name}, found none; e.g. {typed} 1,2,4")
-        known, linf = ", ".join(self.attacks), [name for name in self.attacks if ATTACKS[name].norm == "linf"]
+        known = ", ".join(self.attacks)
+        linf = [name for name in self.attacks if ATTACKS[name].norm == "linf"]
         for name, epsilon in singles.items():
             if name not in linf or epsilon == 0:
                 raise InputError(
@@ -156,7 +158,8 @@ class AttackOptions(ModelsOnImages):
 
     def epsilons_of(self, attack: str) -> tuple[float, ...]:
         """Epsilons of this attack in pixel units, rising, without 0; a patch has one size."""
-        single, norm = (self.single_epsilons or {}).get(attack), ATTACKS[attack].norm
+        single = (self.single_epsilons or {}).get(attack)
+        norm = ATTACKS[attack].norm
         if norm == "linf" and single is not None:
             return (single / UNIT,)
         return {"linf": self.linf, "l2": self.l2}.get(norm, (1.0,))

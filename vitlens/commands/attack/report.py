@@ -65,7 +65,8 @@ def _of_one_image(record: AttackRecord) -> Iterator[Claim]:
         elif any(curve.model == row.model and curve.accuracy.value == 0 for curve in record.curves):
             continue
         else:
-            said, known = "The prediction of {{ model }} stays the same under every attack tried", {"model": row.model}
+            said = "The prediction of {{ model }} stays the same under every attack tried"
+            known = {"model": row.model}
         yield found(
             "one image",
             row.model,
@@ -171,7 +172,8 @@ def _difference_at(
     telling: Sequence[rows.RobustPairRow],
 ) -> Claim:
     """Return the claim of one paired test; large, telling: those with a difference, and those that can show one."""
-    first, second = row.first, row.second
+    first = row.first
+    second = row.second
     claim = _under_attack(first, second)
     better, worse = (first, second) if row.difference.value >= 0 else (second, first)
     known = {
@@ -260,25 +262,32 @@ def _judged(
 
     Every attack leaves an upper bound of robust accuracy: one below the limit cannot pass, so it is not inconclusive.
     """
-    state, failed, doubts = LIMITS["robustness"].judge(at.accuracy), _failed(record, row.model), False
+    state = LIMITS["robustness"].judge(at.accuracy)
+    failed = _failed(record, row.model)
+    doubts = False
     words = "accuracy under {{ at.title }} at {{ at.at }}"
     far = strongest(each for each in curves if each.epsilon >= FAR)
     again = next((each for each in record.survivors if each.model == row.model), None)
     if not row.clean.value:
-        state, words = "inconclusive", "it classifies no clean image correctly"
+        state = "inconclusive"
+        words = "it classifies no clean image correctly"
     elif min(each.accuracy.value for each in curves) >= row.clean.value:
-        state, doubts = "inconclusive", True
+        state = "inconclusive"
+        doubts = True
         words = "no attack fooled it at any epsilon, which says more about these attacks than about the model"
     elif (row.clean.n or 0) < FEWEST:
-        state, words = "inconclusive", words + ", on fewer than {{ few }} images"
+        state = "inconclusive"
+        words = words + ", on fewer than {{ few }} images"
     elif failed and state in ("pass", "warn"):
-        state, doubts = "inconclusive", True
+        state = "inconclusive"
+        doubts = True
         words += (
             ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is too high by an unknown "
             "amount"
         )
     elif again is not None and again.missed > _MISSED * again.survivors:
-        state, doubts = "warn" if state == "pass" else state, True
+        state = "warn" if state == "pass" else state
+        doubts = True
         words += (
             "; but stronger attacks broke {{ again.missed }} of its {{ again.survivors }} survivors at {{ again.at }}: "
             "these attacks are too weak"
@@ -289,7 +298,8 @@ def _judged(
             "{{ again.survivors }} survivors"
         )
     elif state == "pass" and far is not None and far.accuracy.value >= _KEPT * row.clean.value:
-        state, doubts = "warn", True
+        state = "warn"
+        doubts = True
         words += (
             "; but the attacks are too weak: at {{ far.at }} it still has {{ far.accuracy|alone }}, which undefended "
             "models rarely keep"
@@ -309,7 +319,8 @@ def not_robust(upper_bound: Estimate) -> bool:
 
 def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:
     """The self-checks of the attacks on one model: those that could not have failed are not passed."""
-    own, failed = [check for check in record.checks if check.model == row.model], _failed(record, row.model)
+    own = [check for check in record.checks if check.model == row.model]
+    failed = _failed(record, row.model)
     open_ = [check for check in own if check.state == "inconclusive"]
     because = say(
         "{% if row.failed is none %}the self-checks of the attacks on **{{ model }}** were not finished: an attack may "
@@ -345,9 +356,11 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
     classes = record.config.data.classes if record.config.data else 0
     classes = max([classes, *(model.classes for model in record.config.models)])  # the data may have some of them
     if row.clean.low is None or row.clean.low <= 1 / max(classes, 1):
-        because, state = "its clean accuracy is not above chance: nothing to lose", "inconclusive"
+        because = "its clean accuracy is not above chance: nothing to lose"
+        state = "inconclusive"
     elif record.images < FEWEST:
-        because, state = f"{because}, of few images", "inconclusive"
+        because = f"{because}, of few images"
+        state = "inconclusive"
     return Claim(
         "common corruptions",
         row.model,
@@ -508,7 +521,8 @@ def _examples(record: AttackRecord) -> Iterator[Picture]:
         times = amplification(arrays.change.astype(np.float32))
         for at in range(len(arrays.pixels))[: max(1, PICTURES // len(record.examples))]:
             row = f"{shortened(model, 10)} {arrays.image[at]}"
-            clean, change = arrays.pixels[at].astype(np.float32) / 255, arrays.change[at].astype(np.float32)
+            clean = arrays.pixels[at].astype(np.float32) / 255
+            change = arrays.change[at].astype(np.float32)
             changed = np.clip(clean + change, 0, 1)
             before, after = (
                 f"{shortened(str(word), 12)}, {100 * probability:.0f} %"

@@ -14,7 +14,8 @@ from vitlens.attacks.robustness import Outcome
 from vitlens.commands.attack.record import FAR, JUDGED, SURVIVED, SurvivorsRow, typed_epsilon
 from vitlens.commands.attack.sweep import ModelAttack
 
-MARGIN, SQUARE = "pgd-dlr", "square"
+MARGIN = "pgd-dlr"
+SQUARE = "square"
 STEPS: Final[Mapping[str, int]] = {MARGIN: 10, SQUARE: 4}  # of Square 50 queries each
 RESTARTS: Final[Mapping[str, int]] = {MARGIN: 2, SQUARE: 1}
 _WITH_MARGIN: Final = (MARGIN, "apgd-dlr", "apgd-targeted", "auto")
@@ -103,7 +104,8 @@ def _looks_weak(work: ModelAttack, left: Tensor, *, is_far: bool, is_judged: boo
 def _attacked_again(work: ModelAttack, left: Tensor, epsilon: float) -> tuple[Tensor, dict[str, int]]:
     """Run a margin loss, then Square, each on what is left; those that the run made itself are not repeated."""
     names = [name for name in (MARGIN, SQUARE) if _is_needed(work, name)]
-    after, broken = left.clone(), dict[str, int]()
+    after = left.clone()
+    broken = dict[str, int]()
     processes = work.run.processes
     with work.run.progress(f"stronger attacks on {work.model.alias}", len(names), "attacks") as advance:
         for name in names:

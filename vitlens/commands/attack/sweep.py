@@ -79,7 +79,8 @@ class ModelAttack:
 
     def settings(self, name: str) -> dict[str, Any]:
         """What an attack takes beside images and epsilons."""
-        options, run = self.run.options, self.run.run
+        options = self.run.options
+        run = self.run.run
         return {
             "steps": options.steps_for(name),
             "restarts": options.restarts,
@@ -103,9 +104,12 @@ class ModelAttack:
 
 def sweep_all(work: ModelAttack) -> None:
     """Every attack on all images, each process on its share, gathered in the order of the images."""
-    run, names, size = work.run, work.run.options.attacks, work.part_size
+    run = work.run
+    names = work.run.options.attacks
+    size = work.part_size
     share = torch.arange(run.processes.index, len(run.split), run.processes.count)
-    starts, title = range(0, len(share), size), f"attacking {work.model.alias}"
+    starts = range(0, len(share), size)
+    title = f"attacking {work.model.alias}"
     with run.progress(title, len(share) * len(names)) as advance:
         for name in names:
             parts = [_part(work, name, at, share[at : at + size], advance) for at in starts]
@@ -207,12 +211,16 @@ def attack_sample(works: Sequence[ModelAttack]) -> AttackSample:
     run = works[0].run
     name = example_attack(run.options.attacks)
     outcomes = [work.swept[name] for work in works]
-    epsilon, indices = halving_epsilon(outcomes), balanced(len(run.split), run.split.labels, SAMPLED, run.run.seed)
-    clean, adversarial, fooled = works[0].images(indices), [], []
+    epsilon = halving_epsilon(outcomes)
+    indices = balanced(len(run.split), run.split.labels, SAMPLED, run.run.seed)
+    clean = works[0].images(indices)
+    adversarial = []
+    fooled = []
     with run.progress(f"{ATTACKS[name].title} on a sample", len(works) * len(indices)) as advance:
         for work, outcome in zip(works, outcomes):
             open_ = (outcome.clean & ~outcome.robust(epsilon))[indices]
-            images, success = clean.clone(), torch.zeros(len(indices), dtype=torch.bool)
+            images = clean.clone()
+            success = torch.zeros(len(indices), dtype=torch.bool)
             if bool(open_.any()):
                 result = work.attempt(name)(clean[open_], work.labels[indices][open_], epsilon=epsilon)
                 images[open_], success[open_] = result.images.cpu(), result.success.cpu()
@@ -230,7 +238,8 @@ def checked(work: ModelAttack) -> Iterator[Check]:
     right = evenly_spaced(work.clean.nonzero().flatten(), CHECKED)
     if not len(right):
         return
-    images, labels = work.images(right), work.labels[right]
+    images = work.images(right)
+    labels = work.labels[right]
     yield rules.gradients_not_zero(work.model, images, labels)
     of_pairs = [
         rules.weaker_breaks_no_more(work.swept[weaker], work.swept[stronger], reason=reason)
@@ -262,14 +271,19 @@ def _more_steps(work: ModelAttack, name: str, right: Tensor) -> Check:
 
 def _of_attack(work: ModelAttack, name: str, right: Tensor) -> Iterator[Check]:
     """The checks of one attack; right: the images on which it is checked, fewer and in fewer steps where it is slow."""
-    entry, outcome, attempt = ATTACKS[name], work.swept[name], work.attempt(name)
-    slug, epsilon, steps = outcome.name, outcome.epsilons[-1], work.steps_of(entry)
+    entry = ATTACKS[name]
+    outcome = work.swept[name]
+    attempt = work.attempt(name)
+    slug = outcome.name
+    epsilon = outcome.epsilons[-1]
+    steps = work.steps_of(entry)
     yield rules.never_rises(outcome)
     if entry.gradients:
         zero = int((outcome.zero_gradients & work.clean).sum())
         yield rules.gradients_read("gradients read", slug, zero, int(work.clean.sum()))
     right = evenly_spaced(right, _SLOW[0]) if entry.slow else right
-    images, labels = work.images(right), work.labels[right]
+    images = work.images(right)
+    labels = work.labels[right]
     if entry.slow or entry.kind == "minimum":
         attempt = partial(attempt, steps=min(steps, _SEARCHED[1]) if entry.kind == "minimum" else _SLOW[1])
     trial = Trial(slug, attempt, images, labels)

@@ -56,7 +56,8 @@ def measure(options: AttentionOptions) -> Path | None:
     if earlier is not None and options.data is None and not options.images:
         options = _with_images_of(earlier, options)
     run = Run("attention", options, images=False)
-    model, given = run.model, replace(run.run, limit=None)
+    model = run.model
+    given = replace(run.run, limit=None)
     every = load_split(model, options=given, data=options.data, images=options.images)
     if earlier is not None:
         split = _same_images(earlier, every, model)
@@ -199,7 +200,8 @@ def _layer_rows(
     shares = {row.layer: row for row in mass_of(masses, ATTENTION)}
     known = map_rows(model.alias, [(str(layer.site.layer), own) for layer, own in zip(layers, means)], split)
     for index, (layer, row, of_heads) in enumerate(zip(layers, known, _head_means(layers, by_image))):
-        site, share = layer.site, shares.get(layer.site.layer)
+        site = layer.site
+        share = shares.get(layer.site.layer)
         beside: dict[str, Any] = (
             {}
             if share is None
@@ -257,7 +259,9 @@ def _on_object(
 def _layout(model: Model, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
     """The layout of the patches, and how the similarity of their position embeddings follows their places: numbers
     without intervals, as pairs of positions are not independent."""
-    layout, distance, ranks = model.anatomy.layout, None, None
+    layout = model.anatomy.layout
+    distance = None
+    ranks = None
     if layout is None:
         return
     if similar is not None:
@@ -322,9 +326,11 @@ def _windows(model: Model, images: Images) -> dict[str, Any]:
         layers = ()
     if not layers:
         return {}
-    rows, reach = [], {}
+    rows = []
+    reach = {}
     for index, layer in enumerate(layers):
-        own, size = layer.windows, layer.windows.resolution
+        own = layer.windows
+        size = layer.windows.resolution
         patch = (max(size[0] // 2 - 1, 0), max(size[1] // 2 - 1, 0))  # above and to the left of the centre
         stage = [each for each in layers[: index + 1] if each.windows.resolution == size]
         reach[index] = reached(stage, torch.tensor([patch[0] * size[1] + patch[1]]))[0].view(size).numpy()

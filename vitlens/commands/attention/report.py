@@ -215,7 +215,8 @@ def _heads(record: AttentionRecord) -> Iterator[_Head]:
     stages = groupby(places, key=lambda at: (record.layers[at].heads, record.layers[at].map))
     for number, (_, indices) in enumerate(stages, start=1):
         own = [(record.layers[at], 100 * record.maps.layer[at][0]) for at in indices]
-        maps, reading = np.stack([each for _, each in own]), own[0][0].reading.removeprefix("the ")
+        maps = np.stack([each for _, each in own])
+        reading = own[0][0].reading.removeprefix("the ")
         drawn = of_heads(maps, [row.layer for row, _ in own], record.maps.pixels[0])
         yield from (_Head(**vars(each), stage=number, reading=reading) for each in drawn)
 
@@ -229,7 +230,8 @@ def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **given: Any)
 
 def _layer(record: Any) -> list[Picture]:
     """Every head of --layer, by default the last."""
-    known, chosen = [row.layer for row in record.layers], record.options.get("layer")
+    known = [row.layer for row in record.layers]
+    chosen = record.options.get("layer")
     index = known.index(chosen) if chosen in known else len(known) - 1
     maps = record.maps.layer[index]
     return _over(record, list(maps.swapaxes(0, 1)), [f"head {head}" for head in range(maps.shape[1])])
@@ -237,7 +239,8 @@ def _layer(record: Any) -> list[Picture]:
 
 def _draw_windows(record: Any, title: str) -> Figure:
     """Two layers after one another: the first pair of which the second connects something, else the first two."""
-    own, arrays = record.windows, record.window_maps
+    own = record.windows
+    arrays = record.window_maps
     pairs = [at for at in range(1, len(own)) if own[at].map == own[at - 1].map]
     at = next((place for place in pairs if own[place].new), pairs[0] if pairs else 1)
     both = (at - 1 if own[at - 1].map == own[at].map else at, at)
@@ -254,7 +257,8 @@ def _draw_windows(record: Any, title: str) -> Figure:
 
 def _view(view: str, record: Any) -> list[Picture]:
     """The attention of a patch, or to it, layer by layer, the mean of heads."""
-    arrays, rows = record.views.get(view), getattr(record, view)
+    arrays = record.views.get(view)
+    rows = getattr(record, view)
     return (
         []
         if arrays is None

@@ -90,8 +90,12 @@ class AuditChapters(ChapterRunner):
         cache = ChapterCache(cache_folder(), {as_typed(name): content_digest(run.model)}, images.digest)
         super().__init__(folder.path, run.run, cache if options.cache else None, on_done=self._keep)
         self.folder = folder
-        self.model, self.split, self.minutes = run.model, run.split, options.budget
-        self.models, self.alias, self.predicted = (as_typed(name),), name.alias, predicted
+        self.model = run.model
+        self.split = run.split
+        self.minutes = options.budget
+        self.models = (as_typed(name),)
+        self.alias = name.alias
+        self.predicted = predicted
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.untested: list[UntestedRow] = []
         self.budget = Budget(options.budget, clock)
@@ -319,7 +323,8 @@ def measure(options: AuditOptions) -> Path:
     requirements = requirements_of(options.run.at_least, options.run.at_most)
     _require_writable(options.junit)
     run = Run("audit", options, scenes=1)
-    model, split = run.model, run.split
+    model = run.model
+    split = run.split
     if not len(split):
         raise DataError(f"expected images to audit {model.alias} on, found none in {split.name}; see vitlens data")
     predicted = options.predicted or split.labels is None
@@ -346,7 +351,8 @@ def measure(options: AuditOptions) -> Path:
         path = publish(folder)
     if options.junit is not None:
         record = read_folder(folder.path)
-        document, judged = COMMANDS["audit"].report(record), tuple(outcomes(requirements, record))
+        document = COMMANDS["audit"].report(record)
+        judged = tuple(outcomes(requirements, record))
         write_bytes(options.junit, junit(document, judged, suite="vitlens audit", seconds=folder.seconds))
     return path
 
@@ -362,7 +368,9 @@ def _relied_on(run: Run[AuditOptions], plan: Plan, images: int) -> dict[str, Any
 @phase("Predictions and maps, to ask why images are misclassified")
 def _mapped(run: Run[AuditOptions], images: int = MAPPED) -> Subject:
     """Return the model, its predictions, and maps of images drawn at random: accuracies on them are unbiased."""
-    model, split, seed = run.model, run.split, run.run.seed
+    model = run.model
+    split = run.split
+    seed = run.run.seed
     evaluation = evaluate(model, split, **run.passes)
     draw = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     indices = draw[:images].sort().values

@@ -32,7 +32,8 @@ _EDITED: Final = 1.3  # times a forward pass, which an image takes with its chan
 _LONGER: Final = 1.1  # than this time a stage may take in another run
 
 # 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there is too weak
-_FULL, _JUDGED = (1.0, 2.0, 4.0, 8.0), (1.0, 8.0)
+_FULL = (1.0, 2.0, 4.0, 8.0)
+_JUDGED = (1.0, 8.0)
 FGSM: Final = ("fgsm",)  # runs with the corruptions, before any other attack
 CANDIDATES: Final = tuple(  # the strongest first
     CandidateRow(attacks, restarts, epsilons, images, None, "too long")

@@ -142,7 +142,8 @@ def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
     if error is None:
         return claim
     low, high = (None if end is None else 1 - end for end in (error.high, error.low))
-    stay, because = Estimate(1 - error.value, low, high, error.n), "predictions that corruptions leave as they are"
+    stay = Estimate(1 - error.value, low, high, error.n)
+    because = "predictions that corruptions leave as they are"
     if (stay.n or 0) < FEW:
         because = say("{{ what }}, of fewer than {{ few }} images", what=because, few=FEW)
         verdict = Verdict("inconclusive", because, "consistency")

@@ -86,7 +86,8 @@ def measure(options: CompareOptions) -> Path | None:
         require_evaluable(options.data)
     run = Run("compare", options, repeat=True)
     first, second = run.models
-    one, two = first.module.state_dict(), second.module.state_dict()
+    one = first.module.state_dict()
+    two = second.module.state_dict()
     same = first.architecture == second.architecture and first.preprocessing == second.preprocessing
     if same and one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one):
         raise InputError(
@@ -111,7 +112,9 @@ def _recorded(
     run: Run[CompareOptions], named: Sequence[Sequence[str]], conflicts: Sequence[Split]
 ) -> rows.CompareRecord:
     """All rows of the comparison."""
-    options, split, own = run.options, run.split, run.run
+    options = run.options
+    split = run.split
+    own = run.run
     checks = [checked(run, *each) if options.checked else () for each in zip(run.models, run.splits, named)]
     methods = tuple(best_method(found) if found else names[0] for found, names in zip(checks, named))
     with run.progress("predicting", 2 * len(split)) as advance:
@@ -145,7 +148,9 @@ def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
     """The rows of the predictions: accuracy, the paired test, cells of errors, classes, confusions, calibration."""
     both = comparison.first, comparison.second
     first, second = aliases = comparison.first.alias, comparison.second.alias
-    names, labels, groups = comparison.first.classes, comparison.first.labels, comparison.first.groups
+    names = comparison.first.classes
+    labels = comparison.first.labels
+    groups = comparison.first.groups
     wrong = {each.alias: confusion(labels, each.predictions, count=len(names)).fill_diagonal_(0) for each in both}
     total = wrong[first] + wrong[second]
     return rows.CompareRecord(
@@ -188,7 +193,8 @@ def _examples(comparison: Comparison) -> list[Tensor]:
     """For each cell the indices of at most 6 of its images: those with the most confident wrong predictions (both
     right: at random)."""
     first, second = (each.confidence * ~each.correct for each in (comparison.first, comparison.second))
-    wrong, by_cell = torch.maximum(first, second), []
+    wrong = torch.maximum(first, second)
+    by_cell = []
     for cell in range(len(rows.CELLS)):
         members = (comparison.cells == cell).nonzero().flatten()
         drawn = torch.randperm(len(members), generator=torch.Generator().manual_seed(0))
@@ -211,7 +217,8 @@ def _images(
     examples = [index for indices in by_cell for index in indices.tolist()]
     known = maps.overlap.usable
     agreement = dict(zip(maps.indices[known].tolist(), maps.overlap.spearman[known].tolist()))
-    names, cells = comparison.first.classes, list(rows.CELLS)
+    names = comparison.first.classes
+    cells = list(rows.CELLS)
     first, second = (
         [(names[guess], round(share, 4)) for guess, share in zip(each.predictions.tolist(), each.confidence.tolist())]
         for each in (comparison.first, comparison.second)
@@ -244,7 +251,8 @@ def _shown(images: Sequence[rows.ImageRow], split: Split, maps: Maps) -> rows.Sh
 def _changed_images(run: Run[CompareOptions]) -> dict[str, Any]:
     """Measure what the models rely on, and their accuracy at every level of the disturbances, which are among the
     interventions: on the same seeded, class-balanced subset of at most --disturbed images."""
-    seed, options = run.run.seed, run.options
+    seed = run.run.seed
+    options = run.options
     subsets = [split.limit(options.disturbed, seed=seed) for split in run.splits]
     viewers = viewers_of(run.models, subsets, run.run.precision)
     plan = plan_of(subsets, thorough=options.every_cue, levels=True)
@@ -278,7 +286,9 @@ def _cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
 
     Raises DataError where --cue-conflict names other images.
     """
-    name, options, split = run.options.cue_conflict, run.run, run.split
+    name = run.options.cue_conflict
+    options = run.run
+    split = run.split
     if name is not None:
         load = partial(load_data, name, part="test", data_dir=options.data_dir, seed=options.seed, whole=True)
         named = [load(preprocessing=model.preprocessing) for model in run.models]
@@ -297,12 +307,14 @@ def _bias(
     run: Run[CompareOptions], conflicts: Sequence[Split]
 ) -> tuple[tuple[rows.BiasRow, ...], tuple[rows.ConflictRow, ...]]:
     """The shape bias of both models, overall and by class of shape; nothing where there is no cue conflict."""
-    overall, by_shape = [], []
+    overall = []
+    by_shape = []
     for model, split in zip(run.models, conflicts):
         with run.progress(f"{model.alias} on cue conflicts", len(split)) as advance:
             found = shape_bias(model, split, **run.passes, advance=advance)
         by_shape += [rows.ConflictRow(model.alias, **vars(each), share=each.share) for each in found.by_class]
-        n, data = sum(each.n for each in found.by_class), split.title or split.name
+        n = sum(each.n for each in found.by_class)
+        data = split.title or split.name
         overall.append(rows.BiasRow(model.alias, n, found.bias, found.shape, found.texture, data, found.note))
     return tuple(overall), tuple(by_shape)
 
@@ -329,7 +341,8 @@ def candidates(method: Sequence[str], models: Sequence[Model]) -> tuple[tuple[st
 def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequence[str]) -> tuple[MapCheckRow, ...]:
     """The checks of a model's methods on a seeded, class-balanced subset of at most --checked images, of the target
     class's logit."""
-    options, target = run.run, run.options.target
+    options = run.run
+    target = run.options.target
     chosen = balanced(len(split), split.labels, run.options.checked, options.seed)
     part = split.pick(chosen)
     size = options.batch_size or fitting_batch_size(model)
@@ -360,7 +373,8 @@ def best_method(checks: Sequence[MapCheckRow]) -> str:
 def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor) -> Maps:
     """Both models' maps of the images at these indices, of the target class's logit, with their properties on the
     patches of the first model that has patches (else about 14 cells a side)."""
-    options, both = run.run, []
+    options = run.run
+    both = []
     for model, split, method in zip(run.models, run.splits, methods):
         targets = chosen_targets(run.options.target, model, split)
         count = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
@@ -373,7 +387,8 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
                 advance(len(found))
         both.append(torch.cat(parts))
     reference = next((model for model in run.models if model.anatomy.layout is not None), run.model)
-    grid, size = removal_grid(reference), reference.input_size
+    grid = removal_grid(reference)
+    size = reference.input_size
     masks = None if run.split.masks is None else run.split.masks[indices]
     shares = tuple(map_shares(values, size=size, grid=grid, masks=masks) for values in both)
     overlap = map_overlap(*both, size=size, grid=grid)
@@ -382,7 +397,9 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
 
 def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> dict[str, Any]:
     """The fields of the record that describe the maps: means over those of the sampled images that are usable."""
-    split, seed, known = run.split, run.run.seed, []
+    split = run.split
+    seed = run.run.seed
+    known = []
     on_object: list[OnObjectRow] = []
     agreement: tuple[rows.AgreementRow, ...] = ()
 
@@ -395,29 +412,34 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
         least = -1.0 if unit == "" else 0.0  # a rank correlation, or a share
         return bootstrap_mean(values[members].numpy(), groups=numbers, seed=seed, unit=unit, least=least, most=1.0)
 
+    masks = None if split.masks is None else split.masks[maps.indices]
     photographs = None if split.masks is None else sources(split.pick(maps.indices))
     for alias, method, shares, values in zip(run.aliases, methods, maps.shares, maps.values):
-        usable, means = shares.usable & maps.sampled, {}
+        usable = shares.usable & maps.sampled
+        means = {}
         if usable.any():
             means = {
                 name: mean(getattr(shares, name), usable) for name in ("half", "spread", "central", "row", "column")
             }
-            for score, name in (("mass", "inside"), ("pointing", "pointing")) if photographs is not None else ():
-                own = on_object_rows(
-                    alias,
-                    [(alias, values[usable])],
-                    score,
-                    split.masks[maps.indices[usable]],  # type: ignore[index]
-                    groups=groups_of(usable),
-                    sources=photographs[usable],
-                    seed=seed,  # type: ignore[index]
-                )
-                on_object += own
-                means |= {name: own[0].estimate} if own else {}
+            if masks is not None and photographs is not None:
+                for score, name in (("mass", "inside"), ("pointing", "pointing")):
+                    on_object_of_method = on_object_rows(
+                        alias,
+                        [(alias, values[usable])],
+                        score,
+                        masks[usable],
+                        groups=groups_of(usable),
+                        sources=photographs[usable],
+                        seed=seed,
+                    )
+                    on_object += on_object_of_method
+                    if on_object_of_method:
+                        means[name] = on_object_of_method[0].estimate
         known.append(
             rows.MapRow(alias, method, accuracy(shares.usable[maps.sampled], groups=groups_of(maps.sampled)), **means)
         )
-    usable, overlap = maps.overlap.usable & maps.sampled, maps.overlap
+    usable = maps.overlap.usable & maps.sampled
+    overlap = maps.overlap
     if usable.any():
         groups = groups_of(usable)
         gap = bootstrap_difference(

@@ -29,7 +29,9 @@ from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate, Side, apart, beyond, widened
 
 _PICTURED: Final = 6  # images of a figure
-_LITTLE, _MUCH = 0.3, 0.6  # rank correlations of two maps, between the words to filter by
+# rank correlations of two maps, between the words to filter by
+_LITTLE = 0.3
+_MUCH = 0.6
 _TOP: Final = 0.1  # of the top tenth of one map in that of another by chance
 _CONFUSED: Final = 3  # pairs of classes in a sentence
 _DISTURBED: Final = {  # what images are like at a level
@@ -196,10 +198,12 @@ def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> Iterator[Pic
     comparable = maps_comparable(record)
     labels = {row.model: f"{row.model}: {row.method}" for row in record.methods}
     for number, row in enumerate(chosen, start=1):
-        at, agreement = places[row.image], ""
+        at = places[row.image]
+        agreement = ""
         if comparable and row.agreement is not None:
             agreement = f": agreement {row.agreement:.2f}"
-        image, name = shown.pixels[at] / np.float32(255), f"{number}{agreement}"
+        image = shown.pixels[at] / np.float32(255)
+        name = f"{number}{agreement}"
         mask = None if shown.masks is None else shown.masks[at]
         yield Picture(image, row="input", column=name, below=row.truth, mask=mask)
         for alias, values, told in zip(record.aliases, (shown.first[at], shown.second[at]), row.predicted):

@@ -55,11 +55,13 @@ def measure(options: EvaluateOptions) -> Path | None:
     run.splits = read_as(run.models, run.splits, run.run)
     _ = run.shares  # fewer images than processes are refused before anything is written
     with run.folder("Evaluation of") as folder:
-        evaluations, seed = [], run.run.seed
+        evaluations = []
+        seed = run.run.seed
         for model, split, mine in zip(run.models, run.splits, run.shares):
             with run.progress(f"evaluating {model.alias}", len(mine)) as advance:
                 part = evaluate(model, mine, **run.passes, advance=advance)
-            labels, logits = require_labels(split).cpu().long(), run.processes.gathered(part.logits)
+            labels = require_labels(split).cpu().long()
+            logits = run.processes.gathered(part.logits)
             evaluations.append(replace(part, logits=logits, labels=labels, groups=split.groups))
         return folder.publish(
             lambda: replace(
@@ -153,7 +155,8 @@ def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClas
     found = []
     for index in predictions.unique().tolist():
         members = predictions == index
-        own, correct = confidence[members].numpy(), evaluation.correct[members].double().numpy()
+        own = confidence[members].numpy()
+        correct = evaluation.correct[members].double().numpy()
         groups = None if evaluation.groups is None else evaluation.groups[members].numpy()
         gap = bootstrap_mean(own - correct, groups=groups, seed=seed, least=-1.0, most=1.0)
         means = float(own.mean()), float(correct.mean())

@@ -65,7 +65,8 @@ def _leans(gap: Estimate) -> str:
 def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
     """The predicted class whose confidence misleads most; where that is not so of a minority of them, all images."""
     rows = [row for row in record.by_prediction if row.model == score.model]
-    leaning, gap = misjudged(rows), score.confidence_gap
+    leaning = misjudged(rows)
+    gap = score.confidence_gap
     if 0 < 2 * len(leaning) < len(rows):
         row = leaning[0]
         yield found(

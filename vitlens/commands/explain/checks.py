@@ -58,12 +58,14 @@ def check_methods(
     options: ExplainOptions,
 ) -> dict[str, object]:
     """The fields of the record. made: maps that were computed before, with the seconds for each image."""
-    run, alias = options.run, model.alias
+    run = options.run
+    alias = model.alias
     settings = Settings(
         substrate=options.substrate, counterfactuals=options.counterfactuals, seed=run.seed, batch_size=run.batch_size
     )
     images = torch.cat([batch.images for batch in split.batches(256, device=model.device)])
-    targets, masks = targets.to(model.device), None if split.masks is None else split.masks.to(model.device)
+    targets = targets.to(model.device)
+    masks = None if split.masks is None else split.masks.to(model.device)
     total = CHECKS * (len(functions) + len(BASELINES))
     with progress("Checking explanations", total, unit="checks", quiet=run.quiet) as advance:
         results = league(
@@ -121,7 +123,8 @@ def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
 def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed: int) -> tuple[kept.LeagueRow, ...]:
     """The means of every check with their intervals, the best method first, by ROAD."""
     by_image = [{**checks.values, **checks.scores} for checks in results]
-    means, rows = dict[str, list[Estimate]](), []
+    means = dict[str, list[Estimate]]()
+    rows = []
     for name in by_image[0]:
         groups = _masked_groups(split) if name in results[0].scores else split.groups
         values = torch.stack([own[name].float() for own in by_image])  # methods share bootstrap draws
@@ -183,7 +186,8 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
 
 def _order_rows(checked: CheckedMaps, searched: Counterfactuals) -> Iterator[kept.OrderRow]:
     """With how many patches the prediction changes, in the order of each map and in that of the greedy search."""
-    count, by_map = len(searched.prediction), _by_map(checked)
+    count = len(searched.prediction)
+    by_map = _by_map(checked)
     shares = {  # of the patches; all of them where no removal changes the prediction
         name: own.sizes.float() / own.removed[0].numel() for name, own in (by_map | {kept.SEARCH: searched}).items()
     }
@@ -225,10 +229,14 @@ def _curves(results: Sequence[MethodChecks]) -> kept.CurveArrays:
 
 def _substrate_rows(checked: CheckedMaps) -> dict[str, object]:
     """Insertion minus deletion by replacement, and how far each pair of replacements agrees about the methods."""
-    alias, seed, count = checked.model.alias, checked.settings.seed, checked.count
+    alias = checked.model.alias
+    seed = checked.settings.seed
+    count = checked.count
     groups = None if checked.groups is None else checked.groups[:count]
     gaps = {name: {method: own[:count] for method, own in found.items()} for name, found in checked.removals[0].items()}
-    rows, rankings, swapped = [], [], []
+    rows = []
+    rankings = []
+    swapped = []
     for substrate, by_method in gaps.items() if len(gaps) > 1 else ():
         means = checked.means(torch.stack(list(by_method.values())), seed=seed)
         rows += [
@@ -287,18 +295,22 @@ def _composite_rows(
     kinds = [COMPOSITE_KINDS[name] for name in composite_names(options.composites, has_masks=masks is not None)]
     if not kinds:
         return {}
-    model, seed = checked.model, checked.settings.seed
+    model = checked.model
+    seed = checked.settings.seed
     labels, words = _labels(checked, split)
     images = resized(model, checked.images)
     usable = confident_images(_logits(model, images), labels).cpu()
     classes = len(set(labels[usable].tolist()))
     if masks is not None and masks.shape[-2:] != images.shape[-2:]:
         masks = F.interpolate(masks[:, None].float(), size=images.shape[-2:], mode="nearest-exact")[:, 0] > 0.5
-    sets, rows, arrays = [], list[kept.CompositeRow](), {}
+    sets = []
+    rows = list[kept.CompositeRow]()
+    arrays = {}
     total = len(kinds) * len(checked.functions)
     with progress("Explaining composites", total, unit="methods", quiet=checked.quiet) as advance:
         for kind in kinds:
-            guessed, refused = min(1.0, kind.classes / len(model.classes)), _refusal(kind, len(usable), classes, masks)
+            guessed = min(1.0, kind.classes / len(model.classes))
+            refused = _refusal(kind, len(usable), classes, masks)
             found: dict[str, Any] = {"composites": 0, "maps": 0}
             if not refused:
                 made = kind.make(
@@ -359,7 +371,9 @@ def _method_rows(
     checked: CheckedMaps, kind: str, made: Composites, maps: Mapping[str, Maps]
 ) -> list[kept.CompositeRow]:
     """The scores of every method with their intervals, the greatest mass first."""
-    alias, seed, above = checked.model.alias, checked.settings.seed, {name: list[str]() for name in maps}
+    alias = checked.model.alias
+    seed = checked.settings.seed
+    above = {name: list[str]() for name in maps}
     scores = {
         name: torch.stack([score(own, made.masks) for own in maps.values()]) for name, score in COMPOSITE_SCORES.items()
     }

@@ -63,7 +63,8 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
 
 def unknown(record: ExplainRecord) -> Iterator[str]:
     """What could overturn the verdicts, the most serious first."""
-    options, data = record.options, record.config.data
+    options = record.options
+    data = record.config.data
     if not record.checks:
         yield "No map was checked: a map that looks right may be that of any model. `--verify` checks them."
     yield from few_images(record.images)

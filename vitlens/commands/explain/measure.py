@@ -104,7 +104,9 @@ class Work:
 
     def record(self, drawn: int, *, explorer: bool) -> kept.ExplainRecord:
         """The record of this model. drawn: images in figures; explorer: whether to keep its attention."""
-        model, split, run = self.model, self.split, self.options.run
+        model = self.model
+        split = self.split
+        run = self.options.run
         choice = self._choice() if self.options.auto else None
         names = self.methods if choice is None else (choice.method,)
         precision = "bf16" if run.precision == "bf16" else "fp32"  # attributions are differences of large numbers
@@ -133,7 +135,9 @@ class Work:
 
     def _choice(self) -> MethodChoice:
         """The method that quick checks choose."""
-        model, split, run = self.model, self.split, self.options.run
+        model = self.model
+        split = self.split
+        run = self.options.run
         functions = {name: as_function(name, self.options) for name in self.methods}
         total = len(functions) * (1 if split.masks is not None else 3)  # maps of images, and of each half's mosaics
         with progress(f"Choosing a method for {model.alias}", total, unit="methods", quiet=run.quiet) as advance:
@@ -152,11 +156,17 @@ class Work:
     ) -> tuple[kept.MethodRow, Tensor]:
         """One method on every image: what was done with its maps, their faults, cost and completeness; and the maps
         (n, rows, columns) on the CPU, raw."""
-        model, split, options, method = self.model, self.split, self.options, ATTRIBUTIONS[name]
-        refinement, own = refinement_of(options.refine), options.engine == "vitlens"
+        model = self.model
+        split = self.split
+        options = self.options
+        method = ATTRIBUTIONS[name]
+        refinement = refinement_of(options.refine)
+        own = options.engine == "vitlens"
         size = options.run.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
         function = as_function(name, replace(options, run=replace(options.run, batch_size=size)))
-        parts, gains, seconds = [], [], 0.0
+        parts = []
+        gains = []
+        seconds = 0.0
         complete = method.complete and not refinement.changes  # a refined map sums to less
         for batch in split.batches(size, device=model.device):
             classes = None if targets is None else targets[batch.indices].to(model.device)
@@ -167,12 +177,16 @@ class Work:
                 if complete and classes is not None:
                     gains.append(logit_gain(model, batch.images, classes).cpu())
             advance(len(batch.images))
-        maps, gain, completeness = torch.cat(parts), torch.cat(gains) if gains else None, None
-        faults, groups = map_faults(maps), None if split.groups is None else split.groups.numpy()
+        maps = torch.cat(parts)
+        gain = torch.cat(gains) if gains else None
+        completeness = None
+        faults = map_faults(maps)
+        groups = None if split.groups is None else split.groups.numpy()
         if gain is not None and bool(maps.isfinite().all()):
             differences = (maps.sum((1, 2)) - gain).abs().numpy()
             completeness = bootstrap_mean(differences, groups=groups, unit="logits", least=0.0)
-        title, done = method.title if own else f"{method.title} (grad-cam package)", refinement.words
+        title = method.title if own else f"{method.title} (grad-cam package)"
+        done = refinement.words
         row = kept.MethodRow(
             model.alias,
             name,
@@ -191,7 +205,8 @@ class Work:
 
     def _arrays(self, maps: Sequence[Tensor], drawn: int) -> kept.ExplainArrays:
         """The drawn images with their maps, and as many further maps as are small enough."""
-        split, shown = self.split, torch.arange(min(drawn, len(self.split)))
+        split = self.split
+        shown = torch.arange(min(drawn, len(self.split)))
         stored = max(drawn, _STORED_BYTES // sum(4 * each[0].numel() for each in maps))
         return kept.ExplainArrays(
             split.source.read(shown).numpy(),
@@ -306,7 +321,9 @@ def chosen_methods(
 
 def as_function(name: str, options: ExplainOptions) -> Callable[[Model, Images, Labels | None], MapsOf]:
     """A method as a function of (model, images, targets), refined as the options say."""
-    refinement, engine, run = refinement_of(options.refine), options.engine, options.run
+    refinement = refinement_of(options.refine)
+    engine = options.engine
+    run = options.run
 
     def maps(model: Model, images: Images, targets: Labels | None) -> MapsOf:
         # the package takes a copy of the model, which would call its quick layers

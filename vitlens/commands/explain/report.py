@@ -34,9 +34,11 @@ _GREY: Final = 0.8  # share of grey in a removed patch
 
 def sheets(record: ExplainRecord) -> Iterator[Picture]:
     """The drawn images of each model, a sheet for at most EACH images and _METHODS methods; none without a map."""
-    number, judged = 0, judged_of(record)
+    number = 0
+    judged = judged_of(record)
     for alias in [alias for alias in record.aliases if alias in record.maps]:
-        arrays, methods = record.maps[alias], [row for row in record.methods if row.model == alias]
+        arrays = record.maps[alias]
+        methods = [row for row in record.methods if row.model == alias]
         shown = [row for row in record.shown if row.model == alias]
         faults = {each.method: each.fault for each in judged.get(alias, ())}
         explained = any(row.target is not None for row in shown)
@@ -56,7 +58,8 @@ def sheets(record: ExplainRecord) -> Iterator[Picture]:
                     image = arrays.images[at] / np.float32(255)
                     yield Picture(image, column="image", **given)
                     for index in range(len(methods))[columns]:
-                        row, fault = methods[index], faults.get(methods[index].method, "")
+                        row = methods[index]
+                        fault = faults.get(methods[index].method, "")
                         yield Picture(
                             image,
                             np.asarray(arrays.maps[index][at], float),
@@ -95,7 +98,8 @@ def explorer(record: ExplainRecord) -> Explorer | None:
     alias = next((row.model for row in record.explorer if row.model in record.explorer_arrays), None)
     if alias is None:
         return None
-    arrays, shown = record.maps[alias], [row for row in record.shown if row.model == alias]
+    arrays = record.maps[alias]
+    shown = [row for row in record.shown if row.model == alias]
     maps = {
         row.title: arrays.maps[index]
         for index, row in enumerate(row for row in record.methods if row.model == alias)
@@ -148,7 +152,8 @@ class CurvePoint:
 def _curves(record: ExplainRecord) -> Iterator[CurvePoint]:
     """The curves of the best methods and of the baselines."""
     for alias, rows in by(record.league, "model").items():
-        arrays, best = record.curves[alias], [row.method for row in rows if not row.baseline][:_CURVES]
+        arrays = record.curves[alias]
+        best = [row.method for row in rows if not row.baseline][:_CURVES]
         known = arrays.methods.tolist()
         for panel, shares, curves in (
             ("removed: lower is better", arrays.shares, arrays.deletion),
@@ -200,7 +205,8 @@ def _removed(record: ExplainRecord) -> Iterator[Picture]:
             yield Picture(image, row=row, column="image")
             for name in (*best, next(row.method for row in rows if row.baseline), SEARCH):
                 place = known.index(name)
-                where, turned = arrays.removed[at, place], arrays.classes[arrays.turned[at, place]]
+                where = arrays.removed[at, place]
+                turned = arrays.classes[arrays.turned[at, place]]
                 mask = upsample(where.astype(float), image.shape[1:], smooth=False) > 0.5
                 size = int(where.sum())
                 below = f"{size} of {where.size}\n→ {turned}" if size else "none found"
@@ -238,7 +244,8 @@ def _composite_sheets(record: ExplainRecord) -> Iterator[Picture]:
     for sheet, row in enumerate(row for row in record.composite_sets if not row.refused):
         arrays = record.composite_maps[f"{row.kind}-{row.model}"]
         rows = [each for each in record.composites if (each.model, each.kind) == (row.model, row.kind)]
-        shown, known = [each.method for each in rows if not each.baseline][: _METHODS - 2], arrays.methods.tolist()
+        shown = [each.method for each in rows if not each.baseline][: _METHODS - 2]
+        known = arrays.methods.tolist()
         for at, pixels in enumerate(arrays.images / np.float32(255)):
             given: dict[str, Any] = {
                 "row": f"{at}: explained: {arrays.targets[at]}",
@@ -248,7 +255,8 @@ def _composite_sheets(record: ExplainRecord) -> Iterator[Picture]:
             }
             yield Picture(pixels, column="image", **given)
             for name in shown:
-                own, method = np.asarray(arrays.maps[known.index(name)][at], float), methods[name]
+                own = np.asarray(arrays.maps[known.index(name)][at], float)
+                method = methods[name]
                 yield Picture(pixels, own, column=method.title, signed=method.signed, **given)
 
 

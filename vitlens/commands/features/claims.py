@@ -78,7 +78,9 @@ def _ahead(record: FeaturesRecord) -> Claim:
     all models of another."""
     told = len(_objectives(record.features)) > 1
     known = [row for row in record.features if not told or row.objective in OBJECTIVES]
-    parts, titles, winners = [], [], dict[str, Estimate]()
+    parts = []
+    titles = []
+    winners = dict[str, Estimate]()
     for name in tested(record, record.pairs):
         top = max(known, key=lambda row: each.value if (each := row.reached(name)) else 0.0)
         rivals = {row.model for row in known if not (told and row.objective == top.objective)} - {top.model}
@@ -118,7 +120,8 @@ def _ahead(record: FeaturesRecord) -> Claim:
     if len(winners) > 1:
         parts.append("Which features are better depends on how they are used.")
         titles = ["Probe and neighbours disagree on which features are better"]
-    effect, subject = next(iter(winners.values()), None), " and ".join(record.aliases)
+    effect = next(iter(winners.values()), None)
+    subject = " and ".join(record.aliases)
     return Claim("features", subject, " ".join(parts), titles[0], effect=effect, kind="answer", place="depth")
 
 
@@ -226,7 +229,8 @@ def _objects(record: FeaturesRecord) -> Iterator[Claim]:
     if len(_objectives(known)) < 2:
         return
     best = max(known, key=lambda row: last[row.model].value)
-    own, start = last[best.model], before.get(best.model)
+    own = last[best.model]
+    start = before.get(best.model)
     others = [last[row.model] for row in known if row.objective != best.objective]
     easy = start is not None and apart(own, start) is not Side.ABOVE
     first = not easy and all(apart(own, other) is Side.ABOVE for other in others)

@@ -62,13 +62,15 @@ class PatchSample:
 def draw_patches(own: FeatureSets) -> dict[LayerChoice, PatchSample]:
     """The patches of the embedding, where the model has one, and of the last layer (-1), from one pass; layers whose
     tokens cannot be placed in the image are left out."""
-    model, run = own.model, own.options.run
+    model = own.model
+    run = own.options.run
     known: dict[LayerChoice, FeatureStage | None] = {EMBEDDING: embedding_stage(model), -1: stages(model)[-1]}
     placed = {layer: stage for layer, stage in known.items() if stage is not None and _cells(stage) >= _FEWEST}
     if not placed:
         return {}
     images = own.sample(_IMAGES)
-    part, read = own.test.pick(images), []
+    part = own.test.pick(images)
+    read = []
     with progress(f"Patches of {own.alias}", len(part), quiet=run.quiet) as advance:
         for batch in part.batches(run.batch_size or 32, device=model.device):
             read.append(patch_tokens(model, batch.images, tuple(placed)))
@@ -77,8 +79,10 @@ def draw_patches(own: FeatureSets) -> dict[LayerChoice, PatchSample]:
     for (layer, stage), tokens in zip(placed.items(), map(torch.cat, zip(*read))):
         assert stage.grid is not None
         chosen = balanced(len(part) * _cells(stage), None, PATCHES, own.seed)
-        of_part, cell = chosen // _cells(stage), chosen % _cells(stage)
-        means, own_tokens = tokens.double().mean(0).flatten(0, 1), tokens.flatten(0, 2)[chosen]
+        of_part = chosen // _cells(stage)
+        cell = chosen % _cells(stage)
+        means = tokens.double().mean(0).flatten(0, 1)
+        own_tokens = tokens.flatten(0, 2)[chosen]
         on_object = None
         if part.masks is not None:
             share = torch.nn.functional.adaptive_avg_pool2d(part.masks.float()[:, None], stage.grid)[:, 0]
@@ -134,9 +138,12 @@ def map_model(
     own: FeatureSets, test: Features, wrong: Tensor | None, samples: Mapping[LayerChoice, PatchSample]
 ) -> tuple[list[MapRow], MapArrays]:
     """The maps of one model's last layer and patch embeddings by each method, where there are enough points."""
-    split, options, seed = own.test, own.options, own.seed
+    split = own.test
+    options = own.options
+    seed = own.seed
     chosen = own.sample(POINTS)
-    last, embedding = samples.get(-1), samples.get(EMBEDDING)
+    last = samples.get(-1)
+    embedding = samples.get(EMBEDDING)
     clouds: dict[Of, Tensor] = {"images": test.at(-1)[chosen]}
     arrays: dict[str, Any] = {}
     if last is not None and last.stage.kind == "block":
@@ -155,7 +162,8 @@ def map_model(
         thumbnails = balanced(len(chosen), None, _THUMBNAILS, seed)
         pictures = pixels(split, chosen[thumbnails], most=_THUMBNAIL_SIDE)
         arrays |= {"pictures": thumbnails.numpy(), "pixels": pictures.numpy()}
-    rows, points = [], {}
+    rows = []
+    points = {}
     count = len(PROJECTIONS) * len(clouds)
     with progress(f"Mapping {own.alias}", count, unit="maps", quiet=options.run.quiet) as advance:
         for of, values in clouds.items():
@@ -188,8 +196,10 @@ def _cut(split: Split, patches: PatchSample, chosen: Tensor) -> Tensor:
         whole = pixels(split, image[None])[0]
         height, width = whole.shape[1:]
         for row, column in patches.places[chosen[images == image]].tolist():
-            top, left = row * height // rows, column * width // columns
-            bottom, right = -(-(row + 1) * height // rows), -(-(column + 1) * width // columns)
+            top = row * height // rows
+            left = column * width // columns
+            bottom = -(-(row + 1) * height // rows)
+            right = -(-(column + 1) * width // columns)
             cut = whole[None, :, top:bottom, left:right].float()
             cuts.append(torch.nn.functional.interpolate(cut, size=(_CUT_SIDE, _CUT_SIDE), mode="nearest")[0])
     return torch.stack(cuts).byte()  # in the order of chosen, whose images ascend
@@ -197,24 +207,33 @@ def _cut(split: Split, patches: PatchSample, chosen: Tensor) -> Tensor:
 
 def draw(own: FeatureSets, read: Mapping[str, Features]) -> tuple[ShownArrays, dict[str, Any], list[MatchRow]]:
     """What is only drawn, of the same few images for all models; the columns of FeaturesRow that say how; matches."""
-    model, chosen, images = own.model, own.chosen, own.drawn
+    model = own.model
+    chosen = own.chosen
+    images = own.drawn
     arrays: dict[str, Any] = {}
     columns: dict[str, Any] = {}
     matches: list[MatchRow] = []
     features = read.get("shown", read["test"])
-    among, where, bank = images, "test images" if own.shown is None else "images shown", features
+    among = images
+    where = "test images" if own.shown is None else "images shown"
+    bank = features
     if own.shown is None and own.bank is not None:
-        among, where, bank = own.bank, "training images", read["bank"]
+        among = own.bank
+        where = "training images"
+        bank = read["bank"]
     itself = among is images
     count = min(RETRIEVED, len(bank) - itself)
     if count > 0:
         neighbours = nearest(features.at(-1)[chosen], bank.at(-1), k=count, leave_out=chosen if itself else None)
         theirs = neighbours.indices[:_PAIRS, 0].long()
-        queries, places = images, chosen
+        queries = images
+        places = chosen
         if own.query is not None:
             neighbours = nearest(read["query"].at(-1), bank.at(-1), k=min(RETRIEVED, len(bank)))
-            queries, places = own.query, torch.arange(len(own.query))
-        indices, same = neighbours.indices.long(), None
+            queries = own.query
+            places = torch.arange(len(own.query))
+        indices = neighbours.indices.long()
+        same = None
         if own.query is None and among.labels is not None and queries.labels is not None:
             same = (among.labels.cpu()[indices] == queries.labels.cpu()[places][:, None]).numpy()
         columns = {"among": where, "searched": len(bank)}

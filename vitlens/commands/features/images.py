@@ -92,7 +92,9 @@ class FeatureSets:
 def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[FeatureSets]:
     """The same images for every model, loaded once for models with the same preprocessing. Raises InputError or
     DataError."""
-    data, images, run = options.data, options.images, options.run
+    data = options.data
+    images = options.images
+    run = options.run
     if images or data is None:
         tests = load_splits(models, options=run, data=data, images=images, scenes=1)
     else:

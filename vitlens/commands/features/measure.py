@@ -97,7 +97,8 @@ def _require(run: Run[Any], sets: Sequence[FeatureSets], options: FeaturesOption
 
 def _read(own: FeatureSets, run: Run[Any]) -> dict[str, Features]:
     """The features of one model's images, by what they are for; nothing in all processes but the first."""
-    model, options = own.model, own.options
+    model = own.model
+    options = own.options
     whole: dict[str, Any] = {
         "embedding": embedding_stage(model) is not None,
         "processes": run.processes,
@@ -124,7 +125,8 @@ def _record(
     sets: Sequence[FeatureSets], read: Sequence[Mapping[str, Features]], options: FeaturesOptions
 ) -> kept.FeaturesRecord:
     """The record of all models; read: the features of each."""
-    own, told = sets[0], told_objectives(options.objective, [each.alias for each in sets])
+    own = sets[0]
+    told = told_objectives(options.objective, [each.alias for each in sets])
     classified = {one.alias: _classified(one, each) for one, each in zip(sets, read)}
     parts = [_of_model(*each, classified[each[0].alias], told.get(each[0].alias)) for each in zip(sets, read)]
     layers = list(_similar([each["test"] for each in read], own.test.groups, seed=own.seed))
@@ -158,15 +160,19 @@ def _of_model(
     own: FeatureSets, read: Mapping[str, Features], found: _Classified, told: Objective | None
 ) -> kept.FeaturesRecord:
     """The tables and arrays of one model alone."""
-    alias, test, model = own.alias, read["test"], own.model
-    samples, itself = draw_patches(own), found.correct.get(_OWN)
+    alias = own.alias
+    test = read["test"]
+    model = own.model
+    samples = draw_patches(own)
+    itself = found.correct.get(_OWN)
     voters = [name for name in found.correct if name.startswith("knn")]
     by = _OWN if itself is not None else voters[-1] if voters else ""  # whose errors the maps mark
     maps, space = map_model(own, test, ~found.correct[by] if by else None, samples)
     arrays, searched, matches = draw(own, read)
     templates, reason = _zero_shot(own, test)
     prompts, relevances = _prompted(own)
-    first, last = test.layers[0], test.layers[-1]
+    first = test.layers[0]
+    last = test.layers[-1]
     # of several layers the last stays
     reached = {(row.weighting, row.classifier.partition("-")[2]): row.accuracy for row in found.depth}
     by_votes = [{k: each for (kind, k), each in reached.items() if kind == votes} for votes in _VOTES]
@@ -208,13 +214,19 @@ def _of_model(
 
 
 def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
-    split, test, alias, options, seed = own.test, read["test"], own.alias, own.options, own.seed
+    split = own.test
+    test = read["test"]
+    alias = own.alias
+    options = own.options
+    seed = own.seed
     itself = _own_answers(own.model, split, test)
     correct = {} if itself is None else {_OWN: itself}
     if own.bank is None:
         return _Classified(correct)
-    labels, known = require_labels(split).cpu().long(), require_labels(own.bank).cpu().long()
-    rows, notes = [], [*_rare_classes(labels, known, len(split.classes))]
+    labels = require_labels(split).cpu().long()
+    known = require_labels(own.bank).cpu().long()
+    rows = []
+    notes = [*_rare_classes(labels, known, len(split.classes))]
 
     by_votes = partial(knn, groups=split.groups)
 
@@ -226,7 +238,8 @@ def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
         votes: Weighting | None = None,
         c: float | None = None,
     ) -> None:
-        layer, depth = test.layers[place], (place + 1 - test.embedded) / (len(test.layers) - test.embedded)
+        layer = test.layers[place]
+        depth = (place + 1 - test.embedded) / (len(test.layers) - test.embedded)
         rows.append(kept.DepthRow(alias, layer.title, depth, name, result.accuracy, own.chance, layer.index, votes, c))
         if votes != "majority":
             correct[name] = result.correct  # at the end those of the last layer
@@ -264,7 +277,8 @@ def _own_answers(model: Model, split: Split, test: Features) -> Tensor | None:
 
 def _rare_classes(labels: Tensor, known: Tensor, classes: int) -> Iterator[str]:
     """How many classes of the test images have no training image, or one."""
-    counts, tested = torch.bincount(known, minlength=classes), labels.unique()
+    counts = torch.bincount(known, minlength=classes)
+    tested = labels.unique()
     for number, description in (
         (0, "no training image, so none of their images can be correct"),
         (1, "one training image"),
@@ -333,12 +347,16 @@ def _templates(options: FeaturesOptions) -> tuple[str, ...]:
 
 def _zero_shot(own: FeatureSets, test: Features) -> tuple[list[kept.TemplateRow], str]:
     """Zero-shot accuracy of the ensemble and of every template, or why there is none ("" for no text tower)."""
-    split, model = own.test, own.model
+    split = own.test
+    model = own.model
     if not has_text_tower(model) or split.labels is None or not split.classes:
         return [], ""
     try:
-        templates, names, embeddings = _templates(own.options), prompt_names(split.classes), []
-        what, quiet = f"Reading prompts by {own.alias}", own.options.run.quiet
+        templates = _templates(own.options)
+        names = prompt_names(split.classes)
+        embeddings = []
+        what = f"Reading prompts by {own.alias}"
+        quiet = own.options.run.quiet
         with progress(what, len(templates), unit="templates", quiet=quiet) as advance:
             for template in templates:
                 embeddings.append(by_template(text_tower(model), names, [template], device=model.device).cpu())
@@ -352,11 +370,14 @@ def _zero_shot(own: FeatureSets, test: Features) -> tuple[list[kept.TemplateRow]
 
 def _prompted(own: FeatureSets) -> tuple[list[kept.PromptRow], NDArray[np.floating] | None]:
     """The similarity of the images that are drawn to each prompt, and its relevance over them."""
-    model, prompts, chosen = own.model, own.options.prompts, own.chosen
+    model = own.model
+    prompts = own.options.prompts
+    chosen = own.chosen
     if not prompts or not has_text_tower(model):
         return [], None
     images = batch_of(own.drawn, chosen, model)
-    classifier, tower = prompted(model, prompts), text_tower(model)
+    classifier = prompted(model, prompts)
+    tower = text_tower(model)
     maps = []
     for index in range(len(prompts)):
         targets = torch.full((len(chosen),), index, device=model.device)

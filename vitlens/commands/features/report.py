@@ -86,13 +86,16 @@ def _shared(record: FeaturesRecord) -> str:
 def _clouds(of: str, record: FeaturesRecord) -> list[Cloud]:
     """The maps of all models' images, or of their patches (coloured by object or background where masks are known),
     none where classes are too small to form groups, unless asked for; of more than two models by one method each."""
-    masked, several = record.sets[0].masked and of == "patches", len(record.features) > 1
+    masked = record.sets[0].masked and of == "patches"
+    several = len(record.features) > 1
     clouds: dict[tuple[str, str], Cloud] = {}
     for row in [row for row in record.maps if row.of == of and (masked or _groups(record))]:
-        arrays, known = record.spaces[row.model], {model for model, _ in clouds}
+        arrays = record.spaces[row.model]
+        known = {model for model, _ in clouds}
         if len(record.features) > 2 and row.model in known:
             continue
-        points, classes = arrays.points[f"{row.method}_{of}"], [str(name) for name in arrays.classes]
+        points = arrays.points[f"{row.method}_{of}"]
+        classes = [str(name) for name in arrays.classes]
         title = f"{row.model}: {_map_title(row)}" if several else _map_title(row)
         if of == "patches":
             classes = ["background", "object"] if masked else classes
@@ -134,7 +137,8 @@ def _map_title(row: MapRow) -> str:
 def _patch_maps(record: FeaturesRecord) -> Iterator[PatchMap]:
     for model, rows in by([row for row in record.maps if row.of in ("embedding", "content")], "model").items():
         method = "tsne" if any(row.method == "tsne" for row in rows) else "pca"
-        titles, found = [_map_title(row).split("\n")[0] for row in rows if row.method == method], record.spaces[model]
+        titles = [_map_title(row).split("\n")[0] for row in rows if row.method == method]
+        found = record.spaces[model]
         if len(titles) == 2 and found.places is not None and found.grid is not None:
             whole, content = (found.points[f"{method}_{of}"] for of in ("embedding", "content"))
             pixels = None if found.cut_pixels is None else found.cut_pixels / 255

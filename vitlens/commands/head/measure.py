@@ -53,17 +53,20 @@ def measure(options: HeadOptions) -> Path | None:
     model does not have, and for attributes that match no image.
     """
     run = Run("head", options, most=1, limit=IMAGES)
-    model, split = run.model, run.split
+    model = run.model
+    split = run.split
     layer, head = head_of(options.head, model)
     attributes = attributes_of(options.attributes, split)
     with run.folder(f"Head {options.head} of") as folder, autocast(model.device, run.run.precision):
         names, labels = heads_named(run, split, attributes)
         (one,) = (each for each in names.heads if (each.layer, each.head) == (layer, head))
         partners, remark = _partners(run, one, labels)
-        pushed, placed = _pushed(run, one), tuple(_placed(run, one, labels))
+        pushed = _pushed(run, one)
+        placed = tuple(_placed(run, one, labels))
 
         def record() -> rows.HeadRecord:
-            alias, exemplars = run.aliases[0], _exemplars(one, split)
+            alias = run.aliases[0]
+            exemplars = _exemplars(one, split)
             shown = torch.tensor([index for index, _ in exemplars])
             drawn, through = _arrays(model, split, one, shown)
             return rows.HeadRecord(
@@ -92,7 +95,8 @@ def head_of(text: str, model: Model) -> tuple[int, int]:
     if found is None:
         raise InputError(f"expected a head as L3.H7, layer and head counted from 0, found {text!r}")
     units = units_of(model, kinds=["head"])
-    layer, head = int(found[1]), int(found[2])
+    layer = int(found[1])
+    head = int(found[2])
     if Unit("head", layer, head) not in units:
         last = units[-1]
         raise InputError(f"expected a head of {model.alias}, L0.H0 to L{last.layer}.H{last.head}, found {text}")
@@ -176,7 +180,8 @@ def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> tu
     """Return what is lost without this head and each other one, the largest synergy first, and a remark."""
     if labels is None or one.writes is None:
         return (), ""
-    model, own = run.model, Unit("head", one.layer, one.head)
+    model = run.model
+    own = Unit("head", one.layer, one.head)
     others = [unit for unit in units_of(model, kinds=["head"]) if unit != own]
     if not others:
         return (), ""
@@ -224,13 +229,15 @@ def _exemplars(one: HeadName, split: Split) -> list[tuple[int, rows.ExemplarRow]
     """Images at the quantiles of what the head adds to its class; without one, the first images."""
     count = len(split)
     if one.writes is None:
-        order, scores = list(range(min(len(QUANTILES), count))), None
+        order = list(range(min(len(QUANTILES), count)))
+        scores = None
         quantiles = [0.0] * len(order)
     else:
         scores = one.writes.scores
         ranked = scores.argsort(stable=True).tolist()
         chosen = dict.fromkeys(round(quantile * (count - 1)) for quantile in QUANTILES)
-        order, quantiles = [ranked[at] for at in chosen], [at / max(1, count - 1) for at in chosen]
+        order = [ranked[at] for at in chosen]
+        quantiles = [at / max(1, count - 1) for at in chosen]
     found = []
     for index, quantile in zip(order, quantiles):
         label = None if split.labels is None else split.classes[int(split.labels[index])]
@@ -250,7 +257,8 @@ def _pushed(run: Run[HeadOptions], one: HeadName) -> tuple[rows.PushedRow, ...]:
     """What the head adds to the logit of every class, the largest first, on the first images."""
     if one.writes is None:
         return ()
-    model, split = run.model, run.split.pick(torch.arange(min(PUSHED, len(run.split))))
+    model = run.model
+    split = run.split.pick(torch.arange(min(PUSHED, len(run.split))))
     found = torch.cat(
         [
             class_contributions(model, batch.images, one.layer, one.head)
@@ -302,10 +310,12 @@ def _attention(model: Model, images: Images, one: HeadName) -> Tensor | None:
 def _placed(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> Iterator[rows.PlacedRow]:
     """How much of the head's attention lies on the object's mask; without masks on the patches with most evidence for
     the class. Of the first images."""
-    model, split = run.model, run.split.pick(torch.arange(min(PLACED, len(run.split))))
+    model = run.model
+    split = run.split.pick(torch.arange(min(PLACED, len(run.split))))
     if len(split) < 2 or (split.masks is None and not model.has_classifier):
         return
-    parts, size = [], run.run.batch_size or fitting_batch_size(model)
+    parts = []
+    size = run.run.batch_size or fitting_batch_size(model)
     with run.progress("Where the head attends", len(split)) as advance:
         for batch in split.batches(size, device=model.device):
             part = _attention(model, batch.images, one)
@@ -316,7 +326,8 @@ def _placed(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> Iter
     seen = torch.cat(parts).double()
     seen = seen / seen.sum((1, 2), keepdim=True).clamp_min(1e-30)
     if split.masks is not None:
-        thing, areas = "the object's mask", split.masks.double()
+        thing = "the object's mask"
+        areas = split.masks.double()
     else:
         method = preferred_method(model)
         thing = f"the quarter of its patches with most evidence for the class, by the map {method}"

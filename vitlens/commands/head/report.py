@@ -121,7 +121,8 @@ def _pictures(record: HeadRecord) -> Iterator[Picture]:
         below = row.label or ""
         if known:
             below = f"{below}\nadds {row.adds:.2g}".strip()
-        values, picture = shown.maps[index], shown.images[index] / 255
+        values = shown.maps[index]
+        picture = shown.images[index] / 255
         mask = None if row.patch is None else patch_mask(row.patch, values.shape, picture.shape[1:])
         yield Picture(
             picture, None if values.size == 1 else values, "", column, below, mask=mask, signed=row.patch is not None

@@ -103,7 +103,8 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
             with phase("Which heads matter, and where the evidence lies"):
                 seen = look(model, batch.images, batch_size=run.batch_size, seed=run.seed)
             explorer = explored(model, batch.images[:DRAWN])
-        maps, method = seen.maps.float().numpy(), ATTRIBUTIONS[seen.method]
+        maps = seen.maps.float().numpy()
+        method = ATTRIBUTIONS[seen.method]
         pixels = split.source.read(torch.arange(len(split))).numpy()
         row = rows.LookRow(
             chosen,
@@ -172,7 +173,8 @@ def given(options: LookOptions, file: Path) -> Path:
 
     Raises InputError unless there is one image and no model, and for weights that cannot be shown.
     """
-    run, named = options.run, (*options.images, *(() if options.image is None else (options.image,)))
+    run = options.run
+    named = (*options.images, *(() if options.image is None else (options.image,)))
     if options.model is not None or options.model_options != ModelOptions():
         raise InputError("expected --attention without a model, whose weights they are; leave out --model")
     if len(named) != 1:
@@ -213,7 +215,8 @@ def given(options: LookOptions, file: Path) -> Path:
 
 def _given_layers(seen: GivenAttention) -> Iterator[rows.GivenLayerRow]:
     """Every layer of given weights."""
-    side, special = seen.row.keys[0], seen.prefix
+    side = seen.row.keys[0]
+    special = seen.prefix
     places = np.stack(np.divmod(np.arange(side * side), side), 1)
     apart = np.hypot(*(places[:, None] - places[None]).transpose(2, 0, 1))
     for own, sinks in zip(seen.means, sink_rows(seen.row, seen.arrays)):
@@ -280,7 +283,8 @@ def _stage_rows(alias: str, seen: Look) -> Iterator[rows.StageRow]:
     """How the model works on these images, by stage; nothing where its heads have no labels."""
     if seen.statistics is None or not any(seen.labels):
         return
-    known, images = seen.statistics.distance, len(seen.names)
+    known = seen.statistics.distance
+    images = len(seen.names)
     heads = []
     for layer, of_layer in enumerate(seen.labels):
         for head, given in enumerate(of_layer):

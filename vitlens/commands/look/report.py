@@ -54,7 +54,8 @@ def claims(record: LookRecord) -> Iterator[Claim]:
     rows, (alias,), (known,) = record.predictions, record.aliases, record.look
     if known.digits:
         yield Claim("classes", alias, digits_words(alias), kind="answer")
-    first, predicted = rows[0], Counter(row.class_1 for row in rows)
+    first = rows[0]
+    predicted = Counter(row.class_1 for row in rows)
     if len(rows) == 1:
         classes = [say("{{ name }} {{ p|percent(1) }}", name=name, p=share) for name, share in first.top_classes]
         says = say("**{{ file }}**: {{ classes }}.", file=record.names[0], classes=listed(classes))
@@ -242,7 +243,9 @@ def pictures(record: LookRecord) -> Iterator[Picture]:
         return
     names = record.names[: EACH * _SHEETS]
     for at, (row, name, pixels) in enumerate(zip(record.predictions, names, record.maps.pixels)):
-        image, sheet, place = pixels / np.float32(255), at // EACH, name if len(names) > 1 else ""
+        image = pixels / np.float32(255)
+        sheet = at // EACH
+        place = name if len(names) > 1 else ""
         yield Picture(image, row=place, column="image" if place else name, sheet=sheet)
         for (title, maps), (label, share) in zip(record.maps.named.items(), row.top_classes):
             own, flaw = _positive(np.asarray(maps[at], float))
@@ -254,7 +257,8 @@ def given_pictures(record: LookRecord) -> Iterator[Picture]:
     """The image of given weights, and the mean map of at most _LAYERS layers."""
     if record.given_maps is None:
         return
-    image, maps = record.given_maps.pixels[0] / np.float32(255), record.given_maps.maps
+    image = record.given_maps.pixels[0] / np.float32(255)
+    maps = record.given_maps.maps
     yield Picture(image, column="image")
     for layer in evenly(len(maps), _LAYERS):
         own = np.asarray(maps[layer], float)
@@ -296,7 +300,8 @@ def explorer(record: LookRecord) -> Explorer | None:
     shown = Shown(record.maps.pixels, record.names, facts, record.maps.named)
     if record.heads:
         layers, heads = (1 + max(getattr(row, name) for row in record.heads) for name in ("layer", "head"))
-        labels, effects = np.full((layers, heads), "", object), np.full((len(record.names), layers, heads), np.nan)
+        labels = np.full((layers, heads), "", object)
+        effects = np.full((len(record.names), layers, heads), np.nan)
         for row in record.heads:
             labels[row.layer, row.head] = row.label or ""
             effects[row.number, row.layer, row.head] = row.delta_loss
@@ -317,7 +322,8 @@ def _at_a_glance(record: LookRecord) -> Table | None:
     if record.given_layers:
         layers = [record.given_layers[at] for at in evenly(len(record.given_layers), _ROWS)]
         return table_of(layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers")
-    known, names = columns(PredictionRow), ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")
+    known = columns(PredictionRow)
+    names = ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")
     rows = _named(record)
     return table_of(rows[:_ROWS], {name: known[name] for name in names}, of=len(rows), name="predictions")
 

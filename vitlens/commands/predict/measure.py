@@ -24,7 +24,8 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
     if run.run.out is None:
         return _rows(run)
     with run.folder("Predictions of") as folder:
-        rows, pixels = _rows(run), run.split.source.read(torch.arange(min(_SHOWN, len(run.split))))
+        rows = _rows(run)
+        pixels = run.split.source.read(torch.arange(min(_SHOWN, len(run.split))))
         path = folder.publish(lambda: PredictRecord(predictions=tuple(rows), images_drawn=FirstImages(pixels.numpy())))
     if run.run.html and path:
         print(path, file=sys.stderr)  # noqa: T201
@@ -32,7 +33,9 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
 
 
 def _rows(run: Run[PredictOptions]) -> list[PredictionRow]:
-    model, split, own = run.model, run.split, run.run
+    model = run.model
+    split = run.split
+    own = run.run
     with progress(f"predicting with {model.alias}", len(split), quiet=own.quiet) as advance:
         logits = predicted_logits(model, split, batch_size=own.batch_size, precision=own.precision, advance=advance)
     top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]), dim=-1)

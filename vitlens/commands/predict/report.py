@@ -25,11 +25,13 @@ def claims(record: PredictRecord) -> Iterator[Claim]:
     rows, (alias,) = record.predictions, record.aliases
     if not rows:
         return
-    predicted, labels = Counter(row.class_1 for row in rows), {row.label for row in rows}
+    predicted = Counter(row.class_1 for row in rows)
+    labels = {row.label for row in rows}
     (name, count), *_ = predicted.most_common(1)
     given = {"rows": rows, "alias": alias, "name": name, "count": count, "predicted": predicted}
     is_judged = len(rows) >= FEWEST and None not in labels
-    own, share = sum(row.label == name for row in rows), wilson(count, len(rows))
+    own = sum(row.label == name for row in rows)
+    share = wilson(count, len(rows))
     if is_judged and len(labels) > 1 and count > own and above(share, max(SHARE, own / len(rows))):
         yield Claim(
             "one class",

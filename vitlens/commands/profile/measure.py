@@ -74,7 +74,8 @@ def measure(options: ProfileOptions) -> Path | None:
 def _variants(options: ProfileOptions) -> Variants:
     """By alias of each ViT preset that is built with several patch sizes: these, by alias, as alias-p4 and so on."""
     require_rule(options.models)
-    named, sizes = parse_models(options.models), options.patch_sizes
+    named = parse_models(options.models)
+    sizes = options.patch_sizes
     words = {f"{height}" if height == width else f"{height}x{width}": (height, width) for height, width in sizes}
     found = {
         model.alias: {f"{model.alias}-p{word}": size for word, size in words.items()}
@@ -116,7 +117,8 @@ def _loaded(options: ProfileOptions, run: RunOptions, variants: Variants) -> tup
 
 
 def _cost_row(model: Model, cost: Profile) -> rows.CostRow:
-    one_sequence, products = model.anatomy.layout is not None, cost.flops.get(PRODUCTS, 0)
+    one_sequence = model.anatomy.layout is not None
+    products = cost.flops.get(PRODUCTS, 0)
     return rows.CostRow(
         model=model.alias,
         family=model.anatomy.family,
@@ -139,13 +141,15 @@ def _part_rows(alias: str, cost: Profile) -> Iterator[rows.PartRow]:
     totals = [sum(each.values()) for each in (cost.parameters, cost.flops)]
     for part in in_order({*cost.parameters, *cost.flops}):
         meaning = PARTS[STAGE if part.startswith(f"{STAGE} ") else part]
-        parameters, flops = cost.parameters.get(part, 0), cost.flops.get(part, 0)
+        parameters = cost.parameters.get(part, 0)
+        flops = cost.flops.get(part, 0)
         yield rows.PartRow(alias, part, meaning, parameters, flops, parameters / totals[0], flops / totals[1])
 
 
 def speed_row(alias: str, timed: TimedBatch) -> rows.SpeedRow:
     """The passes of one model at one batch size."""
-    quartiles, time = timed.latency, _median(timed)
+    quartiles = timed.latency
+    time = _median(timed)
     low, high = (None if end is None else 1000 * quartiles.images / end for end in (time.high, time.low))
     rate = Estimate(1000 * quartiles.images / time.value, low, high, time.n, "images/s")
     return rows.SpeedRow(alias, quartiles.images, time, rate, quartiles.high / quartiles.low, timed.device_bytes)
@@ -182,7 +186,8 @@ def _at(model: Model, size: rows.Size) -> Model:
 
 def default_sizes(model: Model) -> list[rows.Size]:
     """From half to double the model's own size, in whole patches (without patches, in steps of 8 px or less)."""
-    sides, layout = model.input_size, model.anatomy.layout
+    sides = model.input_size
+    layout = model.anatomy.layout
     steps = (next((unit for unit in (8, 4, 2) if side % unit == 0 and side // unit >= 4), 1) for side in sides)
     units = layout.patch_size if layout is not None else tuple(steps)
     height, width = (
@@ -192,9 +197,11 @@ def default_sizes(model: Model) -> list[rows.Size]:
 
 
 def _point(alias: str, sweep: rows.Sweep, model: Model, precision: str) -> rows.TokensRow:
-    flops, images = flops_by_part(model), _IMAGES[model.device.type == "cpu"]
+    flops = flops_by_part(model)
+    images = _IMAGES[model.device.type == "cpu"]
     ((timed,),) = latencies([model], [images], precision=precision)
-    total, products = sum(flops.values()), flops.get(PRODUCTS, 0)
+    total = sum(flops.values())
+    products = flops.get(PRODUCTS, 0)
     return rows.TokensRow(alias, sweep, model.input_size, tokens_of(model), total, products, images, _median(timed))
 
 

@@ -39,7 +39,8 @@ def ratio(slow: Estimate, fast: Estimate) -> Estimate:
 
 def claims(record: ProfileRecord) -> Iterator[Claim]:
     """Which model is faster, where the FLOPs are, whether the timings can be compared, and how cost grows."""
-    timings, batches = _timings(record), _common(record)
+    timings = _timings(record)
+    batches = _common(record)
     speeds = [_fastest(record, rows) for rows in (batches[:1] + batches[1:][-1:])]
     if len(speeds) == 2 and speeds[0].subject == speeds[1].subject:
         speeds = speeds[:1]  # the same order at both batch sizes is said once
@@ -76,7 +77,8 @@ _VARYING: Final = "batch sizes whose passes vary too much, as other work ran on 
 
 def _timings(record: ProfileRecord) -> Claim:
     """Whether the timings can be compared; a cost has no limit of its own."""
-    noisy, n = disturbed(record.speed), len(record.speed)
+    noisy = disturbed(record.speed)
+    n = len(record.speed)
     value = Estimate(len(noisy) / n, n=n)
     state = LIMITS["timings"].judge(value)
     says = say(

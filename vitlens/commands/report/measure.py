@@ -42,7 +42,8 @@ def compared(before: Path, after: Path, *, html: bool = False) -> Conclusion:
     html: write comparison.html, too; this is also done where the folder holds one, as `report` does with its page.
     Raises InputError for folders that are no runs of one command, done, with as many models.
     """
-    first, second = read_folder(before), read_folder(after)
+    first = read_folder(before)
+    second = read_folder(after)
     page_path = inside(second.folder, COMPARISON_PAGE)
     html = html or page_path.is_file()
     line = shlex.join(["vitlens", "report", "--compare", str(before), str(after), *(["--html"] if html else [])])

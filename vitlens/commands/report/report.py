@@ -203,7 +203,8 @@ def _renamed(before: Record, after: Record) -> dict[str, str]:
 def _change(before: Record, after: Record, name: str, other: str) -> MetricChange:
     """One metric, called `other` before: of an accuracy by the answers to the same images where both runs keep them."""
     was, now, (word, _, alias) = before.metrics[other], after.metrics[name], name.partition("/")
-    better, words = after.better(name), _in_words(after, name)
+    better = after.better(name)
+    words = _in_words(after, name)
     answers = _paired_answers(before, after, other.partition("/")[2], alias) if word == ACCURACY else None
     if answers is not None:
         right_before = _correct(answers[0])
@@ -250,10 +251,12 @@ def _paired_answers(
     before: Record, after: Record, alias_before: str, alias: str
 ) -> tuple[PredictionArrays, PredictionArrays] | None:
     """Return the answers of two models to the same images; None unless the images are known to be the same."""
-    first, second = _evaluation(before), _evaluation(after)
+    first = _evaluation(before)
+    second = _evaluation(after)
     if first is None or second is None or _same_images(first, second) is not True:
         return None
-    answers, answers_now = first.predictions.get(alias_before), second.predictions.get(alias)
+    answers = first.predictions.get(alias_before)
+    answers_now = second.predictions.get(alias)
     if answers is None or answers_now is None or not np.array_equal(answers.label, answers_now.label):
         return None
     return answers, answers_now
@@ -284,7 +287,8 @@ def _evaluation(record: Any) -> EvaluateRecord | None:
 def _images(before: Any, after: Any) -> SameImages:
     """Whether two runs saw the same images; "" where they take none."""
     if before.config.data is None and _evaluation(before) is not None:  # a study, whose chapters have the images
-        before, after = _evaluation(before), _evaluation(after)
+        before = _evaluation(before)
+        after = _evaluation(after)
     if before is None or after is None or (before.config.data is None and after.config.data is None):
         return ""
     same = _same_images(before, after)
@@ -295,7 +299,8 @@ def _images(before: Any, after: Any) -> SameImages:
 
 def _same_images(before: Record, after: Record) -> bool | None:
     """Whether all images that both runs read are the same; None for folders of versions that did not say."""
-    first, second = before.config.fingerprints, after.config.fingerprints
+    first = before.config.fingerprints
+    second = after.config.fingerprints
     parts = first.keys() & second.keys()
     return all(first[part] == second[part] for part in parts) if parts else None
 
@@ -310,7 +315,8 @@ def _claims(record: Any) -> Sequence[Claim]:
 
 def _judged(before: Any, after: Any) -> Iterator[JudgedRow]:
     """The judgements of both reports, those that differ first."""
-    was, now = _claims(before), _claims(after)
+    was = _claims(before)
+    now = _claims(after)
     aliases = dict(zip(after.aliases, before.aliases))
     earlier = {(claim.question, claim.subject): claim.state for claim in was}
     known = [(claim, earlier.get((claim.question, aliases.get(claim.subject, claim.subject)), "")) for claim in now]
@@ -324,7 +330,8 @@ def _judged(before: Any, after: Any) -> Iterator[JudgedRow]:
 
 def _settings(before: Any, after: Any) -> Iterator[SettingRow]:
     """What differs between the runs: options, versions, data, device, weights."""
-    first, second = before.config, after.config
+    first = before.config
+    second = after.config
     pairs: list[tuple[str, object, object]] = []
     for words, old, new in (("option ", first.options, second.options), ("", first.versions, second.versions)):
         pairs += [(f"{words}{name}", old.get(name), new.get(name)) for name in sorted({*old, *new} - _IGNORED)]
@@ -387,13 +394,17 @@ def _release(runs: ComparedRuns) -> Claim:
         "{% if worse %}: {{ worse|names }}{% endif %}{% else %}none changed beyond chance{% endif %}."
     )
     if runs.worse:
-        headline, state = _REFUSED, "fail"
+        headline = _REFUSED
+        state = "fail"
     elif not judged and runs.tested:
-        headline, state = _UNJUDGED, "pass"
+        headline = _UNJUDGED
+        state = "pass"
     elif undecided:
-        headline, state = _UNDECIDED, "inconclusive"
+        headline = _UNDECIDED
+        state = "inconclusive"
     else:
-        headline, state = "{{ later }} can be released: nothing got worse beyond chance", "pass"
+        headline = "{{ later }} can be released: nothing got worse beyond chance"
+        state = "pass"
     given = {
         "changed": runs.changed,
         "tested": runs.tested,

@@ -47,7 +47,8 @@ def measure(options: RolloutOptions) -> Path | None:
     # the attention of one layer needs no model whose layers can be multiplied
     chained = any(attention_method(way.method).needs == "chain" for way in ways)
     run = Run("rollout", options, scenes=1, needs=None if chained else "attention")
-    model, split = run.model, run.split
+    model = run.model
+    split = run.split
     classless = [way for way in ways if not attention_method(way.method).gradients]
     if len(classless) < len(ways) and (options.method or not classless):
         model.require_classifier()
@@ -64,7 +65,8 @@ def measure(options: RolloutOptions) -> Path | None:
         def record() -> RolloutRecord:
             print_left_out(drawn, len(split), quiet=run.run.quiet, more="maps of all are in arrays/")
             (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
-            masks, hits = split.masks, None
+            masks = split.masks
+            hits = None
             if masks is not None:  # where most of the tied maxima lie on the object
                 hits = np.stack([(pointing_hits(own, masks) > 0.5)[:KEPT].numpy() for own in maps.unbind(1)], 1)
                 masks = masks[:drawn]
@@ -85,7 +87,8 @@ def _maps(
     run: Run[RolloutOptions], ways: Sequence[MethodSettings], targets: Tensor | None, readout: Readout | None
 ) -> tuple[Tensor, Tensor]:
     """Maps (n, ways, rows, columns) and logits (n, classes) of every image, of all processes, on the CPU."""
-    maps, logits = [], []
+    maps = []
+    logits = []
     size = fitting_batch_size(run.model)
     if any(attention_method(way.method).gradients for way in ways):
         size = max(1, size // BACKWARD)
@@ -104,7 +107,8 @@ def _rows(
     named = [(way.name, maps[:, at]) for at, way in enumerate(ways)]
     groups = None if split.groups is None else split.groups.numpy()
     for way, (_, each), row in zip(ways, named, map_rows(model.alias, named, split)):
-        own, fused = each.flatten(1), "fusion" in attention_method(way.method).options
+        own = each.flatten(1)
+        fused = "fusion" in attention_method(way.method).options
         mass = bootstrap_mean(own.sum(1).numpy(), groups=groups, least=0.0, most=1.0)
         yield RolloutRow(
             **vars(row),

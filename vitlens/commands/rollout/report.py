@@ -110,7 +110,8 @@ def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     if not rows:
         return
     more, less = ([row for row in rows if test(row.difference, 0.0, len(rows))] for test in (above, below))
-    lead, worst = max(more or rows, key=_gain), min(rows, key=_gain)
+    lead = max(more or rows, key=_gain)
+    worst = min(rows, key=_gain)
     yield found(
         "pointing game",
         alias,
@@ -171,10 +172,13 @@ def pictures(record: RolloutRecord) -> Iterator[Picture]:
     """The drawn images, EACH a sheet, each with all its maps."""
     if record.maps is None:
         return
-    arrays, flat = record.maps, _uniform(record.methods)
+    arrays = record.maps
+    flat = _uniform(record.methods)
     names = file_names([row.image for row in record.shown])
     for at, (name, row, pixels) in enumerate(zip(names, record.shown, arrays.images)):
-        image, mask, sheet = pixels / np.float32(255), None if arrays.masks is None else arrays.masks[at], at // EACH
+        image = pixels / np.float32(255)
+        mask = None if arrays.masks is None else arrays.masks[at]
+        sheet = at // EACH
         yield Picture(image, row=name, column="image", below="\n".join(_facts(row)), mask=mask, sheet=sheet)
         for index, kind in enumerate(record.methods):
             own = np.asarray(arrays.maps[at, index], float)

@@ -104,7 +104,9 @@ class ChapterRunner:
         *,
         on_done: Callable[[Sequence[ChapterRow]], object] = lambda _: None,
     ) -> None:
-        self.path, self.run_options, self.cache = path, replace(run, overwrite=True, html=False), cache
+        self.path = path
+        self.run_options = replace(run, overwrite=True, html=False)
+        self.cache = cache
         self.on_done = on_done
         self.done: list[ChapterRow] = []
 
@@ -177,7 +179,9 @@ class ChapterCache:
     """
 
     def __init__(self, root: Path, names: Mapping[str, str], data: str) -> None:
-        self.root, self.names, self.data = root / "chapters", dict(names), data
+        self.root = root / "chapters"
+        self.names = dict(names)
+        self.data = data
 
     def holds(self, word: str, options: Any) -> bool:
         """Return True if a chapter was made with the same models, images and options."""

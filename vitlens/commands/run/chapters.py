@@ -89,7 +89,8 @@ class Chapter:
 
         chart: the beginning of the figure's name; other figures of the section are left out. None: nothing has it.
         """
-        document, first = self.document, self.document.first
+        document = self.document
+        first = self.document.first
         if first.picture is not None and first.picture.name.startswith(chart):
             glance = () if first.glance is None else (first.glance,)
             page = Section("", first.answer, glance, (first.picture,))

@@ -107,7 +107,9 @@ class RunFolder:
     ) -> None:
         self._hold = hold
         before = results or {}  # of earlier attempts, when it is resumed
-        self.path, self.command, self.config = path, command, config
+        self.path = path
+        self.command = command
+        self.config = config
         self._metrics: Mapping[str, object] = before.get("metrics", {})
         self._tables: Mapping[str, object] = before.get("tables", {})
         self._start: float = time.monotonic() - before.get("seconds", 0.0)
@@ -353,7 +355,8 @@ def default_place(command: str, name_parts: Sequence[str]) -> Path:
     words = [re.sub(r"[^\w.=-]+", "-", Path(part).name).strip("-.") for part in name_parts]
     root, words = (Path("runs"), words) if command == "train" else (Path("reports"), [command, *words])
     name = "-".join([word for word in words if word] + [time.strftime("%Y%m%d-%H%M%S")])
-    place, count = root / name, 1
+    place = root / name
+    count = 1
     while place.exists():  # two runs within a second
         count += 1
         place = root / f"{name}-{count}"

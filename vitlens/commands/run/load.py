@@ -89,7 +89,8 @@ def load_splits(
     if options.labels is not None and data is None:
         raise InputError("expected --labels with --data FOLDER, found no --data; name the folder of the images")
     known = None if images else training_images_of((*models, *beside), seed=options.seed)
-    count, named = options.limit or limit, data or "digits"
+    count = options.limit or limit
+    named = data or "digits"
 
     def read(model: Model) -> Split:
         if images or known is None:

@@ -88,7 +88,8 @@ def read(run: RunRecord) -> Any:
 
 def read_folder(path: Path) -> Any:
     """The record of an earlier run's folder. Raises InputError and UnknownNameError as `report`."""
-    run, reporting = read_run(path), [word for word, command in COMMANDS.items() if command.reports]
+    run = read_run(path)
+    reporting = [word for word, command in COMMANDS.items() if command.reports]
     if run.command not in reporting:
         raise UnknownNameError("report of the command", run.command, reporting)
     require_plain(path)

@@ -129,7 +129,8 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
         raise InputError(
             f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run keeps its folder"
         )
-    given, source = _begun_run(resume, command).get("options"), f"the options in {resume / CONFIG}"
+    given = _begun_run(resume, command).get("options")
+    source = f"the options in {resume / CONFIG}"
     begun = read_as(type(options), given, source=source, hint="begin anew without --resume")
     run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
     kept = _begun(options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its ")
@@ -140,7 +141,8 @@ def _begun(options: Any, begun: Any, typed: Collection[str], expected: str) -> A
     """The options that a run began with, those in bundles, too, but for those that hold as they are typed now."""
     kept = {}
     for each in fields(options):
-        value, before = getattr(options, each.name), getattr(begun, each.name)
+        value = getattr(options, each.name)
+        before = getattr(begun, each.name)
         if each.name in typed:
             kept[each.name] = value
         elif is_dataclass(value):

@@ -65,7 +65,8 @@ class Run(Generic[Options]):
             raise InputError(
                 f"expected at most {most} models for {command}, found {len(names)}; run vitlens {command} for each"
             )
-        self.command, self.options = command, options
+        self.command = command
+        self.options = options
         self.processes, self.run = join_run(given.run)
         with self.processes.main_process_first():
             self.models: tuple[Model, ...] = (
@@ -125,7 +126,8 @@ class Run(Generic[Options]):
 
     def batches(self, what: str, *, size: int | None = None) -> Iterator[tuple[Batch, ...]]:
         """This process's images batch by batch, one batch a model, with progress and in the run's precision."""
-        device, wanted = self.model.device, self.run.batch_size or size or min(map(fitting_batch_size, self.models))
+        device = self.model.device
+        wanted = self.run.batch_size or size or min(map(fitting_batch_size, self.models))
         with self.progress(what, len(self.shares[0])) as advance:
             for batches in zip(*(split.batches(wanted, device=device) for split in self.shares)):
                 with autocast(device, self.run.precision):

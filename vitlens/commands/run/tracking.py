@@ -71,7 +71,10 @@ class TrackerWatcher:
         seed: int = 0,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self.name, self.folder, self.config, self.say = name, folder, config, say or _say
+        self.name = name
+        self.folder = folder
+        self.config = config
+        self.say = say or _say
         self.watched = test.limit(min(WATCHED, len(test)), seed=seed)
         self._backend: Any = None
         self._images: Tensor | None = None
@@ -105,7 +108,8 @@ class TrackerWatcher:
         if self._images is None:
             (batch,) = self.watched.batches(len(self.watched))
             self._images = batch.images
-        images, step = self._images.to(model.device), metrics.step
+        images = self._images.to(model.device)
+        step = metrics.step
         self._log(dict(entropies(statistics(model, images, evidence=False))), step)
         if metrics.epoch % EVERY_EPOCHS == 0:
             shown = {"attention_rollout": overlay(model, images[:SHOWN], metrics.epoch + 1)[None]}
@@ -154,7 +158,8 @@ def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
 def overlay(model: Model, images: Images, epoch: int) -> NDArray[np.uint8]:
     """Images beside their attention rollout after an epoch on one colour scale, as pixels (height, width, 3)."""
     maps = rollout(model, images)
-    pixels, shares = images.cpu().numpy(), 100 * maps.cpu().numpy()
+    pixels = images.cpu().numpy()
+    shares = 100 * maps.cpu().numpy()
     cells = with_maps(pixels, [shares], ["rollout"], [f"image {at}" for at in range(len(pixels))])
     figure = drawn_images(scale="joint", label="rollout (%)")(
         list(cells), f"Attention rollout after epoch {epoch}, share of each patch"

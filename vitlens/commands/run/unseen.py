@@ -95,7 +95,8 @@ def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Sp
     if not len(known.numbers):
         return split
     fresh = torch.from_numpy(~np.isin(image_numbers(split), known.numbers))
-    count, total = int(fresh.sum()), len(split)
+    count = int(fresh.sum())
+    total = len(split)
     names = " and ".join(known.names)
     if count == total:
         return _noted(split, f"none of these {total:,} images is a training image of {names}: all are used")

@@ -71,7 +71,8 @@ def compared(
         gain = accuracy_difference(one, two, groups=groups, seed=seed)
         shown = len(one) >= FEW and p_holm <= LEVEL and abs(gain.value) >= SMALLEST
         better = (first if gain.value > 0 else second) if shown else UNDECIDED
-        both, neither = int((one & two).sum()), int((~one & ~two).sum())
+        both = int((one & two).sum())
+        neither = int((~one & ~two).sum())
         rows.append(PairRow(first, second, both, *counts, neither, p, p_holm, gain, better))
     return rows
 

@@ -129,7 +129,8 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
     for row in record.explorer:
         if row.model not in record.explorer_arrays or not row.whole:
             continue
-        patches, every = row.keys[0] * row.keys[1], list(sink_rows(row, record.explorer_arrays[row.model]))
+        patches = row.keys[0] * row.keys[1]
+        every = list(sink_rows(row, record.explorer_arrays[row.model]))
         last = every[-max(1, len(every) // 4) :]
         found = [one for one in last if LIMITS["sinks"].state(one.mass) != "pass"]
         if found:
@@ -170,7 +171,8 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer
 
 
 def _image(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown, index: int) -> ExplorerImage:
-    rest, special = index - row.whole, len(row.special)
+    rest = index - row.whole
+    special = len(row.special)
     heads = means = None
     if rest < 0:
         heads = restored(arrays.heads[index], arrays.heads_most[index], special, LEVELS)

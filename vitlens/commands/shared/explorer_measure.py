@@ -63,7 +63,8 @@ def explored(model: Model, images: Images) -> dict[str, Any]:
 
 def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:
     """What looks where in these images. Raises UnsupportedError for a model of which there is no explorer."""
-    layout, special = model.layout, len(model.layout.prefix)
+    layout = model.layout
+    special = len(model.layout.prefix)
 
     def fewer(weights: Tensor) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(pooled(weights.numpy(), special, layout.grid)[0]))
@@ -108,7 +109,8 @@ class ExplorerView(Summary):
 
     def summary(self) -> Iterator[Line]:
         """The model, its images, and what is shown of them."""
-        shown, first = self.explorer, self.explorer.images[0].weights
+        shown = self.explorer
+        first = self.explorer.images[0].weights
         yield Line("model", shown.model)
         yield Line("images", len(shown.images))
         if first is not None:
@@ -161,7 +163,8 @@ def explorer(
     if whole < 1:
         raise InputError(f"expected whole of at least 1, found {whole}")
     row, arrays = measured(model, images, whole=whole)
-    shape, named = arrays.heads.shape[1:3], {"map": maps} if isinstance(maps, Tensor) else maps or {}
+    shape = arrays.heads.shape[1:3]
+    named = {"map": maps} if isinstance(maps, Tensor) else maps or {}
     shown = Shown(
         (images.detach().cpu() * 255).round().to(torch.uint8).numpy(),
         [f"image {index}" for index in range(len(images))],
@@ -259,7 +262,9 @@ def given_attention(
             f"expected at most {_KEPT:,} weights to show, found more in {layers} layers and {heads} heads; save "
             "some layers: weights[-4:]"
         )
-    packed, means, sums = [], [], []
+    packed = []
+    means = []
+    sums = []
     for layer in range(layers):
         own = np.asarray(weights[layer], np.float32)
         if not np.isfinite(own).all():
@@ -272,7 +277,8 @@ def given_attention(
         fewer, _ = pooled(own, special, grid)
         packed.append(quantised(fewer, special, LEVELS))
         means.append(own.mean(0))
-    every, of_layers = np.stack(sums), np.stack(means)
+    every = np.stack(sums)
+    of_layers = np.stack(means)
     heads_, most = (np.stack(each)[None] for each in zip(*packed))
     none = np.zeros((0, *heads_.shape[1:2], *heads_.shape[3:]), np.uint8)  # there is no image without its heads
     rollout = rollout_of(of_layers, special)[None].astype(np.float16)

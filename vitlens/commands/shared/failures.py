@@ -112,7 +112,8 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
 
 
 def _named(record: FailuresRecord, cause: Cause) -> Claim:
-    row, test = cause.row, cause.test
+    row = cause.row
+    test = cause.test
     title = say("{{ row.model }} fails on {{ row.where|whole }}", row=row)
     if test is None:
         return _confuses(record, row, title)
@@ -226,7 +227,8 @@ def _undecided(cause: Cause) -> str:
 def _not_known(record: FailuresRecord, model: str) -> str:
     """What errors differ in, why that is no cause, and the test that would come next."""
     rows = by(record.covariates, "model")[model]
-    errors, total = rows[0].errors, max(row.area.n or 0 for row in rows)
+    errors = rows[0].errors
+    total = max(row.area.n or 0 for row in rows)
     row = differs = _strongest(rows)
     test = next((each for each in record.interventions if row and _same(each, row)), None)
     if differs is None:  # what a change mends all the same
@@ -242,7 +244,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     else:
         more += " with all other properties equal, but "
     if total - errors < FEWEST:
-        words, following = few + "correct predictions for a comparison", "easier images"
+        words = few + "correct predictions for a comparison"
+        following = "easier images"
     elif row is None:
         words = (
             "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct predictions in "
@@ -273,11 +276,14 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         gains = test.gain.value > 0 and test.mended > test.broken
         following = "more images" if gains else "a property that goes with it"
     elif row.known.outcome:
-        words, following = more + "this property follows from the predictions themselves", row.next_test
+        words = more + "this property follows from the predictions themselves"
+        following = row.next_test
     elif row.needs_no_change:
-        words, following = more + "the other properties explain this equally well", "more images"
+        words = more + "the other properties explain this equally well"
+        following = "more images"
     else:
-        words, following = more + "no change of the images tests it here", "images with masks of their objects"
+        words = more + "no change of the images tests it here"
+        following = "images with masks of their objects"
     words += ". The next test would be {{ following|whole }}."
     given = {"errors": errors, "total": total, "following": following, "chance": "0.5"}
     return say(words, model=model, row=row, test=test, **given)

@@ -38,7 +38,8 @@ def _examples(subjects: Sequence[Subject], found: Diagnosis) -> Mapping[str, Men
         named = causes(evaluation.alias, found.covariates, found.interventions)
         for row in [cause.row for cause in named if cause.test is not None][:1]:
             wrong = (~evaluation.correct).nonzero().flatten()[:_TRIED]
-            labels, pictures = evaluation.labels[wrong], Pictures(subject, wrong)
+            labels = evaluation.labels[wrong]
+            pictures = Pictures(subject, wrong)
             shown = (pictures.images, *CHANGES[row.covariate](pictures, row.sign))
             told = torch.stack([evaluation.predictions[wrong], *(predictions(subject, each) for each in shown[1:])])
             chosen = ((told[1] == labels) & (told[2] != labels)).nonzero().flatten()[:EXAMPLES]

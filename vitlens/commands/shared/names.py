@@ -69,7 +69,9 @@ def noted(rows: Iterable[NoteRow]) -> Iterator[str]:
 def name_rows(alias: str, heads: Iterable[Any]) -> Iterator[NameRow]:
     """Yield a row for each `HeadName`."""
     for one in heads:
-        attends, looks, writes = one.attends, one.looks, one.writes
+        attends = one.attends
+        looks = one.looks
+        writes = one.writes
         yield NameRow(
             alias,
             one.layer,

@@ -22,7 +22,8 @@ from vitlens.files import read_bounded
 from vitlens.pixels import Streamed
 
 _VALUES: Final = 10  # of a column of attributes, above which it is none
-_TRUE, _FALSE = {"1", "true", "yes"}, {"0", "false", "no"}
+_TRUE = {"1", "true", "yes"}
+_FALSE = {"0", "false", "no"}
 _BYTES: Final = 64 << 20  # of a file of attributes
 
 Line: TypeAlias = list[str]  # of a table: a file's name, then a value a column
@@ -40,7 +41,9 @@ def heads_named(
 ) -> Named:
     """The words for every head on these images, with a note where what heads write cannot be said. attributes: see
     `attributes_of`; slow: why no head is removed, "" where each is; known: see `named`."""
-    model, labels, why = run.model, None, slow
+    model = run.model
+    labels = None
+    why = slow
     if not model.has_classifier:
         why = f"{model.alias} has no classifier"
     elif not slow:
@@ -49,7 +52,8 @@ def heads_named(
             labels = labels_of(model, split, predicted=run.options.predicted, doing=doing, options=run.run)
         except InputError as error:
             why = str(error)
-    images, size = Streamed(split, model.pixel_dtype), run.run.batch_size or fitting_batch_size(model)
+    images = Streamed(split, model.pixel_dtype)
+    size = run.run.batch_size or fitting_batch_size(model)
     with autocast(model.device, run.run.precision):
         found = named(
             model,

@@ -103,7 +103,8 @@ def trainings_of(models: "Sequence[Model]") -> tuple[Budget, ...]:
 
 def budget_of(model: "Model") -> Budget:
     """How a model was trained, from the folder of its run; for the bundled pairs as benchmarks/bundle.py made them."""
-    alias, name = model.alias, model.provenance.name
+    alias = model.alias
+    name = model.provenance.name
     if model.provenance.weights == "random":
         return Budget(alias, start="random weights", epochs=0, steps=0)
     if name in BUNDLED:
@@ -127,7 +128,8 @@ def budget_of_run(alias: str, run: RunRecord) -> Budget:
     options, data, recipe = (_mapping(run.config.get(name)) for name in ("options", "data", "recipe"))
     history = _mapping(run.results["tables"]).get("history")
     last = _mapping(history[-1]) if isinstance(history, list) and history else {}
-    name, teacher = options.get("model"), _mapping(options.get("teaching")).get("teacher")
+    name = options.get("model")
+    teacher = _mapping(options.get("teaching")).get("teacher")
     scratch = name in PRESETS and not _mapping(options.get("tuning")).get("weights")
     return Budget(
         alias,

@@ -121,7 +121,8 @@ def _cells(record: Any) -> Iterator[_Cell]:
         counts = {(row.truth, row.prediction): row.count for row in record.confusion if row.model == model}
         occur = {name for pair in counts for name in pair}
         every = [row.class_name for row in record.per_class if row.model == model and row.class_name in occur]
-        errors, totals = Counter[str](), Counter[str]()
+        errors = Counter[str]()
+        totals = Counter[str]()
         for (truth, prediction), count in counts.items():
             totals[truth] += count
             errors.update({truth: count, prediction: count} if truth != prediction else {})

@@ -60,7 +60,8 @@ def measure(options: StatsOptions) -> Path | None:
         def record() -> rows.StatsRecord:
             (alias,) = run.aliases
             roles = specialise(found)
-            heads, layers = tuple(head_rows(alias, found, roles)), tuple(layer_rows(alias, found))
+            heads = tuple(head_rows(alias, found, roles))
+            layers = tuple(layer_rows(alias, found))
             offsets = _offsets(found, roles)
             return rows.StatsRecord(
                 heads=heads,
@@ -78,7 +79,8 @@ def measure(options: StatsOptions) -> Path | None:
 
 def _names(run: Run[StatsOptions], attributes: Mapping[str, Tensor], known: Statistics) -> HeadNames:
     """The words for every head, on at most IMAGES images, in each process the same; known: the statistics of all."""
-    split, asked = _named_images(run), run.options.names or run.options.attributes is not None
+    split = _named_images(run)
+    asked = run.options.names or run.options.attributes is not None
     slow = "" if asked or _removal(run.model, len(split)) <= QUICK else "removing every head takes long; add --names"
     return heads_named(run, split, attributes, slow=slow, known=known).names
 
@@ -115,8 +117,10 @@ def head_rows(alias: str, found: Statistics, roles: Specialisation) -> Iterator[
             if place is None or head >= len(roles.given[site.layer]):
                 yield rows.HeadRow(alias, site.layer, head, values)
                 continue
-            given, seen = roles.given[site.layer][head], roles.marks[site.layer][head]
-            low, high = finite(given.low), finite(given.high)
+            given = roles.given[site.layer][head]
+            seen = roles.marks[site.layer][head]
+            low = finite(given.low)
+            high = finite(given.high)
             unsure = finite(given.score) is None
             yield rows.HeadRow(
                 alias,
@@ -139,7 +143,8 @@ def head_rows(alias: str, found: Statistics, roles: Specialisation) -> Iterator[
 
 def layer_rows(alias: str, found: Statistics) -> Iterator[rows.LayerRow]:
     """Every layer, with the statistics of the tokens after its block."""
-    uniform, names = found.uniform_distance(), list(token_statistics())
+    uniform = found.uniform_distance()
+    names = list(token_statistics())
     for site in found.sites:
         place = found.geometries[site.layer]
         yield rows.LayerRow(
@@ -176,7 +181,8 @@ def local_rows(heads: Sequence[rows.HeadRow], layers: Sequence[rows.LayerRow]) -
     uniform = {row.layer: row.uniform_distance for row in layers}
     shares: dict[int, list[float]] = {}
     for row in heads:
-        distance, of_uniform = row.statistics.get("distance"), uniform.get(row.layer)
+        distance = row.statistics.get("distance")
+        of_uniform = uniform.get(row.layer)
         if distance is not None and of_uniform:
             shares.setdefault(row.layer, []).append(distance.value / of_uniform)
     placed = sorted(shares)
@@ -214,7 +220,8 @@ def over_training(weights: Sequence[KeptWeights], run: Run[Any], *, renormalise:
     limited = run.split.limit(IMAGES, seed=run.run.seed)
     images = share_of(limited, run.processes)
     chosen = np.linspace(0, len(weights) - 1, min(len(weights), CHECKPOINTS)).round().astype(int)
-    epochs, heads = [], []
+    epochs = []
+    heads = []
     with run.progress("Statistics over training", len(chosen), "checkpoints") as advance:
         for kept in (weights[index] for index in chosen):
             model = load(f"epoch-{kept.epochs}={kept.file}", device=run.processes.device)

@@ -57,7 +57,8 @@ def claims(record: StatsRecord) -> Iterator[Claim]:
         if row.faulty is not None:
             yield _health(record, row, heads)
         if row.sinks_off_object is not None and record.images >= FEW:
-            off, says = row.sinks_off_object, "{{ off }} of the attention in **{{ m }}** lies on sinks off the object."
+            off = row.sinks_off_object
+            says = "{{ off }} of the attention in **{{ m }}** lies on sinks off the object."
             yield judge(
                 "sinks",
                 row.model,
@@ -106,7 +107,9 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
     undecided = sum(
         head.best in FAULTY and not below(head.score, THRESHOLD) for head in heads if head.label not in (None, *FAULTY)
     )
-    share, limit, because = row.faulty.value if row.faulty else 0.0, LIMITS["heads"], "dead or uniform heads"
+    share = row.faulty.value if row.faulty else 0.0
+    limit = LIMITS["heads"]
+    because = "dead or uniform heads"
     value = Estimate(share, share, share + undecided / row.heads, row.heads)
     if record.images >= FEW and limit.state(share) == limit.state(value.high or 0.0):
         return judge("attention health", row.model, value, "heads", because=because)
@@ -116,7 +119,8 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
 
 def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterator[Claim]:
     """The heads that are dead, attend uniformly, or to one fixed place."""
-    keys, tests = {row.layer: row.keys for row in record.layers if row.model == model}, len(heads)
+    keys = {row.layer: row.keys for row in record.layers if row.model == model}
+    tests = len(heads)
     even = {layer: 1 - UNIFORM / log2(count) if count > 1 else 2.0 for layer, count in keys.items()}
     known: list[tuple[str, str, _Number, Callable[..., HeadRow], Callable[[HeadRow], float], str]] = [
         (
@@ -238,11 +242,13 @@ def _offsets(record: StatsRecord) -> Iterator[Picture]:
     """The mean weight by offset of every head, layers down, or across where they are more than twice as many."""
     alias = record.aliases[0]
     labelled = [head for head in record.heads if head.label is not None and head.model == alias in record.offsets]
-    layers, most = {head.layer for head in labelled}, max((head.head + 1 for head in labelled), default=0)
+    layers = {head.layer for head in labelled}
+    most = max((head.head + 1 for head in labelled), default=0)
     for head in labelled:
         ratio = record.offsets[alias].ratio.get(head.layer)
         values = np.full((1, 1), np.nan) if ratio is None else np.log2(np.clip(ratio[head.head], *_RATIOS))
-        row, column = f"L{head.layer}", f"H{head.head}"
+        row = f"L{head.layer}"
+        column = f"H{head.head}"
         row, column = (column, row) if len(layers) > 2 * most else (row, column)
         label = LABELS[head.label if head.label in LABELS else UNLABELLED]
         yield Picture(None, values, row, column, label.code if len(labelled) <= _CODED else "", label.colour)
@@ -294,7 +300,8 @@ def _has(name: str, row: HeadEpochRow) -> bool:
 
 
 def _learned(record: StatsRecord) -> str:
-    first, last = record.learning[0], record.learning[-1]
+    first = record.learning[0]
+    last = record.learning[-1]
     parts = [
         say("mean {{ what }} {{ a|alone }} to {{ b|alone }}", what=title_of(name), a=first.statistics[name], b=each)
         for name, each in last.statistics.items()

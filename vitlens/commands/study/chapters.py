@@ -130,7 +130,8 @@ class Chapters(ChapterRunner):
     ) -> None:
         cache = ChapterCache(cache_folder(), {}, images.digest) if options.cache else None
         super().__init__(path, options.run, cache, on_done=on_done)
-        self.images, self.depth = images, FULL if options.full else USUAL
+        self.images = images
+        self.depth = FULL if options.full else USUAL
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.labelled: dict[str, Any] = {**self.common, "predicted": images.predicted}
         self.plan: list[PlannedChapter] | None = None  # filled, in place of running chapters, before the first
@@ -180,7 +181,8 @@ class Chapters(ChapterRunner):
                 label_columns(model.classes, split)
         self.plan = []
         self._chapters(names, vits, models, splits, labelled=labelled)
-        plan, self.plan = self.plan, None
+        plan = self.plan
+        self.plan = None
         with phase("Timing a forward pass, to estimate the study"):
             self.clock = clock_of(plan, models, splits)
         self._say(f"{len(plan)} chapters")
@@ -197,8 +199,11 @@ class Chapters(ChapterRunner):
         labelled: bool,
     ) -> None:
         """Run the chapters of analysis, or plan them."""
-        depth, run, data = self.depth, self.run_options, self.images.data
-        every, own = tuple(map(as_typed, names)), {"model_options": self.common["model_options"]}
+        depth = self.depth
+        run = self.run_options
+        data = self.images.data
+        every = tuple(map(as_typed, names))
+        own = {"model_options": self.common["model_options"]}
         if labelled:
             self.run("evaluate", "", EvaluateOptions(every, data, run=run, **own))
         for vit in vits:
@@ -245,7 +250,9 @@ class Chapters(ChapterRunner):
 
     def _analyse_vit(self, model: ModelName, replacements: tuple[Replacement, ...]) -> None:
         """Attention, rollout, statistics and ablation of one model."""
-        name, alias, run = as_typed(model), model.alias, self.run_options
+        name = as_typed(model)
+        alias = model.alias
+        run = self.run_options
         self.run("attention", alias, AttentionOptions(name, run=self.at_most(self.depth.developed), **self.common))
         self.run("rollout", alias, RolloutOptions(name, run=run, **self.common))
         self.run("stats", alias, StatsOptions(name, run=run, **self.common))
@@ -260,7 +267,8 @@ class Chapters(ChapterRunner):
                 judged = judged_maps(read(read_run(self.path / row.folder)).checks)
                 best |= {row.alias: judged[0].method} if judged else {}
         method = tuple(best[model.alias] for model in pair if model.alias in best)
-        method, depth = method if len(method) == len(pair) else (), self.depth
+        method = method if len(method) == len(pair) else ()
+        depth = self.depth
         options = CompareOptions(
             tuple(map(as_typed, pair)),
             self.images.data,

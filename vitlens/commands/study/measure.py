@@ -52,7 +52,8 @@ def measure(options: StudyOptions) -> Path:
 
 def _measure_whole(options: StudyOptions) -> Path:
     """Run all chapters, each a run folder of its own; returns the report's path."""
-    names, run = options.models or SHORTCUT_PAIR, options.run
+    names = options.models or SHORTCUT_PAIR
+    run = options.run
     require_rule(names)
     named = parse_models(names)
     if options.images and options.data:
@@ -63,7 +64,8 @@ def _measure_whole(options: StudyOptions) -> Path:
         reader_of(images.data, Path(images.data))  # a misspelt name is refused before anything is written
     presets = [model.name for model in named if trained_first(model, options.model_options)]
     studied, labelled = _checked(named, presets, images, options)
-    aliases, data_name = [model.alias for model in named], data or "images"
+    aliases = [model.alias for model in named]
+    data_name = data or "images"
     title = f"Study of {' and '.join(aliases)} on {Path(data_name).name}"
     with RunFolder.opened(
         "study", run, settings(options, run), name_parts=(*aliases, data_name), title=title

@@ -163,7 +163,8 @@ def _weakest(record: StudyRecord) -> Claim | None:
 
 def unknown(record: StudyRecord) -> Iterator[str]:
     """What could overturn the first page, the most serious first, and what would tell."""
-    trained, unequal = [row for row in record.training if row.epochs], differences(record.training)
+    trained = [row for row in record.training if row.epochs]
+    unequal = differences(record.training)
     weakest = _weakest(record)
     if weakest is not None:
         yield say(
@@ -275,7 +276,8 @@ def explorer(record: StudyRecord) -> Explorer | None:
         if ablate is None or weights is None:
             return found
         layers, heads = weights.shape[:2]
-        importance, labels = np.full((layers, heads), np.nan), [[""] * heads for _ in range(layers)]
+        importance = np.full((layers, heads), np.nan)
+        labels = [[""] * heads for _ in range(layers)]
         for row in ablate.record.heads:
             if row.layer < layers and row.head < heads:
                 importance[row.layer, row.head], labels[row.layer][row.head] = row.loss.value, row.label or ""

@@ -100,7 +100,8 @@ class _Measured:
         uniform = {row.layer: row.uniform_distance for row in self.stats.record.layers}
         shares = {}
         for row in self.stats.record.heads:
-            distance, of_uniform = row.statistics.get("distance"), uniform.get(row.layer)
+            distance = row.statistics.get("distance")
+            of_uniform = uniform.get(row.layer)
             if distance is not None and of_uniform:
                 shares[row.layer, row.head] = distance.value / of_uniform
         return shares
@@ -262,7 +263,8 @@ def _left_out(model: _Measured) -> Iterator[str]:
 
 def _missing(model: _Measured) -> Iterator[tuple[str, str]]:
     """Yield each part that the picture lacks with its reason."""
-    ablate, attention = model.ablate, model.attention
+    ablate = model.ablate
+    attention = model.attention
     if not model.maps:
         reason = "the arrays of its chapter are not in this folder"
         if attention is None:

@@ -90,7 +90,9 @@ def _train(options: TrainOptions, processes: Processes) -> Path | None:
 
 def _folder(start: Start) -> RunFolder:
     """The run's folder: new, or that of --resume."""
-    options, split, alias = start.options, start.train, start.model.alias
+    options = start.options
+    split = start.train
+    alias = start.model.alias
     recipe = json.loads(json.dumps({**start.recipe.numbers(), "source": start.recipe.source}))
     models = [start.model, *start.others]
     config = settings(options, start.run, models=models, split=split, others=[start.test], recipe=recipe)
@@ -107,7 +109,9 @@ def _folder(start: Start) -> RunFolder:
 
 def _setup(start: Start) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
     """Images, batch size and augmentation, with the first batch where the recipe augments images in every step."""
-    options, recipe, usual = start.options, start.recipe, base_recipe(start.options)
+    options = start.options
+    recipe = start.recipe
+    usual = base_recipe(start.options)
     chosen = start.run.batch_size is not None or "batch_size" in options.changes
     setup = rows.SetupRow(
         len(start.train),
@@ -124,7 +128,8 @@ def _setup(start: Start) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
     if options.tuning.freeze or words == "none" or start.pretraining is not None:
         return replace(setup, augmentation="" if words == "none" else words), None
     batch = first_batch(start.model, start.train, recipe, seed=start.run.seed, processes=start.processes)
-    trained, targets = (255 * batch.trained).round().byte().numpy(), batch.targets.numpy()
+    trained = (255 * batch.trained).round().byte().numpy()
+    targets = batch.targets.numpy()
     mixed = int(((targets > 0).sum(axis=1) > 1).sum())
     arrays = rows.FirstBatchArrays(batch.given.numpy(), trained, batch.labels.numpy(), targets)
     return replace(setup, augmentation=words, shown=len(targets), mixed=mixed), arrays
@@ -132,7 +137,10 @@ def _setup(start: Start) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
 
 def _fit(start: Start, directory: Path) -> TrainingResult:
     """Train the model, or its head."""
-    options, run, model, recipe = start.options, start.run, start.model, start.recipe
+    options = start.options
+    run = start.run
+    model = start.model
+    recipe = start.recipe
     logged = {**asdict(options), "recipe": recipe.numbers(), "seed": run.seed}
     watchers = [TrackerWatcher(each, directory, start.test, config=logged, seed=run.seed) for each in options.track]
     with training_progress(f"training {model.alias}", quiet=run.quiet) as on_progress:
@@ -164,9 +172,12 @@ def _fit(start: Start, directory: Path) -> TrainingResult:
 
 def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
     """What a training came to, on the test images."""
-    split, recipe = start.test, start.recipe
+    split = start.test
+    recipe = start.recipe
     own = evaluate(start.model, split, batch_size=start.run.batch_size)
-    alias, numbers, names = own.alias, {**recipe.numbers(), "source": recipe.source}, own.classes
+    alias = own.alias
+    numbers = {**recipe.numbers(), "source": recipe.source}
+    names = own.classes
     score = _score(own, None)
     gap = generalisation_gap(result.history, score.accuracy, images=len(start.train), sources=_sources(start.train))
     score = replace(
@@ -201,7 +212,9 @@ def _pretrained(
     pretraining: Pretraining, untrained: Mapping[str, float], start: Start, result: TrainingResult
 ) -> TrainRecord:
     """What a training without labels came to: its features, and the accuracy of the classifier where it made one."""
-    model, alias, entry = pretraining.exported(start.model), start.model.alias, pretraining.entry
+    model = pretraining.exported(start.model)
+    alias = start.model.alias
+    entry = pretraining.entry
     steps = [(0, untrained), *((row.epochs, row.measures) for row in result.history if row.measures)]
     names = {each.name for each in fields(rows.FeatureRow)}
     last = steps[-1][1]
@@ -211,7 +224,8 @@ def _pretrained(
     def share(found: Mapping[str, float], name: str) -> Estimate | None:
         return wilson(round(found[name] * tested), tested, independent=sources) if name in found else None
 
-    knn, random = share(last, "knn"), share(untrained, "knn")
+    knn = share(last, "knn")
+    random = share(untrained, "knn")
     row = rows.PretrainingRow(
         alias,
         entry.name,
@@ -256,7 +270,8 @@ def _score(evaluation: Evaluation, role: str | None, **more: Estimate | None) ->
 
 def _fine_tuned(start: Start) -> rows.FineTunedRow:
     """The model that is fine-tuned, and which part of it."""
-    last, origin = start.options.tuning.trained, start.model.provenance
+    last = start.options.tuning.trained
+    origin = start.model.provenance
     trained, whole = trained_share(start.model, last=last)
     notes = "; ".join(origin.notes)
     return rows.FineTunedRow(Path(origin.name).name, Path(origin.weights).name, last, trained, whole, notes)
@@ -293,7 +308,9 @@ def gain(history: Sequence[EpochMetrics], *, tested: int, sources: int | None = 
 
 def _taught(record: TrainRecord, own: Evaluation, how: Distillation, start: Start) -> TrainRecord:
     """The record of a student with its distillation, compared with its teacher and the model trained without one."""
-    seed, data, run = start.run.seed, str(start.options.data), start.options.run
+    seed = start.run.seed
+    data = str(start.options.data)
+    run = start.options.run
     others = [
         evaluate(each, part_of(data, "test", each.preprocessing, run), batch_size=run.batch_size)
         for each in start.others

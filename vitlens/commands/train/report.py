@@ -68,8 +68,11 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
         yield from _of_features(row, record)
     if not _enough(record):
         return
-    score, setup = record.scores[0], record.setup[0]
-    state, pair, n = _state(record), last_tenth(record.history), len(record.history)
+    score = record.scores[0]
+    setup = record.setup[0]
+    state = _state(record)
+    pair = last_tenth(record.history)
+    n = len(record.history)
     end, words, advice = _STATES[state]
     yield found(
         "accuracy",
@@ -229,7 +232,8 @@ def _enough(record: TrainRecord) -> bool:
 
 def _state(record: TrainRecord) -> str:
     """Whether accuracy is at chance, or still rose when training ended: a key of _STATES."""
-    score, rise = record.scores[0], record.scores[0].gain
+    score = record.scores[0]
+    rise = record.scores[0].gain
     if not above(score.accuracy, _chance(record)):
         return "chance"
     if rise is None:
@@ -249,7 +253,8 @@ def _pairs(record: TrainRecord) -> Iterator[Claim]:
     """Models that differ significantly, and by more than is too small to matter; with a teacher and without, always."""
     scores = {score.model: score for score in record.scores}
     for row in record.pairs:
-        one, other = scores[row.first], scores[row.second]
+        one = scores[row.first]
+        other = scores[row.second]
         if row.gain(row.first).value < 0:
             one, other = other, one
         answer = {one.role, other.role} == {"student", "without a teacher"}
@@ -359,7 +364,8 @@ def _how(record: TrainRecord) -> str:
 
 def _batch(record: TrainRecord) -> list[Picture]:
     """The first images of the first batch: as given, and as the model is trained on them, with their targets."""
-    arrays, names = record.first_batch, [row.class_name for row in record.per_class]
+    arrays = record.first_batch
+    names = [row.class_name for row in record.per_class]
     if arrays is None or not names:
         return []
 

@@ -64,7 +64,10 @@ class Start:
 
 def prepare(options: TrainOptions, processes: int) -> Start:
     """The model, data and recipe of a training. Raises InputError where they do not fit together."""
-    name, data, run, size = options.model, str(options.data), options.run, options.shape.image_size
+    name = options.model
+    data = str(options.data)
+    run = options.run
+    size = options.shape.image_size
     changes = options.changes | ({} if run.batch_size is None else {"batch_size": run.batch_size})
     recipe = override(base_recipe(options), changes)
     if not options.fresh:
@@ -94,7 +97,8 @@ def prepare(options: TrainOptions, processes: int) -> Start:
 
 def base_recipe(options: TrainOptions) -> Recipe:
     """The recipe before changes: the preset's, the named one, or that of fine-tuning."""
-    data, named = str(options.data), options.recipe.named
+    data = str(options.data)
+    named = options.recipe.named
     own = objective_named(options.objective).recipe
     if named is None and own is not None:
         return own
@@ -142,7 +146,8 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
     Raises InputError for options of shape, for more blocks than it has, for freezing a model with random weights, and
     for a recipe whose images cannot be cached.
     """
-    tuning, run = options.tuning, options.run
+    tuning = options.tuning
+    run = options.run
     for name in options.shape.sides:
         raise InputError(
             f"expected a trained model as it is, found --{name.replace('_', '-')} for {options.model}; leave it out, "
@@ -173,7 +178,9 @@ def taught(start: Start) -> Start:
     Raises InputError where the teacher, or the model to compare with, has other classes than the student, and for a
     number out of range.
     """
-    teaching, student, code_files = start.options.teaching, start.model, start.options.model_file
+    teaching = start.options.teaching
+    student = start.model
+    code_files = start.options.model_file
     if teaching.teacher is None:
         return start
     kind = teaching.kind or "hard"
@@ -204,6 +211,7 @@ def compute_outputs(objective: StandardObjective, images: Split, *, views: int, 
     """Let a teacher remember its outputs on so many views of each training image, where it is worth it."""
     teacher = objective.teacher
     if views and isinstance(teacher, Teacher):
-        name, count = teacher.model.alias, views * len(images)
+        name = teacher.model.alias
+        count = views * len(images)
         with progress(f"{name}: outputs on each image, once", count, quiet=quiet) as advance:
             teacher.remember(images, mirrored=views == 2, advance=advance)

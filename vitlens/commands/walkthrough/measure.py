@@ -30,7 +30,8 @@ def measure(options: WalkthroughOptions) -> Path | None:
     layer or head that is not there.
     """
     run = Run("walkthrough", replace(options, run=replace(options.run, limit=None)))
-    model, split = run.model, run.split.limit(1, seed=run.run.seed)
+    model = run.model
+    split = run.split.limit(1, seed=run.run.seed)
     if options.images:  # the first of them
         count = len(run.split)
         print_left_out(1, count, quiet=run.run.quiet, more="name the one to walk through")
@@ -53,7 +54,8 @@ def _record(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> ro
         "MLP": walk.mlp,
         "output": walk.after,
     }
-    entropies, own = torch.stack([walk.entropies.scaled, walk.entropies.unscaled], -1), int(walk.logits.argmax())
+    entropies = torch.stack([walk.entropies.scaled, walk.entropies.unscaled], -1)
+    own = int(walk.logits.argmax())
     return rows.WalkthroughRecord(
         walk=(_walk_row(model, split, walk, named=named),),
         steps=tuple(
@@ -99,7 +101,9 @@ def _record(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> ro
 
 
 def _walk_row(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> rows.WalkRow:
-    layout, row, head_dim = model.layout, walk.weights[walk.query], walk.queries.shape[-1]
+    layout = model.layout
+    row = walk.weights[walk.query]
+    head_dim = walk.queries.shape[-1]
     return rows.WalkRow(
         image=split.files[0] if split.files else f"an image of {split.name}",
         layer=walk.layer,

@@ -61,7 +61,8 @@ def claims(record: WalkthroughRecord) -> Iterator[Claim]:
 
 def _equal(record: WalkthroughRecord) -> Claim:
     """The verdict on the steps, by the one that differs most."""
-    alias, name = record.aliases[0], record.row.name
+    alias = record.aliases[0]
+    name = record.row.name
     known = _by_difference([row for row in record.steps if row.relative is not None])
     if not known:
         because = "no step could be computed again"
@@ -137,7 +138,8 @@ def _pixels(record: Any) -> NDArray[np.floating]:
 
 def _embedding(record: Any, title: str) -> Figure:
     """The patch that the query attends to most, filters, and the embedding both ways."""
-    arrays, row = record.embedding, record.row
+    arrays = record.embedding
+    row = record.row
     (tall, wide), (down, across) = row.patch_size, divmod(row.key - len(row.prefix), row.grid[1])
     patch = _pixels(record)[:, down * tall : (down + 1) * tall, across * wide : (across + 1) * wide]
     return walkthrough.patch_embedding(
@@ -167,13 +169,15 @@ def _weights(record: Any, title: str) -> Figure:
 
 
 def _values(record: Any, title: str) -> Figure:
-    weights, values = record.head.weights[record.row.query], record.head.values
+    weights = record.head.weights[record.row.query]
+    values = record.head.values
     return walkthrough.weighted_values(weights, values, weights @ values, title)
 
 
 def in_order(picture: NDArray[np.floating], order: Sequence[int], grid: tuple[int, int]) -> NDArray[np.floating]:
     """An image (3, height, width) with its patches in another order; pixels that the patches do not cover are cut."""
-    height, width = picture.shape[1] // grid[0], picture.shape[2] // grid[1]
+    height = picture.shape[1] // grid[0]
+    width = picture.shape[2] // grid[1]
     covered = picture[:, : grid[0] * height, : grid[1] * width]
     patches = covered.reshape(3, grid[0], height, grid[1], width).transpose(1, 3, 0, 2, 4).reshape(-1, 3, height, width)
     moved = patches[np.asarray(order)].reshape(*grid, 3, height, width)
@@ -182,7 +186,8 @@ def in_order(picture: NDArray[np.floating], order: Sequence[int], grid: tuple[in
 
 def _permuted(record: Any) -> list[Picture]:
     """The image and its patches in another order, with the predictions."""
-    own, moved = _pixels(record), record.head.order.tolist()
+    own = _pixels(record)
+    moved = record.head.order.tolist()
     pictures = (
         ("the image", own, record.answers[0]),
         ("in another order", in_order(own, moved, record.row.grid), record.permutations[0]),

@@ -59,7 +59,8 @@ def load(request: ModelRequest) -> Model:
     or returns something else than a `vitlens.Model`.
     """
     text, _, name = request.name.rpartition(".py:")
-    path, shown = Path(f"{text}.py"), request.name
+    path = Path(f"{text}.py")
+    shown = request.name
     if not text or not name.isidentifier():
         raise ModelError(f"expected FILE.py:FUNCTION, found {shown!r}; name the function that returns the model")
     if os.path.normpath(shown) not in map(os.path.normpath, _allowed(request)):
@@ -171,7 +172,8 @@ def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str
     new = {name for name in set(sys.modules) - set(before) - {unique} if _is_of_user(sys.modules[name])}
     _IMPORTED[unique] = _IMPORTED.get(unique, set()) | new
     candidates = set().union(*_IMPORTED.values())
-    reached, pending = set(_IMPORTED[unique]), [unique, *_IMPORTED[unique]]
+    reached = set(_IMPORTED[unique])
+    pending = [unique, *_IMPORTED[unique]]
     while pending:
         for name in _named_modules(sys.modules.get(pending.pop())) & candidates - reached:
             reached.add(name)

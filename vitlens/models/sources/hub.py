@@ -53,8 +53,10 @@ def pretrained_download(name: str, address: str, *, advice: str = "") -> Iterato
     """
     names = f"{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
     advice = advice or f"give {names} for a sanity check"
-    is_offline, log = constants.HF_HUB_OFFLINE, logging.getLogger("huggingface_hub")
-    online, level = not is_offline and _answers(address), log.level
+    is_offline = constants.HF_HUB_OFFLINE
+    log = logging.getLogger("huggingface_hub")
+    online = not is_offline and _answers(address)
+    level = log.level
     log.setLevel(logging.ERROR)
     try:
         with offline(not online):
@@ -86,7 +88,9 @@ def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> 
     begins: called with the hub's address before the first byte. Raises ModelError, with the reason alone, where nothing
     may be downloaded, nothing answers, or the download fails.
     """
-    repository, address, part = f"timm/{SMALL_VIT}", endpoint(), constants.DOWNLOAD_CHUNK_SIZE
+    repository = f"timm/{SMALL_VIT}"
+    address = endpoint()
+    part = constants.DOWNLOAD_CHUNK_SIZE
     if constants.HF_HUB_OFFLINE:
         raise ModelError("nothing is downloaded offline")
     if not _answers(f"{address}/{repository}"):

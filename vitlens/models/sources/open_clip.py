@@ -46,7 +46,9 @@ def load(request: ModelRequest) -> Model:
     ModelError where open_clip is not installed, the hub is not reachable or weights do not fit, UnknownNameError for a
     name that is not in open_clip's lists.
     """
-    library, file, pretrained = open_clip(), request.file, not (request.file or request.random)
+    library = open_clip()
+    file = request.file
+    pretrained = not (request.file or request.random)
     arch, _, tag = request.short.partition("/")
     _require_known(arch, tag, needs_tag=pretrained)
     config, notes = configuration(arch, tag or None)
@@ -150,9 +152,12 @@ def _triple(numbers: Any) -> tuple[float, float, float]:
 
 def _wrapped(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
     """The image tower with the layout of its tokens, None for a CNN."""
-    trunk, layout, pooling = getattr(visual, "trunk", None), None, "avg"
+    trunk = getattr(visual, "trunk", None)
+    layout = None
+    pooling = "avg"
     if trunk is not None:  # a timm model, whose attributes give the layout
-        layout, pooling = read_layout(trunk, size), str(getattr(trunk, "global_pool", "avg"))
+        layout = read_layout(trunk, size)
+        pooling = str(getattr(trunk, "global_pool", "avg"))
     elif getattr(visual, "grid_size", None) is not None:
         (rows, columns), (height, width) = visual.grid_size, visual.patch_size
         layout = TokenLayout((rows, columns), (height, width), ("cls",))
@@ -228,7 +233,8 @@ def tokenizer(arch: str) -> Tokenizer:
     if not _of_texts(arch).get("hf_tokenizer_name"):
         own: Tokenizer = library.get_tokenizer(arch)
         return own
-    whose, advice = f"the tokenizer of {PREFIX}{arch}", "a network is needed once"
+    whose = f"the tokenizer of {PREFIX}{arch}"
+    advice = "a network is needed once"
     with (
         in_one_line(f"transformers for {whose}", "type pip install transformers"),
         pretrained_download(whose, _ADDRESS, advice=advice),
@@ -245,7 +251,8 @@ def _of_texts(arch: str) -> dict[str, Any]:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Silences open_clip's log and its warning about QuickGELU, which `configuration` handles."""
-    root, before = logging.getLogger(), logging.getLogger().level
+    root = logging.getLogger()
+    before = logging.getLogger().level
     root.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():

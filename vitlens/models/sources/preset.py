@@ -34,12 +34,14 @@ def build(
 
     Without a number of classes, it is that of the weights' head, else the preset's.
     """
-    name, overrides = architecture.name, architecture.overrides
+    name = architecture.name
+    overrides = architecture.overrides
     if name not in PRESETS:
         raise ModelError(f"expected a preset, found {name!r}; see vitlens models")
     if state is not None and name in SWIN_PRESETS:
         state = from_timm(state)
-    size, classes = architecture.image_size, architecture.classes
+    size = architecture.image_size
+    classes = architecture.classes
     for head in ("head.weight", "fc.weight"):
         if classes is None and state is not None and head in state and state[head].ndim:
             classes = len(state[head])
@@ -62,7 +64,8 @@ def build(
                     raise InputError(
                         f"expected no --{option} for {name}, {why}, found {value!r}; leave it out, or train a ViT"
                     )
-        known, given = asdict(config), {"classes": classes, "image_size": size}
+        known = asdict(config)
+        given = {"classes": classes, "image_size": size}
         changes = {**overrides, **{key: value for key, value in given.items() if value is not None}}
         if unknown := sorted(set(changes) - set(known)):
             family = "ViT" if isinstance(config, ViTConfig) else "Swin"

@@ -48,7 +48,9 @@ def build(
 
     Positions are resized by timm's own loader. Raises UnknownNameError, or ModelError for weights that do not fit.
     """
-    name, size, classes = architecture.name, architecture.image_size, architecture.classes
+    name = architecture.name
+    size = architecture.image_size
+    classes = architecture.classes
     if not _is_known(name):
         known = timm.list_pretrained() if timm.is_model(name.partition(".")[0]) else timm.list_models()
         raise UnknownNameError("timm model", name, known, hint=f"vitlens models '{name.split('_')[0]}*'")

@@ -29,7 +29,8 @@ def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
     """One of torchvision's models, with these weights, its hub's, or random; and the preprocessing of its training."""
-    name, size = architecture.name, architecture.image_size
+    name = architecture.name
+    size = architecture.image_size
     if name not in torchvision_names():
         raise UnknownNameError("torchvision model", name, torchvision_names(), hint="vitlens models 'torchvision:*'")
     weights: Any = torchvision.models.get_model_weights(name).DEFAULT
@@ -50,5 +51,6 @@ def build(
     crop = (transforms.crop_size[0],) * 2
     resize = transforms.resize_size[0] if size in (None, crop) else None
     interpolation: Interpolation = "bicubic" if transforms.interpolation.value == "bicubic" else "bilinear"
-    mean, std = tuple(transforms.mean or IMAGENET_MEAN), tuple(transforms.std or IMAGENET_STD)
+    mean = tuple(transforms.mean or IMAGENET_MEAN)
+    std = tuple(transforms.std or IMAGENET_STD)
     return model, Preprocessing(size or crop, resize, interpolation, mean, std)

@@ -38,7 +38,8 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
     """
     embedded = [pictures.photograph(image.picture) for image in explorer.images]
     weights = packed_explorer(explorer, budget=budget - sum(len(picture.uri) for picture in embedded))
-    notes, rises = tuple(map(plain, explorer.notes)), explorer.importance
+    notes = tuple(map(plain, explorer.notes))
+    rises = explorer.importance
     blocks = tuple((_block(index), Markup(each.data)) for index, each in enumerate(weights) if each is not None)
     data = {
         "model": name(explorer.model),
@@ -106,7 +107,8 @@ def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
         if grid.shape[axis] > _MAP:
             parts = np.array_split(grid, _MAP, axis=axis)
             grid = np.stack([part.mean(axis=axis) for part in parts], axis=axis)
-    low, high = float(grid.min()), float(grid.max())
+    low = float(grid.min())
+    high = float(grid.max())
     steps = np.round((grid - low) / ((high - low) or 1) * 255).astype(np.uint8)
     return {"name": title, "grid": grid.shape, "low": low, "high": high, "data": in_base64(steps.tobytes())}
 

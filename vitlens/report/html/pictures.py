@@ -40,7 +40,8 @@ def figure(path: Path) -> Embedded:
 
     with Image.open(path) as opened:
         dots = float(opened.info.get("dpi", (200.0, 200.0))[0]) or 200.0
-        drawn, is_chart = _on_white(opened), opened.info.get("Description") == CHART
+        drawn = _on_white(opened)
+        is_chart = opened.info.get("Description") == CHART
     width, height = (max(1, round(side / dots * _INCH * _ENLARGED)) for side in drawn.size)
     drawn = _at_most(drawn, min(_WIDEST, round(_DENSITY * max(width, height))))
     palette = drawn.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).convert("RGB")

@@ -68,7 +68,8 @@ class TextTower(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         shape = ViTConfig(dim=config.dim, heads=config.heads)
-        self.config, self.numbers = config, {word: index + 3 for index, word in enumerate(config.words)}
+        self.config = config
+        self.numbers = {word: index + 3 for index, word in enumerate(config.words)}
         self.embed = nn.Embedding(len(config.words) + 3, config.dim)
         self.pos_embed = nn.Parameter(torch.empty(1, config.context + 1, config.dim))
         for weights in (self.embed.weight, self.pos_embed):
@@ -111,7 +112,9 @@ class ImagesAndCaptions(nn.Module):
         classes: tuple[str, ...],
     ) -> None:
         super().__init__()
-        self.model, self.captions, self.classes = model, captions, classes
+        self.model = model
+        self.captions = captions
+        self.classes = classes
         vit: Any = model.module
         found = [words_of(text) for text in vocabulary]
         known = tuple(sorted({word for each in found for word in each}))
@@ -172,7 +175,8 @@ class ImagesAndCaptions(nn.Module):
 def info_nce(images: Unit, texts: Unit, scale: Tensor | float) -> Float[Tensor, " batch"]:
     """Each pair's InfoNCE, in nats: the mean of the cross-entropies of finding its text among all texts by the image,
     and its image among all images by the text (van den Oord 2018; Radford 2021, figure 3)."""
-    logits, own = scale * images @ texts.T, torch.arange(len(images), device=images.device)
+    logits = scale * images @ texts.T
+    own = torch.arange(len(images), device=images.device)
     return (F.cross_entropy(logits, own, reduction="none") + F.cross_entropy(logits.T, own, reduction="none")) / 2
 
 

@@ -26,7 +26,9 @@ _AREAS: Final = ((0.6, 1.0), (0.3, 0.6))  # of global and of local crops, as sha
 _ASPECT: Final = 4 / 3  # largest width over height, and height over width
 _NUMBERS: Final = 10  # random ones of a crop
 _CENTRE: Final = 0.9  # momentum of the centre (Caron 2021, table 7)
-_HIDDEN, _BOTTLENECK = 256, 64  # widths of the projection head
+# widths of the projection head
+_HIDDEN = 256
+_BOTTLENECK = 64
 _GREY: Final = 0.5  # chance that a crop has no colour: that of a drawn object says nothing about its class
 
 Outputs = Float[Tensor, "crops batch outputs"]
@@ -49,7 +51,9 @@ class SelfDistillation(nn.Module):
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
         super().__init__()
-        self.settings, size, patch = settings, settings["local_size"], model.layout.patch_size
+        self.settings = settings
+        size = settings["local_size"]
+        patch = model.layout.patch_size
         if settings["local_crops"] < 0 or settings["outputs"] < 2 or not 0 <= settings["momentum"] < 1:
             raise InputError(
                 "expected local_crops from 0, outputs from 2 and momentum in [0, 1), found "
@@ -79,7 +83,8 @@ class SelfDistillation(nn.Module):
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
         """The global crops (2, batch, 3, height, width) and the local ones, in [0, 1]."""
-        local, size = self.settings["local_crops"], self.settings["local_size"]
+        local = self.settings["local_crops"]
+        size = self.settings["local_size"]
         drawn = uniforms(keys, (GLOBAL + local) * _NUMBERS, STREAM, seed=seed, epoch=epoch)
         crops = drawn.to(images.device).view(len(images), -1, _NUMBERS).unbind(1)
         cut = ((crops[:GLOBAL], self.student.model.input_size), (crops[GLOBAL:], (size, size)))
@@ -150,7 +155,8 @@ class Projected(nn.Module):
     def __init__(self, model: Model, outputs: int) -> None:
         super().__init__()
         vit: Any = model.module
-        self.model, dim = model, vit.config.dim
+        self.model = model
+        dim = vit.config.dim
         self.head = nn.Sequential(
             nn.Linear(dim, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _BOTTLENECK)
         )
@@ -199,7 +205,8 @@ def cropped(
     across, down = ((2 * draws[:, at] - 1) * (1 - side) for at, side in ((2, wide), (3, tall)))
     zero = torch.zeros_like(wide)
     angle = math.radians(turn) * (2 * draws[:, 9] - 1)
-    cos, sin = angle.cos(), angle.sin()
+    cos = angle.cos()
+    sin = angle.sin()
     affine = torch.stack((wide * cos, -tall * sin, across, wide * sin, tall * cos, down), 1).view(-1, 2, 3)
     grid = F.affine_grid(affine, [len(images), 3, *size], align_corners=False)
     crop = F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

@@ -44,8 +44,11 @@ class MaskedAutoencoder(nn.Module):
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
         super().__init__()
-        self.model, self.settings, layout = model, settings, model.layout
-        self.prefix, count = len(layout.prefix), layout.patches
+        self.model = model
+        self.settings = settings
+        layout = model.layout
+        self.prefix = len(layout.prefix)
+        count = layout.patches
         self.visible = count - round(settings["mask_ratio"] * count)
         if not 0 < self.visible < count:
             raise InputError(
@@ -83,7 +86,8 @@ class MaskedAutoencoder(nn.Module):
         prepared = self.model.prepare(images)
         shown = order[:, : self.visible]
         tokens = vit.tokens(prepared)  # (batch, prefix + patches, dim), with positions
-        prefix, patches = tokens[:, : self.prefix], tokens[:, self.prefix :]
+        prefix = tokens[:, : self.prefix]
+        patches = tokens[:, self.prefix :]
         seen = torch.cat((prefix, taken(patches, shown)), 1)
         for block in vit.blocks:
             seen = block(seen)
@@ -120,7 +124,9 @@ class MaskedAutoencoder(nn.Module):
         Where the loss wants normalised pixels, each patch's own mean and deviation are put back, as in the paper.
         """
         predicted, _, masked = self(images, order)
-        prepared, layout, hidden = self.model.prepare(images), self.model.layout, masked[:, :, None]
+        prepared = self.model.prepare(images)
+        layout = self.model.layout
+        hidden = masked[:, :, None]
         true = patchified(prepared, layout)
         if self.settings["normalise"]:
             mean, deviation = moments(true)

@@ -69,7 +69,9 @@ class Pretraining:
 
     def __init__(self, name: str, train: Split, test: Split, settings: Mapping[str, Any] | None = None) -> None:
         self.entry: TrainingObjective = objective_named(name)
-        self.settings, self.train, self.test = self.entry.changed(settings or {}), train, test
+        self.settings = self.entry.changed(settings or {})
+        self.train = train
+        self.test = test
         self.captions = (captions_of(train), captions_of(test)) if self.entry.needs == "captions" else None
         self.built: Any = None
 
@@ -155,7 +157,9 @@ class Pretraining:
     @torch.no_grad()
     def tested(self, *, precision: str, seed: int, batch_size: int, processes: Processes) -> Tested:
         """The mean loss on the test images, in batches as in training but for their size, and what features tell."""
-        device, outputs, total = processes.device, list[Any](), torch.zeros(1, dtype=torch.float64)
+        device = processes.device
+        outputs = list[Any]()
+        total = torch.zeros(1, dtype=torch.float64)
         share = process_share(torch.arange(len(self.test)), processes.index, processes.count)
         with evaluating(self.built):
             for part in share.chunk(max(1, len(share) // batch_size)):  # none much smaller than the others
@@ -189,7 +193,8 @@ def measures_of(model: Model, train: Split, test: Split, *, pool: FeaturePool = 
     objectness: intersection over union of an object's mask and as large an area of the CLS attention of one head, which
     is chosen on other images, where there are masks; accuracy: of a classifier.
     """
-    some, others = test.limit(min(QUERIES, len(test))), train.limit(min(BANK, len(train)))
+    some = test.limit(min(QUERIES, len(test)))
+    others = train.limit(min(BANK, len(train)))
     pool = pool if model.layout.positions("cls") else "mean"
     with evaluating(model):
         read = extract(model, some, layer=-1, pool=pool)

@@ -62,7 +62,8 @@ class CheckedMaps:
     def removals(self) -> tuple[dict[str, Gaps], dict[str, Gaps]]:
         """By replacement of removed patches, insertion minus deletion of each method and baseline; and, with those that
         judge, of the methods' maps of other images."""
-        names, maps = [checks.name for checks in self.results], [checks.maps[: self.count] for checks in self.results]
+        names = [checks.name for checks in self.results]
+        maps = [checks.maps[: self.count] for checks in self.results]
         own = self.settings.substrate
         others = [name for name in dict.fromkeys(self.substrates) if name != own and has_substrate(self.model, name)]
         judging = judged_by({own, *others, IMPUTED})
@@ -80,8 +81,10 @@ class CheckedMaps:
     @cached_property
     def steady(self) -> dict[str, Stability]:
         """The maps of images that are shifted, or flipped, by method."""
-        images, targets = self.images[:STEADY_IMAGES], self.targets[:STEADY_IMAGES]
-        known, found = {checks.name: checks for checks in self.results}, {}
+        images = self.images[:STEADY_IMAGES]
+        targets = self.targets[:STEADY_IMAGES]
+        known = {checks.name: checks for checks in self.results}
+        found = {}
         with progress("Disturbing images", len(self.functions), unit="methods", quiet=self.quiet) as advance:
             for name, explain in self.functions.items():
                 sound = not bool(known[name].faults.not_finite.any())
@@ -109,7 +112,8 @@ class CheckedMaps:
 
     def _removed(self, substrate: Any, maps: Sequence[AnyMaps], advance: Any) -> list[Tensor]:
         """Insertion minus deletion of maps of the first images with one replacement."""
-        settings, count = self.settings, self.count
+        settings = self.settings
+        count = self.count
         given = (self.model, self.images[:count], self.targets[:count], maps)
         common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size, "advance": advance}
         steps = settings.steps if substrate == settings.substrate else OTHER_STEPS
@@ -122,7 +126,9 @@ class CheckedMaps:
 
     def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
         """The row of each method in each check. on_object: where its maps lie, where masks are known."""
-        alias, seed, looks = self.model.alias, self.settings.seed, len(self.methods)
+        alias = self.model.alias
+        seed = self.settings.seed
+        looks = len(self.methods)
         by_name = {checks.name: checks for checks in self.results}
         found = {name: by_name[name].randomisation for name in self.methods}
         weights = {
@@ -139,7 +145,8 @@ class CheckedMaps:
             return widened(replace(difference, n=count), looks, least=-MOST_APART, most=MOST_APART)
 
         for substrate in judged_by(every):
-            gaps, moved = every[substrate], shuffled.get(substrate, {})
+            gaps = every[substrate]
+            moved = shuffled.get(substrate, {})
             leader = max(passing or self.methods, key=lambda name: float(gaps[name].mean()))
             for name, value in zip(self.methods, self.means(torch.stack([gaps[name] for name in self.methods]))):
                 margins = {base: margin(gaps[name], gaps[base]) for base in BASELINES}
@@ -157,9 +164,11 @@ class CheckedMaps:
 
 def map_rows(alias: str, maps: Sequence[tuple[str, Maps]], split: Split) -> list[MapRow]:
     """The row of each kind of map of the split's images, by its name; the pointing game where masks are known."""
-    groups, hits = None if split.groups is None else split.groups.numpy(), list[OnObjectRow]()
+    groups = None if split.groups is None else split.groups.numpy()
+    hits = list[OnObjectRow]()
     if split.masks is not None:
-        sources, masks = same_photograph(split), split.masks.cpu()
+        sources = same_photograph(split)
+        masks = split.masks.cpu()
         hits = on_object_rows(alias, maps, "pointing", masks, groups=split.groups, sources=sources)
     rows = []
     for at, (name, own) in enumerate(maps):
@@ -197,7 +206,9 @@ def on_object_rows(
     masks = masks[known]
     groups, sources = (None if each is None else each[known] for each in (groups, sources))
     judge = _ON_OBJECT[score]
-    values, chances, names = [], [], []
+    values = []
+    chances = []
+    names = []
     for _, every in maps:
         own = every[known].float()
         baselines = baseline_scores(judge, own, masks, groups=sources, seed=seed)

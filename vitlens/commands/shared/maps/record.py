@@ -19,13 +19,18 @@ from vitlens.report.numbers import percent
 from vitlens.report.prose import listed, say
 from vitlens.uncertainty import Estimate, Side, beyond
 
-ATTENTION, ROLLOUT, HEAD = "attention", "rollout", "head"  # maps of a layer: its mean, the rollout up to it, a head's
+# maps of a layer: its mean, the rollout up to it, a head's
+ATTENTION = "attention"
+ROLLOUT = "rollout"
+HEAD = "head"
 SHUFFLED: Final = "other images"  # the method's own maps, of other images
 BASELINES: Final = {RANDOM: "a random map", CENTRE: "a map of the centre", SHUFFLED: "its maps of other images"}
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
 JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")  # replacements, those that no method chooses by first
 REMOVALS: Final = 2  # with which a map is judged
-WEIGHTS, SHIFTS, ON_OBJECT = "weights", "shifts", "object"
+WEIGHTS = "weights"
+SHIFTS = "shifts"
+ON_OBJECT = "object"
 REPLACED: Final = {  # what becomes of removed patches
     IMPUTED: "imputed",
     "mean": "in the mean colour",
@@ -249,13 +254,16 @@ def removal_check(
     state: State = "pass"
     lacks: tuple[Any, ...] = tuple(base for base in margins if beyond(margins[base], 0.0) is not Side.ABOVE)
     if not usable:
-        state, lacks = "fail", ("unusable maps",)
+        state = "fail"
+        lacks = ("unusable maps",)
     elif (value.n or 0) < ENOUGH:
-        state, lacks = "inconclusive", ("few images tried",)
+        state = "inconclusive"
+        lacks = ("few images tried",)
     elif lacks:
         state = "fail" if RANDOM in lacks else "warn"
     elif SHUFFLED not in margins:
-        state, lacks = "inconclusive", ("other images not tried",)
+        state = "inconclusive"
+        lacks = ("other images not tried",)
     return MapCheckRow(model, method, substrate, state, value, BASELINES[harder], margins[harder], lacks, behind)
 
 

@@ -41,7 +41,8 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
     judged = judged_maps(rows)
     if not judged:
         return
-    best, passing = judged[0], [each.method for each in judged if each.state == "pass"]
+    best = judged[0]
+    passing = [each.method for each in judged if each.state == "pass"]
     if images < FEWEST:
         because = say("judging a map takes at least {{ few }} images", few=FEWEST)
         yield unjudged("maps", alias, because)

@@ -113,8 +113,11 @@ _NOT_SHOWN: Final = "{{ alike|names }} do not differ significantly"
 
 def claim_of(choice: Choice, subject: str) -> Claim:
     """What is to be taken, with what it costs against the best by the first cost in which they differ."""
-    own, best, more = choice.cheapest, choice.best, len(choice.alike) - _FEW
-    costs, undecided = tuple(own.costs.values()), choice.outcome == "inconclusive"
+    own = choice.cheapest
+    best = choice.best
+    more = len(choice.alike) - _FEW
+    costs = tuple(own.costs.values())
+    undecided = choice.outcome == "inconclusive"
     cost = next((name for name in own.costs if own.costs[name] != best.costs[name]), "")
     price = ", at {{ ratio|number }} times the {{ name }} of **{{ best }}**" if cost else ""
     ratio = own.costs[cost] / best.costs[cost] if cost else 1.0

@@ -164,7 +164,8 @@ def run_trial(setup: Setup, point: Point, number: int, *, seed: int) -> Trial:
 
 def _trained(setup: Setup, point: Point, told: str, *, seed: int) -> Trial:
     model = setup.begin(point, seed=seed).to(setup.device)
-    images, recipe = setup.images(point, seed=seed), setup.recipe(point)
+    images = setup.images(point, seed=seed)
+    recipe = setup.recipe(point)
     folder = setup.place(point.label, seed)
     folder.mkdir(parents=True, exist_ok=True)
     cost = (np.array(model.parameter_count()), np.array(int(sum(flops_by_part(model).values()))))
@@ -250,7 +251,8 @@ def _record(setup: Setup, trials: Trials) -> rows.StudyRecord:
 
 def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str, NDArray[np.bool_]]) -> rows.PointRow:
     """A point's accuracy, size, cost and speed; speeds are medians over seeds, robust to a busy machine."""
-    own, model = trials[point.label], setup.begin(point, seed=0).to(setup.device)
+    own = trials[point.label]
+    model = setup.begin(point, seed=0).to(setup.device)
     layout = model.anatomy.layout
 
     def median(name: str, label: str = point.label) -> float:
@@ -294,7 +296,8 @@ def compared(
     """The paired differences of these points, their p-values corrected for their number."""
     found = [difference_over_seeds(correct[label], correct[other], groups=groups) for label, other in pairs]
     for (label, other), each, p_holm in zip(pairs, found, holm([each.p for each in found]), strict=True):
-        own, against = points[label], points[other]
+        own = points[label]
+        against = points[other]
         lines = own.line and against.line and own.line != against.line and own.train_images == against.train_images
         yield rows.ComparisonRow(
             family,
@@ -348,7 +351,8 @@ def _cut(setup: Setup) -> dict[str, Any]:
 
 def _positions(setup: Setup) -> dict[str, Any]:
     """How well the position embeddings of each point follow the places of the patches, after every training."""
-    found, maps = [], {}
+    found = []
+    maps = {}
     for index, point in enumerate(setup.points):
         trained = [setup.trained(point.label, seed=seed) for seed in setup.seeds]
         first = position_similarity(trained[0])

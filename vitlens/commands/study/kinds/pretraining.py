@@ -47,7 +47,8 @@ Values = Mapping[str, Sequence[float]]  # of each point by its label, one a seed
 
 def probed(setup: Setup, model: Model, *, seed: int) -> NDArray[np.bool_]:
     """Whether a linear probe on frozen features classifies each test image correctly, (n,)."""
-    bank, read = _features(model, setup.train), _features(model, setup.test)
+    bank = _features(model, setup.train)
+    read = _features(model, setup.test)
     correct = _probe_correct(setup, bank, read, _labels(setup.test), seed=seed)
     found: NDArray[np.bool_] = correct.numpy()
     return found
@@ -65,13 +66,17 @@ def _probe_correct(setup: Setup, bank: Tensor, read: Tensor, truth: Tensor, *, s
 def pretrained(setup: Setup) -> dict[str, Any]:
     """What the features of all points and seeds tell, as fields of the record."""
     scores, losses = (defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list)) for _ in range(2))
-    shots, overlaps, wordings = defaultdict[str, list[Tensor]](list), dict[str, list[Tensor]](), dict[str, Tensor]()
+    shots = defaultdict[str, list[Tensor]](list)
+    overlaps = dict[str, list[Tensor]]()
+    wordings = dict[str, Tensor]()
     tested: dict[tuple[str, int], Tensor] = {}
     fewest = int(torch.bincount(_labels(setup.train)).min())
     counts = [count for count in SHOTS if count <= fewest]
     for point, seed in product(setup.points, setup.seeds):
-        model, label = setup.trained(point.label, seed=seed), point.label
-        bank, read = _features(model, setup.train), _features(model, setup.test)
+        model = setup.trained(point.label, seed=seed)
+        label = point.label
+        bank = _features(model, setup.train)
+        read = _features(model, setup.test)
         tested[label, seed] = read
         for measure, score in _classified(setup, bank, read):
             scores[measure][label].append(score)
@@ -138,7 +143,8 @@ def _mean(values: Any) -> Estimate:
 
 def _classified(setup: Setup, bank: Tensor, read: Tensor) -> Iterator[tuple[str, float]]:
     """The accuracy of k-NN among the training images."""
-    labels, truth = _labels(setup.train), _labels(setup.test)
+    labels = _labels(setup.train)
+    truth = _labels(setup.test)
     known = [k for k in NEIGHBOURS if k <= len(bank)]
     near = nearest(read, bank, k=max(known))
     for k in known:
@@ -149,10 +155,12 @@ def _classified(setup: Setup, bank: Tensor, read: Tensor) -> Iterator[tuple[str,
 def _robust(setup: Setup, model: Model, bank: Tensor, read: Tensor, *, seed: int) -> Iterator[tuple[str, float]]:
     """The accuracy of a linear probe, and what of it is lost where test images are corrupted, by kind; the probe is
     fitted once, to clean images."""
-    truth, sets = _labels(setup.test), [read]
+    truth = _labels(setup.test)
+    sets = [read]
     numbers = keys(setup.run.seed, torch.arange(len(setup.test)))  # the same pixels for all points and seeds
     for name in CORRUPTED:
-        kind, parts = CORRUPTIONS[name], []
+        kind = CORRUPTIONS[name]
+        parts = []
         level = kind.levels[SEVERITY - 1]
         for batch in setup.test.batches(_AT_ONCE, device=setup.device):
             changed = OPERATIONS[kind.operation](batch.images, level, numbers[batch.indices.cpu()]).clamp(0, 1)
@@ -241,7 +249,8 @@ def objectness_rows(
 
 def likeness_rows(tested: Mapping[tuple[str, int], Tensor], words: Mapping[str, str]) -> Iterator[rows.LikenessRow]:
     """CKA of every pair of points with one seed; of a point with itself, of its trainings with different seeds."""
-    names, stream = [*tested], CKAStream()
+    names = [*tested]
+    stream = CKAStream()
     stream.add([*tested.values()])
     cka = stream.cka().numpy()
     for one, other in product(words, words):

@@ -73,7 +73,8 @@ def doubt(record: StudyRecord, choice: Choice) -> tuple[str, str]:
 
 def claims(record: StudyRecord) -> Iterator[Claim]:
     """The choice and its range, whether transfer wins, and every other difference that is significant."""
-    choice, design = decision(record), record.design[0]
+    choice = decision(record)
+    design = record.design[0]
     unsure = doubt(record, choice)
     if any(unsure):
         verdict = Verdict("inconclusive", unsure[1].rstrip("."))
@@ -85,7 +86,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     yield Claim("range", design.kind, _range(record), kind="answer")
     if any(unsure) or record.feature_scores:
         return
-    steps, found = of_family(record, "step"), of_family(record, "difference")
+    steps = of_family(record, "step")
+    found = of_family(record, "difference")
     if steps:  # the largest difference in all, beside the steps that lead to it
         among = {(row.label, row.against) for row in steps}
         found = [row for row in found if (row.label, row.against) not in among]
@@ -108,7 +110,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
 
 def _range(record: StudyRecord) -> str:
     """Where the decision holds: that of the trainings behind it."""
-    design, points = record.design[0], [row for row in record.points if row.candidate]
+    design = record.design[0]
+    points = [row for row in record.points if row.candidate]
 
     def ends(name: str) -> str:
         values = [value for row in points if (value := getattr(row, name))]  # 0 epochs: not trained
@@ -170,7 +173,8 @@ def _transfer(record: StudyRecord) -> Claim:
 
 def unknown(record: StudyRecord) -> Iterator[str]:
     """What could overturn the decision, and what was not tried."""
-    design, choice = record.design[0], decision(record)
+    design = record.design[0]
+    choice = decision(record)
     yield f"Not tried: {KINDS[design.kind].untried}."
     if design.seeds < 2:
         yield "Intervals and tests cover the choice of test images only, not the choice of the seed; add `--seeds`."
@@ -284,7 +288,8 @@ def reasons(record: StudyRecord) -> list[Reason]:
     found = [Reason(words, what, row.difference, _STATES[_side(row)]) for words, what, row in pairs]
     full = [row for row in _by_images(record) if row.label.split("-")[0] == "full"]
     if len(full) > 1:  # by intervals that do not overlap
-        fewest, most = full[0], full[-1]
+        fewest = full[0]
+        most = full[-1]
         change = Estimate(fewest.difference.value - most.difference.value, unit="points")
         what = f"full minus from scratch, on {fewest.images} images minus on {most.images}"
         found.append(Reason("images are few", what, change, _STATES[apart(fewest.difference, most.difference)]))

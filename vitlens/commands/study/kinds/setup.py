@@ -174,7 +174,8 @@ def prepare(options: StudyOptions) -> Setup:
     Raises InputError for options that do not belong together and for points that cannot be built or trained,
     UnsupportedError for a model that cannot be adapted, DataError for too few images.
     """
-    kind, run = KINDS[str(options.kind)], options.run
+    kind = KINDS[str(options.kind)]
+    run = options.run
     model = _adapted(options) if kind.adapts else None
     if model is None:
         _refuse_models(options)
@@ -191,7 +192,9 @@ def prepare(options: StudyOptions) -> Setup:
     if kind.also == "pretraining":
         _require_probed(train, test)
     for point in setup.points:
-        begun, recipe, pretraining = setup.begin(point, seed=0), setup.recipe(point), setup.pretraining(point)
+        begun = setup.begin(point, seed=0)
+        recipe = setup.recipe(point)
+        pretraining = setup.pretraining(point)
         if pretraining is not None:
             pretraining.require(begun, recipe, recipe.batch_size)
         setup.images_of(point)

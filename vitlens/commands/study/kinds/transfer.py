@@ -76,8 +76,11 @@ def reached(curves: Sequence[rows.CurveRow]) -> Iterator[rows.ReachedRow]:
 
 def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
     """How far the attention of every head moved, and which statistics of it changed."""
-    images, before = setup.test.limit(_SHOWN, seed=setup.run.seed), setup.start()
-    groups, moved_rows, head_rows = _groups(images), [], []
+    images = setup.test.limit(_SHOWN, seed=setup.run.seed)
+    before = setup.start()
+    groups = _groups(images)
+    moved_rows = []
+    head_rows = []
     for label in ("last-blocks", _FULL):
         after = [setup.trained(label, seed=seed) for seed in setup.seeds]
         moved = _over_seeds(attention_moved(before, after, images))
@@ -122,7 +125,8 @@ def _groups(images: Split) -> NDArray[np.int64] | None:
 
 def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterator[rows.ShiftRow]:
     """The change of each statistic of each head where it is defined, paired by image and averaged over seeds."""
-    first, groups = _statistics(before, images), _groups(images)
+    first = _statistics(before, images)
+    groups = _groups(images)
     others = [_statistics(model, images) for model in after]
     for name in _SHIFTED:
         changes: dict[tuple[int, int], NDArray[np.floating]] = {}
@@ -150,8 +154,10 @@ def _statistics(model: Model, images: Split) -> Mapping[tuple[str, int], Tensor]
 
 def _features(setup: Setup, words: Mapping[str, str]) -> Rows:
     """CKA between the layers before and after, and how well a linear classifier does on each layer."""
-    images, alike = setup.test.limit(_SIMILAR, seed=setup.run.seed), list[rows.SimilarityRow]()
-    start, seed = setup.start(), setup.seeds[0]
+    images = setup.test.limit(_SIMILAR, seed=setup.run.seed)
+    alike = list[rows.SimilarityRow]()
+    start = setup.start()
+    seed = setup.seeds[0]
     before = _read(start, images)
     for label in ("last-blocks", _FULL, "scratch", "distilled"):  # the frozen point keeps all features
         found = []
@@ -172,7 +178,9 @@ def _features(setup: Setup, words: Mapping[str, str]) -> Rows:
                 alike.append(rows.SimilarityRow(label, words[label], layer, cka))
     told = {"pretrained": "pretrained", "random": "random weights", _FULL: "after full training"}
     models = start, untrained_like(start, seed=seed), setup.trained(_FULL)
-    probes, chance, last = list[rows.ProbeRow](), 1 / len(setup.test.classes), dict[str, Probe]()
+    probes = list[rows.ProbeRow]()
+    chance = 1 / len(setup.test.classes)
+    last = dict[str, Probe]()
     for label, model in zip(told, models):
         for layer, each in enumerate(_probed(setup, model)):
             probes.append(rows.ProbeRow(label, told[label], layer, each.accuracy, chance))
@@ -199,7 +207,8 @@ def _read(model: Model, images: Split) -> Features:
 
 def _probed(setup: Setup, model: Model) -> Iterator[Probe]:
     """The probe of each layer, fitted on the training images."""
-    train, test = _read(model, setup.train), _read(model, setup.test)
+    train = _read(model, setup.train)
+    test = _read(model, setup.test)
     assert setup.train.labels is not None
     assert setup.test.labels is not None
     labels = setup.train.labels.cpu().long(), setup.test.labels.cpu().long()
@@ -220,7 +229,8 @@ def _maps(setup: Setup) -> Rows:
 
     The model before names its own classes, which may be others than the data's: attention needs no class.
     """
-    images, model = setup.test.limit(_SHOWN, seed=setup.run.seed), setup.model
+    images = setup.test.limit(_SHOWN, seed=setup.run.seed)
+    model = setup.model
     assert model is not None
     assert images.labels is not None
     labels = images.labels.tolist()

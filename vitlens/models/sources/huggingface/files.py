@@ -81,7 +81,8 @@ def transformers(part: str = "") -> Any:
 def quietly() -> Iterator[None]:
     """Inside, transformers and the hub's client print nothing; their settings are restored."""
     log = transformers("utils.logging")
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    level = log.get_verbosity()
+    bars = log.is_progress_bar_enabled()
     log.set_verbosity(logging.CRITICAL)
     log.disable_progress_bar()
     try:

@@ -134,7 +134,8 @@ class Described:
         Raises ModelError for a configuration that cannot be built, and for weights that are missing or do not fit:
         transformers itself would replace them by random ones.
         """
-        kind, config = getattr(transformers(), self.class_name), self.config(classes)
+        kind = getattr(transformers(), self.class_name)
+        config = self.config(classes)
         config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
         extra = {"add_pooling_layer": False} if self.output == "cls" else {}
         with in_one_line(f"transformers to build {self.class_name}", f"check {CONFIG}"), quietly():
@@ -232,7 +233,8 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
     if fields.get("problem_type") in ("multi_label_classification", "regression"):
         raise UnsupportedError(f"expected classes that exclude each other, found {fields['problem_type']} in {name}")
 
-    class_name, inner = wanted, fields
+    class_name = wanted
+    inner = fields
     output: Output = "logits" if wanted in classifiers else "embedding"
     if output != "logits" and not (texts and wanted in _WHOLE):
         if kind in _TOWERS:
@@ -243,7 +245,8 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
                 f"expected an image classifier or the backbone of a known family in {name}, found {wanted or kind!r}"
             )
         if wanted != "CLIPVisionModelWithProjection":
-            class_name, output = auto.MODEL_MAPPING_NAMES[kind], "cls" if kind in _CLS_ONLY else "pooler"
+            class_name = auto.MODEL_MAPPING_NAMES[kind]
+            output = "cls" if kind in _CLS_ONLY else "pooler"
     inner = {key: value for key, value in inner.items() if key not in _DROPPED}
     if found := _TOO_DEEP.search(json.dumps(inner)):  # even an empty one would take minutes to build
         raise ModelError(f"expected at most 999 layers in {CONFIG} of {name}, found {short(found[0])}")
@@ -324,7 +327,8 @@ def build(
 
     overrides: "class", of transformers, and "config", its configuration as JSON.
     """
-    name, classes = architecture.name, architecture.classes
+    name = architecture.name
+    classes = architecture.classes
     wanted, text = (str(architecture.overrides.get(key)) for key in ("class", "config"))
     fields = parse_json(text, source=f"the configuration of {name}", error=ModelError)
     found = described(fields | {"architectures": [wanted]} if isinstance(fields, dict) else None, name)
@@ -341,7 +345,9 @@ def load(request: ModelRequest) -> Model:
     fit, UnsupportedError for models that are refused by name.
     """
     transformers()  # says first where it is not installed
-    name, file, own = request.name, request.file, not (request.file or request.random)
+    name = request.name
+    file = request.file
+    own = not (request.file or request.random)
     folder, revision = find(name, request.short, weights=own)
     hint = "a folder of transformers' save_pretrained has it"
     fields = read_json(folder / CONFIG, error=ModelError, hint=hint)
