@@ -188,12 +188,12 @@ def of_transformers() -> dict[str, Callable[[str], nn.Module]]:
 
 
 def kernel_of(name: str) -> str:
-    """The attention that transformers loads by default: Swin v2's has no fused form."""
+    """Return the attention that transformers loads by default: Swin v2's has no fused form."""
     return "eager" if name.startswith("Swinv2") else "sdpa"
 
 
 def shaken(module: nn.Module) -> nn.Module:
-    """The module with noise on its weights: no zero bias and no head of zeros that would hide a mistake."""
+    """Return the module with noise on its weights: no zero bias and no head of zeros that would hide a mistake."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -202,7 +202,7 @@ def shaken(module: nn.Module) -> nn.Module:
 
 
 def with_classifier(model: Model) -> Model:
-    """The model with noise on its weights, and with a head of five classes where it has none."""
+    """Return the model with noise on its weights, and with a head of five classes where it has none."""
     if not model.has_classifier and not has_text_tower(model):
         model = for_classes(model, ("a", "b", "c", "d", "e"))
     shaken(model.module)
@@ -210,7 +210,8 @@ def with_classifier(model: Model) -> Model:
 
 
 def zero_shot(name: str) -> Callable[[], Model]:
-    """A zero-shot classifier of three classes; the image tower alone where its tokenizer is not on this machine."""
+    """Return a zero-shot classifier of three classes; the image tower alone where its tokenizer is not on this
+    machine."""
 
     def build() -> Model:
         try:
@@ -245,7 +246,7 @@ def models() -> dict[tuple[str, str], Callable[[], Model]]:
 
 
 def tried(job: Callable[[], str]) -> str:
-    """What a job says, or the reason for which it is refused; any other error is a fault of vitlens."""
+    """Return what a job says, or the reason for which it is refused; any other error is a fault of vitlens."""
     try:
         return job()
     except VitlensError as error:
@@ -261,13 +262,13 @@ def map_of(maps: Tensor) -> str:
 
 
 def attends(model: Model, images: Tensor) -> str:
-    """The weights of every layer; told where they are not yet those that multiply the values."""
+    """Return the weights of every layer; told where they are not yet those that multiply the values."""
     vitlens.attention(model, images)
     return f"{WORKS}, before talking heads" if talking_heads(model, images) else WORKS
 
 
 def replays(model: Model, images: Tensor) -> str:
-    """Three heads replaced by zero, by replay and by full forwards."""
+    """Return three heads replaced by zero, by replay and by full forwards."""
     require_heads(model)
     known = [layer for layer in layers(model) if layer.head_dim]
     chosen = [
@@ -288,7 +289,7 @@ def replays(model: Model, images: Tensor) -> str:
 
 
 def explains(model: Model, images: Tensor, targets: Tensor) -> str:
-    """Every quick method: its maps, their size, and whether the target layer's corners are the image's."""
+    """Return every quick method: its maps, their size, and whether the target layer's corners are the image's."""
     grids = {model.input_size, removal_grid(model)}
     if "gradcam" in methods_for(model):
         grids.add(target_layer(model).cells.grid)
@@ -309,7 +310,7 @@ def explains(model: Model, images: Tensor, targets: Tensor) -> str:
 
 
 def misplaced_corners(model: Model, images: Tensor) -> str:
-    """What is wrong where a changed corner of the image does not change that corner of the target layer most."""
+    """Return what is wrong where a changed corner of the image does not change that corner of the target layer most."""
     _, plain = layer_output(model, images[:1])
     layer = target_layer(model)
     height = images.shape[2] // 4
@@ -342,7 +343,7 @@ def attacks(model: Model, images: Tensor) -> str:
 
 
 def eager_difference(name: str, model: Model, images: Tensor) -> str:
-    """The largest difference from the weights that transformers' eager attention returns."""
+    """Return the largest difference from the weights that transformers' eager attention returns."""
     eager = of_transformers()[name]("eager")
     with torch.no_grad():
         own = eager(model.prepare(images), output_attentions=True).attentions

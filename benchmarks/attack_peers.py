@@ -83,7 +83,7 @@ def case(
     size: int | None = None,
     epsilons: Sequence[float] = (),
 ) -> Case:
-    """A model on data; deit: DeiT-tiny on the photographs of VITLENS_DATA.
+    """Return a model on data; deit: DeiT-tiny on the photographs of VITLENS_DATA.
 
     size: of a batch, and epsilons, if not the usual ones.
     """
@@ -127,7 +127,7 @@ def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], Callable[..., Any]],
 
 
 def on_what_is_left(case: Case, side: str) -> Standing:
-    """A peer's PGD without attacking again what it broke at a smaller epsilon, which counts as broken anyway."""
+    """Return a peer's PGD without attacking again what it broke at a smaller epsilon, which counts as broken anyway."""
     standing = case.correct()
     found = []
     for epsilon in case.epsilons:
@@ -256,7 +256,7 @@ def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Sta
 
 
 def pgd_sides(one: Case) -> dict[str, Callable[[], Standing]]:
-    """The PGD sweep on each side."""
+    """Return the PGD sweep on each side."""
     sides: dict[str, Callable[[], Standing]] = {
         "ours": lambda: ours(one, "pgd", one.epsilons, steps=STEPS),
         "foolbox": lambda: by_foolbox(one, foolbox_pgd, one.epsilons),

@@ -65,7 +65,7 @@ class Places:
 
 
 def masked(data: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """The 56 photographs with their ImageNet class and mask, as the model's own loader reads them."""
+    """Return the 56 photographs with their ImageNet class and mask, as the model's own loader reads them."""
     index = json.loads((data / "coco_masks" / "index.json").read_text())
     split = load_data(str(data / "coco_masks"), whole=True)
     classes = {Path(row["file"]).stem: int(row["imagenet_class"]) for row in index}
@@ -77,7 +77,7 @@ def masked(data: Path) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sets(data: Path) -> Iterator[Places]:
-    """The sets, those that the choice looked at first."""
+    """Yield the sets, those that the choice looked at first."""
     weights = data / "weights" / "deit_tiny_patch16_224.safetensors"
     deit = load(f"timm:deit_tiny_patch16_224@{weights}")
     images, targets, masks = masked(data)
@@ -108,7 +108,7 @@ def sets(data: Path) -> Iterator[Places]:
 
 
 def maps_of(places: Places, name: str) -> Tensor:
-    """The maps of one of METHODS."""
+    """Return the maps of one of METHODS."""
     method, refinement = METHODS[name]
     return explain(
         places.model, places.images, targets=places.targets, method=method, refinement=refinement, batch_size=16
@@ -138,7 +138,7 @@ def places_table(data: Path) -> None:
 
 
 def with_photographs(data: Path) -> Iterator[Places]:
-    """The masks' photographs, the digits kept aside, and the other photographs, of which no masks are known."""
+    """Yield the masks' photographs, the digits kept aside, and the other photographs, of which no masks are known."""
     for places in sets(data):
         if places.name in ("masks (DeiT-tiny; looked at)", "digits, other scenes (vit-digits)"):
             yield places

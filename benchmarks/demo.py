@@ -36,7 +36,7 @@ TABS = {
 
 
 def photograph(folder: Path, number: int) -> Path:
-    """A file that no visitor had before: smooth noise of 640x480."""
+    """Return a file that no visitor had before: smooth noise of 640x480."""
     noise = np.random.default_rng(number).integers(0, 255, (12, 16, 3), np.uint8)
     path = folder / f"visitor-{number}.jpg"
     Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC).save(path)
@@ -115,7 +115,7 @@ class Visitor:
 
 
 async def visit(browser, address: str, folder: Path, number: int, alias: str, seconds) -> Visitor:
-    """A new visitor, who has chosen a model."""
+    """Return a new visitor, who has chosen a model."""
     context = await browser.new_context(viewport={"width": 1200, "height": 900})
     visitor = Visitor(await context.new_page(), folder, number, seconds)
     await visitor.tab.goto(address)
@@ -126,7 +126,7 @@ async def visit(browser, address: str, folder: Path, number: int, alias: str, se
 
 
 async def measure(address: str, aliases: list[str], users: int, lasting: float, folder: Path) -> int:
-    """All measurements; the number of errors that visitors saw."""
+    """Return all measurements; the number of errors that visitors saw."""
     from playwright.async_api import async_playwright
 
     errors: list[str] = []
@@ -164,7 +164,7 @@ async def measure(address: str, aliases: list[str], users: int, lasting: float, 
 
 
 async def intervenes(visitor: Visitor) -> bool:
-    """Whether the model has heads to switch off."""
+    """Return True if the model has heads to switch off."""
     await visitor.tab.get_by_role("tab", name="Intervene", exact=True).first.click()
     await visitor.tab.wait_for_selector("#intervene-board .vl-head, #intervene-board .vl-say")
     return bool(await visitor.tab.locator(".vl-head").count())

@@ -54,7 +54,7 @@ def side_by_side(ours: Callable[[], object], peer: Callable[[], object], repeats
 
 
 def from_tokens(output: Tensor) -> Tensor:
-    """The reshape of the package's ViT example."""
+    """Return the reshape of the package's ViT example."""
     return output[:, 1:].reshape(len(output), 14, 14, -1).permute(0, 3, 1, 2)
 
 

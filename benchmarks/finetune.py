@@ -28,7 +28,7 @@ MUST = 20
 
 
 def epoch_seconds(result: TrainingResult) -> float:
-    """The median time of an epoch's steps, from what metrics.jsonl says of each."""
+    """Return the median time of an epoch's steps, from what metrics.jsonl says of each."""
     images = result.history[0].images
     return statistics.median(images / epoch.images_per_second for epoch in result.history)
 

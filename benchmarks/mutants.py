@@ -65,7 +65,7 @@ class Mutant:
 
 
 def mutants(path: Path) -> Iterator[Mutant]:
-    """Every mutant of a module."""
+    """Yield every mutant of a module."""
     text = path.read_text()
     starts = [0]
     for row in text.splitlines(keepends=True):
@@ -80,7 +80,7 @@ def mutants(path: Path) -> Iterator[Mutant]:
 
 
 def _changeable(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
-    """The nodes that may be changed: no types, errors, formatted strings or named constants."""
+    """Yield the nodes that may be changed: no types, errors, formatted strings or named constants."""
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list", "bases", "type_params"):
             continue
@@ -97,7 +97,7 @@ def _changeable(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
 
 
 def _changes(node: ast.expr | ast.stmt) -> Iterator[str]:
-    """The code that may stand in the node's place."""
+    """Yield the code that may stand in the node's place."""
     changed = copy(node)
     match changed:
         case ast.Compare(ops=[only]):
@@ -122,13 +122,13 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[str]:
 
 
 def _text(node: ast.BinOp) -> bool:
-    """Whether an operator joins or repeats strings or lists, or types."""
+    """Return True if an operator joins or repeats strings or lists, or types."""
     kinds = (ast.JoinedStr, ast.List, ast.Tuple)
     return any(isinstance(each, kinds) or isinstance(getattr(each, "value", None), str) for each in ast.walk(node))
 
 
 def noticed(mutant: Mutant, tests: Sequence[str], folder: Path) -> bool | None:
-    """Whether the tests fail with the mutant in a copy of the repository; None where they took too long."""
+    """Return whether the tests fail with the mutant in a copy of the repository; None where they took too long."""
     target = folder / mutant.path
     whole = target.read_bytes()
     target.write_bytes(whole[: mutant.start] + mutant.new.encode() + whole[mutant.end :])
@@ -157,7 +157,8 @@ def _tested(tests: Sequence[str], folder: Path) -> None:
 
 
 def tests_of(mutant: Mutant, coverage: Path) -> list[str]:
-    """The tests that run the mutant's line; where it runs on import alone, those that run any line of its module."""
+    """Return the tests that run the mutant's line; where it runs on import alone, those that run any line of its
+    module."""
     from coverage import CoverageData
 
     data = CoverageData(str(coverage))

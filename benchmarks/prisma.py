@@ -45,7 +45,7 @@ def hooked(model: Model) -> HookedViT:
 
 
 def zero(z: Tensor, hook: object, *, head: int) -> Tensor:  # noqa: ARG001 - it is called by name
-    """The output of a head, before the output projection, set to zero: (batch, tokens, heads, dim)."""
+    """Return the output of a head, before the output projection, set to zero: (batch, tokens, heads, dim)."""
     z[:, :, head] = 0
     return z
 

@@ -76,25 +76,25 @@ def jobs() -> Iterator[tuple[str, Job, bool]]:
 
 
 def everything(found: Any) -> object:
-    """Every statistic of every head."""
+    """Return every statistic of every head."""
     return {each.name: getattr(found, each.name) for each in vitlens.list_statistics()}
 
 
 def flipped(model: Model, split: "vitlens.Split") -> Tensor:
-    """The images in another order."""
+    """Return the images in another order."""
     return vitlens.images(split, model).flip(0)
 
 
 @torch.no_grad()
 def intervened(model: Model, split: "vitlens.Split", changes: Mapping[str, Any]) -> Tensor:
-    """The logits of a changed model."""
+    """Return the logits of a changed model."""
     with vitlens.intervene(model, changes, reference=split):
         logits: Tensor = model(vitlens.images(split, model))
         return logits
 
 
 def replayed(model: Model, split: "vitlens.Split") -> object:
-    """The logits of changes from a kept clean pass."""
+    """Return the logits of changes from a kept clean pass."""
     with vitlens.replay(model, split) as kept:
         return kept.run([{"blocks.1.mlp": torch.neg}, {"blocks.0.head.1": "zero", "blocks.1": "remove"}])
 
@@ -143,7 +143,7 @@ class Block(nn.Module):
 
 
 def wrapped(build: Callable[[], nn.Module], alias: str) -> Model:
-    """A module with seeded weights that matter, as its user would wrap it."""
+    """Return a module with seeded weights that matter, as its user would wrap it."""
     torch.manual_seed(0)
     module = build().eval()
     for parameter in module.parameters():
@@ -153,7 +153,7 @@ def wrapped(build: Callable[[], nn.Module], alias: str) -> Model:
 
 
 def of_transformers(folder: str) -> Model:
-    """A small ViT of transformers, saved and loaded."""
+    """Return a small ViT of transformers, saved and loaded."""
     import transformers
 
     torch.manual_seed(0)
@@ -168,7 +168,7 @@ def of_transformers(folder: str) -> Model:
 
 
 def models() -> Iterator[tuple[Model, "vitlens.Split"]]:
-    """Each model, with labelled images of its size."""
+    """Yield each model, with labelled images of its size."""
     for name in ("vit-digits", "cnn-digits"):
         model = vitlens.load(name)
         yield model, vitlens.load_data("digits", limit=20, preprocessing=model.preprocessing)
@@ -194,7 +194,7 @@ def smooth(model: Model, count: int) -> "vitlens.Split":
 
 
 def flat(value: object, name: str) -> Iterator[tuple[str, object]]:
-    """Every array, number and text of a result, with its path."""
+    """Yield every array, number and text of a result, with its path."""
     if isinstance(value, (Tensor, np.ndarray)):
         yield name, array(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
     elif value is None or isinstance(value, (bool, int, float, str)):
@@ -227,7 +227,7 @@ def array(values: "np.ndarray[Any, Any]") -> dict[str, object]:
 
 
 def results(only: str) -> dict[str, object]:
-    """All results by model, function and path."""
+    """Return all results by model, function and path."""
     found: dict[str, object] = {}
     for model, split in models():
         for name, job, needs_tokens in jobs():

@@ -57,7 +57,8 @@ def naive(model: Model, images: Tensor, layer: Layer, head: int) -> Tensor:
 def sweep(
     model: Model, images: Tensor, precision: str, some: int, chunk: int | None
 ) -> tuple[Replay, float, float, float]:
-    """The replay, its seconds, the seconds of full forwards for all heads, and the largest difference of logits."""
+    """Return the replay, its seconds, the seconds of full forwards for all heads, and the largest difference of
+    logits."""
     ours = full = largest = 0.0
     forwards = heads = 0
     start = time.perf_counter()

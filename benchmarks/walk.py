@@ -18,7 +18,7 @@ _PACKAGE = str(Path(vitlens.__file__).parent)
 
 
 def walk(call: Callable[[], object]) -> tuple[set[CodeType], set[tuple[str, int]]]:
-    """The code objects and the (file, line) that a call enters, once everything that is memoised is."""
+    """Return the code objects and the (file, line) that a call enters, once everything that is memoised is."""
     call()
     entered: set[CodeType] = set()
     lines: set[tuple[str, int]] = set()

@@ -74,7 +74,7 @@ def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
 def read_arrays(
     path: Path, *, keys: Collection[str] | None = None, most: int = SIZE, error: type[InputError] = InputError
 ) -> dict[str, Array]:
-    """The arrays of an .npz by name, only `keys` where given; nothing is unpickled.
+    """Return the arrays of an .npz by name, only `keys` where given; nothing is unpickled.
 
     Raises `error`, one line, when the file is missing or damaged, holds anything but numbers, booleans and strings, or
     claims more than `most` bytes, than it has, or than is plausible for its size.
@@ -104,7 +104,7 @@ def read_arrays(
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
-    """One array, after its header was checked against the size of its entry, before memory is taken."""
+    """Return one array, after its header was checked against the size of its entry, before memory is taken."""
     with archive.open(entry) as file:
         version = np.lib.format.read_magic(file)
         length = file.read(_HEADERS[version][0])
@@ -125,7 +125,8 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
 
 @lru_cache(maxsize=1024)
 def _parsed(version: tuple[int, int], header: bytes) -> _Header:
-    """A header as numpy parses it, once where arrays have the same: it is most of the time of reading a small array."""
+    """Return a header as numpy parses it, once where arrays have the same: it is most of the time of reading a small
+    array."""
     parsed: _Header = _HEADERS[version][1](BytesIO(header))
     return parsed
 
@@ -168,7 +169,7 @@ def _places(kind: Any) -> Iterator[_Place]:
 
 
 def as_arrays(values: Any) -> dict[str, Array]:
-    """The arrays of a dataclass of arrays, by their names in the file, without those that are None."""
+    """Return the arrays of a dataclass of arrays, by their names in the file, without those that are None."""
     arrays: dict[str, Array] = {}
     for name, _, _, keys, prefix in _places(type(values)):
         value = getattr(values, name)
@@ -178,7 +179,10 @@ def as_arrays(values: Any) -> dict[str, Array]:
 
 
 def arrays_of(kind: type[Kind], stored: Mapping[str, Array], path: Path) -> Kind:
-    """The arrays of a file, which lies at `path`, as their dataclass. Raises InputError where they do not fit it."""
+    """Return the arrays of a file, which lies at `path`, as their dataclass.
+
+    Raises InputError where they do not fit it.
+    """
     forms: dict[str, Form] = {}
     values: dict[str, Any] = {}
     for name, form, optional, keys, prefix in _places(kind):

@@ -22,7 +22,7 @@ _KEYS = 5  # most keys per dimension of a head for attention as matrix products
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """The device for a name: auto (cuda, then mps, then cpu), cpu, cuda, cuda:N or mps. Raises InputError."""
+    """Return the device for a name: auto (cuda, then mps, then cpu), cpu, cuda, cuda:N or mps. Raises InputError."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -47,7 +47,8 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def as_device(device: torch.device | str) -> torch.device:
-    """The device that a Python caller gives: one of torch's, "meta" (shapes without numbers), or a name as above.
+    """Return the device that a Python caller gives: one of torch's, "meta" (shapes without numbers), or a name as
+    above.
 
     Raises InputError.
     """
@@ -69,7 +70,7 @@ def _meant(name: str) -> str:
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether a device has units that multiply matrices in bfloat16."""
+    """Return True if a device has units that multiply matrices in bfloat16."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
@@ -80,7 +81,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def in_bf16(device: torch.device, precision: str) -> bool:
-    """Whether a precision (bf16, fp32, or auto: bf16 on a CUDA device that has it) is bf16 on a device."""
+    """Return True if a precision (bf16, fp32, or auto: bf16 on a CUDA device that has it) is bf16 on a device."""
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
     if precision == "auto":
@@ -168,7 +169,7 @@ def one_thread() -> Iterator[None]:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the hardware ("NVIDIA H100 80GB HBM3"), else its architecture."""
+    """Return the name of the hardware ("NVIDIA H100 80GB HBM3"), else its architecture."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     with suppress(OSError):

@@ -50,12 +50,12 @@ def for_terminal(text: str) -> str:
 
 
 def protected(name: str) -> str:
-    """A name for a sentence for `as_markdown`: its asterisks and backticks are not taken as markup."""
+    """Return a name for a sentence for `as_markdown`: its asterisks and backticks are not taken as markup."""
     return name.translate(_PROTECT)
 
 
 def unprotected(text: str) -> str:
-    """The inverse of `protected`, for use outside of sentences."""
+    """Return the inverse of `protected`, for use outside of sentences."""
     return text.translate(_RESTORE)
 
 

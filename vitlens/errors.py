@@ -105,7 +105,7 @@ class UnknownNameError(InputError):
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The known names most similar to an unknown one, best first, at most three.
+    """Return the known names most similar to an unknown one, best first, at most three.
 
     It is compared with each name and, as long model names are often abbreviated ("deit_tny" for
     "deit_tiny_patch16_224"), with its first parts, with and without a prefix such as "timm:".
@@ -131,7 +131,7 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out: of Python, of numpy, or of torch on the CPU, which has no type for it."""
+    """Return True if memory ran out: of Python, of numpy, or of torch on the CPU, which has no type for it."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
 
 
@@ -174,7 +174,7 @@ class Interrupted(VitlensError):  # noqa: N818  not an error
 
 
 def first_line(error: BaseException, most: int = 160) -> str:
-    """The first line of another library's message, or the name of its type."""
+    """Return the first line of another library's message, or the name of its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
 
 

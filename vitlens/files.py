@@ -42,12 +42,12 @@ def write_atomically(path: Path) -> Iterator[Path]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's name is that of a temporary file of `write_atomically`."""
+    """Return True if a file's name is that of a temporary file of `write_atomically`."""
     return re.fullmatch(r"\..*-[0-9a-f]{8}(\.\w+)?", name) is not None
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """The error for a file that could not be written."""
+    """Return the error for a file that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"expected room on the disk for {path}, found it full; free some, or {_elsewhere()}")
     return StorageError(f"expected to write {path}, found: {error.strerror or error}; {_elsewhere()}")
@@ -89,7 +89,7 @@ def _plain(value: object) -> object:
 
 
 def _numbers(value: object, place: str = "") -> Iterator[tuple[str, float]]:
-    """The floats of nested JSON, with their places."""
+    """Yield the floats of nested JSON, with their places."""
     if isinstance(value, float):
         yield place.removeprefix("/"), value
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -100,7 +100,10 @@ def _numbers(value: object, place: str = "") -> Iterator[tuple[str, float]]:
 def read_bounded(
     path: Path, limit: int, *, what: str = "a file", error: type[InputError] = InputError, hint: str = ""
 ) -> bytes:
-    """The bytes of a regular file. Raises `error` when it is missing, unreadable, not regular or above the limit."""
+    """Return the bytes of a regular file.
+
+    Raises `error` when it is missing, unreadable, not regular or above the limit.
+    """
     end = f"; {hint}" if hint else ""
     try:
         if path.exists() and not path.is_file():  # reading a pipe or a device might never end
@@ -115,19 +118,19 @@ def read_bounded(
 
 
 def read_json(path: Path, *, size: int = SIZE, error: type[InputError] = InputError, hint: str = "") -> Any:
-    """The value in a JSON file. Raises `error` when it is missing, unreadable, not JSON, or above the limit."""
+    """Return the value in a JSON file. Raises `error` when it is missing, unreadable, not JSON, or above the limit."""
     content = read_bounded(path, size, what="a JSON file", error=error, hint=hint)
     return parse_json(content, source=str(path), size=size, error=error, hint=hint)
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def inside(folder: Path, *parts: str) -> Path:
-    """The path of the parts below a folder, which itself may be a link.
+    """Return the path of the parts below a folder, which itself may be a link.
 
     Raises InputError for parts that lead out of the folder, and for a link in them, for reading as for writing: an
     untrusted file must not determine what is read or overwritten.
@@ -164,7 +167,7 @@ def _require_no_link(path: Path) -> None:
 
 
 def named_file(name: str, suffix: str) -> str:
-    """A file name made from a name in a file (alias, method). Raises InputError for a path."""
+    """Return a file name made from a name in a file (alias, method). Raises InputError for a path."""
     if not is_name(name):
         raise InputError(f"expected a name that can be part of a file name, found {name[:80]!r}; run the command again")
     return name + suffix

@@ -44,14 +44,14 @@ class NameList(tuple[Named, ...]):
     title: str
 
     def __new__(cls, title: str, entries: Iterable[Named]) -> "NameList":
-        """The entries under a title."""
+        """Return the entries under a title."""
         found = super().__new__(cls, entries)
         found.title = title
         return found
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, to be given to a function."""
+        """Return the names, to be given to a function."""
         return tuple(entry.name for entry in self)
 
     def __getitem__(self, index: Any) -> Any:
@@ -67,7 +67,7 @@ class NameList(tuple[Named, ...]):
 
 
 def list_methods() -> NameList:
-    """The attribution methods, names of `method` in `vitlens.explain`.
+    """Return the attribution methods, names of `method` in `vitlens.explain`.
 
     >>> import vitlens
     >>> vitlens.list_methods()[0].name
@@ -81,7 +81,7 @@ def list_methods() -> NameList:
 
 
 def list_attacks() -> NameList:
-    """The attacks, names of `method` in `vitlens.attack`.
+    """Return the attacks, names of `method` in `vitlens.attack`.
 
     >>> import vitlens
     >>> [attack.name for attack in vitlens.list_attacks() if attack.family == "l2"]
@@ -95,7 +95,7 @@ def list_attacks() -> NameList:
 
 
 def list_statistics() -> NameList:
-    """The statistics of heads, attributes of what `vitlens.statistics` gives.
+    """Return the statistics of heads, attributes of what `vitlens.statistics` gives.
 
     >>> import vitlens
     >>> vitlens.list_statistics()[1].help
@@ -109,7 +109,8 @@ def list_statistics() -> NameList:
 
 
 def list_models(pattern: str = "*") -> NameList:
-    """The models that can be loaded, by names that match a pattern or contain it; without one, a library is one entry.
+    """Return the models that can be loaded, by names that match a pattern or contain it; without one, a library is one
+    entry.
 
     A pattern asks the libraries for their names, and so imports them. Raises UnknownNameError where nothing matches.
 

@@ -85,23 +85,23 @@ FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is too close to each i
 
 @cache
 def _names() -> Mapping[str, str]:
-    """The short names by wnid."""
+    """Return the short names by wnid."""
     text = Path(__file__).with_name("imagenet.txt").read_text(encoding="utf-8")
     return dict(line.split(" ", 1) for line in text.splitlines())
 
 
 def imagenet_classes() -> tuple[str, ...]:
-    """The 1000 short names in the order of ImageNet-1k's logits."""
+    """Return the 1000 short names in the order of ImageNet-1k's logits."""
     return tuple(_names().values())
 
 
 def imagenet_indices() -> Mapping[str, int]:
-    """The class index of each of the 1000 wnids ("n01440764" is 0)."""
+    """Return the class index of each of the 1000 wnids ("n01440764" is 0)."""
     return {wnid: index for index, wnid in enumerate(_names())}
 
 
 def are_imagenet(names: Iterable[str]) -> bool:
-    """Whether these folder names are all wnids of ImageNet-1k (and there is at least one)."""
+    """Return True if these folder names are all wnids of ImageNet-1k (and there is at least one)."""
     return set() < set(names) <= _names().keys()
 
 

@@ -110,7 +110,8 @@ def show_heads(
     layer: int | None = None,
     width: FigureWidth = "page",
 ) -> "Figure":
-    """The attention of every head to each patch, layers by heads, for one image; or one layer's heads over the images.
+    """Return the attention of every head to each patch, layers by heads, for one image; or one layer's heads over the
+    images.
 
     attention: what `vitlens.attention` gives (with the model, from which the place of each patch is read), or maps
     (layers, batch, heads, rows, columns), or one such tensor a layer; of weights with all rows, that of the CLS token,
@@ -312,7 +313,7 @@ def _selection_of(images: AnyImages) -> str:
 
 
 def _numbers(values: object, name: str) -> Tensor:
-    """A tensor or array, on the CPU. Raises InputError for anything else."""
+    """Return a tensor or array, on the CPU. Raises InputError for anything else."""
     try:
         return torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError):  # torch's own words name neither what was given nor what is wanted
@@ -327,7 +328,7 @@ def _kind(value: object) -> str:
 
 
 def _head_maps(layer: object, model: Model | None) -> Tensor:
-    """One layer's maps (batch, heads, rows, columns), of maps or of weights (batch, heads, query, key).
+    """Return one layer's maps (batch, heads, rows, columns), of maps or of weights (batch, heads, query, key).
 
     Of weights the row of CLS is shown, without one the mean over patches.
     """

@@ -72,7 +72,7 @@ class Streamed:
         return require_images(pixels if pixels.is_floating_point() else pixels.float().div_(255), dtype=self.dtype)
 
     def split(self, size: int) -> Iterator[Images]:
-        """All images in order, `size` at a time."""
+        """Return all images in order, `size` at a time."""
         return (self[start : start + size] for start in range(0, len(self), size))
 
 
@@ -147,8 +147,10 @@ def _read(model: Any, images: Any) -> tuple[Any, Any]:
 
 
 def as_images(images: AnyImages) -> Images:
-    """The images within a function that `takes_images` decorates, as one tensor. Raises DataError, before it reads any,
-    for more than MOST_BYTES."""
+    """Return the images within a function that `takes_images` decorates, as one tensor.
+
+    Raises DataError, before it reads any, for more than MOST_BYTES.
+    """
     parts = as_parts(images)
     if isinstance(parts, Tensor):
         return parts
@@ -163,18 +165,20 @@ def as_images(images: AnyImages) -> Images:
 
 
 def as_parts(images: object) -> Parts:
-    """The images within a function that `takes_images` decorates, of which parts are taken by slices or `split`."""
+    """Return the images within a function that `takes_images` decorates, of which parts are taken by slices or
+    `split`."""
     assert isinstance(images, Tensor | Streamed)
     return images
 
 
 def groups_of(images: Parts) -> Tensor | None:
-    """The group of each image (n,), where they come from a Split that has groups: intervals are clustered by them."""
+    """Return the group of each image (n,), where they come from a Split that has groups: intervals are clustered by
+    them."""
     return images.given.groups if isinstance(images, Streamed) else None
 
 
 def as_targets(targets: Targets) -> Labels | None:
-    """The targets within a function that `takes_images` decorates: class indices, or None."""
+    """Return the targets within a function that `takes_images` decorates: class indices, or None."""
     assert targets is None or isinstance(targets, Tensor)
     return targets
 

@@ -55,17 +55,18 @@ class Preprocessing:
 
     @property
     def is_cropped(self) -> bool:
-        """Whether an image is cropped or padded after it is resized."""
+        """Return True if an image is cropped or padded after it is resized."""
         return self.resize is not None or self.box is not None
 
     @property
     def geometry(self) -> "Preprocessing":
-        """All that decides a model's 8-bit pixels, without its normalisation: equal for models that share them."""
+        """Return all that decides a model's 8-bit pixels, without its normalisation: equal for models that share
+        them."""
         return replace(self, mean=_NEUTRAL, std=_NEUTRAL)
 
     @property
     def rule(self) -> str:
-        """How an image becomes the model's input, in words."""
+        """Return how an image becomes the model's input, in words."""
         height, width = self.size
         if self.box is not None:
             verbs = {"center": "scaled to cover", "border": "scaled to fit into", "squash": "whole image resized to"}

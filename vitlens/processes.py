@@ -34,11 +34,11 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the main process, which writes, shows progress and prints."""
+        """Return True if it is the main process, which writes, shows progress and prints."""
         return self.index == 0
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes of a tensor of one shape: float64, on the CPU, in all processes."""
+        """Return the sum over all processes of a tensor of one shape: float64, on the CPU, in all processes."""
         summed = values.detach().double()
         if self.count == 1:
             return summed.to("cpu", copy=True)
@@ -48,8 +48,8 @@ class Processes:
         return summed.cpu()
 
     def gathered(self, values: Tensor) -> Tensor:
-        """The results of all processes for their share_of the images, (n of this process, ...) to (n of all, ...), in
-        the order of the images, bit for bit, on the CPU, in all processes."""
+        """Return the results of all processes for their share_of the images, (n of this process, ...) to (n of all,
+        ...), in the order of the images, bit for bit, on the CPU, in all processes."""
         if self.count == 1:
             return values.detach().cpu()
         sizes = [int(size) for size in self._all(torch.tensor([len(values)]))]
@@ -79,7 +79,7 @@ class Processes:
         self.total(torch.zeros(1))
 
     def _all(self, values: Tensor) -> list[Tensor]:
-        """The tensor of each process, on the CPU; all have one shape."""
+        """Return the tensor of each process, on the CPU; all have one shape."""
         # as bytes, because gloo supports few dtypes
         sent = values.contiguous().view(-1).view(torch.uint8).to(self.device)
         parts = [torch.empty_like(sent) for _ in range(self.count)]
@@ -132,7 +132,7 @@ def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
 
 
 def share_of(split: "Split", processes: Processes) -> "Split":
-    """The images of one process: every count-th, beginning at its index; `gathered` restores the order."""
+    """Return the images of one process: every count-th, beginning at its index; `gathered` restores the order."""
     if len(split) < processes.count:
         raise InputError(
             f"expected an image for each of {processes.count} processes, found {len(split)}; start fewer processes"
@@ -141,12 +141,12 @@ def share_of(split: "Split", processes: Processes) -> "Split":
 
 
 def is_first_process() -> bool:
-    """Whether this process is the first one, known before it has found the others."""
+    """Return True if this process is the first one, known before it has found the others."""
     return _started() == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def _started() -> int:
-    """The number of processes: WORLD_SIZE, without which RANK is ignored."""
+    """Return the number of processes: WORLD_SIZE, without which RANK is ignored."""
     world_size = os.environ.get("WORLD_SIZE") or "1"
     if world_size == "1" and os.environ.get("ACCELERATE_USE_CPU") == "True" and os.environ.get("MASTER_PORT"):
         raise InputError(

@@ -131,7 +131,7 @@ class RunRecord:
 
     @property
     def command(self) -> str:
-        """The command of the run ("evaluate")."""
+        """Return the command of the run ("evaluate")."""
         return str(self.results["command"])
 
     @property
@@ -141,7 +141,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The output of a run, read from its folder.
+    """Return the output of a run, read from its folder.
 
     Raises InputError when it is not the folder of a vitlens run, or its content is not what a run of this version
     writes.
@@ -186,7 +186,7 @@ class Column:
 
 
 def col(title: str, *, default: Any = MISSING, **more: Any) -> Any:
-    """A field of a row, declared as a `Column`; more: the other fields of Column."""
+    """Return a field of a row, declared as a `Column`; more: the other fields of Column."""
     return field(default=default, metadata={_COLUMN: Column(title, **more)})
 
 
@@ -206,7 +206,7 @@ def table(*, optional: bool = False) -> Any:
 
 
 def arrays(name: str) -> Any:
-    """A field of a record: the arrays of a file, from which figures are drawn.
+    """Return a field of a record: the arrays of a file, from which figures are drawn.
 
     name: of the file. With a placeholder, "offsets-{model}", the field is a Mapping from its value to a dataclass of
     arrays (vitlens/arrays.py), else such a dataclass or None.
@@ -224,7 +224,7 @@ class MetricName:
     keys: tuple[str, ...] = ()
 
     def parts(self, name: str) -> dict[str, str] | None:
-        """The values of the placeholders in a name; None for the name of another metric."""
+        """Return the values of the placeholders in a name; None for the name of another metric."""
         match = _expression(self).fullmatch(name)
         return match and match.groupdict()
 
@@ -245,7 +245,7 @@ class MetricName:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The pattern with each of its keys put in."""
+        """Return the pattern with each of its keys put in."""
         return tuple(self.pattern.replace("{key}", key) for key in self.keys) or (self.pattern,)
 
 
@@ -273,7 +273,7 @@ class Contents:
 
 @_once
 def columns(kind: type) -> Mapping[str, Column]:
-    """The columns of a row class by field; a field without `col` is called as it is."""
+    """Return the columns of a row class by field; a field without `col` is called as it is."""
     return {each.name: each.metadata.get(_COLUMN, Column(each.name.replace("_", " "))) for each in fields(kind)}
 
 
@@ -296,32 +296,32 @@ class Record:
 
     @property
     def command(self) -> str:
-        """The word of the command, by which its record class is named."""
+        """Return the word of the command, by which its record class is named."""
         return type(self).__name__.removesuffix("Record").lower()
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The models' aliases, in the order in which they were given."""
+        """Return the models' aliases, in the order in which they were given."""
         return tuple(model.alias for model in self.config.models)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The command's options as they are in config.json."""
+        """Return the command's options as they are in config.json."""
         return self.config.options
 
     @property
     def images(self) -> int:
-        """How many images were measured; 0 where the command takes none."""
+        """Return how many images were measured; 0 where the command takes none."""
         return self.config.data.images if self.config.data else 0
 
     @property
     def tables(self) -> Mapping[str, tuple[Any, ...]]:
-        """The rows of every table by its name."""
+        """Return the rows of every table by its name."""
         return {name: getattr(self, name) for name in _tables(type(self))}
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """Every number that a column names a metric, by the metric's name."""
+        """Return every number that a column names a metric, by the metric's name."""
         return dict(each for rows in self.tables.values() for row in rows for each in _metrics_of(row))
 
     def values_by_image(self) -> Mapping[str, ImageValues]:
@@ -334,12 +334,12 @@ class Record:
         return next((each for each in declared if MetricName(each.metric).parts(name) is not None), None)
 
     def better(self, name: str) -> Better | None:
-        """The better direction of a metric; None where neither is, or there is no such metric."""
+        """Return the better direction of a metric; None where neither is, or there is no such metric."""
         column = self.column(name)
         return None if column is None else column.better
 
     def metric(self, name: str) -> Estimate:
-        """One metric. Raises InputError where the run has none of that name."""
+        """Return one metric. Raises InputError where the run has none of that name."""
         found = self.metrics.get(name)
         if found is None:
             raise InputError(f"expected a metric {name!r} in {self.folder / RESULTS}, found none; {_AGAIN}")
@@ -347,26 +347,26 @@ class Record:
 
     @classmethod
     def contents(cls) -> Contents:
-        """What the command writes: the patterns of its metrics, its tables and its arrays."""
+        """Return what the command writes: the patterns of its metrics, its tables and its arrays."""
         names = (MetricName(each.metric, tuple(each.keys()) if each.keys else ()) for each in _declared(cls))
         return Contents(tuple(dict.fromkeys(names)), _tables(cls), dict(_array_files(cls).values()))
 
 
 @_once
 def _tables(kind: type[Record]) -> Mapping[str, type]:
-    """The row class of each table by the table's name, the field's."""
+    """Return the row class of each table by the table's name, the field's."""
     hints = get_type_hints(kind)
     return {each.name: hints[each.name].__args__[0] for each in fields(kind) if _TABLE in each.metadata}
 
 
 def _declared(kind: type[Record]) -> list[Column]:
-    """The columns that are metrics."""
+    """Return the columns that are metrics."""
     return [each for row in _tables(kind).values() for each in columns(row).values() if each.metric]
 
 
 @_once
 def _array_files(kind: type[Record]) -> Mapping[str, tuple[str, Any]]:
-    """The name of the file and the dataclass of arrays, by field."""
+    """Return the name of the file and the dataclass of arrays, by field."""
     hints = get_type_hints(kind)
     files = {each.name: each.metadata[_ARRAYS] for each in fields(kind) if _ARRAYS in each.metadata}
     return {name: (file, next(filter(dataclasses.is_dataclass, hints[name].__args__))) for name, file in files.items()}
@@ -386,7 +386,7 @@ def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
 
 
 def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
-    """A record as it is written: metrics and tables as in results.json, and arrays by the name of their file."""
+    """Return a record as it is written: metrics and tables as in results.json, and arrays by the name of their file."""
     metrics = {name: _without_none(msgspec.to_builtins(number)) for name, number in record.metrics.items()}
     tables = written_tables(record)
     files: dict[str, dict[str, Any]] = {}
@@ -406,21 +406,21 @@ def written_tables(record: Record) -> dict[str, list[dict[str, Any]]]:
 
 
 def _as_json(row: Any) -> dict[str, Any]:
-    """A row as in results.json: without null, but for fields that have no default."""
+    """Return a row as in results.json: without null, but for fields that have no default."""
     needed = {each.name for each in fields(row) if each.default is MISSING and each.default_factory is MISSING}
     cells: dict[str, Any] = msgspec.to_builtins(row)
     return {name: _without_none(cell) for name, cell in cells.items() if cell is not None or name in needed}
 
 
 def _without_none(value: Any) -> Any:
-    """A value of JSON without the entries of its objects that are null."""
+    """Return a value of JSON without the entries of its objects that are null."""
     if isinstance(value, dict):
         return {key: _without_none(each) for key, each in value.items() if each is not None}
     return [_without_none(each) for each in value] if isinstance(value, list) else value
 
 
 def read_record(kind: type[R], run: RunRecord) -> R:
-    """The record of a run's folder. Raises InputError, one line, at the first value that does not fit."""
+    """Return the record of a run's folder. Raises InputError, one line, at the first value that does not fit."""
     path = run.folder / RESULTS
     tables = run.results["tables"]
     hints = get_type_hints(kind)
@@ -441,7 +441,7 @@ def read_record(kind: type[R], run: RunRecord) -> R:
 
 
 def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
-    """The files of a pattern, by the value of its placeholder ("" without one)."""
+    """Yield the files of a pattern, by the value of its placeholder ("" without one)."""
     place = inside(folder, "arrays")
     if "{" not in pattern:
         path = inside(folder, "arrays", named_file(pattern, ".npz"))
@@ -469,7 +469,8 @@ def joined(parts: Sequence[R]) -> R:
 
 
 def flat(row: Any) -> dict[str, Any]:
-    """A row as the cells of a data frame or a CSV file: an interval takes three columns, a mapping one for each key."""
+    """Return a row as the cells of a data frame or a CSV file: an interval takes three columns, a mapping one for each
+    key."""
     found: dict[str, Any] = {}
     for each in fields(row):
         value = getattr(row, each.name)

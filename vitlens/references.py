@@ -12,7 +12,7 @@ _COMPILER: Final = "torch._dynamo"
 
 
 def resolved(reference: str) -> Any:
-    """The object with the name "module:function"."""
+    """Return the object with the name "module:function"."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
 
@@ -42,7 +42,7 @@ def import_without_compiler(name: str) -> ModuleType:
 
 
 def _marked(function: Callable[..., Any] | None = None, *arguments: Any, **options: Any) -> Callable[..., Any]:
-    """The function, excluded from compilation once the compiler is imported; without a function, a decorator."""
+    """Return the function, excluded from compilation once the compiler is imported; without a function, a decorator."""
     if function is None:
         return lambda marked: _marked(marked, *arguments, **options)
 

@@ -61,11 +61,11 @@ class TokenLayout:
         return self.grid[0] * self.patch_size[0], self.grid[1] * self.patch_size[1]
 
     def positions(self, kind: PrefixKind) -> tuple[int, ...]:
-        """The positions of the prefix tokens of one kind."""
+        """Return the positions of the prefix tokens of one kind."""
         return tuple(index for index, token in enumerate(self.prefix) if token == kind)
 
     def as_map(self, values: Float[Tensor, "*leading tokens"]) -> Float[Tensor, "*leading rows columns"]:
-        """One number per token as a map over the patches, without the prefix.
+        """Return one number per token as a map over the patches, without the prefix.
 
         Raises InputError when the last axis is not this layout's number of tokens.
         """

@@ -43,12 +43,12 @@ class Summary:
     """A result whose repr is a table of its values: name, shape, range, unit; in a notebook with boards of heads."""
 
     def summary(self) -> Iterable[Line]:
-        """The values that are shown, by default all fields."""
+        """Yield the values that are shown, by default all fields."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             yield Line(field.name, getattr(self, field.name))
 
     def boards(self) -> Iterable[HeadBoard]:
-        """What a notebook shows as layers by heads, by default nothing."""
+        """Return what a notebook shows as layers by heads, by default nothing."""
         return ()
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] | No
 
 
 def as_text(title: str, rows: Sequence[Sequence[str]]) -> str:
-    """A title and rows of cells below each other, at most LONGEST of them."""
+    """Return a title and rows of cells below each other, at most LONGEST of them."""
     shown = [[_short(cell) for cell in row] for row in rows[:LONGEST]]
     widths = [max(map(len, column)) for column in zip(*shown)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in shown]
@@ -96,14 +96,15 @@ def as_text(title: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def as_html(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same as an HTML table, every text escaped."""
+    """Return the same as an HTML table, every text escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(_short(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><caption>{escape(_short(title))}</caption><tr>{head}</tr>{body}</table>"
 
 
 def as_board(board: HeadBoard) -> str:
-    """A board as an HTML table: layers down, heads across, blue for positive values and orange for negative ones.
+    """Return a board as an HTML table: layers down, heads across, blue for positive values and orange for negative
+    ones.
 
     A colour's strength is the value's share of the greatest one, over any background.
     """
@@ -124,7 +125,7 @@ def as_board(board: HeadBoard) -> str:
 
 
 def described(value: Any) -> str:
-    """A value in a few words: a number, a text, or the shape and range of numbers."""
+    """Return a value in a few words: a number, a text, or the shape and range of numbers."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _numbers(value)
     if isinstance(value, bool | int | str) or value is None:
@@ -147,7 +148,7 @@ def described(value: Any) -> str:
 
 
 def _numbers(values: Any) -> str:
-    """The shape of an array or tensor, and its range or, of booleans, how many are true."""
+    """Return the shape of an array or tensor, and its range or, of booleans, how many are true."""
     shape = f"({', '.join(str(side) for side in values.shape)})"
     if 0 in values.shape:
         return shape

@@ -37,22 +37,26 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be a name in a path: not empty, not hidden, no separators, only printable characters."""
+    """Return True if a text can be a name in a path: not empty, not hidden, no separators, only printable
+    characters."""
     if not text or text[0] in ".~" or any(mark in text for mark in "/\\"):
         return False
     return text.isprintable() and len(text.encode(errors="replace")) <= _BYTES
 
 
 def short(text: str, most: int = 60) -> str:
-    """A text shortened for a message."""
+    """Return a text shortened for a message."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def parse_json(
     text: str | bytes, *, source: str, size: int = SIZE, error: type[InputError] = InputError, hint: str = ""
 ) -> Any:
-    """The value in a JSON text (UTF-8); source: its name in messages; size: bytes at most; hint: what to type, at the
-    end of a message. Raises `error` for what is not JSON, and for NaN and infinities."""
+    """Return the value in a JSON text (UTF-8); source: its name in messages; size: bytes at most; hint: what to type,
+    at the end of a message.
+
+    Raises `error` for what is not JSON, and for NaN and infinities.
+    """
     end = f"; {hint}" if hint else ""
     if len(text) > size:
         raise error(f"expected at most {size:,} bytes of JSON in {source}, found {len(text):,}{end}")
@@ -67,7 +71,8 @@ def _refuse(text: str) -> NoReturn:
 
 
 def read_as(kind: type[T], value: object, *, source: str, error: type[InputError] = InputError, hint: str = "") -> T:
-    """A value from a file as a frozen dataclass, whose fields are read by their annotations; other keys are ignored.
+    """Return a value from a file as a frozen dataclass, whose fields are read by their annotations; other keys are
+    ignored.
 
     source: the file's name in messages; hint: what to type, at the end of a message. Raises `error` at the first value
     that does not fit, or that a dataclass itself refuses.
@@ -93,7 +98,7 @@ def _hook(kind: type, value: Any) -> Any:
 
 
 def _choices(kind: Any, where: str) -> str:
-    """The values that a field may have, by its place: "$.recipe.schedule"."""
+    """Return the values that a field may have, by its place: "$.recipe.schedule"."""
     for name in re.findall(r"\.(\w+)", where):
         inner = [kind, *get_args(kind)]
         kind = next((get_type_hints(each).get(name) for each in inner if dataclasses.is_dataclass(each)), None)

@@ -49,21 +49,24 @@ class Side(Enum):
 
 
 def beyond(estimate: Estimate, value: float) -> Side:
-    """Whether an interval is entirely above or below a value; UNDECIDED for a number without an interval (n = 1)."""
+    """Return whether an interval is entirely above or below a value; UNDECIDED for a number without an interval (n =
+    1)."""
     if estimate.low is None or estimate.high is None or estimate.low <= value <= estimate.high:
         return Side.UNDECIDED
     return Side.ABOVE if estimate.low > value else Side.BELOW
 
 
 def apart(first: Estimate, second: Estimate) -> Side:
-    """Whether the first interval is entirely above or below the second; UNDECIDED for numbers without intervals."""
+    """Return whether the first interval is entirely above or below the second; UNDECIDED for numbers without
+    intervals."""
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return Side.UNDECIDED
     return Side.ABOVE if first.low > second.high else Side.BELOW if first.high < second.low else Side.UNDECIDED
 
 
 def difference_of(first: Estimate, second: Estimate) -> Estimate:
-    """The difference of two independent fractions in points, from their own intervals (Newcombe 1998, method 10).
+    """Return the difference of two independent fractions in points, from their own intervals (Newcombe 1998, method
+    10).
 
     Of two on the same images the interval is too wide rather than too narrow. None where one has no interval.
     """
@@ -76,7 +79,7 @@ def difference_of(first: Estimate, second: Estimate) -> Estimate:
 
 
 def in_points(difference: Estimate) -> Estimate:
-    """A difference of fractions in percentage points; another as it is."""
+    """Return a difference of fractions in percentage points; another as it is."""
     if difference.unit != "fraction":
         return difference
     low, high = (None if end is None else 100 * end for end in (difference.low, difference.high))
@@ -98,7 +101,7 @@ def widened(estimate: Estimate, looks: int, *, least: float = -math.inf, most: f
 
 
 def finite(value: SupportsFloat) -> float | None:
-    """A number, or None for NaN and infinities, which JSON does not have."""
+    """Return a number, or None for NaN and infinities, which JSON does not have."""
     return float(value) if math.isfinite(float(value)) else None
 
 
@@ -241,7 +244,8 @@ def jackknife_error(sums: Numbers, counts: Numbers) -> Numbers:
 
 
 def resampled_means(sums: Numbers, counts: Numbers, *, seed: int, draws: int) -> Numbers:
-    """The means (draws, ...) over bootstrap samples of groups, of their sums (groups, ...) and sizes (groups,)."""
+    """Return the means (draws, ...) over bootstrap samples of groups, of their sums (groups, ...) and sizes
+    (groups,)."""
     size = len(sums)
     means = np.empty((draws, *sums.shape[1:]))
     for start, drawn in _drawn_parts(seed, size, draws):
@@ -280,7 +284,7 @@ def _drawn_parts(seed: int, size: int, draws: int) -> Iterable[tuple[int, NDArra
 
 
 def _parts(seed: int, size: int, draws: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
-    """How often each of so many groups was drawn, (some of the draws, size), and the first of these draws."""
+    """Yield how often each of so many groups was drawn, (some of the draws, size), and the first of these draws."""
     generator = np.random.default_rng(seed)
     for start, count in steps(draws, size):
         drawn = generator.integers(0, size, size=(count, size))
@@ -294,7 +298,8 @@ def _kept_parts(seed: int, size: int, draws: int) -> tuple[tuple[int, NDArray[np
 
 
 def steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where a part of the draws of so many numbers begins, and how many it has: the parts determine the draws."""
+    """Return where a part of the draws of so many numbers begins, and how many it has: the parts determine the
+    draws."""
     step = max(1, _AT_ONCE // size)
     return ((start, min(step, draws - start)) for start in range(0, draws, step))
 
@@ -544,7 +549,8 @@ def _vector(values: ArrayLike) -> Numbers:
 
 
 def by_group(values: Numbers, groups: ArrayLike | None) -> tuple[Numbers, Numbers]:
-    """The sums (groups, ...) of values (n, ...), and their number in each group; without groups each is its own."""
+    """Return the sums (groups, ...) of values (n, ...), and their number in each group; without groups each is its
+    own."""
     if groups is None:
         return values, np.ones(len(values))
     names = np.asarray(groups)

@@ -27,7 +27,7 @@ TABLE = Path(__file__).parents[1] / "gpu.md"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: 0, 1 where something is missing, 2 for a wrong call."""
+    """Return the exit code: 0, 1 where something is missing, 2 for a wrong call."""
     words = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(words)
     device = resolve_device(options.device)

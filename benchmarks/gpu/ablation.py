@@ -38,7 +38,7 @@ def run(session: Session) -> None:
 
 
 def effects_of(model: Model, images: Tensor, *, budget: int = DEFAULT_BUDGET) -> Outcomes:
-    """Every image's loss without each head, as `vitlens.ablate` measures it on one batch."""
+    """Return every image's loss without each head, as `vitlens.ablate` measures it on one batch."""
     labels = random_labels(model, len(images))
     bench = Bench(model, images, labels, "mean", batch_size=len(images), budget=budget)
     return bench.without([(unit,) for unit in units_of(model, kinds=["head"])])

@@ -46,7 +46,7 @@ def run(session: Session) -> None:
 
 
 def _pixels(device: torch.device) -> Tensor:
-    """The direction of a gradient without its sign function, which would make a rounding error a whole step."""
+    """Return the direction of a gradient without its sign function, which would make a rounding error a whole step."""
     model, images = small(device)
     found = attack(model, images, "predicted", method="pgd-l2", epsilon=0.5, steps=3).images
     return found.cpu() - images.cpu()
@@ -92,13 +92,13 @@ def _sweep(session: Session, model: Model, name: str, precision: str, count: int
 
 
 def _robust(session: Session, parts: list[Outcome], name: str) -> str:
-    """How many images are robust at each epsilon, ascending."""
+    """Return how many images are robust at each epsilon, ascending."""
     epsilons = _epsilons(session) if name == "pgd" else LENGTHS
     return " / ".join(str(sum(int(part.robust(epsilon).sum()) for part in parts)) for epsilon in epsilons)
 
 
 def _beside_foolbox(session: Session, model: Model, name: str, count: int, batch: int) -> Values:
-    """The same sweep by foolbox, in turns: the same step, steps and starts, each epsilon by itself."""
+    """Return the same sweep by foolbox, in turns: the same step, steps and starts, each epsilon by itself."""
     peers = _peers()
     if peers is None:
         return {"note": "foolbox is not installed"}

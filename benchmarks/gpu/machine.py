@@ -42,12 +42,12 @@ class Machine:
     peak: float | None
 
     def share(self, flops: float) -> str:
-        """The share of the peak that some FLOP/s are, as a text."""
+        """Return the share of the peak that some FLOP/s are, as a text."""
         return "not known" if self.peak is None else f"{flops / self.peak:.1%}"
 
 
 def machine(device: torch.device) -> Machine:
-    """The machine of a device."""
+    """Return the machine of a device."""
     name = device_name(device)
     if device.type == "cuda":
         name += f", {torch.cuda.get_device_properties(device).total_memory / 1e9:.0f} GB"
@@ -59,7 +59,7 @@ def machine(device: torch.device) -> Machine:
 
 
 def peak_of(name: str) -> float | None:
-    """The peak of a card in FLOP/s, bf16 dense; None for one that the table does not have."""
+    """Return the peak of a card in FLOP/s, bf16 dense; None for one that the table does not have."""
     return next((1e12 * peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
 
 

@@ -44,7 +44,7 @@ def run(session: Session) -> None:
 
 
 def _case(session: Session, one: Subject, precision: str, name: str, batch: int) -> Values:
-    """A job, the plain forward and the peer in turns."""
+    """Return a job, the plain forward and the peer in turns."""
     model = one.model
     images = one.images(batch)
 
@@ -75,7 +75,7 @@ def _case(session: Session, one: Subject, precision: str, name: str, batch: int)
 
 
 def _peer(name: str, model: Model, images: Tensor) -> Callable[[], object] | None:
-    """The loop that gives the same on timm's unfused path, or None."""
+    """Return the loop that gives the same on timm's unfused path, or None."""
     if name not in ("all weights", "rollout", "relevance"):
         return None
     unfused = Unfused(model)
@@ -88,7 +88,7 @@ def _peer(name: str, model: Model, images: Tensor) -> Callable[[], object] | Non
 
 
 def _difference(ours: object, theirs: object) -> float:
-    """The largest difference: of maps relative to the peer's largest value, of weights as it is."""
+    """Return the largest difference: of maps relative to the peer's largest value, of weights as it is."""
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         apart = (ours.flatten(1).float() - theirs.float()).abs().max() / theirs.float().abs().max()
         return float(apart)

@@ -96,7 +96,7 @@ def _case(session: Session, one: Subject, job: Callable[[Model, Tensor], object]
 
 
 def busy(work: Callable[[], object], device: torch.device) -> Busy:
-    """One run of some work under torch's profiler."""
+    """Return one run of some work under torch's profiler."""
     on_card = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_card else [])]
     with profile(activities=activities) as profiler:
@@ -138,7 +138,7 @@ def summary(found: Busy, device: torch.device) -> Values:
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel does, by its name."""
+    """Return what a kernel does, by its name."""
     low = kernel.lower()
     return next((kind for kind, words in KINDS.items() if any(word in low for word in words)), OTHER)
 

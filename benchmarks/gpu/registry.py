@@ -25,7 +25,7 @@ class Part:
 
     @property
     def run(self) -> "Callable[[Session], None]":
-        """What measures it."""
+        """Return what measures it."""
         function: Callable[[Session], None] = import_module(self.module).run
         return function
 

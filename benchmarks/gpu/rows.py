@@ -33,12 +33,12 @@ class Rows:
         self.rows = _read(path)
 
     def find(self, part: str, case: str, *, device: str, versions: str, tiny: bool) -> Row | None:
-        """The last row of this case on this machine, or None."""
+        """Return the last row of this case on this machine, or None."""
         key = (part, case, device, versions, tiny)
         return next((row for row in reversed(self.rows) if _key(row) == key), None)
 
     def of(self, *, device: str, versions: str, tiny: bool) -> list[Row]:
-        """The rows of this machine, the last of each case."""
+        """Return the rows of this machine, the last of each case."""
         last = {_key(row): row for row in self.rows}
         return [row for row in last.values() if (row.device, row.versions, row.tiny) == (device, versions, tiny)]
 

@@ -133,7 +133,7 @@ class Session:
             return work(device).detach().double().cpu()
 
     def known(self, case: str) -> Row | None:
-        """The row of a case of this part that the file has, or None."""
+        """Return the row of a case of this part that the file has, or None."""
         machine = self.machine
         return self.rows.find(self.part, case, device=machine.device, versions=machine.versions, tiny=self.tiny)
 

@@ -32,7 +32,7 @@ class Subject:
 
 
 def subject(device: torch.device, *, tiny: bool, name: str = BASE) -> Subject:
-    """The model that is measured; with tiny, a small one on a few images.
+    """Return the model that is measured; with tiny, a small one on a few images.
 
     The lens and the replay check themselves on it here, in fp32, as their tolerances are those of fp32.
     """
@@ -43,7 +43,7 @@ def subject(device: torch.device, *, tiny: bool, name: str = BASE) -> Subject:
 
 
 def small(device: torch.device) -> tuple[Model, Tensor]:
-    """The model and images of a check."""
+    """Return the model and images of a check."""
     model = loading.load(TINY, random_weights=True, device=device)
     return model, random_images(model, _FEW)
 

@@ -24,7 +24,7 @@ class Timed:
 
 
 def timed(work: Work, device: torch.device, *, repeats: int = 5, warm_up: int = 1) -> Timed:
-    """How long some work takes, and the peak of the device's memory, what was there before included."""
+    """Return how long some work takes, and the peak of the device's memory, what was there before included."""
     return alternating({"": work}, device, repeats=repeats, warm_up=warm_up)[""]
 
 

@@ -76,7 +76,7 @@ def _cases(session: Session) -> Mapping[str, Case]:
 
 
 def _check(folder: Path, device: torch.device) -> Tensor:
-    """The logits of a small ViT after three steps on random images."""
+    """Return the logits of a small ViT after three steps on random images."""
     pixels = torch.randint(0, 256, (24, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     split = Split("random", "train", InMemory(pixels), (32, 32), ("a", "b"), labels=torch.arange(24) % 2)
     model = untrained("vit-mini", classes=split.classes, overrides=_LITTLE)
@@ -90,7 +90,8 @@ def _check(folder: Path, device: torch.device) -> Tensor:
 
 
 def _data(session: Session) -> Path:
-    """The folder with train/ and test/: the one that was given, or what the zips hold; small random images if tiny."""
+    """Return the folder with train/ and test/: the one that was given, or what the zips hold; small random images if
+    tiny."""
     if session.tiny and not session.data:
         return _random_files(session.folder / "random")
     if len(session.data) == 1 and session.data[0].is_dir():
@@ -191,7 +192,8 @@ def _folder(session: Session, name: str) -> Path:
 
 
 def _planned(session: Session, folder: Path, name: str, train: Split) -> int:
-    """The epochs that take the minutes, compilation and tests included; written down when the training begins."""
+    """Return the epochs that take the minutes, compilation and tests included; written down when the training
+    begins."""
     plan = folder / "plan.json"
     if plan.exists():
         return int(json.loads(plan.read_text())["epochs"])
@@ -216,6 +218,6 @@ def _objective(session: Session, teacher: str, classes: tuple[str, ...]) -> Stan
 
 
 def _accuracy_of(session: Session, name: str) -> float | None:
-    """The accuracy of another training of as many minutes, from its row."""
+    """Return the accuracy of another training of as many minutes, from its row."""
     row = session.known(f"{name}, {session.minutes:g} minutes")
     return None if row is None else float(row.values["accuracy"] or 0)

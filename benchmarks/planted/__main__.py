@@ -41,7 +41,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What no two runs share."""
+        """Return what no two runs share."""
         return self.name, self.images, self.seed
 
 
@@ -56,33 +56,33 @@ class Tally:
 
     @property
     def first(self) -> int:
-        """The seeds in which a right answer is named first."""
+        """Return the seeds in which a right answer is named first."""
         right = CAUSES[self.name].names
         return sum(naming.names[:1] != () and naming.names[0] in right for naming in self.namings)
 
     @property
     def named(self) -> int:
-        """The seeds in which a right answer is named at all."""
+        """Return the seeds in which a right answer is named at all."""
         right = CAUSES[self.name].names
         return sum(any(name in right for name in naming.names) for naming in self.namings)
 
     @property
     def false_names(self) -> Counter[str]:
-        """What is named falsely, with the number of seeds."""
+        """Return what is named falsely, with the number of seeds."""
         cause = CAUSES[self.name]
         allowed = {*cause.names, *cause.wider}
         return Counter(name for naming in self.namings for name in naming.names if name not in allowed)
 
     @property
     def false(self) -> int:
-        """The seeds in which something false is named."""
+        """Return the seeds in which something false is named."""
         cause = CAUSES[self.name]
         allowed = {*cause.names, *cause.wider}
         return sum(any(name not in allowed for name in naming.names) for naming in self.namings)
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The cells of the table."""
+        """Return the cells of the table."""
         seeds = len(self.namings)
         is_control = CAUSES[self.name].is_control
         errors = sum(naming.errors for naming in self.namings) / seeds

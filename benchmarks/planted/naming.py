@@ -41,7 +41,7 @@ class Naming:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is named, the strongest first."""
+        """Return what is named, the strongest first."""
         return tuple(self.effects)
 
 

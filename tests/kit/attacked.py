@@ -22,7 +22,7 @@ class Wave(nn.Module):
 
 
 def made(module: nn.Module, size: Size, *, classes: int | tuple[str, ...] = 5) -> Model:
-    """A model around any module, without normalisation."""
+    """Return a model around any module, without normalisation."""
     return bare(module, size, classes=tuple("abcdefghij"[:classes]) if isinstance(classes, int) else classes)
 
 
@@ -57,7 +57,7 @@ def pictures(count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float =
 
 
 def predictions(model: Model, images: Tensor) -> Tensor:
-    """The predictions, one image at a time."""
+    """Return the predictions, one image at a time."""
     with torch.no_grad():
         return torch.cat([model(image).argmax(1) for image in images.split(1)])
 
@@ -76,6 +76,6 @@ def asked(model: Model) -> Iterator[list[Tensor]]:
 def outcome(
     name: str, broken_at: Sequence[float], *, epsilons: Sequence[float] = (0.1, 0.2), groups: Tensor | None = None
 ) -> Outcome:
-    """An attack that broke images at these epsilons; 0: wrong before."""
+    """Return an attack that broke images at these epsilons; 0: wrong before."""
     at = torch.tensor(broken_at)
     return Outcome(name, "m", tuple(epsilons), at > 0, at, at, at < 0, 0, 0, 0.0, groups=groups)

@@ -44,7 +44,8 @@ def raised(model: Model, batch: Tensor, targets: Tensor | None = None, *, libra:
 
 
 def among_all(fused: Tensor, tokens: int) -> Tensor:
-    """A layer as a square matrix over (reader, tokens): the reader is a pooling query or a CLS that joins late."""
+    """Return a layer as a square matrix over (reader, tokens): the reader is a pooling query or a CLS that joins
+    late."""
     whole = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
     if fused.shape[1] == tokens:
         whole[:, 1:, 1:] = fused
@@ -79,6 +80,7 @@ def by_rollout(layers: Sequence[Tensor], tokens: int, alpha: float = 0.5) -> Ten
 
 
 def as_read(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
-    """The row of a matrix over (reader, tokens) that the classifier reads (None: the reader's), patches as a map."""
+    """Return the row of a matrix over (reader, tokens) that the classifier reads (None: the reader's), patches as a
+    map."""
     tokens = matrix[:, 0, 1:] if row is None else torch.tensor(row, dtype=matrix.dtype) @ matrix[:, 1:, 1:]
     return tokens[:, len(model.layout.prefix) :].unflatten(1, model.layout.grid)

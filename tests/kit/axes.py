@@ -9,7 +9,7 @@ from matplotlib.text import Text
 
 
 def drawn(figure: Figure) -> FigureCanvasAgg:
-    """The figure's canvas, drawn once and again only after a change."""
+    """Return the figure's canvas, drawn once and again only after a change."""
     if not isinstance(figure.canvas, FigureCanvasAgg):
         FigureCanvasAgg(figure)
         figure.stale = True
@@ -22,27 +22,27 @@ def drawn(figure: Figure) -> FigureCanvasAgg:
 
 
 def pixels(figure: Figure) -> np.ndarray:
-    """The figure drawn, (height, width, 3) in [0, 1]."""
+    """Return the figure drawn, (height, width, 3) in [0, 1]."""
     return np.asarray(drawn(figure).buffer_rgba())[..., :3] / 255
 
 
 def shown(figure: Figure) -> list[Axes]:
-    """The panels of pictures and maps, without a colour bar's."""
+    """Return the panels of pictures and maps, without a colour bar's."""
     return [axes for axes in figure.axes if axes.images]
 
 
 def array(axes: Axes) -> np.ndarray:
-    """The numbers of a panel's picture."""
+    """Return the numbers of a panel's picture."""
     return np.asarray(axes.images[0].get_array())
 
 
 def texts(figure: Figure) -> list[str]:
-    """All that is written in the figure and can be seen."""
+    """Return all that is written in the figure and can be seen."""
     return [text.get_text() for text in _visible(figure)]
 
 
 def cut_off(figure: Figure) -> list[str]:
-    """The texts that do not lie wholly inside the figure."""
+    """Return the texts that do not lie wholly inside the figure."""
     renderer = drawn(figure).get_renderer()
     width = figure.bbox.width
     height = figure.bbox.height
@@ -53,12 +53,12 @@ def cut_off(figure: Figure) -> list[str]:
 
 
 def crosses(axes: Axes) -> list[Line2D]:
-    """The diagonals that cross a panel out."""
+    """Return the diagonals that cross a panel out."""
     return [line for line in axes.lines if line.get_gid() == "crossed out"]
 
 
 def overlapping(figure: Figure) -> bool:
-    """Whether any two panels, a colour bar among them, cover each other."""
+    """Return True if any two panels, a colour bar among them, cover each other."""
     boxes = [axes.get_position() for axes in figure.axes]
     pairs = [(one, other) for index, one in enumerate(boxes) for other in boxes[:index]]
     return any(

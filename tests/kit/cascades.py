@@ -11,7 +11,7 @@ from vitlens.analysis.faithfulness.sanity import cascade
 
 
 def new_at_each_stage(model: Model) -> dict[str, set[str]]:
-    """The parameters that a stage randomises and the stages before do not."""
+    """Return the parameters that a stage randomises and the stages before do not."""
     found = dict[str, set[str]]()
     before = set[str]()
     for title, names in cascade(model).items():
@@ -21,18 +21,18 @@ def new_at_each_stage(model: Model) -> dict[str, set[str]]:
 
 
 def used_behind(model: Model) -> set[str]:
-    """The parameters on which the logits depend, and the last block's output does not."""
+    """Return the parameters on which the logits depend, and the last block's output does not."""
     return {name for name, (first, last, logits) in _effects(model).items() if logits and not last and not first}
 
 
 def used_before(model: Model) -> set[str]:
-    """The parameters on which the first block's input depends."""
+    """Return the parameters on which the first block's input depends."""
     return {name for name, (first, _, _) in _effects(model).items() if first}
 
 
 @torch.no_grad()
 def _effects(model: Model) -> dict[str, tuple[bool, bool, bool]]:
-    """Whether a parameter changes the first block's input, the last block's output, and the logits."""
+    """Return whether a parameter changes the first block's input, the last block's output, and the logits."""
     plain = _seen(model)
     found = {}
     for name, parameter in model.module.named_parameters():

@@ -35,14 +35,14 @@ def halved(tensor: Tensor) -> Tensor:
 
 
 def change_of(access: Access) -> Callable[[Tensor], Tensor] | KnockOut:
-    """The change of a place that the test makes."""
+    """Return the change of a place that the test makes."""
     if access.place.kind == "weights":
         return KNOCKED
     return halved if access.place.kind in BY_WEIGHTS else mixed
 
 
 def changed_places(model: Model) -> list[str]:
-    """One place of each kind in the first and in the last layer, as far as they can be changed by hand."""
+    """Return one place of each kind in the first and in the last layer, as far as they can be changed by hand."""
     found: dict[tuple[str, str], str] = {}
     for place in vitlens.places(model):
         inside = place.kind in (*BY_WEIGHTS, "weights")
@@ -54,7 +54,7 @@ def changed_places(model: Model) -> list[str]:
 
 
 def really_changed(model: Model, place: str) -> Model:
-    """A copy of the model in which the module of a place is another one."""
+    """Return a copy of the model in which the module of a place is another one."""
     access = accesses(model)[place]
     other = copy.deepcopy(model)
     module = other.module.get_submodule(access.module)
@@ -76,7 +76,7 @@ def with_class(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[
 
 
 def around(forward: Callable[..., Any], access: Access) -> Callable[..., Any]:
-    """A forward whose input or output is changed at a place."""
+    """Return a forward whose input or output is changed at a place."""
 
     def changed(raw: Tensor) -> Tensor:
         whole = access.whole(raw).clone()
@@ -98,7 +98,7 @@ def around(forward: Callable[..., Any], access: Access) -> Callable[..., Any]:
 
 
 def _given(args: tuple[Any, ...]) -> int:
-    """How many of the arguments are not the module itself."""
+    """Return how many of the arguments are not the module itself."""
     return sum(not isinstance(each, nn.Module) for each in args)
 
 
@@ -124,7 +124,7 @@ def _can_change_inside(model: Model, access: Access) -> bool:
 
 
 def _rows(attention: Any, access: Access) -> Iterator[Tensor]:
-    """The rows of weights and biases that compute what is changed."""
+    """Yield the rows of weights and biases that compute what is changed."""
     joint = attention.qkv if hasattr(attention, "qkv") else None
     weight, bias = (attention.in_proj_weight, attention.in_proj_bias) if joint is None else (joint.weight, joint.bias)
     part = {"queries": 0, "scores": 0, "keys": 1}.get(access.place.kind, 2)
@@ -159,5 +159,5 @@ def kind_of(model: Model, place: str) -> str:
 
 
 def is_output(model: Model, place: str) -> bool:
-    """Whether a place is the output of a module, so that a hook can change it."""
+    """Return True if a place is the output of a module, so that a hook can change it."""
     return accesses(model)[place].part == "output"

@@ -26,7 +26,7 @@ __all__ = [
 
 
 def with_chapter(study: Record, word: str, **changes: object) -> Record:
-    """A copy of a study in one of whose chapters these fields differ."""
+    """Return a copy of a study in one of whose chapters these fields differ."""
     parts = [
         Chapter(each.row, replace(each.record, **changes)) if each.row.word == word else each for each in study.parts
     ]

@@ -19,7 +19,7 @@ class Clock:
 
 
 def clock_of_passes(monkeypatch: pytest.MonkeyPatch, *, tick: float = 0.0) -> Clock:
-    """The clock by which passes are timed from now on."""
+    """Return the clock by which passes are timed from now on."""
     clock = Clock(tick)
     monkeypatch.setattr("vitlens.analysis.cost.passes.perf_counter", clock)
     return clock

@@ -29,13 +29,13 @@ from vitlens.report.document import Document
 
 
 def ran(out: Path, line: str, *, code: int = 0) -> Any:
-    """The record of a line such as "stats {model} --limit 3", quiet and on the CPU, with its folder at out."""
+    """Return the record of a line such as "stats {model} --limit 3", quiet and on the CPU, with its folder at out."""
     assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(out)]) == code, line
     return read_folder(out)
 
 
 def gone_on(folder: Path, line: str) -> Any:
-    """The record of a stopped run that went on, as "train" or "study --epochs 3"."""
+    """Return the record of a stopped run that went on, as "train" or "study --epochs 3"."""
     assert run([*line.split(), "--resume", str(folder), "--device", "cpu", "--quiet"]) == 0
     return read_folder(folder)
 
@@ -46,17 +46,17 @@ def report(record: Record) -> Document:
 
 
 def said_first(document: Document) -> str:
-    """What its first page answers and does not know."""
+    """Return what its first page answers and does not know."""
     return " ".join(each.text for each in (*document.first.answer, *document.first.unknown))
 
 
 def digest_of_code(name: str) -> str:
-    """What decides whether the cache takes two models of a --model-file for the same one."""
+    """Return what decides whether the cache takes two models of a --model-file for the same one."""
     return content_digest(load(name, code_files=[name]))
 
 
 def refusal(capsys: pytest.CaptureFixture[str], line: str, *, code: int = 2, unexpected: bool = False) -> str:
-    """What a line says that fails as it should: one line on stderr, nothing else."""
+    """Return what a line says that fails as it should: one line on stderr, nothing else."""
     capsys.readouterr()
     assert run(shlex.split(line)) == code, line
     shown = capsys.readouterr()
@@ -68,12 +68,12 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, *, code: int = 2, une
 
 
 def figures(record: Record) -> set[str]:
-    """The names of its figures that were written."""
+    """Return the names of its figures that were written."""
     return {path.stem for path in (record.folder / "figures").glob("*.png")}
 
 
 def written_digits(folder: Path, count: int, place: Callable[[int, int], str]) -> Path:
-    """The first test digits as PNG, each at place(number, label) below the folder; "" leaves one out."""
+    """Return the first test digits as PNG, each at place(number, label) below the folder; "" leaves one out."""
     for batch in digits("test").limit(count).batches(1):
         where = place(int(batch.indices[0]), int(batch.labels[0]))
         if where:
@@ -84,7 +84,7 @@ def written_digits(folder: Path, count: int, place: Callable[[int, int], str]) -
 
 
 def shown_now(capsys: pytest.CaptureFixture[str]) -> str:
-    """What an announced run shows on stderr at this moment, after what it has shown before."""
+    """Return what an announced run shows on stderr at this moment, after what it has shown before."""
     show_again()
     return capsys.readouterr().err
 

@@ -7,5 +7,6 @@ from vitlens.report.claims import Claim
 
 
 def contradictions(claims: Iterable[Claim]) -> Iterator[str]:
-    """What two claims on one question and subject say differently, and causes that nothing was changed to show."""
+    """Yield what two claims on one question and subject say differently, and causes that nothing was changed to
+    show."""
     yield from (f"{each.about}: {each.error}" for each in claim_conflicts(claims))

@@ -31,7 +31,7 @@ VALUES: tuple[object, ...] = (
 
 
 def places(content: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every place of a nested value; of a list the first two alone."""
+    """Yield every place of a nested value; of a list the first two alone."""
     if at:
         yield at
     if isinstance(content, dict):
@@ -43,7 +43,7 @@ def places(content: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[st
 
 
 def damaged(content: object, at: tuple[str | int, ...], value: object) -> str:
-    """The JSON of the content with one place changed."""
+    """Return the JSON of the content with one place changed."""
     made = copy.deepcopy(content)
     node = made
     for key in at[:-1]:
@@ -56,7 +56,7 @@ def damaged(content: object, at: tuple[str | int, ...], value: object) -> str:
 
 
 def every(content: object) -> list[tuple[tuple[str | int, ...], object]]:
-    """All pairs of a place and a value."""
+    """Return all pairs of a place and a value."""
     return [(at, value) for at in places(content) for value in VALUES]
 
 
@@ -72,11 +72,11 @@ def damage_bytes(file: Path, generator: random.Random) -> None:
 
 
 def refused(code: int, said: str) -> bool:
-    """Whether a command line was refused as a wrong input is: exit code 2, one line, nothing unexpected."""
+    """Return True if a command line was refused as a wrong input is: exit code 2, one line, nothing unexpected."""
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     return code == 2 and len(errors) == 1 and "unexpected" not in said
 
 
 def served_or_refused(code: int, said: str) -> bool:
-    """Whether a command line was refused, or did its work (the damage may be harmless)."""
+    """Return True if a command line was refused, or did its work (the damage may be harmless)."""
     return refused(code, said) or (code == 0 and "unexpected" not in said)

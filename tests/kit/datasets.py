@@ -22,17 +22,17 @@ def numbered(labels: Tensor, **fields: Any) -> Split:
 
 
 def pixels_of(split: Split) -> Tensor:
-    """All pixels, as they are stored."""
+    """Return all pixels, as they are stored."""
     return split.source.read(torch.arange(len(split)))
 
 
 def seen_in_share(split: Split, share: float, *, seed: int = 0, epoch: int = 0) -> Tensor:
-    """The pixels of which a study's training on a share of the images consists in an epoch."""
+    """Return the pixels of which a study's training on a share of the images consists in an epoch."""
     return pixels_of(share_of(split, share, seed=seed).epoch(epoch))
 
 
 def fitted(size: tuple[int, int], resize: int | None = None, **more: Any) -> Preprocessing:
-    """How a model of this input size wants its pictures."""
+    """Return how a model of this input size wants its pictures."""
     return Preprocessing(size, resize, **more)
 
 

@@ -33,19 +33,19 @@ class Linear(nn.Module):
 
 
 def linear(grid: tuple[int, int] = (4, 3), patch: tuple[int, int] = (2, 4)) -> Model:
-    """A linear model, of 8 x 12 px, that declares the patch layout of a ViT; pixels are not normalised."""
+    """Return a linear model, of 8 x 12 px, that declares the patch layout of a ViT; pixels are not normalised."""
     layout = TokenLayout(grid, patch)
     return bare(Linear(layout.image_size), layout.image_size, anatomy=Anatomy("other", (), layout))
 
 
 def prompted(model: Model) -> Model:
-    """A language-image model with five prompts at random."""
+    """Return a language-image model with five prompts at random."""
     prompts = F.normalize(torch.randn(5, 16, generator=torch.Generator().manual_seed(1)), dim=-1)
     return with_prompts(model, CLASSES, prompts)
 
 
 def affinity(model: Model, images: Tensor, layers: Sequence[int] | None = None) -> Tensor:
-    """The attention between patches, mean over heads, plus its transpose, rows scaled to sum to 1."""
+    """Return the attention between patches, mean over heads, plus its transpose, rows scaled to sum to 1."""
     first = len(model.layout.prefix)
     own = [layer[:, :, first:, first:].double().mean(1) for layer in vitlens.attention(model, images)]
     total = torch.stack([each for layer, each in enumerate(own) if layers is None or layer in layers]).sum(0)

@@ -15,13 +15,14 @@ Shown = NDArray[np.float64]
 
 
 def shown_data(page: str) -> dict[str, Any]:
-    """The JSON in the page."""
+    """Return the JSON in the page."""
     data: dict[str, Any] = json.loads(_script(page, "vl-explorer"))
     return data
 
 
 def shown_weights(page: str, image: int) -> Shown | None:
-    """The weights (layers, heads, queries, keys) of one image, of layer means with one head; None without any."""
+    """Return the weights (layers, heads, queries, keys) of one image, of layer means with one head; None without
+    any."""
     data = shown_data(page)
     packed = data["images"][image]["weights"]
     special = len(data["special"])
@@ -34,7 +35,7 @@ def shown_weights(page: str, image: int) -> Shown | None:
 
 
 def shown_rollout(page: str, image: int) -> Shown | None:
-    """The rollout (layers, keys) of one image."""
+    """Return the rollout (layers, keys) of one image."""
     data = shown_data(page)
     packed = data["images"][image]["rollout"]
     special = len(data["special"])
@@ -45,14 +46,14 @@ def shown_rollout(page: str, image: int) -> Shown | None:
 
 
 def shown_map(page: str, image: int, name: str) -> Shown:
-    """A map of one image by its name, from its least to its greatest value."""
+    """Return a map of one image by its name, from its least to its greatest value."""
     (packed,) = [each for each in shown_data(page)["images"][image]["maps"] if each["name"] == name]
     steps = np.frombuffer(b64decode(packed["data"]), np.uint8).reshape(packed["grid"])
     return np.asarray(packed["low"] + (packed["high"] - packed["low"]) * steps / 255)
 
 
 def picture_of(uri: str) -> Image.Image:
-    """A picture that a page holds."""
+    """Return a picture that a page holds."""
     head, _, data = uri.partition(",")
     assert head == "data:image/webp;base64"
     return Image.open(BytesIO(b64decode(data)))

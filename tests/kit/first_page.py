@@ -15,22 +15,22 @@ TABLE: Final = 8  # rows
 
 
 def judged(document: Document) -> list[Claim]:
-    """Its judgements."""
+    """Return its judgements."""
     return [claim for claim in document.claims if claim.state]
 
 
 def states(document: Document) -> dict[str, str]:
-    """The state of every judgement, by "calibration of vit-digits"."""
+    """Return the state of every judgement, by "calibration of vit-digits"."""
     return {f"{claim.question} of {claim.subject}": claim.state for claim in judged(document)}
 
 
 def clear_effects(document: Document) -> list[Claim]:
-    """What stands out of all that was measured, the clearest first."""
+    """Return what stands out of all that was measured, the clearest first."""
     return [claim for claim in shown(document.claims, 7) if claim.rank]
 
 
 def findings_of(report: Report, record: Any) -> tuple[Claim, ...]:
-    """The largest effects of a report that survive correction and rest on no measurement in doubt."""
+    """Return the largest effects of a report that survive correction and rest on no measurement in doubt."""
     return largest(not_doubted(report.effects(record), report(record).claims))
 
 
@@ -59,7 +59,8 @@ def check_first_page(document: Document) -> None:
 
 
 def suite_of(claims: tuple[Claim, ...], *outcomes: Any) -> ElementTree.Element:
-    """The suite of a report with these claims, and of requirements, in the JUnit XML of an audit that took 1.5 s."""
+    """Return the suite of a report with these claims, and of requirements, in the JUnit XML of an audit that took 1.5
+    s."""
     document = Document("t", (), FirstPage(()), claims=claims)
     root = ElementTree.fromstring(junit(document, outcomes, suite="vitlens audit", seconds=1.5))
     assert root.tag == "testsuites"

@@ -22,7 +22,7 @@ def foolbox() -> ModuleType:
 
 
 def standing(model: Model, images: Tensor, labels: Tensor, attack: object, epsilons: list[float]) -> list[Tensor]:
-    """Which images are right and stay so, at each epsilon, by foolbox's own verdict."""
+    """Return which images are right and stay so, at each epsilon, by foolbox's own verdict."""
     module = foolbox().PyTorchModel(model, bounds=(0, 1), device=model.device)
     _, _, broken = attack(module, images, labels, epsilons=epsilons)  # type: ignore[operator]
     with torch.no_grad():

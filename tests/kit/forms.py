@@ -19,20 +19,20 @@ from vitlens.models.support import meets
 
 
 def picture_of(models: Sequence[Model], *, seed: int = 0) -> Picture:
-    """A scene of a digit as each of these models of digits sees it."""
+    """Return a scene of a digit as each of these models of digits sees it."""
     (batch,) = vitlens.load_data("digits", limit=1, seed=seed).batches(1)
     return Picture("key", "scene.png", "", {model.alias: (batch.images * 255).round().byte() for model in models})
 
 
 def write(model: Model, picture: Picture, function: Write, place: Path, **options: Any) -> Path:
-    """The page of a report of a tab, with its archive beside it."""
+    """Return the page of a report of a tab, with its archive beside it."""
     site = DemoSite(Pool((model,)), (), place)
     return written(site, model, picture, partial(function, **options), session="one", word="tab")
 
 
 def every_view(model: Model, batch: Tensor) -> list[str]:
-    """The HTML of every tab for the first image of a batch in [0, 1], as far as the model has them, as under `vitlens
-    demo`."""
+    """Return the HTML of every tab for the first image of a batch in [0, 1], as far as the model has them, as under
+    `vitlens demo`."""
     (served,) = Pool((model,)).models
     picture = Picture("key", "a.png", "", {model.alias: (batch[:1] * 255).round().byte()})
     views: list[tuple[Write, dict[str, Any]]] = [

@@ -86,23 +86,23 @@ class Golden:
 
     @cached_property
     def record(self) -> Any:
-        """Its typed rows and arrays."""
+        """Return its typed rows and arrays."""
         return read_folder(self.folder)
 
     @property
     def said(self) -> list[str]:
-        """The lines that it showed while it ran."""
+        """Return the lines that it showed while it ran."""
         return self.folder.parent.with_suffix(".said").read_text().splitlines()
 
     @property
     def document(self) -> Document:
-        """Its report."""
+        """Return its report."""
         document: Document = COMMANDS[self.record.command].report(self.record)
         return document
 
 
 def of_all_processes(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
-    """A folder of this session that the processes of pytest-xdist share."""
+    """Return a folder of this session that the processes of pytest-xdist share."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)
@@ -111,7 +111,7 @@ def of_all_processes(tmp_path_factory: pytest.TempPathFactory, name: str) -> Pat
 
 @pytest.fixture(scope="session")
 def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> dict[str, Path]:
-    """What the lines name."""
+    """Return what the lines name."""
     return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "pictures": pictures}
 
 
@@ -138,7 +138,7 @@ def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def undrawn() -> Iterator[None]:
-    """The test makes no figures: those of such a record are drawn by another."""
+    """Make no figures in a test: those of such a record are drawn by another."""
     with no_figures():
         yield
 

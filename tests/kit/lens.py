@@ -45,30 +45,30 @@ def of(model: Model, *, batch: int = 3, seed: int = 0) -> Tensor:
 
 
 def calls_of(model: Model, batch: Tensor, **how: bool) -> list[AttentionCall]:
-    """The calls of attention in the order of the forward pass."""
+    """Return the calls of attention in the order of the forward pass."""
     calls: list[AttentionCall] = []
     vitlens.observe(model, batch, calls.append, **how)
     return calls
 
 
 def changed(model: Model, batch: Tensor, changes: dict[str, Change], **options: object) -> Tensor:
-    """The logits under changes."""
+    """Return the logits under changes."""
     with torch.no_grad(), vitlens.intervene(model, changes, **options):
         return model(batch)
 
 
 def changeable(model: Model) -> list[str]:
-    """The names of the places that can be changed."""
+    """Return the names of the places that can be changed."""
     return [place.name for place in vitlens.places(model) if place.changeable]
 
 
 def heads_by_layer(model: Model) -> list[int]:
-    """How many heads each layer has."""
+    """Return how many heads each layer has."""
     return [layer.heads for layer in layers(model)]
 
 
 def removable(model: Model, layer: int) -> bool:
-    """Whether the block of a layer may be removed."""
+    """Return True if the block of a layer may be removed."""
     try:
         with vitlens.intervene(model, {f"blocks.{layer}": "remove"}):
             return True
@@ -77,7 +77,7 @@ def removable(model: Model, layer: int) -> bool:
 
 
 def without_head(model: Model, layer: int, head: int, constant: Tensor | None = None) -> Model:
-    """A copy whose output projection does not read a head, but (its bias) a constant instead."""
+    """Return a copy whose output projection does not read a head, but (its bias) a constant instead."""
     cut = copy.deepcopy(model)
     known = layers(model)[layer]
     projection = projection_of(cut, known.attention)
@@ -92,7 +92,7 @@ def without_head(model: Model, layer: int, head: int, constant: Tensor | None = 
 
 
 def entering(model: Model, layer: int, batch: Tensor, *, projection: bool = False) -> Tensor:
-    """What a plain hook sees that enters a layer's block, or its output projection."""
+    """Return what a plain hook sees that enters a layer's block, or its output projection."""
     known = layers(model)[layer]
     module = projection_of(model, known.attention) if projection else model.module.get_submodule(known.unit)
     which = 0 if projection else known.stream
@@ -105,7 +105,7 @@ def entering(model: Model, layer: int, batch: Tensor, *, projection: bool = Fals
 
 
 def hooked(model: Model, batch: Tensor, path: str, write: Callable[[Tensor], Tensor], *, before: bool) -> Tensor:
-    """The logits with a plain hook that rewrites the output of a module, or its input."""
+    """Return the logits with a plain hook that rewrites the output of a module, or its input."""
     module = model.module.get_submodule(path)
     if before:
         handle = module.register_forward_pre_hook(lambda _module, inputs: (write(inputs[0]), *inputs[1:]))
@@ -118,7 +118,7 @@ def hooked(model: Model, batch: Tensor, path: str, write: Callable[[Tensor], Ten
 
 
 def module_paths(model: Model, layer: int) -> tuple[str, str | None, str | None]:
-    """The names of a layer's block, its output projection and its MLP."""
+    """Return the names of a layer's block, its output projection and its MLP."""
     known = layers(model)[layer]
     paths = {module: path for path, module in model.module.named_modules()}
     projection = projection_of(model, known.attention)

@@ -59,14 +59,14 @@ class Answering(nn.Module):
 
 
 def made_model(*layers: Tensor, grid: tuple[int, int], prefix: int = 0, patch_size: tuple[int, int] = (4, 4)) -> Model:
-    """A model whose layers have these weights (images, heads, query, key), rows of which sum to 1."""
+    """Return a model whose layers have these weights (images, heads, query, key), rows of which sum to 1."""
     layout = TokenLayout(grid, patch_size, PREFIXES[prefix])
     anatomy = Anatomy("vit", tuple(f"blocks.{layer}" for layer in range(len(layers))), layout, "mean")
     return bare(Answering(layers), layout.image_size, anatomy=anatomy, classes=("a", "b", "c"))
 
 
 def numbered(model: Model, count: int) -> Tensor:
-    """The images that a made model knows by number, (count, 3, height, width)."""
+    """Return the images that a made model knows by number, (count, 3, height, width)."""
     numbers = torch.arange(count, dtype=torch.float32) / _STEPS
     return numbers.view(-1, 1, 1, 1).expand(count, 3, *model.input_size).contiguous()
 
@@ -81,7 +81,7 @@ def random_weights(images: int, heads: int, tokens: int, *, seed: int = 0, sharp
 
 
 def curve(*accuracies: float, n: int = 100) -> Outcomes:
-    """A curve over as many heads as there are numbers but one; images fail from the last one on."""
+    """Return a curve over as many heads as there are numbers but one; images fail from the last one on."""
     correct = torch.arange(n) < (torch.tensor(accuracies)[:, None] * n).round()
     units = tuple(Unit("head", 0, head) for head in range(len(accuracies) - 1))
     sets = tuple(units[:count] for count in range(len(accuracies)))

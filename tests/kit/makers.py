@@ -17,7 +17,7 @@ def folder_of(model: vitlens.Model, name: str, places: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an untrained ViT of digits."""
+    """Return the folder of an untrained ViT of digits."""
     return folder_of(little_vit(), "tiny-vit", tmp_path_factory)
 
 
@@ -39,19 +39,19 @@ def weaker(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model of three other classes."""
+    """Return the folder of a model of three other classes."""
     return folder_of(little_vit(("x", "y", "z"), seed=3), "learned", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def tiny_cnn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an untrained ResNet-20 of digits."""
+    """Return the folder of an untrained ResNet-20 of digits."""
     return folder_of(untrained("resnet20", classes=CLASSES, seed=1), "tiny-cnn", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of three scenes as PNG."""
+    """Return a folder of three scenes as PNG."""
     folder = tmp_path_factory.mktemp("pictures")
     for index, batch in enumerate(digits("test").limit(3).batches(1)):
         pixels = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()

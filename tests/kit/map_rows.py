@@ -44,8 +44,8 @@ def checks(
     jumped: float | None = 0.0,
     behind: float | None = None,
 ) -> list[MapCheckRow]:
-    """A method that passes every check, but for what is changed. over: what its score exceeds each baseline by, second:
-    with the second replacement (None: not tried); without: baselines that were not compared."""
+    """Return a method that passes every check, but for what is changed. over: what its score exceeds each baseline by,
+    second: with the second replacement (None: not tried); without: baselines that were not compared."""
     margins = {RANDOM: 0.3, CENTRE: 0.2, SHUFFLED: 0.1} | dict(over or {})
     rows = []
     for substrate, changed in ((IMPUTED, {}), ("mean", second)):

@@ -200,7 +200,7 @@ _FOLDED = re.compile(r"<details><summary>[^<>&]*</summary>|</details>")  # our o
 
 
 def problems(text: str) -> list[str]:
-    """What is alive in a report that should only be read; empty for a good one."""
+    """Return what is alive in a report that should only be read; empty for a good one."""
     found = [f"control character {one!r}" for one in set(text) if one != "\n" and hidden(one)]
     for token in (one for block in parsed(text) for one in (block, *(block.children or ()))):
         source = str(token.attrs.get("src", ""))
@@ -213,12 +213,12 @@ def problems(text: str) -> list[str]:
 
 @cache
 def parsed(text: str) -> list[Token]:
-    """The blocks of a markdown text, as GitHub takes it apart."""
+    """Return the blocks of a markdown text, as GitHub takes it apart."""
     return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
 
 
 def cells(text: str) -> list[list[str]]:
-    """The rows of all tables, as they are read."""
+    """Return the rows of all tables, as they are read."""
     rows: list[list[str]] = []
     for token, after in zip(blocks := parsed(text), blocks[1:]):
         if token.type == "tr_open":
@@ -229,7 +229,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def read(token: Token) -> str:
-    """What a reader sees of an inline token."""
+    """Return what a reader sees of an inline token."""
     return "".join(
         child.content if child.type in ("text", "code_inline", "text_special") else "" for child in token.children or ()
     )

@@ -33,7 +33,7 @@ def headless(*, seed: int = 0, **shape: Any) -> Model:
 
 
 def built(name: str, model: Model | None = None, *, train: Split | None = None, **settings: Any) -> Any:
-    """What an objective trains."""
+    """Return what an objective trains."""
     train = train or scenes("train")
     objective = make_objective(name, train, train, {**SETTINGS[name], **settings})
     assert objective is not None
@@ -51,7 +51,7 @@ def pretrained(
     settings: Any = None,
     **changes: Any,
 ) -> tuple[Model, TrainingResult]:
-    """A model after a training of a few steps, and its result."""
+    """Return a model after a training of a few steps, and its result."""
     train = train or scenes("train")
     test = test or scenes("test", 16)
     objective = make_objective(name, train, test, {**SETTINGS[name], **(settings or {})})

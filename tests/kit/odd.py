@@ -82,7 +82,7 @@ class OddViT(nn.Module):
 
 
 def odd(*, training: bool = False, **shape: int) -> vitlens.Model:
-    """A new one, which a test may change. shape: dim, depth, heads."""
+    """Return a new one, which a test may change. shape: dim, depth, heads."""
     module = shaken(lambda: OddViT(**shape)).train(training)
     norm = module.stem[1]
     draws = torch.Generator().manual_seed(0)
@@ -95,7 +95,7 @@ def odd(*, training: bool = False, **shape: int) -> vitlens.Model:
 
 @cache
 def shared_odd() -> vitlens.Model:
-    """The one that all tests of a process read and none changes."""
+    """Return the one that all tests of a process read and none changes."""
     return odd()
 
 

@@ -88,7 +88,7 @@ def next_patch_weights() -> NDArray[np.float32]:
 
 
 def explorer(*, name: str = "cat.jpg", label: str = "sink") -> Explorer:
-    """Two images, the second with layer means alone."""
+    """Return two images, the second with layer means alone."""
     weights = next_patch_weights()
     picture = np.linspace(0, 255, 80 * 100 * 3).reshape(80, 100, 3).astype(np.uint8)
     images = (
@@ -101,7 +101,7 @@ def explorer(*, name: str = "cat.jpg", label: str = "sink") -> Explorer:
 
 
 def document(*, name: str = "tabby") -> Document:
-    """Every part of a report; name: stands wherever a name from outside can stand."""
+    """Return every part of a report; name: stands wherever a name from outside can stand."""
     rows = tuple((f"{name} {number}", Estimate(0.5, 0.4, 0.6, 100, "fraction")) for number in range(60))
     bars = FigureSpec("bars", f"What {name} shows.", partial(Figure, (1, 1)))
     panels = tuple(
@@ -144,7 +144,7 @@ def record(folder: Path, *, status: str = "done", **config: object) -> Record:
 
 
 def written(folder: Path, content: Document, **config: object) -> str:
-    """The page of a document whose figures are drawn in this folder."""
+    """Return the page of a document whose figures are drawn in this folder."""
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for figure in content.figures:
         Image.new("RGB", (300, 150), "orange").save(folder / "figures" / f"{figure.name}.png", dpi=(200, 200))
@@ -152,7 +152,7 @@ def written(folder: Path, content: Document, **config: object) -> str:
 
 
 def said(template: str = "{{ name }}", **given: object) -> str:
-    """The sentence of a claim."""
+    """Return the sentence of a claim."""
     return found("question", "subject", template, given=given).says
 
 
@@ -184,7 +184,7 @@ class Elements(HTMLParser):
 
 
 def page_problems(text: str) -> list[str]:
-    """What could act, load or lead out of a page, or says nothing; empty for a good one."""
+    """Return what could act, load or lead out of a page, or says nothing; empty for a good one."""
     elements = Elements(text)
     found = [f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and hidden(one)]
     for tag, attributes in elements.found:

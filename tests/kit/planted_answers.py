@@ -33,7 +33,7 @@ class Answers:
 
 
 def answers(right: NDArray[np.bool_], confidence: NDArray[np.floating] | float = 0.9, *, classes: int = 5) -> Answers:
-    """The image is of the class of its number; a wrong answer is the next class."""
+    """Return predictions of images of the class of their number; a wrong answer is the next class."""
     labels = np.arange(len(right)) % classes
     return Answers(np.broadcast_to(confidence, labels.shape), (labels + ~right) % classes, labels)
 
@@ -52,7 +52,7 @@ def evaluations(models: Mapping[str, Answers], names: Sequence[str]) -> tuple[li
 
 
 def evaluate_record(models: Mapping[str, Answers], *, seed: int = 0, names: Sequence[str] = NAMES) -> EvaluateRecord:
-    """What `vitlens evaluate` records of such models."""
+    """Return what `vitlens evaluate` records of such models."""
     found, config = evaluations(models, names)
     return replace(recorded(found, classes=len(names), seed=seed), config=config)
 
@@ -60,7 +60,7 @@ def evaluate_record(models: Mapping[str, Answers], *, seed: int = 0, names: Sequ
 def compare_record(
     models: Mapping[str, Answers], *, methods: Sequence[str] = ("relevance", "gradcam"), seed: int = 0
 ) -> CompareRecord:
-    """What `vitlens compare` records of two such models, with maps by these methods that agree partly."""
+    """Return what `vitlens compare` records of two such models, with maps by these methods that agree partly."""
     found, config = evaluations(models, NAMES)
     return replace(
         answered(compare_evaluations(*found), seed),

@@ -28,7 +28,7 @@ class Hues(nn.Module):
         self.register_buffer("colours", torch.tensor(list(product(*LEVELS))))
 
     def nearness(self, images: Tensor) -> Tensor:
-        """How near each pixel is to each class's colour (batch, classes, height, width)."""
+        """Return how near each pixel is to each class's colour (batch, classes, height, width)."""
         red, green, blue = (  # a colour is a level of each channel
             (-60 * (channel[:, None] - images.new_tensor(levels)[:, None, None]).square()).exp()
             for channel, levels in zip(images.unbind(1), LEVELS, strict=True)
@@ -55,7 +55,7 @@ def flat_images() -> Split:
 
 
 def near(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-    """The model's own evidence: the planted method."""
+    """Return the model's own evidence: the planted method."""
     return model.module.nearness(images)[torch.arange(len(images)), targets]
 
 

@@ -82,12 +82,12 @@ class Planted(nn.Module):
 
 
 def low_contrast(_planes: Tensor, local: Tensor) -> Tensor:
-    """The stripes are faint."""
+    """Return images with faint stripes."""
     return local.flatten(1).abs().amax(1) < 0.12
 
 
 def at_border(planes: Tensor, _local: Tensor) -> Tensor:
-    """A stripe reaches the edge of the image."""
+    """Return a stripe reaches the edge of the image."""
     edge = torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1)
     return ((edge > 0.36) & (edge < 0.85)).any(1)
 
@@ -141,7 +141,7 @@ def boxes(*places: tuple[int, int, int, int], side: int = 16, masks: bool = True
 
 
 def pictures_of(split: Split, maps: Tensor | None = None) -> Pictures:
-    """All images of a split and their maps, as they are given to a change of one property."""
+    """Return all images of a split and their maps, as they are given to a change of one property."""
     evaluation = Evaluation("made", split.classes, torch.zeros(len(split), 2), split.labels)
     return Pictures(Subject(None, split, evaluation, maps), torch.arange(len(split)))
 
@@ -152,7 +152,7 @@ def even(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 
 def properties(split: Split, maps: Tensor | None = None) -> dict[str, Tensor]:
-    """The properties that differ between the images of a split with these maps."""
+    """Return the properties that differ between the images of a split with these maps."""
     method = even if maps is None else lambda _model, images, _targets: maps[: len(images)]
     with planted_methods({"saliency": method}):
         return dict(vitlens.failures(model(at_border), split, method="saliency").values[0])
@@ -164,14 +164,14 @@ def failures_of(
     maps: Tensor | None = None,
     indices: Tensor | None = None,
 ) -> dict[str, Any]:
-    """What a record holds on why such models of these aliases fail; maps: of the images at these indices."""
+    """Return what a record holds on why such models of these aliases fail; maps: of the images at these indices."""
     models = [model(rule, alias) for alias, rule in rules.items()]
     subjects = [Subject(own, split, vitlens.evaluate(own, split), maps, indices) for own in models]
     return failure_fields(subjects, quiet=True)
 
 
 def chance_tests(property_of: Callable[[Generator], Numbers], draws: int) -> list[tuple[Estimate, float | None]]:
-    """How a property of 450 images separates 20 errors at random."""
+    """Return how a property of 450 images separates 20 errors at random."""
     generator = np.random.default_rng(0)
     results = []
     for _ in range(draws):
@@ -182,7 +182,8 @@ def chance_tests(property_of: Callable[[Generator], Numbers], draws: int) -> lis
 
 
 def chance_tests_by_source(size: int, draws: int) -> list[float | None]:
-    """The p of a property that 8 % of 60 sources have, where 12 sources fail; all images of a source are alike."""
+    """Return the p of a property that 8 % of 60 sources have, where 12 sources fail; all images of a source are
+    alike."""
     generator = np.random.default_rng(0)
     results = []
     groups = torch.arange(60).repeat_interleave(size)
@@ -196,7 +197,7 @@ def chance_tests_by_source(size: int, draws: int) -> list[float | None]:
 
 
 def audited(rule: Callable[[Tensor, Tensor], Tensor], split: Split) -> tuple[QuarterRow, ...]:
-    """The accuracies by quarters that an audit of such a model records."""
+    """Return the accuracies by quarters that an audit of such a model records."""
     settings = SimpleNamespace(seed=0, batch_size=None)
     passes = {"batch_size": None, "precision": "fp32"}
     run = SimpleNamespace(model=model(rule), split=split, run=settings, passes=passes)

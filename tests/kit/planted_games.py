@@ -28,7 +28,7 @@ BRIGHT = slice(56, 64)
 
 
 def worth() -> Tensor:
-    """What a white patch adds to the margin: the first and last row, a pair, one patch, and little elsewhere."""
+    """Return what a white patch adds to the margin: the first and last row, a pair, one patch, and little elsewhere."""
     found = torch.rand(CELLS**2, generator=torch.Generator().manual_seed(0)) * 0.6 - 0.2
     found[CHANGED], found[BRIGHT] = 1.2, 0.4
     found[FIRST], found[list(PAIR)] = 3.0, 2.0
@@ -36,7 +36,7 @@ def worth() -> Tensor:
 
 
 def margins(cells: Tensor, values: Tensor) -> Tensor:
-    """How far the first class is ahead, of brightnesses (..., patches) and what they are worth."""
+    """Return how far the first class is ahead, of brightnesses (..., patches) and what they are worth."""
     gone = 1 - cells
     return (cells @ values + OFFSET - BONUS * gone[..., PAIR[0]] * gone[..., PAIR[1]]) / SCALE
 
@@ -63,7 +63,7 @@ class Game(nn.Module):
 
 
 def cells_of(images: Tensor) -> Tensor:
-    """The mean brightness of each patch, row by row."""
+    """Return the mean brightness of each patch, row by row."""
     return F.adaptive_avg_pool2d(images.mean(1, keepdim=True), CELLS).flatten(1)
 
 
@@ -90,7 +90,7 @@ def brightness() -> Tensor:
 
 
 def pixels() -> Tensor:
-    """The images (images, 3, height, width)."""
+    """Return the images (images, 3, height, width)."""
     cells = brightness().view(-1, 1, CELLS, CELLS)
     return F.interpolate(cells, size=SIDE, mode="nearest").expand(-1, 3, -1, -1).contiguous()
 
@@ -103,7 +103,7 @@ def objects() -> Tensor:
 
 
 def write(folder: Path) -> str:
-    """A file of each image and mask; returns what to type after `vitlens explain`."""
+    """Return a file of each image and mask; returns what to type after `vitlens explain`."""
     images = (255 * pixels()).round().byte().permute(0, 2, 3, 1)
     return written(folder, images, 255 * objects().byte(), f"game={__file__}:game")
 
@@ -118,19 +118,19 @@ def written(folder: Path, images: Tensor, masks: Tensor, model: str) -> str:
 
 
 def truth(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """What each patch is worth, by the weights that the model has at that time."""
+    """Return what each patch is worth, by the weights that the model has at that time."""
     return (cells_of(images) * model.module.head.weight[0].detach()).unflatten(1, (CELLS, CELLS))
 
 
 def bright(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """The image itself, after a pass of one image many times: follows every shift, and depends on no weight."""
+    """Return the image itself, after a pass of one image many times: follows every shift, and depends on no weight."""
     with torch.no_grad():
         model(images[:1].expand(PASSES, -1, -1, -1))
     return images.mean(1)
 
 
 def marked(place: slice) -> Tensor:
-    """A map of the patches at a place, more or less."""
+    """Return a map of the patches at a place, more or less."""
     found = torch.linspace(0, 0.5, CELLS**2) + 0.02 * torch.arange(CELLS**2).sin()
     found[place] += 1
     return found.view(CELLS, CELLS)

@@ -23,7 +23,8 @@ def enlarged(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def on_highest(maps: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """The share of each map's highest points that lie on its mask (batch, height, width); up to rounding they tie.
+    """Return the share of each map's highest points that lie on its mask (batch, height, width); up to rounding they
+    tie.
 
     Maps (batch, rows, columns) are interpolated bilinearly between the centres of their cells.
     """
@@ -37,7 +38,7 @@ def config(images: int) -> Config:
 
 
 def attention(images: int = 40, **changes: object) -> AttentionRecord:
-    """Three layers, of which the second attends to the object; changes: of the last two layers' rows."""
+    """Return three layers, of which the second attends to the object; changes: of the last two layers' rows."""
 
     def layer(number: int) -> LayerRow:
         row = LayerRow(
@@ -80,7 +81,8 @@ def attention(images: int = 40, **changes: object) -> AttentionRecord:
 
 
 def rollout(images: int = 40, **changes: object) -> RolloutRecord:
-    """Two fusions and relevance, of which relevance alone finds the object; changes: of the mean fusion's row."""
+    """Return two fusions and relevance, of which relevance alone finds the object; changes: of the mean fusion's
+    row."""
 
     def row(name: str, method: str, fusion: str | None, gain: float) -> RolloutRow:
         return RolloutRow(
@@ -108,12 +110,12 @@ def rollout(images: int = 40, **changes: object) -> RolloutRecord:
 
 
 def said(record: Record) -> dict[str, str]:
-    """What its report claims, by question; nothing contradicts itself."""
+    """Return what its report claims, by question; nothing contradicts itself."""
     claims = report(record).claims
     assert not list(contradictions(claims))
     return {claim.question: claim.says for claim in claims if claim.is_shown}
 
 
 def prediction(image: str, name: str, probability: float, label: str | None) -> PredictionRow:
-    """A prediction, with a second class whose name is markup."""
+    """Return a prediction, with a second class whose name is markup."""
     return PredictionRow.of(image, [name, "<b>*x*</b>"], [probability, 0.1], label)

@@ -67,7 +67,7 @@ class Bench:
         self.across = column - column[:, None]
 
     def is_edge(self, patch: int) -> bool:
-        """Whether it is one of the outermost patches."""
+        """Return True if it is one of the outermost patches."""
         row, column = divmod(patch, self.grid[1])
         return row in (0, self.grid[0] - 1) or column in (0, self.grid[1] - 1)
 
@@ -82,11 +82,11 @@ class Bench:
         return self.form(slice(2, self.tokens), slice(2, self.tokens), STRONG * inside.float())
 
     def places(self, keys: list[int]) -> Tensor:
-        """All attend to these tokens."""
+        """Return all attend to these tokens."""
         return self.form(slice(self.tokens), keys, STRONG)
 
     def content(self, channel: int, sign: float) -> Tensor:
-        """All attend to keys by a channel of their content, and not to the prefix."""
+        """Return all attend to keys by a channel of their content, and not to the prefix."""
         every = slice(self.tokens)
         return self.form(every, self.tokens + channel, sign * STRONG) + self.form(every, slice(2), -2 * STRONG)
 
@@ -96,7 +96,7 @@ class Bench:
         return self.form(every, every, 3 * torch.randn(self.tokens, self.tokens, generator=self.draw))
 
     def heads(self) -> dict[str, Tensor]:
-        """The form of every planted head, by its label; noise is at the end."""
+        """Return the form of every planted head, by its label; noise is at the end."""
         down = self.down
         across = self.across
         colours = range(self.tokens, self.tokens + 3)
@@ -135,8 +135,8 @@ class Bench:
 def planted(
     forms: list[Tensor], grid: tuple[int, int], *, dead: tuple[int, ...] = (), seed: int = 0, depth: int = 1
 ) -> Model:
-    """A model whose last layer has a head for each bilinear form: score(query, key) = query form keyᵀ; dead: heads
-    without values; the layers before it add nothing."""
+    """Return a model whose last layer has a head for each bilinear form: score(query, key) = query form keyᵀ; dead:
+    heads without values; the layers before it add nothing."""
     heads = len(forms)
     width = len(forms[0])
     size = (grid[0] * PATCH, grid[1] * PATCH)
@@ -200,20 +200,20 @@ class Maker:
         return weights
 
     def even(self) -> Tensor:
-        """The same on all tokens."""
+        """Return the same on all tokens."""
         return uniform(self.images, 1, self.tokens)[:, 0]
 
     def row(self) -> Tensor:
-        """All on the query's row."""
+        """Return all on the query's row."""
         return self.head((self.down[:, None] == self.down).float())
 
     def beside(self) -> Tensor:
-        """All on the right neighbour; on itself where there is none."""
+        """Return all on the right neighbour; on itself where there is none."""
         step = torch.where(self.across + 1 < self.grid[1], 1, 0)
         return self.head(torch.eye(self.patches)[torch.arange(self.patches) + step])
 
     def on(self, key: int) -> Tensor:
-        """All patches' attention on this token."""
+        """Return all patches' attention on this token."""
         weights = self.even().clone()
         weights[:, self.prefix :] = torch.eye(self.tokens)[key]
         return weights
@@ -224,7 +224,7 @@ class Maker:
         return self.head(torch.eye(self.patches)[keys])
 
     def own_key(self) -> Tensor:
-        """One key for all queries of an image, another in each image."""
+        """Return one key for all queries of an image, another in each image."""
         keys = torch.randperm(self.patches, generator=self.generator)[: self.images]
         return self.head(torch.eye(self.patches)[keys][:, None].expand(-1, self.patches, -1))
 

@@ -48,7 +48,8 @@ def study_record(
     gain: Sequence[float] = (30.0, 20.0, 40.0),
     classes: int = 5,
 ) -> StudyRecord:
-    """The record of a kind whose points have these accuracies by label; gain: of probes, where a model is adapted."""
+    """Return the record of a kind whose points have these accuracies by label; gain: of probes, where a model is
+    adapted."""
     known = KINDS[kind]
     correct = predicted(shares, seeds=seeds, seed=seed, spread=spread)
     points = {
@@ -92,7 +93,8 @@ def study_record(
 
 
 def with_curves(record: StudyRecord, accuracies: Mapping[str, Sequence[float]]) -> StudyRecord:
-    """The record with the epochs of two trainings of each point, two seconds each, and when it came near the best."""
+    """Return the record with the epochs of two trainings of each point, two seconds each, and when it came near the
+    best."""
     curves = tuple(
         CurveRow(label, label, seed, epoch, 2.0 * epoch, 1.0, value + 0.01 * (-1) ** seed)
         for label, values in accuracies.items()
@@ -105,8 +107,11 @@ def with_curves(record: StudyRecord, accuracies: Mapping[str, Sequence[float]]) 
 def pretraining_record(
     knn: Mapping[str, float], iou: Mapping[str, float], *, spread: float = 0.01, seeds: int = 4
 ) -> StudyRecord:
-    """A study of pretraining whose points have these k-NN accuracies and overlaps of attention, by label; those of maps
-    of other images are 0.3, of the mean mask 0.4. Seeds differ by `spread`."""
+    """Return a study of pretraining whose points have these k-NN accuracies and overlaps of attention, by label; those
+    of maps of other images are 0.3, of the mean mask 0.4.
+
+    Seeds differ by `spread`.
+    """
     record = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
     words = {row.label: row.words for row in record.points}
     noise = spread * np.random.default_rng(0).standard_normal((len(knn), seeds))
@@ -123,7 +128,8 @@ def pretraining_record(
 
 
 def probe_correct(model: Model, train: Split, test: Split) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which test images the probe of a study of pretraining classifies correctly, and one with groups kept together."""
+    """Return which test images the probe of a study of pretraining classifies correctly, and one with groups kept
+    together."""
     options = StudyOptions(kind="pretraining", data="digits")
     setup = Setup(options, (), train, test, torch.device("cpu"))
     bank, read = (extract(model, split, layer=-1, pool="cls+mean") for split in (train, test))

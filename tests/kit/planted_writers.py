@@ -16,8 +16,11 @@ CLASSES = ("red", "green", "blue", "other", "never")
 
 
 def model(gains: list[tuple[int, float]]) -> Model:
-    """A head for each (channel, gain): it adds gain times the mean of that colour, from -1 to 1, to the class of the
-    channel; of the channel 3, that of red to all classes. All attend to all patches alike."""
+    """Return a head for each (channel, gain): it adds gain times the mean of that colour, from -1 to 1, to the class of
+    the channel; of the channel 3, that of red to all classes.
+
+    All attend to all patches alike.
+    """
     config = ViTConfig(
         image_size=(SIDE, SIDE),
         patch_size=(PATCH, PATCH),

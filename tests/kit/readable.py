@@ -463,7 +463,7 @@ TABLES: Final = (
 
 
 def _masked(values: np.ndarray | Image.Image, *, suffix: str = ".png", turned: int = 1) -> Callable[[Path], None]:
-    """An image with a bright object, and a mask; turned: the EXIF orientation of the image alone."""
+    """Return an image with a bright object, and a mask; turned: the EXIF orientation of the image alone."""
 
     def make(root: Path) -> None:
         for place in ("images", "masks"):
@@ -480,14 +480,14 @@ def _masked(values: np.ndarray | Image.Image, *, suffix: str = ".png", turned: i
 
 
 def levels(inside: int = 255, outside: int = 0) -> np.ndarray:
-    """A mask of two values."""
+    """Return a mask of two values."""
     mask = np.full(SIZE, outside, np.uint8)
     mask[OBJECT] = inside
     return mask
 
 
 def _more(*values: int) -> np.ndarray:
-    """A mask of further values in strips."""
+    """Return a mask of further values in strips."""
     mask = levels(values[0])
     for number, value in enumerate(values[1:]):
         mask[32 + 4 * number : 36 + 4 * number] = value
@@ -586,7 +586,7 @@ MASKS: Final = (
 
 @cache
 def weights(prefix: str = "") -> dict[str, Tensor]:
-    """The weights of a small ViT of ours, with a prefix of every name."""
+    """Return the weights of a small ViT of ours, with a prefix of every name."""
     state = vitlens.load("vit-micro@random", seed=1).module.state_dict()
     return {f"{prefix}{name}": value for name, value in state.items()}
 
@@ -841,7 +841,7 @@ WEIGHTS: Final = (
 
 
 def hub_folder(root: Path, state: Mapping[str, Tensor], **config: object) -> Path:
-    """A folder of timm's hub, with its weights' path."""
+    """Return a folder of timm's hub, with its weights' path."""
     save_file({name: value.contiguous() for name, value in state.items()}, root / "model.safetensors")
     content = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": config}
     (root / "config.json").write_text(json.dumps(content))

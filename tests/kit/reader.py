@@ -33,5 +33,5 @@ def reader(classes: tuple[str, ...] = ("a", "b", "c"), *, margin: float | None =
 
 
 def confident() -> Model:
-    """A reader of five classes that says how sure it is; for `--model-file`."""
+    """Return a reader of five classes that says how sure it is; for `--model-file`."""
     return reader(tuple("abcde"), margin=None)

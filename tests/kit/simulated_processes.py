@@ -15,7 +15,8 @@ from vitlens.processes import Processes
 
 
 def run_in_processes(count: int, work: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The results of work(processes), or its exceptions, in each of count processes; runs inside use that process."""
+    """Return the results of work(processes), or its exceptions, in each of count processes; runs inside use that
+    process."""
     rounds: dict[int, dict[int, torch.Tensor]] = {}
     ended: set[int] = set()
     news = threading.Condition()

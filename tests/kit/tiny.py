@@ -25,7 +25,7 @@ CLASSES = ("a", "b", "c", "d", "e")
 def model_of(
     module: nn.Module, *, alias: str = "tiny", size: tuple[int, int] = (32, 32), classes: tuple[str, ...] = CLASSES
 ) -> Model:
-    """A model around a module whose anatomy is read from it, as load would make it: evaluation mode, frozen."""
+    """Return a model around a module whose anatomy is read from it, as load would make it: evaluation mode, frozen."""
     made = Architecture("timm", alias), Preprocessing(size), classes, alias, Provenance(alias, "random")
     return assemble(module, *made).eval().requires_grad_(False)
 
@@ -38,7 +38,7 @@ def bare(
     classes: tuple[str, ...] = CLASSES,
     anatomy: Anatomy | None = None,
 ) -> Model:
-    """A model around any module, as it is declared: pixels are not normalised."""
+    """Return a model around any module, as it is declared: pixels are not normalised."""
     model = Model(
         module,
         alias=alias,
@@ -74,7 +74,7 @@ def our_swin(*, size: tuple[int, int] = (32, 32), classes: int = 5, **changes: o
 
 
 def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1) -> nn.Module:
-    """A model with random weights everywhere: no zero bias, no LayerScale of 1e-6 that would hide a mistake."""
+    """Return a model with random weights everywhere: no zero bias, no LayerScale of 1e-6 that would hide a mistake."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build()
@@ -99,14 +99,14 @@ TORCHVISION_SWIN = {"patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "nu
 
 
 def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
-    """A timm model of this name, its own recipe kept, made tiny."""
+    """Return a timm model of this name, its own recipe kept, made tiny."""
     shape = {**(SWIN if name.startswith("swin") else VIT), **options}
     size = shape["img_size"] if isinstance(shape["img_size"], tuple) else (32, 32)
     return model_of(shaken(lambda: timm.create_model(name, **shape)), alias=alias, size=size)
 
 
 def with_kernel(model: Model, *, fused: bool) -> Model:
-    """A timm model that calls the fused kernel of attention, or computes its own softmax."""
+    """Return a timm model that calls the fused kernel of attention, or computes its own softmax."""
     for module in model.module.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = fused
@@ -114,12 +114,12 @@ def with_kernel(model: Model, *, fused: bool) -> Model:
 
 
 def small_cnn(size: tuple[int, int] = (32, 48)) -> Model:
-    """One block a stage; the last map has a quarter of the rows and columns."""
+    """Return one block a stage; the last map has a quarter of the rows and columns."""
     return model_of(shaken(lambda: CifarResNet(blocks=1, classes=5)), alias="cnn", size=size)
 
 
 def pruned(model: Model, heads: Mapping[int, Iterable[int]]) -> Model:
-    """A copy without these heads, by layer."""
+    """Return a copy without these heads, by layer."""
     return prune_heads(model, {layer: tuple(each) for layer, each in heads.items()})
 
 
@@ -177,7 +177,8 @@ EACH_FAMILY = [pytest.param(name, marks=() if name in _MECHANISMS else pytest.ma
 
 @cache
 def shared_model(name: str) -> Model:
-    """The model of a family that tests read together; one that changes it in place makes its own, FAMILIES[name]()."""
+    """Return the model of a family that tests read together; one that changes it in place makes its own,
+    FAMILIES[name]()."""
     return FAMILIES[name]()
 
 

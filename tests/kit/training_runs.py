@@ -44,7 +44,7 @@ def interrupted(when: Callable[[int, Progress], bool], command: Literal["train",
 
 
 def kept_run(folder: Path, *, kept: Sequence[int], epochs: int) -> Path:
-    """A run of so many epochs that kept its weights after some of them; each weights are other random ones."""
+    """Return a run of so many epochs that kept its weights after some of them; each weights are other random ones."""
 
     def made(seed: int) -> Model:
         shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}

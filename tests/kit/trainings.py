@@ -72,7 +72,7 @@ def plain_recipe(**changes: object) -> Recipe:
 
 
 def recipe_of(settings: Mapping[str, str]) -> Recipe:
-    """The recipe that a record shows."""
+    """Return the recipe that a record shows."""
     return Recipe(
         **{name: value if name in ("source", "optimiser") else literal_eval(value) for name, value in settings.items()}
     )
@@ -83,7 +83,7 @@ TEST = tiny_split("test", 12)
 
 
 def trained(folder: Path, model: Model | None = None, **changes: Any) -> tuple[Model, TrainingResult]:
-    """A model after a training, and its result."""
+    """Return a model after a training, and its result."""
     model = model or tiny_model()
     settings = {"recipe": tiny_recipe(), "directory": folder, "train": TRAIN, "test": TEST, **changes}
     return model, vitlens.train(model, **settings)
@@ -106,7 +106,7 @@ def progress_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def still(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An .npz of 50 scenes of digits, which stay the same in every epoch: 40 to train on."""
+    """Return an .npz of 50 scenes of digits, which stay the same in every epoch: 40 to train on."""
     split = vitlens.load_data("digits", limit=50)
     file = tmp_path_factory.mktemp("still") / "digits.npz"
     pixels = split.source.read(torch.arange(50)).permute(0, 2, 3, 1).numpy()
@@ -153,7 +153,7 @@ class Showing:
 
 
 def shown(train: Split, folder: Path, *, steps: int = 1, seed: int = 0, **recipe: Any) -> tuple[Tensor, Tensor]:
-    """The images and targets of the first steps of a training, as they enter the model."""
+    """Return the images and targets of the first steps of a training, as they enter the model."""
     showing = Showing(steps)
     model = untrained("vit-mini", classes=train.classes, image_size=train.size, overrides=SHAPE)
     with pytest.raises(EnoughError):

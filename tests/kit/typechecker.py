@@ -18,7 +18,7 @@ def install(package: str) -> None:
 
 
 def _checked(typechecker: Callable[..., Any], subject: Any) -> Any:
-    """The class, or the function that has shapes, with its annotations checked."""
+    """Return the class, or the function that has shapes, with its annotations checked."""
     if inspect.isfunction(subject):
         has_shapes = any("jaxtyping" in repr(kind) for kind in subject.__annotations__.values())
         return _jaxtyped(subject, typechecker=typechecker) if has_shapes else subject

@@ -10,7 +10,7 @@ from vitlens.analysis.features.features import FeatureLayer, Features
 
 
 def layers(count: int, *widths: int, seed: int = 0, offset: float = 0.0) -> list[Tensor]:
-    """Each layer is a mixture of one source and noise."""
+    """Return layers that mix one source with noise."""
     generator = torch.Generator().manual_seed(seed)
     source = torch.randn(count, 6, generator=torch.Generator().manual_seed(7))
     mixed = [source @ torch.randn(6, width, generator=generator) for width in widths]

@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 def of_timm(name: str, *, size: Pair = (32, 32), **options: object) -> Model:
-    """A timm model of this name, its own shape but for the options."""
+    """Return a timm model of this name, its own shape but for the options."""
     return model_of(shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=size)
 
 
@@ -65,7 +65,7 @@ def padded_swin_micro() -> Model:
 
 
 def numbered(rows: int, columns: int) -> Tensor:
-    """The patches of a map by number, row by row."""
+    """Return the patches of a map by number, row by row."""
     return torch.arange(float(rows * columns)).view(rows, columns)
 
 
@@ -78,7 +78,8 @@ def timm_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
-    """The same as torchvision's shifted_window_attention: padded, then rolled (never where one window covers all)."""
+    """Return the same as torchvision's shifted_window_attention: padded, then rolled (never where one window covers
+    all)."""
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
     _, height, width, _ = tokens.shape
@@ -89,7 +90,8 @@ def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def window_places(cut: Windows) -> Tensor:
-    """The number of the patch at each place of each window (windows, inside), by the libraries; -1 for padding."""
+    """Return the number of the patch at each place of each window (windows, inside), by the libraries; -1 for
+    padding."""
     if cut.dilated:
         grid = numbered(*cut.resolution)[None, ..., None]
         return grid_partition(grid, list(cut.window)).flatten(1).long()
@@ -100,7 +102,7 @@ def window_places(cut: Windows) -> Tensor:
 def unwindow(
     weights: Float[Tensor, "calls heads inside inside"], cut: Windows
 ) -> Float[Tensor, "batch heads patches patches"]:
-    """The weights between all patches of the map, zero where two patches share no window; weights: row by row.
+    """Return the weights between all patches of the map, zero where two patches share no window; weights: row by row.
 
     Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after another.
     """

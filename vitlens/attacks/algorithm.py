@@ -41,11 +41,11 @@ class Jobs:
     queries: Int[Tensor, " batch"]
 
     def replaced(self, slots: Int[Tensor, " slots"], new: "Jobs") -> "Jobs":
-        """The batch with new jobs in these slots."""
+        """Return the batch with new jobs in these slots."""
         return Jobs(**{name: rows.index_copy(0, slots, getattr(new, name)) for name, rows in vars(self).items()})
 
     def select(self, slots: Int[Tensor, " slots"]) -> "Jobs":
-        """The jobs in these slots."""
+        """Return the jobs in these slots."""
         return Jobs(**{name: rows[slots] for name, rows in vars(self).items()})
 
 
@@ -78,17 +78,18 @@ class Algorithm(ABC):
 
     @abstractmethod
     def start(self, jobs: Jobs) -> State:
-        """The state of new jobs."""
+        """Return the state of new jobs."""
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch objectives"]:
-        """The objectives to maximise, differentiable."""
+        """Return the objectives to maximise, differentiable."""
         if self.loss is None:
             return logits.new_empty(len(logits), 0)
         return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
     @abstractmethod
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """The next state, given the model's outputs; state "over" marks jobs that end before their last query."""
+        """Return the next state, given the model's outputs; state "over" marks jobs that end before their last
+        query."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Setting:
 
     @property
     def square_side(self) -> int:
-        """The side of the patch attack's square, px. Raises InputError where it does not fit the image."""
+        """Return the side of the patch attack's square, px. Raises InputError where it does not fit the image."""
         side = max(1, min(self.size) // 4) if self.side is None else self.side
         if not 1 <= side <= min(self.size):
             raise InputError(f"expected a patch of 1 to {min(self.size)} px, found {side}")
@@ -121,8 +122,10 @@ class Setting:
 
 
 def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
-    """The algorithm of an attack without members. Raises UnsupportedError where the model has too few classes for its
-    loss."""
+    """Return the algorithm of an attack without members.
+
+    Raises UnsupportedError where the model has too few classes for its loss.
+    """
     targets = {"targets": attack.targets} if attack.targets else {}
     algorithm: Algorithm = resolved(attack.function)(setting, **targets, **attack.options)
     needed = 2 if algorithm.loss is None else FEWEST_CLASSES.get(algorithm.loss, 2)
@@ -135,12 +138,12 @@ def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
 
 
 def perturbed(jobs: Jobs, change: Tensor) -> Images:
-    """The clean images plus the change, clamped to [0, 1]."""
+    """Return the clean images plus the change, clamped to [0, 1]."""
     images: Tensor = (jobs.clean + change).clamp(0, 1)
     return images
 
 
 def updated(state: State, jobs: Bool[Tensor, " batch"], new: State) -> State:
-    """The state with new values for these jobs alone."""
+    """Return the state with new values for these jobs alone."""
     masks = {name: jobs.view(-1, *[1] * (rows.dim() - 1)) for name, rows in new.items()}
     return {**state, **{name: torch.where(masks[name], rows, state[name]) for name, rows in new.items()}}

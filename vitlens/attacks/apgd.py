@@ -30,7 +30,7 @@ class AutoPGD(Algorithm):
     steps: int
 
     def start(self, jobs: Jobs) -> State:
-        """A random point in the ball."""
+        """Return a random point in the ball."""
         draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(jobs.epsilon)
         points = perturbed(jobs, self.norm.project(draw, jobs.epsilon))
         worst = torch.full_like(jobs.epsilon, -torch.inf)
@@ -71,7 +71,7 @@ class AutoPGD(Algorithm):
         return {**state, "points": moved, "before": here}
 
     def _checked(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
-        """The state after the check, and at which jobs the step size was halved."""
+        """Return the state after the check, and at which jobs the step size was halved."""
         window = windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
         unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])

@@ -65,7 +65,7 @@ class AttackResult(Table):
 
     @property
     def robust_accuracy(self) -> float:
-        """The fraction of all images that are classified correctly before and after the attack."""
+        """Return the fraction of all images that are classified correctly before and after the attack."""
         return (self.tried & ~self.success).float().mean().item()
 
 

@@ -52,7 +52,7 @@ class Check:
 
 
 def state_of(passed: bool, conclusive: bool = True) -> State:
-    """The result of a check."""
+    """Return the result of a check."""
     return "failed" if not passed else "passed" if conclusive else "inconclusive"
 
 
@@ -68,7 +68,7 @@ class Trial:
     groups: Tensor | None = None
 
     def at(self, **options: float) -> AttackResult:
-        """The result with these options."""
+        """Return the result with these options."""
         return self.attempt(self.images, self.labels, **options)
 
     def at_epsilon_zero(self) -> Check:
@@ -145,8 +145,8 @@ class Trial:
         )
 
     def same_distances(self, *, epsilon: float, steps: int, times: int = 2) -> Check:
-        """A longer search succeeds on the same images with perturbations about as large; otherwise it was too short.
-        epsilon: L2, pixel units, greater than any perturbation."""
+        """Return a longer search succeeds on the same images with perturbations about as large; otherwise it was too
+        short. epsilon: L2, pixel units, greater than any perturbation."""
         fewer, more = (self.at(epsilon=epsilon, steps=count) for count in (steps, times * steps))
         short, long = (NORMS["l2"].length((each.images.cpu() - self.images.cpu()).double()) for each in (fewer, more))
         sooner = fewer.success
@@ -170,8 +170,10 @@ class Trial:
 
 
 def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> Check:
-    """The result of an image does not depend on the batch size. whole, parts: of the same images, attacked in one batch
-    and in smaller ones."""
+    """Check that the result of an image does not depend on the batch size.
+
+    whole, parts: of the same images, attacked in one batch and in smaller ones.
+    """
     other = int((whole.success != parts.success).sum())
     # kernels round differently for other batch sizes; a gradient whose sign flips by that changes a pixel
     return Check(
@@ -185,8 +187,10 @@ def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> 
 
 @needs_gradients
 def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
-    """The gradient of the cross-entropy with respect to the pixels is not all zero for at least 9 images in 10. Raises
-    NonFiniteError, naming model and image, for a NaN or infinite gradient."""
+    """Check that the gradient of the cross-entropy in the pixels is not zero for at least 9 images in 10.
+
+    Raises NonFiniteError, naming model and image, for a NaN or infinite gradient.
+    """
     inputs = images.detach().to(model.device).requires_grad_()
     with evaluating(model), torch.enable_grad():
         loss = F.cross_entropy(model(inputs), labels.to(model.device), reduction="sum")
@@ -214,7 +218,7 @@ def gradients_read(name: str, attack: str, zero: int, count: int) -> Check:
 
 
 def every_image_broken(outcome: Outcome) -> Check:
-    """A search without a budget found a perturbation that fools the model for every image."""
+    """Return a search without a budget found a perturbation that fools the model for every image."""
     right = int(outcome.clean.sum())
     missed = int((outcome.clean & outcome.broken_at.isinf()).sum())
     return Check(
@@ -229,8 +233,11 @@ def every_image_broken(outcome: Outcome) -> Check:
 
 
 def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
-    """The weaker of two attacks breaks no more images than the stronger at any epsilon, but for chance. reason: why it
-    is the weaker one ("one step against many"). Only the epsilons that both tried are compared."""
+    """Return the weaker of two attacks breaks no more images than the stronger at any epsilon, but for chance. reason:
+    why it is the weaker one ("one step against many").
+
+    Only the epsilons that both tried are compared.
+    """
     least_p = 1.0
     found = "nowhere weaker"
     against = 0
@@ -278,8 +285,11 @@ def never_rises(outcome: Outcome) -> Check:
 
 
 def same_in_ascending_order(attack: str, above: Float[Tensor, " batch"], below: Float[Tensor, " batch"]) -> Check:
-    """An image that is robust at one epsilon is robust at all smaller ones, as a sweep from the largest assumes. above,
-    below: the smallest epsilon that breaks each image, tried in descending and in ascending order."""
+    """Check that an image that is robust at one epsilon is robust at all smaller ones.
+
+    A sweep from the largest epsilon assumes this. above, below: the smallest epsilon that breaks each image, tried in
+    descending and in ascending order.
+    """
     sooner = int((below < above).sum())
     return Check(
         "from below",

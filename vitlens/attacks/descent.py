@@ -54,12 +54,12 @@ def band(part: Literal["low", "high"]) -> Region:
 
 
 def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images places"] | None) -> Region:
-    """One square of pixels in which any change is allowed, from black to white; epsilon is the share that it covers.
-    side: px; step: px (vertical, horizontal) between its possible positions; ranked: for each image (rows of the jobs)
-    the positions in descending order, of which each restart takes the next; None: random positions."""
+    """Return one square of pixels in which any change is allowed, from black to white; epsilon is the share that it
+    covers. side: px; step: px (vertical, horizontal) between its possible positions; ranked: for each image (rows of
+    the jobs) the positions in descending order, of which each restart takes the next; None: random positions."""
 
     def choose(jobs: Jobs) -> State:
-        """Each job's square as a mask (batch, 1, height, width)."""
+        """Return each job's square as a mask (batch, 1, height, width)."""
         height, width = jobs.clean.shape[2:]
         counts = [(length - side) // each + 1 for length, each in zip((height, width), step)]
         if ranked is None:
@@ -79,7 +79,7 @@ def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images pla
 def squares(
     size: tuple[int, int], top: Int[Tensor, " batch"], left: Int[Tensor, " batch"], side: Int[Tensor, " batch"]
 ) -> Bool[Tensor, "batch 1 height width"]:
-    """A mask of each square."""
+    """Return a mask of each square."""
     along = [torch.arange(length, device=top.device) for length in size]
     rows, columns = ((line >= at[:, None]) & (line < (at + side)[:, None]) for line, at in zip(along, (top, left)))
     return (rows[:, :, None] & columns[:, None, :])[:, None]
@@ -88,8 +88,11 @@ def squares(
 def ranked_positions(
     maps: Float[Tensor, "images rows columns"], size: tuple[int, int], *, side: int, step: Sequence[int]
 ) -> Int[Tensor, "images places"]:
-    """The positions of a square for each image, by the attribution within it, largest first; ties in reading order.
-    Raises InputError for a constant map."""
+    """Return the positions of a square for each image, by the attribution within it, largest first; ties in reading
+    order.
+
+    Raises InputError for a constant map.
+    """
     constant = (maps.amax((1, 2)) == maps.amin((1, 2))).nonzero().flatten()
     if len(constant):
         raise InputError(f"expected maps that rank positions, found the map of image {int(constant[0])} constant")
@@ -109,7 +112,7 @@ class Descent(Algorithm):
     region: Region
 
     def start(self, jobs: Jobs) -> State:
-        """The clean image, or a random point of the region."""
+        """Return the clean image, or a random point of the region."""
         state = self.region.choose(jobs)
         if not self.random_start:
             return {**state, "points": jobs.clean.clone()}
@@ -117,7 +120,7 @@ class Descent(Algorithm):
         return {**state, "points": self._inside(jobs, state, draw)}
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """One step, projected into the region and clamped to [0, 1]."""
+        """Return one step, projected into the region and clamped to [0, 1]."""
         ascent = self.norm.steepest(self.region.within(seen.gradients[0], state))
         change = per_pixel(self.stride / self.steps * self.region.radius(jobs)) * ascent
         return {**state, "points": self._inside(jobs, state, state["points"] - jobs.clean + change)}

@@ -64,7 +64,7 @@ class AttackOutcome:
 
     @property
     def zero_gradients(self) -> Bool[Tensor, " batch"]:
-        """Whether gradients were computed and all of them exactly 0."""
+        """Return whether gradients were computed and all of them exactly 0."""
         return self.silent & (self.backwards > 0)
 
 
@@ -79,7 +79,7 @@ class Evaluator:
     targeted: bool
 
     def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
-        """The model's outputs on the points; last (on the CPU): jobs for which no gradient is needed."""
+        """Return the model's outputs on the points; last (on the CPU): jobs for which no gradient is needed."""
         chunk = _CPU_CHUNK if points.device.type == "cpu" else len(points)
         all_jobs = torch.ones_like(last)
         count = int(last.sum())
@@ -111,7 +111,7 @@ class Evaluator:
         return logits[: len(points)].to(points.dtype)
 
     def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
-        """Whether the points with these logits are adversarial."""
+        """Return whether the points with these logits are adversarial."""
         return is_target(logits, jobs.targets) if self.targeted else is_misclassified(logits, jobs.labels)
 
     def _plain(self, points: Images, jobs: Jobs) -> PointEvaluation:
@@ -206,7 +206,7 @@ class Engine:
         return self.outcome
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        """One query of the model for the whole batch, and the changes that follow from it."""
+        """Return one query of the model for the whole batch, and the changes that follow from it."""
         minimum = self.minimum
         last = self.queries == self.algorithm.queries - 1
         points = state["points"]
@@ -256,7 +256,7 @@ class Engine:
     def _shortened(
         self, hits: Int[Tensor, " hits"], jobs: Jobs, adversarial: Tensor, distance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The adversarial images and their distances, those in these slots shortened by the line search."""
+        """Return the adversarial images and their distances, those in these slots shortened by the line search."""
         slots = hits.to(adversarial.device)
         hit_jobs = jobs.select(slots)
         nearer = line_search(
@@ -299,11 +299,11 @@ class Engine:
         return jobs, state
 
     def _first(self, row: int) -> int:
-        """The first stage of an image: its first job at the smallest epsilon, or, downwards, at the largest."""
+        """Return the first stage of an image: its first job at the smallest epsilon, or, downwards, at the largest."""
         return (self.limits[row] - 1) * self.jobs_per_level if self.plan.downwards and row >= 0 else 0
 
     def _next(self, row: int, stage: int, success: bool) -> int:
-        """The next stage of an image; negative: none."""
+        """Return the next stage of an image; negative: none."""
         level = stage // self.jobs_per_level
         downwards = self.plan.downwards
         if success:
@@ -312,7 +312,7 @@ class Engine:
         return stage + 1 if stage + 1 < levels * self.jobs_per_level else -1
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
-        """The jobs of these images at these stages."""
+        """Return the jobs of these images at these stages."""
         plan = self.plan
         clean = self.clean
         device = self.model.device
@@ -345,8 +345,8 @@ def worst_case(
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> AttackOutcome:
-    """The attack, or its members in turn, on each image only at the epsilons at which it is still robust. advance:
-    called with the number of images just finished, all of them in sum."""
+    """Return the attack, or its members in turn, on each image only at the epsilons at which it is still robust.
+    advance: called with the number of images just finished, all of them in sum."""
     outcome = nothing_yet(len(clean.labels))
     engines = [Engine(model, clean, part, plan, outcome) for part in attack.parts]
     advance(int((~clean.correct).sum()) if plan.levels else len(clean.labels))
@@ -356,7 +356,7 @@ def worst_case(
 
 
 def nothing_yet(count: int) -> AttackOutcome:
-    """The outcome before any attack."""
+    """Return the outcome before any attack."""
     zero = torch.zeros(count, dtype=torch.int64)
     distance = torch.full((count,), torch.inf)
     silent = torch.ones(count, dtype=torch.bool)
@@ -364,14 +364,16 @@ def nothing_yet(count: int) -> AttackOutcome:
 
 
 def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images, *, batch_size: int) -> Images:
-    """The nearest adversarial images that a grid search finds on the lines from the clean to the adversarial ones.
-    is_adversarial: of points, given the rows of the images that they belong to; batch_size: points per call. Where no
-    nearer point is adversarial, the adversarial image is returned unchanged, bit for bit."""
+    """Return the nearest adversarial images that a grid search finds on the lines from the clean to the adversarial
+    ones. is_adversarial: of points, given the rows of the images that they belong to; batch_size: points per call.
+
+    Where no nearer point is adversarial, the adversarial image is returned unchanged, bit for bit.
+    """
     change = adversarial - clean
     rows = torch.arange(len(clean), device=clean.device)
 
     def points_at(rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:
-        """The points at these shares of the lines; those tested and those returned alike."""
+        """Return the points at these shares of the lines; those tested and those returned alike."""
         points: Points = (clean[rows] + per_pixel(shares) * change[rows]).clamp(0, 1)
         return points
 

@@ -31,7 +31,7 @@ def cross_entropy(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
 
 
 def targeted_cross_entropy(logits: Logits, _labels: Labels, targets: Labels) -> PerImage:
-    """The log odds for the target class."""
+    """Return the log odds for the target class."""
     odds: Tensor = _of(logits, targets) - _without(logits, targets).logsumexp(1)
     return odds
 
@@ -43,30 +43,30 @@ def dlr(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
 
 
 def targeted_dlr(logits: Logits, labels: Labels, targets: Labels) -> PerImage:
-    """The targeted DLR (Croce & Hein 2020, equation 7): over first - (third + fourth) / 2."""
+    """Return the targeted DLR (Croce & Hein 2020, equation 7): over first - (third + fourth) / 2."""
     top = logits.topk(4, dim=1).values
     scale = top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + _TINY
     return (_of(logits, targets) - _of(logits, labels)) / scale
 
 
 def margin(logits: Logits, labels: Labels) -> PerImage:
-    """The label's logit minus the largest other logit (the label is masked, not multiplied by zero)."""
+    """Return the label's logit minus the largest other logit (the label is masked, not multiplied by zero)."""
     lead: Tensor = _of(logits, labels) - _without(logits, labels).max(1).values
     return lead
 
 
 def rounding_error(logits: Logits) -> PerImage:
-    """The difference below which two logits may change order with the batch size."""
+    """Return the difference below which two logits may change order with the batch size."""
     return ROUNDING * logits.detach().abs().amax(1)
 
 
 def is_misclassified(logits: Logits, labels: Labels) -> Bool[Tensor, " batch"]:
-    """Whether another class than the label has the largest logit, by more than the rounding error."""
+    """Return whether another class than the label has the largest logit, by more than the rounding error."""
     return margin(logits, labels) < -rounding_error(logits)
 
 
 def is_target(logits: Logits, targets: Labels) -> Bool[Tensor, " batch"]:
-    """Whether the target class has the largest logit, by more than the rounding error."""
+    """Return whether the target class has the largest logit, by more than the rounding error."""
     return margin(logits, targets) > rounding_error(logits)
 
 

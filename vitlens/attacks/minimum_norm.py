@@ -35,7 +35,7 @@ class DeepFool(Algorithm):
     """objectives: how many of the most likely other classes are considered."""
 
     def start(self, jobs: Jobs) -> State:
-        """The clean image."""
+        """Return the clean image."""
         return {
             "points": jobs.clean.clone(),
             "total": torch.zeros_like(jobs.clean),
@@ -45,12 +45,12 @@ class DeepFool(Algorithm):
         }
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch objectives"]:
-        """The logits of the other classes minus that of the label."""
+        """Return the logits of the other classes minus that of the label."""
         others = logits.gather(1, jobs.runners_up[:, : self.objectives])
         return others - logits.gather(1, jobs.labels[:, None])
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """A step across the nearest linearised boundary; the job is over as soon as the image is adversarial."""
+        """Return a step across the nearest linearised boundary; the job is over as soon as the image is adversarial."""
         lengths = seen.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
         tiny = torch.finfo(lengths.dtype).tiny
         gap = seen.losses.abs() + rounding_error(seen.logits)[:, None]
@@ -80,7 +80,7 @@ class CarliniWagner(Algorithm):
     first_c: float
 
     def start(self, jobs: Jobs) -> State:
-        """The clean image in tanh space."""
+        """Return the clean image in tanh space."""
         origin = torch.atanh((2 * jobs.clean - 1) * _SHRUNK)
         none = torch.full_like(jobs.epsilon, torch.inf)
         return {
@@ -95,7 +95,7 @@ class CarliniWagner(Algorithm):
         }
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
-        """The negative margin of the label; 0 as soon as another class has the largest logit."""
+        """Return the negative margin of the label; 0 as soon as another class has the largest logit."""
         return -(margin(logits, jobs.labels) + rounding_error(logits)).clamp_min(0)[:, None]
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
@@ -128,7 +128,7 @@ class CarliniWagner(Algorithm):
         return {**state, "ticks": ticks, "mean": mean, "power": power, "shift": shift, "points": points}
 
     def _next_search(self, state: State, end: Bool[Tensor, " batch"]) -> State:
-        """The next c and a new search for the jobs whose search has ended."""
+        """Return the next c and a new search for the jobs whose search has ended."""
         c = state["c"]
         success = state["success"]
         search = state["search"] + end
@@ -150,7 +150,7 @@ def carlini_wagner(setting: Setting, *, searches: int = SEARCHES, first_c: float
 
 
 def _new_search(origin: Images) -> State:
-    """The state at the start of a search: the clean image; Adam's moments are 0."""
+    """Return the state at the start of a search: the clean image; Adam's moments are 0."""
     zeros = torch.zeros_like(origin)
     none = torch.full_like(origin[:, 0, 0, 0], torch.inf)
     return {

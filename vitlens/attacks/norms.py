@@ -36,7 +36,7 @@ class Norm:
 
 
 def per_pixel(values: Shaped[Tensor, " batch"]) -> Shaped[Tensor, "batch 1 1 1"]:
-    """One value per image, shaped to broadcast over pixels."""
+    """Return one value per image, shaped to broadcast over pixels."""
     return values[:, None, None, None]
 
 
@@ -80,7 +80,7 @@ def _uniform_in_ball(keys: Int[Tensor, " batch"], like: Change) -> Change:
 
 
 def _share_changed(change: Change) -> PerImage:
-    """The share of pixels with any change."""
+    """Return the share of pixels with any change."""
     share: Tensor = (change != 0).any(1).flatten(1).to(change.dtype).mean(1)
     return share
 

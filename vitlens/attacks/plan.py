@@ -76,7 +76,7 @@ class AttackPlan:
             raise InputError("expected finite maps, found NaN or infinity")
 
     def setting(self, attack: Attack, model: Model, clean: CleanImages) -> Setting:
-        """The setting of the attack's algorithm for this model and images of this size."""
+        """Return the setting of the attack's algorithm for this model and images of this size."""
         count, (height, width) = len(clean.labels), clean.images.shape[2:]
         if self.maps is not None and (self.maps.ndim != 3 or len(self.maps) != count):
             raise InputError(f"expected maps ({count}, rows, columns), found {tuple(self.maps.shape)}")
@@ -99,8 +99,11 @@ class AttackPlan:
     def epsilons(
         self, attack: Attack, model: Model, clean: CleanImages, given: Sequence[float] | None
     ) -> tuple[float, ...]:
-        """The epsilons of an attack, by default those of its norm; for a patch, the share of the image that it covers.
-        Raises InputError unless they are ascending, not negative, and at most 1 in L∞."""
+        """Return the epsilons of an attack, by default those of its norm; for a patch, the share of the image that it
+        covers.
+
+        Raises InputError unless they are ascending, not negative, and at most 1 in L∞.
+        """
         if not attack.takes_epsilon:
             setting = self.setting(attack, model, clean)
             return (setting.square_side**2 / math.prod(setting.size),)
@@ -122,8 +125,11 @@ def clean_images(
     indices: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> CleanImages:
-    """The clean images, once the labels are checked and the model has been run on them. labels: class indices, or
-    "predicted". Raises InputError for invalid labels or indices, NonFiniteError naming model and image."""
+    """Return the clean images, once the labels are checked and the model has been run on them. labels: class indices,
+    or "predicted".
+
+    Raises InputError for invalid labels or indices, NonFiniteError naming model and image.
+    """
     model.require_classifier()
     count = len(images)
     size = batch_size or fitting_batch_size(model)
@@ -168,6 +174,6 @@ def frozen(model: Model) -> Iterator[None]:
 
 
 def fitting_batch(model: Model) -> int:
-    """The number of images whose passes with gradients fit into memory at once."""
+    """Return the number of images whose passes with gradients fit into memory at once."""
     most = _CPU_BATCH if model.device.type == "cpu" else fitting_batch_size(model)
     return max(1, min(most, fitting_batch_size(model) // BACKWARD))

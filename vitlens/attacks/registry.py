@@ -74,37 +74,37 @@ class Attack:
 
     @property
     def slug(self) -> str:
-        """Its name in metrics: pgd-linf, cw-l2."""
+        """Return its name in metrics: pgd-linf, cw-l2."""
         return self.name if self.name.endswith(self.norm) else f"{self.name}-{self.norm}"
 
     @property
     def parts(self) -> "tuple[Attack, ...]":
-        """Its members, or the attack itself where it has none."""
+        """Return its members, or the attack itself where it has none."""
         return tuple(ATTACKS[member] for member in self.members) or (self,)
 
     @property
     def takes_epsilon(self) -> bool:
-        """Whether it is bounded by an epsilon; a patch is bounded by its side."""
+        """Return True if it is bounded by an epsilon; a patch is bounded by its side."""
         return self.norm != "patch"
 
     @property
     def slow(self) -> bool:
-        """Whether it takes more than 1,000 passes per image and epsilon."""
+        """Return True if it takes more than 1,000 passes per image and epsilon."""
         return sum(part.passes() for part in self.parts) > _SLOW
 
     @property
     def takes_stride(self) -> bool:
-        """Whether its step, that of PGD, can be chosen."""
+        """Return True if its step, that of PGD, can be chosen."""
         return self.function in _STRIDED and "stride" not in self.options
 
     @property
     def takes_more_steps(self) -> bool:
-        """Whether it is checked that more steps break no more images."""
+        """Return True if it is checked that more steps break no more images."""
         unrestricted = not (self.restricted or self.targets or self.slow)
         return self.kind == "minimum" or (self.iterative and self.gradients and unrestricted)
 
     def passes(self, *, restarts: int = RESTARTS) -> int:
-        """The largest number of passes for one image and epsilon. Not for an attack with members."""
+        """Return the largest number of passes for one image and epsilon. Not for an attack with members."""
         count = max(1, self.steps) * self.passes_a_step
         if self.kind == "minimum":
             return count
@@ -112,14 +112,14 @@ class Attack:
 
 
 def attack_named(name: str) -> Attack:
-    """The attack of this name. Raises UnknownNameError."""
+    """Return the attack of this name. Raises UnknownNameError."""
     if name not in ATTACKS:
         raise UnknownNameError("attack", name, ATTACKS)
     return ATTACKS[name]
 
 
 def without_gradients() -> str:
-    """The names of the attacks that need no gradients, as a message lists them."""
+    """Return the names of the attacks that need no gradients, as a message lists them."""
     return ", ".join(attack.name for attack in ATTACKS.values() if not attack.gradients)
 
 
@@ -335,8 +335,8 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(_BY_NAME)
 
 
 def comparisons(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """The pairs of these attacks, (weaker, stronger, reason), of which the stronger should succeed wherever the weaker
-    does: many steps and one, with and without gradients, and those that the registry names."""
+    """Yield the pairs of these attacks, (weaker, stronger, reason), of which the stronger should succeed wherever the
+    weaker does: many steps and one, with and without gradients, and those that the registry names."""
     entries = [attack for attack in ATTACKS.values() if attack.name in names]
     weak = [attack for attack in entries if not (attack.iterative and attack.gradients)]
     for weaker in sorted(weak, key=lambda attack: (attack.iterative, not attack.gradients)):

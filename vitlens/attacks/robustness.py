@@ -56,7 +56,7 @@ class Outcome:
     groups: Tensor | None = None
 
     def robust(self, epsilon: float) -> Bool[Tensor, " batch"]:
-        """Which images are predicted correctly up to this epsilon; at 0, those that are before the attack."""
+        """Return which images are predicted correctly up to this epsilon; at 0, those that are before the attack."""
         return self.clean & (self.broken_at > epsilon + ROUNDING)
 
     def accuracies(self) -> list[Estimate]:
@@ -64,9 +64,12 @@ class Outcome:
         return [accuracy(self.robust(epsilon), groups=self.groups) for epsilon in self.epsilons]
 
     def median_distance(self, *, unit: float = 1.0) -> Estimate | None:
-        """The median, over the images predicted correctly before, of the smallest epsilon that broke each; in units.
+        """Return the median, over the images predicted correctly before, of the smallest epsilon that broke each; in
+        units.
+
         None where no image is predicted correctly, or at least half of them are never broken: the median then lies
-        beyond all epsilons tried. An upper end beyond these is left out."""
+        beyond all epsilons tried. An upper end beyond these is left out.
+        """
         distances = self.broken_at[self.clean].double().numpy()
         if not len(distances):
             return None
@@ -80,8 +83,8 @@ class Outcome:
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
-    """The smallest epsilon at which the robust accuracy of every model is at most half its clean accuracy; the largest
-    epsilon where there is none."""
+    """Return the smallest epsilon at which the robust accuracy of every model is at most half its clean accuracy; the
+    largest epsilon where there is none."""
     epsilons = outcomes[0].epsilons
     halved = (
         epsilon
@@ -114,9 +117,9 @@ def transfers(
     *,
     groups: Tensor | None = None,
 ) -> Iterator[Transfer]:
-    """Every model on the images of every model's attack. clean: (models, n), which model predicts which clean image
-    correctly; adversarial: for each source (models, n), the same for its images; fooled: (models, n), which images fool
-    their own source; groups: (n,) what images share."""
+    """Yield every model on the images of every model's attack. clean: (models, n), which model predicts which clean
+    image correctly; adversarial: for each source (models, n), the same for its images; fooled: (models, n), which
+    images fool their own source; groups: (n,) what images share."""
     of_clean = [accuracy(correct, groups=groups) for correct in clean]
     for source, target in product(range(len(clean)), repeat=2):
         correct = adversarial[source][target]
@@ -129,14 +132,16 @@ def transfers(
 def cosines(
     model: Model, images: Images, others: Mapping[str, Tensor], *, batch_size: int | None = None
 ) -> dict[str, ByDepth]:
-    """The cosine between each block's output for an image and for its counterpart: (blocks, n) by name of others.
-    images, others: (n, 3, height, width) in [0, 1], the counterparts in the same order. A block's whole output counts,
-    all tokens or the whole map. Raises InputError for a model without blocks."""
+    """Return the cosine between each block's output for an image and for its counterpart: (blocks, n) by name of
+    others. images, others: (n, 3, height, width) in [0, 1], the counterparts in the same order.
+
+    A block's whole output counts, all tokens or the whole map. Raises InputError for a model without blocks.
+    """
     size = batch_size or max(1, fitting_batch_size(model) // 4)
     parts: dict[str, list[Tensor]] = {name: [] for name in others}
 
     def outputs_of(images: Images) -> list[Tensor]:
-        """Each block's output (batch, numbers) in order."""
+        """Return each block's output (batch, numbers) in order."""
         outputs: dict[int, Tensor] = {}
 
         def take(block: int, output: Tensor) -> None:
@@ -158,9 +163,11 @@ def cosines(
 
 
 def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
-    """The first block whose outputs for an image and its changed version are half as far apart as for two images.
-    changed: cosines with the changed image, another: with a different one; means over images are compared. None where
-    there is no such block, or where different images have equal outputs."""
+    """Return the first block whose outputs for an image and its changed version are half as far apart as for two
+    images. changed: cosines with the changed image, another: with a different one; means over images are compared.
+
+    None where there is no such block, or where different images have equal outputs.
+    """
     distance = 1 - changed.double().mean(1)
     between_images = 1 - another.double().mean(1)
     share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), 0.0)

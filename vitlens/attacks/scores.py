@@ -27,11 +27,11 @@ class Noise(Algorithm):
     """Uniform noise within epsilon, the baseline of every attack; queries: number of draws."""
 
     def start(self, jobs: Jobs) -> State:
-        """The first draw."""
+        """Return the first draw."""
         return {"points": self._draw(jobs, jobs.keys)}
 
     def step(self, jobs: Jobs, state: State, _seen: PointEvaluation) -> State:
-        """The next draw."""
+        """Return the next draw."""
         return {**state, "points": self._draw(jobs, _keys_of_query(jobs, 1))}
 
     def _draw(self, jobs: Jobs, keys: Int[Tensor, " batch"]) -> Images:
@@ -65,7 +65,7 @@ class SquareSearch(Algorithm):
 
 
 def noise(setting: Setting) -> Noise:
-    """The worst of several draws of uniform noise, one per step."""
+    """Return the worst of several draws of uniform noise, one per step."""
     return Noise(norm=LINF, objectives=0, queries=setting.steps)
 
 
@@ -76,7 +76,7 @@ def square(setting: Setting) -> SquareSearch:
 
 @cache
 def sides_of(queries: int, size: tuple[int, int], device: torch.device) -> Int[Tensor, " queries"]:
-    """The square's side at each query, px: its share of the image is halved on the published schedule."""
+    """Return the square's side at each query, px: its share of the image is halved on the published schedule."""
     sides = []
     for query in range(queries):
         halvings = sum(query * _PUBLISHED_QUERIES // queries > mark for mark in _HALVINGS)
@@ -86,7 +86,7 @@ def sides_of(queries: int, size: tuple[int, int], device: torch.device) -> Int[T
 
 
 def _keys_of_query(jobs: Jobs, stream: int) -> Int[Tensor, " batch"]:
-    """A different key for each query of a job."""
+    """Return a different key for each query of a job."""
     keys: Tensor = mix(jobs.keys + mix(jobs.queries + (stream << 24)))
     return keys
 

@@ -68,7 +68,7 @@ class _Parts:
 
 
 def best_maps(model: Model, images: Images, targets: Labels) -> Maps:
-    """The recommended maps (batch, rows, columns) of patches, for target classes (batch,); not negative.
+    """Return the recommended maps (batch, rows, columns) of patches, for target classes (batch,); not negative.
 
     A map that no part of the evidence supports is 0. Raises UnsupportedError for a model without a chain of attention
     over one sequence of tokens.
@@ -126,7 +126,7 @@ def effects(model: Model, images: Images, targets: Labels) -> Maps:
 
 
 def _smooth(parts: _Parts, effect: Maps) -> Maps:
-    """The smooth candidate."""
+    """Return the smooth candidate."""
     root = (parts.where**_SMOOTH_POWER * parts.rollout) ** (1 / _SMOOTH_POWER)
     alike = torch.lerp(root, (parts.alike @ root.flatten(1).unsqueeze(-1)).view_as(root), _ALIKE)
     blurred = torch.lerp(alike, _with_neighbours(_with_neighbours(alike).mT).mT, _BLURRED)
@@ -134,12 +134,13 @@ def _smooth(parts: _Parts, effect: Maps) -> Maps:
 
 
 def _unit(maps: Maps) -> Maps:
-    """Each map divided by its greatest value; 0 where it is."""
+    """Return each map divided by its greatest value; 0 where it is."""
     return maps / maps.amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
 
 
 def _contrasted(maps: Maps) -> Maps:
-    """Each map, divided by its greatest value, to the greatest of these powers with a spread of at least _SPREAD.
+    """Return each map, divided by its greatest value, to the greatest of these powers with a spread of at least
+    _SPREAD.
 
     The spread of values m over N patches is (Σ m)² / (N Σ m²). Without this bound a map of few patches would show one
     or two of them and nothing else.
@@ -166,7 +167,8 @@ def _with_neighbours(maps: Maps) -> Maps:
 def _kept(
     model: Model, images: Images, targets: Labels, candidates: Float[Tensor, "candidates batch _ _"]
 ) -> Float[Tensor, "candidates batch"]:
-    """The target's probability with the share _KEPT of the patches that a candidate ranks highest, the rest blurred."""
+    """Return the target's probability with the share _KEPT of the patches that a candidate ranks highest, the rest
+    blurred."""
     count = len(candidates)
     ranks = candidates.flatten(2).argsort(dim=2, descending=True, stable=True).argsort(dim=2)
     removed = (ranks >= round(_KEPT * ranks.shape[2])).flatten(0, 1)

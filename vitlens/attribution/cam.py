@@ -95,7 +95,7 @@ RULES: Final[Mapping[str, Callable[[ChannelMaps, ChannelMaps], Maps]]] = {
 
 
 def cam_maps(model: Model, images: Images, targets: Labels, *, rule: str) -> Maps:
-    """One of RULES at the target layer."""
+    """Return one of RULES at the target layer."""
     layer = layer_gradients(model, images, targets)
     return RULES[rule](layer.activations.float(), layer.gradients.float())
 
@@ -152,7 +152,7 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
 def _by_channel(
     model: Model, logits_of: Callable[[int, Tensor], Logits], targets: Labels, *, channels: int
 ) -> ChannelWeights:
-    """The target's logit for each image and channel; logits_of: takes an image's index and some channels."""
+    """Return the target's logit for each image and channel; logits_of: takes an image's index and some channels."""
     with evaluating(model), torch.no_grad():
         rows = [
             torch.cat([logits_of(image, part)[:, target] for part in torch.arange(channels).split(_COPIES)])
@@ -192,7 +192,7 @@ class LayerGradients:
 
 @per_model
 def target_layer(model: Model) -> TargetLayer:
-    """The target layer of this model.
+    """Return the target layer of this model.
 
     Raises UnsupportedError for a model that has neither one sequence of tokens nor a map before its pooling.
     """
@@ -279,7 +279,8 @@ def _attention_inputs(model: Model) -> dict[str, tuple[str | None, Shape]]:
 
 
 def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
-    """The module whose output the last block's attention reads; the last block itself where no block has attention."""
+    """Return the module whose output the last block's attention reads; the last block itself where no block has
+    attention."""
     blocks = model.anatomy.blocks
     for name, (source, tokens) in reversed(_attention_inputs(model).items()):
         # a pooling query (SigLIP) or a late CLS (CaiT) comes after the last block over these tokens
@@ -296,7 +297,8 @@ def _cells_of(layout: TokenLayout, tokens: Shape) -> Cells:
 
 
 def _map_layer(model: Model) -> TargetLayer | None:
-    """The last map of more than one cell on which the logits depend, after all attention, or what the last reads."""
+    """Return the last map of more than one cell on which the logits depend, after all attention, or what the last
+    reads."""
     mixing = _mixing_attention(model)
     last = max((call.end for call in trace(model, 1).calls if call.module in mixing), default=0)
     outputs = located_cells(model).outputs
@@ -311,7 +313,8 @@ def _map_layer(model: Model) -> TargetLayer | None:
 
 
 def _mixing_attention(model: Model) -> set[str]:
-    """The attention modules but those of one query (CLS, attention pooling), which patches do not pass through."""
+    """Return the attention modules but those of one query (CLS, attention pooling), which patches do not pass
+    through."""
     names = set(model.anatomy.attention_modules)
     if not names:
         return names

@@ -93,12 +93,12 @@ class MethodChoice(Summary):
     seed: int = 0
 
     def margin(self, against: str, check: str = SCORE) -> Estimate | None:
-        """The chosen method minus another on the report half; None where it was not compared."""
+        """Return the chosen method minus another on the report half; None where it was not compared."""
         found = (each.difference for each in self.margins if (each.against, each.check) == (against, check))
         return next(found, None)
 
     def summary(self) -> Iterator[Line]:
-        """The choice, how sure it is, and the score of every method on the report half."""
+        """Yield the choice, how sure it is, and the score of every method on the report half."""
         yield Line("method", self.method)
         if self.reason:
             yield Line("not by evidence", self.reason)
@@ -125,7 +125,7 @@ def choose_method(
     batch_size: int | None = None,
     seed: int = DEFAULT_SEED,
 ) -> MethodChoice:
-    """The attribution method whose maps do best on one half of these images, judged on the other half.
+    """Return the attribution method whose maps do best on one half of these images, judged on the other half.
 
     images: a Split, or any form that `vitlens.images` takes; at most 40 are used, drawn by the seed, and with fewer
     than 20 (or groups) the result is the model's default method, with the reason. targets: "predicted", "label", a
@@ -158,8 +158,11 @@ def candidates_for(
     refinement: Refinement | None = None,
     engine: Engine = "vitlens",
 ) -> tuple[str, ...]:
-    """The methods to choose from. methods: their names; None: the first MOST of the registry's candidates that the
-    model, the engine and the refinement support. Raises what `choose_method` raises."""
+    """Return the methods to choose from. methods: their names; None: the first MOST of the registry's candidates that
+    the model, the engine and the refinement support.
+
+    Raises what `choose_method` raises.
+    """
     model.require_classifier()
     refinement = refinement or Refinement()
     for name in methods or ():
@@ -188,8 +191,8 @@ def chosen_by_evidence(
     seed: int = DEFAULT_SEED,
     advance: Callable[[int], object] = lambda _: None,
 ) -> MethodChoice:
-    """The choice between methods given as functions of (model, images, targets). targets: class indices (n,), None for
-    the predictions; advance: called with the number of methods just done, in each of the two checks."""
+    """Return the choice between methods given as functions of (model, images, targets). targets: class indices (n,),
+    None for the predictions; advance: called with the number of methods just done, in each of the two checks."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:IMAGES].sort().values
     used = split.pick(order)
     groups = torch.arange(len(used)) if used.groups is None else used.groups.cpu()
@@ -285,7 +288,7 @@ def _on_mosaics(
 
 
 def halves(groups: Int[Tensor, " images"], *, seed: int = 0) -> tuple[Indices, Indices]:
-    """Two disjoint halves of the images by a seeded draw; images of one group stay together."""
+    """Return two disjoint halves of the images by a seeded draw; images of one group stay together."""
     member = groups.unique(return_inverse=True)[1]
     total = int(member.max()) + 1
     first = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[: (total + 1) // 2]
@@ -301,7 +304,7 @@ def choose(
     *,
     seed: int = 0,
 ) -> MethodChoice:
-    """The candidate of the highest score on the first half, and what the second half says of it.
+    """Return the candidate of the highest score on the first half, and what the second half says of it.
 
     values: of each check, greater is better, a row a method (candidates, then BASELINES), NaN in all rows of an image
     without a value. A check in which all methods are equal decides nothing.
@@ -361,7 +364,7 @@ class _Half:
     members: tuple[Numbers, ...]  # images with a value in each group
 
     def estimate(self, row: int, method: int, *, minus: int | None = None) -> Estimate:
-        """A mean, or the paired difference of two, with its bootstrap interval, which few groups do not have."""
+        """Return a mean, or the paired difference of two, with its bootstrap interval, which few groups do not have."""
         value = self.means[row, method]
         draws = self.draws[:, row, method]
         if minus is not None:

@@ -183,12 +183,13 @@ def _gradient_reason(model: Model, place: _Place) -> str:
 
 
 def preferred_method(model: Model) -> str:
-    """The default method of comparisons: the first by preference that this model supports (LeGrad for CLIP)."""
+    """Return the default method of comparisons: the first by preference that this model supports (LeGrad for CLIP)."""
     return preferred_methods(model, 1)[0]
 
 
 def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
-    """The methods of comparisons that this model supports, by preference, at most so many; slow ones only as first."""
+    """Return the methods of comparisons that this model supports, by preference, at most so many; slow ones only as
+    first."""
     ranks = {name: entry.preference for name, entry in ATTRIBUTIONS.items()}
     if has_text_tower(model):
         own = {name: entry.preference_with_texts for name, entry in ATTRIBUTIONS.items()}
@@ -226,7 +227,7 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
 
 
 def package_maps(model: Model, images: Images, targets: Labels, *, method: str) -> Maps:
-    """The package's maps (batch, height, width) in [0, 1], in the size of the model's input.
+    """Return the package's maps (batch, height, width) in [0, 1], in the size of the model's input.
 
     The package sets modes, clears gradients and, when an exception stops it, leaves hooks. It therefore gets a frozen
     copy of the network, which shares the memory of the weights and keeps the model's gradients out of its reach.

@@ -33,7 +33,7 @@ _TOLERANCE = 1e-5  # of the largest number, for a stem to count as the only way 
 
 @needs_gradients
 def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
-    """The gradient of each image's target logit with respect to its pixels. No tensor keeps a gradient."""
+    """Return the gradient of each image's target logit with respect to its pixels. No tensor keeps a gradient."""
 
     def compute() -> Images:
         with evaluating(model), torch.enable_grad():
@@ -46,7 +46,7 @@ def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
 
 
 def saliency(model: Model, images: Images, targets: Labels) -> Maps:
-    """The largest absolute gradient over the three channels (Simonyan 2014, section 3.1); not signed."""
+    """Return the largest absolute gradient over the three channels (Simonyan 2014, section 3.1); not signed."""
     return pixel_gradients(model, images, targets).abs().amax(1)
 
 
@@ -139,7 +139,7 @@ class Stem:
     name: str | None
 
     def output(self, images: Images) -> Tensor:
-        """The stem's output, (batch, ...): affine in the images."""
+        """Return the stem's output, (batch, ...): affine in the images."""
         if self.name is None:
             return images
         output: Tensor = self._module()(self.model.prepare(images))
@@ -148,7 +148,8 @@ class Stem:
     def gradients(
         self, outputs: Float[Tensor, "copies *inner"], targets: Int[Tensor, " copies"], *, like: Images
     ) -> Float[Tensor, "copies *inner"]:
-        """The gradient of each copy's target logit with respect to the stem's output; like: images, for their size."""
+        """Return the gradient of each copy's target logit with respect to the stem's output; like: images, for their
+        size."""
         with evaluating(self.model), torch.enable_grad():
             leaf = _leaf(self.model, outputs)
             if self.name is None:
@@ -161,7 +162,7 @@ class Stem:
         return gradient
 
     def pixel_gradients(self, gradient: Tensor, images: Images) -> Images:
-        """A gradient with respect to the stem's output, propagated back to the pixels."""
+        """Return a gradient with respect to the stem's output, propagated back to the pixels."""
         if self.name is None:
             return gradient
         with torch.enable_grad():
@@ -179,8 +180,8 @@ class Stem:
 
 @per_model
 def stem_name(model: Model) -> str | None:
-    """The model's stem, where a trial shows that it is affine and that the logits depend on the pixels through its
-    output alone."""
+    """Return the model's stem, where a trial shows that it is affine and that the logits depend on the pixels through
+    its output alone."""
     calls = trace(model, 1).calls
     prepared = calls[-1].arguments[0].number
     readers = [
@@ -209,6 +210,6 @@ def stem_name(model: Model) -> str | None:
 
 
 def _leaf(model: Model, values: Tensor) -> Tensor:
-    """A copy that requires a gradient, in the memory layout in which the model's convolutions are fast."""
+    """Return a copy that requires a gradient, in the memory layout in which the model's convolutions are fast."""
     layout = torch.channels_last if model.anatomy.family == "cnn" and values.dim() == 4 else torch.preserve_format
     return values.detach().clone(memory_format=layout).requires_grad_()

@@ -73,7 +73,8 @@ def legrad(
 def _differentiated_calls(
     model: Model, images: Images, targets: Labels, chosen: Sequence[Layer], *, averaged: bool
 ) -> tuple[AttentionCall, ...]:
-    """The attention of the chosen layers, or the pooling on each block's output, with the gradients of the scores."""
+    """Return the attention of the chosen layers, or the pooling on each block's output, with the gradients of the
+    scores."""
     blocks = blocks_of(model, pooled=True)
     calls, streams = _apart(model, images, chosen)
     with evaluating(model), torch.enable_grad():
@@ -99,7 +100,7 @@ def require_legrad(model: Model) -> None:
 
 
 def _is_averaged(model: Model, readout: Readout | None) -> bool:
-    """Whether all tokens are averaged before the final norm, rather than read by the model's own readout."""
+    """Return True if all tokens are averaged before the final norm, rather than read by the model's own readout."""
     if readout is not None and readout not in READOUTS:
         raise UnknownNameError("readout", readout, READOUTS)
     own = model.anatomy.readout
@@ -111,8 +112,8 @@ def _is_averaged(model: Model, readout: Readout | None) -> bool:
 
 
 def _apart(model: Model, images: Images, chosen: Sequence[Layer]) -> tuple[list[AttentionCall], list[Tokens]]:
-    """The attention of the chosen layers and the outputs of their blocks, each block with an autograd graph of its own
-    from its input on.
+    """Return the attention of the chosen layers and the outputs of their blocks, each block with an autograd graph of
+    its own from its input on.
 
     One forward pass, whose numbers are those of the plain model.
     """

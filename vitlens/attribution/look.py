@@ -62,7 +62,7 @@ class Look(Summary):
     statistics: Statistics | None = None
 
     def heads(self, image: int = 0, *, most: int = 3) -> tuple[HeadEffect, ...]:
-        """The heads without which the loss of an image's prediction rises most, the greatest rise first."""
+        """Return the heads without which the loss of an image's prediction rises most, the greatest rise first."""
         order = self.delta_loss[image].argsort(descending=True, stable=True).tolist()[:most]
         known = {(layer, head): own for layer, row in enumerate(self.labels) for head, own in enumerate(row)}
         return tuple(
@@ -77,7 +77,7 @@ class Look(Summary):
         )
 
     def summary(self) -> Iterator[Line]:
-        """The prediction of each image with the heads that matter most, for the first images."""
+        """Yield the prediction of each image with the heads that matter most, for the first images."""
         yield Line("method", self.method)
         for image, names in enumerate(self.names[:_SHOWN]):
             shares = zip(names, self.probabilities[image].tolist())
@@ -90,7 +90,8 @@ class Look(Summary):
 
 @takes_images
 def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed: int = 0) -> Look:
-    """The prediction of each image, the map of the predicted class and of the runner-up, and the effect of every head.
+    """Return the prediction of each image, the map of the predicted class and of the runner-up, and the effect of every
+    head.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; the method of the maps is the
     first by preference that the model supports (best, relevance, GradCAM; LeGrad of a language-image model). Heads

@@ -26,8 +26,8 @@ _VISIBLE = 0.5  # share of cells that stay visible
 
 
 def occlusion(model: Model, images: Images, targets: Labels) -> Maps:
-    """The fall of the target's logit when a patch takes the image's mean colour (Zeiler & Fergus 2014), (batch, rows,
-    columns), signed.
+    """Return the fall of the target's logit when a patch takes the image's mean colour (Zeiler & Fergus 2014), (batch,
+    rows, columns), signed.
 
     For a CNN the image is divided into patches as for a ViT. One forward per patch and image, and one for the image.
     """
@@ -41,7 +41,7 @@ def occlusion(model: Model, images: Images, targets: Labels) -> Maps:
 def scores_without(
     model: Model, images: Images, targets: Labels, removed: Bool[Tensor, "variants patches"]
 ) -> Float[Tensor, "batch variants"]:
-    """The target's logit of every image without each set of patches, which take the image's mean colour."""
+    """Return the target's logit of every image without each set of patches, which take the image's mean colour."""
     rows = torch.arange(len(images)).repeat_interleave(len(removed))
     logits = Variants(model, images, substrate="mean").logits(rows, removed.repeat(len(images), 1))
     classes = targets.to(logits.device).repeat_interleave(len(removed))
@@ -50,7 +50,8 @@ def scores_without(
 
 
 def rise(model: Model, images: Images, targets: Labels, *, masks: int = MASKS, seed: int = DEFAULT_SEED) -> Maps:
-    """The target's mean probability over the masks in which a pixel is visible, (batch, height, width), a fraction.
+    """Return the target's mean probability over the masks in which a pixel is visible, (batch, height, width), a
+    fraction.
 
     Every image gets the same masks: 7 x 7 cells, each visible with probability one half, enlarged bilinearly and
     shifted at random; masked pixels take the model's mean colour, which its normalisation turns into 0. One forward
@@ -77,7 +78,7 @@ def rise(model: Model, images: Images, targets: Labels, *, masks: int = MASKS, s
 
 
 def _mask(size: tuple[int, int], generator: torch.Generator) -> Float[Tensor, "height width"]:
-    """One soft mask, cropped at random from one that is a cell larger each way."""
+    """Return one soft mask, cropped at random from one that is a cell larger each way."""
     cell = [-(-side // _CELLS) for side in size]
     coarse = (torch.rand(1, 1, _CELLS, _CELLS, generator=generator) < _VISIBLE).float()
     larger = [(_CELLS + 1) * side for side in cell]
@@ -119,7 +120,7 @@ def shapley_values(
     gains: Float[Tensor, "batch coalitions"],
     whole: Float[Tensor, " batch"],
 ) -> Float[Tensor, "batch players"]:
-    """The weighted least-squares solution whose sum is constrained to `whole` (Covert & Lee 2021, eq. 7).
+    """Return the weighted least-squares solution whose sum is constrained to `whole` (Covert & Lee 2021, eq. 7).
 
     chosen: the players of each coalition; gains: of each coalition over the empty one; whole: of all players over it.
     """
@@ -133,7 +134,7 @@ def shapley_values(
 
 
 def _all_coalitions(players: int) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
-    """All coalitions except the empty and the full one, with the Shapley kernel's weights."""
+    """Return all coalitions except the empty and the full one, with the Shapley kernel's weights."""
     numbers = torch.arange(1, 2**players - 1)
     chosen = (numbers[:, None] >> torch.arange(players)) % 2 == 1
     size = chosen.sum(1).double()

@@ -78,12 +78,13 @@ class Refinement:
 
     @property
     def changes(self) -> bool:
-        """Whether it does anything."""
+        """Return True if it does anything."""
         return self != Refinement(steps=self.steps)
 
     @property
     def words(self) -> str:
-        """What is done, for a caption: "refined by attention between patches, mean of 2 views"; empty for nothing."""
+        """Return what is done, for a caption: "refined by attention between patches, mean of 2 views"; empty for
+        nothing."""
         parts = []
         if self.times is not None:
             parts.append(f"times {ATTRIBUTIONS[self.times].title}")
@@ -116,7 +117,7 @@ def require_refinement(model: Model, method: str, refinement: Refinement) -> Non
 
 
 def applies(model: Model, method: str, refinement: Refinement) -> bool:
-    """Whether this model and this method's maps can be refined so."""
+    """Return True if this model and this method's maps can be refined so."""
     with suppress(InputError):
         require_refinement(model, method, refinement)
         return True
@@ -124,12 +125,12 @@ def applies(model: Model, method: str, refinement: Refinement) -> bool:
 
 
 def refinable(method: str) -> bool:
-    """Whether a method's maps have one value a patch, which the attention between patches can refine."""
+    """Return True if a method's maps have one value a patch, which the attention between patches can refine."""
     return ATTRIBUTIONS[method].resolution == "patch" and not ATTRIBUTIONS[method].refined
 
 
 def refined_maps(model: Model, images: Images, maps_of: MapsOf, method: str, refinement: Refinement) -> AnyMaps:
-    """The maps that a method gives for images (or views of them), refined."""
+    """Return the maps that a method gives for images (or views of them), refined."""
 
     def once(batch: Images) -> AnyMaps:
         similarity = affinity(model, batch, layers=refinement.layers) if refinement.refine == "affinity" else None
@@ -145,7 +146,7 @@ def refined_maps(model: Model, images: Images, maps_of: MapsOf, method: str, ref
 
 
 def over_views(maps_of: Callable[[Images], AnyMaps], images: Images, *, views: int, cells: tuple[int, int]) -> AnyMaps:
-    """The mean of the maps of the first `views` of VIEWS, each moved back; one view: its maps as they are.
+    """Return the mean of the maps of the first `views` of VIEWS, each moved back; one view: its maps as they are.
 
     cells: rows and columns of patches, which decide the shift. The mean has twice as many cells a side as a map, or as
     many as the image where that is fewer. What a shift moves in at the edge is the image mirrored.
@@ -172,13 +173,14 @@ def over_views(maps_of: Callable[[Images], AnyMaps], images: Images, *, views: i
 
 
 def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:
-    """The product of two maps' positive parts, each divided by its mean; the coarser is enlarged to the finer."""
+    """Return the product of two maps' positive parts, each divided by its mean; the coarser is enlarged to the
+    finer."""
     size = max(first.shape[-2], second.shape[-2]), max(first.shape[-1], second.shape[-1])
     return evidence(enlarged(first, size)) * evidence(enlarged(second, size))
 
 
 def evidence(maps: AnyMaps) -> AnyMaps:
-    """A map's positive part divided by its mean; 0 where it has none."""
+    """Return a map's positive part divided by its mean; 0 where it has none."""
     positive = maps.clamp_min(0)
     return positive / positive.mean((1, 2), keepdim=True).clamp_min(torch.finfo(positive.dtype).tiny)
 
@@ -204,6 +206,6 @@ def along_edges(maps: AnyMaps, images: Images) -> Float[Tensor, "batch height wi
 
 
 def _box(values: Tensor, radius: int) -> Tensor:
-    """The mean over a square of 2 · radius + 1 pixels; edges repeat."""
+    """Return the mean over a square of 2 · radius + 1 pixels; edges repeat."""
     padded = F.pad(values, (radius,) * 4, mode="replicate")
     return F.avg_pool2d(padded, 2 * radius + 1, 1)

@@ -58,27 +58,27 @@ class Attribution:
 
     @property
     def gradients(self) -> bool:
-        """Whether it needs gradients."""
+        """Return True if it needs gradients."""
         return self.backwards > 0
 
     @property
     def random(self) -> bool:
-        """Whether its maps depend on a seed."""
+        """Return True if its maps depend on a seed."""
         return "seed" in self.options
 
     @property
     def slow(self) -> bool:
-        """Whether it takes so many passes that a run without it is much shorter."""
+        """Return True if it takes so many passes that a run without it is much shorter."""
         return self.forwards + self.backwards > PATCHES / 2
 
     @property
     def maps(self) -> Callable[..., Any]:
-        """Its function."""
+        """Return its function."""
         return resolved(self.function)  # type: ignore[no-any-return]
 
 
 def _from_attention(name: str, **fields: Any) -> Attribution:
-    """An attention method as an attribution, with its default settings."""
+    """Return an attention method as an attribution, with its default settings."""
     method = ATTENTION_METHODS[name]
     return Attribution(
         name=name,
@@ -100,7 +100,7 @@ def _from_attention(name: str, **fields: Any) -> Attribution:
 
 
 def _cam(name: str, title: str, description: str, paper: str, **fields: Any) -> Attribution:
-    """A class activation map, by default one of the rules of cam.py on activations and gradients."""
+    """Return a class activation map, by default one of the rules of cam.py on activations and gradients."""
     own: dict[str, Any] = {"function": "cam_maps", "arguments": {"rule": name}, "backwards": 1} | fields
     own["function"] = f"vitlens.attribution.cam:{own['function']}"
     return Attribution(
@@ -116,7 +116,7 @@ def _cam(name: str, title: str, description: str, paper: str, **fields: Any) -> 
 
 
 def _own(name: str, function: str, title: str, description: str, paper: str, **fields: Any) -> Attribution:
-    """A method with a function of its own, "module:function" in this package."""
+    """Return a method with a function of its own, "module:function" in this package."""
     where = f"vitlens.attribution.{function}"
     return Attribution(name=name, title=title, description=description, paper=paper, function=where, **fields)
 
@@ -326,12 +326,12 @@ ATTRIBUTIONS: Final[Mapping[str, Attribution]] = MappingProxyType({entry.name: e
 
 
 def attribution(name: str) -> Attribution:
-    """The attribution method of this name. Raises UnknownNameError, which lists the known ones."""
+    """Return the attribution method of this name. Raises UnknownNameError, which lists the known ones."""
     if name not in ATTRIBUTIONS:
         raise UnknownNameError("method", name, ATTRIBUTIONS)
     return ATTRIBUTIONS[name]
 
 
 def default_methods() -> tuple[str, ...]:
-    """The methods that `vitlens explain` runs by default, where the model supports them."""
+    """Return the methods that `vitlens explain` runs by default, where the model supports them."""
     return tuple(name for name, entry in ATTRIBUTIONS.items() if entry.default)

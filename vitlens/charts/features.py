@@ -58,7 +58,7 @@ class Cloud:
     named: bool = True
 
     def with_thumbnails(self, chosen: Array, pixels: Array) -> "Cloud":
-        """Some of its points as small images (chosen, 3, height, width) in [0, 1]."""
+        """Return some of its points as small images (chosen, 3, height, width) in [0, 1]."""
         labels, wrong = (None if each is None else each[chosen] for each in (self.labels, self.wrong))
         title = f"{len(chosen)} of them as thumbnails"
         return Cloud(title, self.points[chosen], self.classes, labels, wrong, self.by, pixels)
@@ -132,7 +132,7 @@ def _frame(axes: Axes) -> None:
 
 
 def _palette(labels: Sequence[Array]) -> dict[int, Rgba]:
-    """A colour for each class; none where they are too many to be distinguished."""
+    """Return a colour for each class; none where they are too many to be distinguished."""
     present = sorted({int(label) for own in labels for label in own})
     if len(present) > NAMED:
         return {}
@@ -184,8 +184,8 @@ class PatchMap:
 
 @styled
 def patch_map(maps: Sequence[PatchMap], title: str) -> Figure:
-    """Two maps of the same patches: with their positions, coloured by place with a key; and without, where some are
-    drawn as what they show, and the others in the colour of their place."""
+    """Return two maps of the same patches: with their positions, coloured by place with a key; and without, where some
+    are drawn as what they show, and the others in the colour of their place."""
     (shown,) = maps
     across = abreast(2)
     figure = sheet(full_width(), 3.7 * 2 / across)
@@ -206,7 +206,8 @@ def patch_map(maps: Sequence[PatchMap], title: str) -> Figure:
 
 
 def place_colours(places: Array, grid: Sequence[int]) -> NDArray[np.float64]:
-    """A colour (n, 3) for each place: four corner colours, mixed between them, so that near places look alike."""
+    """Return a colour (n, 3) for each place: four corner colours, mixed between them, so that near places look
+    alike."""
     corners = np.array([[[0.0, 0.35, 0.75], [0.1, 0.75, 0.5]], [[0.8, 0.25, 0.5], [0.95, 0.75, 0.1]]])
     share = np.asarray(places, dtype=float) / np.maximum(np.array(grid) - 1, 1)
     down = share[:, :1]

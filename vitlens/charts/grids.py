@@ -42,7 +42,7 @@ def board(
     ranges: Callable[[str], tuple[float, float] | None] | None = None,
     least: float = 0.0,
 ) -> Draw:
-    """A map of layers (down) by heads (across) for each of at most six columns, each with its colour bar.
+    """Return a map of layers (down) by heads (across) for each of at most six columns, each with its colour bar.
 
     Rows have a layer and a head. values: names of columns, or a function that gives them when the board is drawn;
     titles: of each by name; marked: the cells with a dot; ranges: of the colours, where not that of the values;
@@ -119,8 +119,8 @@ def matrix(
     panel: str = "",
     words: Callable[[Any], str] | None = None,
 ) -> Draw:
-    """A cell for each pair of the values of two columns, with its number where there is room; below: a second line;
-    panel: a column, with a matrix for each of its values, at most three in a row, all on one scale; words: what
+    """Return a cell for each pair of the values of two columns, with its number where there is room; below: a second
+    line; panel: a column, with a matrix for each of its values, at most three in a row, all on one scale; words: what
     stands in the place of numbers, where colours are judgements, which need no bar."""
 
     @styled
@@ -180,7 +180,7 @@ def _fill(
     *,
     signed: bool,
 ) -> AxesImage:
-    """One matrix; words: of its cells, in the order of the rows."""
+    """Return one matrix; words: of its cells, in the order of the rows."""
     names = [list(dict.fromkeys(str(value(row, name)) for row in rows)) for name in sides]
     places = [tuple(known.index(str(value(row, side))) for known, side in zip(names, sides)) for row in rows]
     cells = np.full((len(names[0]), len(names[1])), np.nan)

@@ -94,11 +94,11 @@ class _Layout:
 
     @property
     def side(self) -> float:
-        """The side of a picture in a row."""
+        """Return the side of a picture in a row."""
         return self.height - 2 * _GAP
 
     def middle(self, index: int) -> float:
-        """The middle of a row."""
+        """Return the middle of a row."""
         return self.top + (index + 0.5) * self.height
 
     def write(self, x: float, y: float, words: str, **more: Any) -> None:

@@ -49,17 +49,18 @@ class Scale:
 
 
 def is_constant(values: Array) -> bool:
-    """Whether all values are equal up to rounding."""
+    """Return True if all values are equal up to rounding."""
     return bool(np.ptp(values) <= 1e-6 * np.abs(values).max())
 
 
 def flaw_of(values: Array) -> str:
-    """Why a map says nothing, where that is so."""
+    """Return why a map says nothing, where that is so."""
     return "not finite" if not np.isfinite(values).all() else "uniform" if is_constant(values) else ""
 
 
 def joint_scale(maps: Array) -> Scale:
-    """One scale for all maps: from the least value to the 99.5th percentile; from 0 where the least is hardly above it.
+    """Return one scale for all maps: from the least value to the 99.5th percentile; from 0 where the least is hardly
+    above it.
 
     Otherwise a few attention sinks would leave the rest dark.
     """
@@ -74,14 +75,14 @@ def joint_scale(maps: Array) -> Scale:
 
 
 def symmetric_scale(values: Array, *, least: float = 0.0) -> Scale:
-    """A scale symmetric around 0, up to the greatest absolute value, and at least to `least`."""
+    """Return a scale symmetric around 0, up to the greatest absolute value, and at least to `least`."""
     most = max(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)), least)
     return Scale(0.0 - most, most)
 
 
 def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
-    """A symmetric scale up to the 98th percentile (or the second greatest) where the greatest is more than three times
-    that; the arrows of its bar show it."""
+    """Return a symmetric scale up to the 98th percentile (or the second greatest) where the greatest is more than three
+    times that; the arrows of its bar show it."""
     scale = symmetric_scale(values, least=least)
     every = np.sort(np.abs(values[np.isfinite(values)]))
     if len(every) < _FEW:
@@ -91,7 +92,8 @@ def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
 
 
 def upsample(values: Array, size: tuple[int, int], *, smooth: bool = True) -> Array:
-    """A map (rows, columns) at an image's (height, width): bilinear between the centres of the patches, or nearest.
+    """Return a map (rows, columns) at an image's (height, width): bilinear between the centres of the patches, or
+    nearest.
 
     Equal to torch's interpolate with align_corners=False; constant beyond the outermost centres.
     """
@@ -108,7 +110,8 @@ def _mixing(target: int, source: int, smooth: bool) -> Array:
 
 
 def enlarged(image: Array) -> Array:
-    """An image (3, height, width) as (height, width, 3), each pixel repeated until the shorter side is at least 224."""
+    """Return an image (3, height, width) as (height, width, 3), each pixel repeated until the shorter side is at least
+    224."""
     times = max(1, -(-_SHARPEST // min(image.shape[1:])))
     return np.asarray(image.transpose(1, 2, 0).repeat(times, axis=0).repeat(times, axis=1))
 

@@ -50,8 +50,8 @@ class Board:
 
 
 def area(*, title: str, wide: float, tall: float, margins: Margins) -> Board:
-    """A figure with an area of this size in inches and no panel yet, below a title wrapped to its width; at least half
-    a page wide."""
+    """Return a figure with an area of this size in inches and no panel yet, below a title wrapped to its width; at
+    least half a page wide."""
     needed = margins.left + wide + margins.right
     width = max(min(HALF, full_width()), needed)
     left = margins.left + (width - needed) / 2
@@ -65,7 +65,7 @@ def area(*, title: str, wide: float, tall: float, margins: Margins) -> Board:
 def board(
     *, title: str, count: int, across: int, panel: tuple[float, float], gap: tuple[float, float], margins: Margins
 ) -> Board:
-    """A figure of count panels, `across` of them in a row; panel, gap: (width, height) in inches."""
+    """Return a figure of count panels, `across` of them in a row; panel, gap: (width, height) in inches."""
     step = panel[0] + gap[0], panel[1] + gap[1]
     drawn = area(
         title=title, wide=across * step[0] - gap[0], tall=-(-count // across) * step[1] - gap[1], margins=margins

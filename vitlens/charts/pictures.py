@@ -63,7 +63,8 @@ class Picture:
         *,
         row: str = "",
     ) -> "Picture":
-        """An image with its prediction below, marked by colour and symbol as right or wrong, where a label is known."""
+        """Return an image with its prediction below, marked by colour and symbol as right or wrong, where a label is
+        known."""
         words = style.shortened(prediction, 16)
         if probability is not None:
             words += f", {percent(probability)}"
@@ -78,7 +79,7 @@ class Picture:
 
     @property
     def flaw(self) -> str:
-        """Why its map says nothing, where that is so."""
+        """Return why its map says nothing, where that is so."""
         if self.crossed or self.map is None or self.map.size == 1:
             return self.crossed
         values = np.asarray(self.map, float)
@@ -164,7 +165,7 @@ def images(
 
 
 def _places(rows: Sequence[Picture]) -> tuple[dict[int, tuple[int, int]], int, int]:
-    """The row and column of each picture, by its id, and how many there are."""
+    """Return the row and column of each picture, by its id, and how many there are."""
     down = list(dict.fromkeys(each.row for each in rows))
     across = list(dict.fromkeys(each.column for each in rows))
     if len(down) == 1 and len(across) == 1:  # pictures without places
@@ -275,7 +276,8 @@ def _pixels(each: Picture, joint: overlay.Scale | None, smooth: bool) -> overlay
 
 
 def pixels(picture: Picture) -> NDArray[np.uint8]:
-    """A picture alone, (height, width, 3), with its object outlined in white, for a page of panels one by one."""
+    """Return a picture alone, (height, width, 3), with its object outlined in white, for a page of panels one by
+    one."""
     from scipy.ndimage import binary_erosion
 
     drawn = _pixels(picture, None, True)
@@ -287,15 +289,15 @@ def pixels(picture: Picture) -> NDArray[np.uint8]:
 
 
 def amplification(changes: NDArray[np.floating]) -> int:
-    """The greatest round factor at which every perturbation, drawn around mid-grey, stays within the range of colours;
-    at least 1."""
+    """Return the greatest round factor at which every perturbation, drawn around mid-grey, stays within the range of
+    colours; at least 1."""
     largest = float(np.abs(changes).max(initial=0.0))
     fitting = [factor for factor in _ROUND if factor * largest <= 0.5 * 1.001] if largest > 0 else []
     return max(fitting, default=1)
 
 
 def images_on_a_page(panels: int) -> int:
-    """The number of images that fit on a page when each has this many maps beside it; at least one."""
+    """Return the number of images that fit on a page when each has this many maps beside it; at least one."""
     return max(1, _LINES // -(-(panels + 1) // 8))
 
 
@@ -307,8 +309,8 @@ def with_maps(
     *,
     patches: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Picture]:
-    """Each image (3, height, width) beside its maps (batch, rows, columns), one a title; patches: (row, column) of the
-    one that is outlined in each map, the first's also in the image."""
+    """Yield each image (3, height, width) beside its maps (batch, rows, columns), one a title; patches: (row, column)
+    of the one that is outlined in each map, the first's also in the image."""
     for index, (name, image) in enumerate(zip(names, pictures)):
         masks: list[NDArray[np.bool_] | None] = [None] * len(maps)
         if patches:
@@ -319,15 +321,15 @@ def with_maps(
 
 
 def patch_mask(patch: tuple[int, int], grid: tuple[int, ...], size: tuple[int, ...]) -> NDArray[np.bool_]:
-    """One patch (row, column) as a mask of the image, to be outlined."""
+    """Return one patch (row, column) as a mask of the image, to be outlined."""
     one = np.zeros(grid)
     one[patch] = 1.0
     return np.asarray(overlay.upsample(one, (size[0], size[1]), smooth=False) > 0.5)
 
 
 def of_heads(maps: overlay.Array, numbers: Sequence[int], image: overlay.Array | None = None) -> Iterator[Picture]:
-    """The map of every head (layers, heads, rows, columns), layers down, or across where they are more than twice as
-    many; numbers: of the layers; image: beside them."""
+    """Yield the map of every head (layers, heads, rows, columns), layers down, or across where they are more than twice
+    as many; numbers: of the layers; image: beside them."""
     across = len(maps) > 2 * maps.shape[1]
     layers = [f"{number}" if at else f"layer {number}" for at, number in enumerate(numbers)]
     heads = [f"{head}" if head else "head 0" for head in range(maps.shape[1])]
@@ -354,7 +356,7 @@ def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
 
 
 def cut(image: overlay.Array, patch: tuple[int, int]) -> overlay.Array:
-    """An image, each pixel repeated, with white lines between its patches of (height, width) px."""
+    """Return an image, each pixel repeated, with white lines between its patches of (height, width) px."""
     times = max(1, -(-448 // min(image.shape[1:])))
     drawn = image.repeat(times, axis=1).repeat(times, axis=2)
     for axis, side in ((1, patch[0]), (2, patch[1])):

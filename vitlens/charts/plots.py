@@ -25,9 +25,9 @@ def intervals(
     filled: bool = False,
     words: Callable[[Any], str] | None = None,
 ) -> Draw:
-    """A line for each `by`, a dot with its interval for each of the values and each series `of`; reference: a dashed
-    line, in the values' own unit as drawn (% for fractions); filled: bars from 0 in the place of dots, at whose end
-    stand these words."""
+    """Return a line for each `by`, a dot with its interval for each of the values and each series `of`; reference: a
+    dashed line, in the values' own unit as drawn (% for fractions); filled: bars from 0 in the place of dots, at whose
+    end stand these words."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -70,7 +70,7 @@ def _share(of_page: float) -> float:
 
 
 def _first(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
-    """The names of the lines of a chart, and its title, which says where it shows the first of them alone."""
+    """Return the names of the lines of a chart, and its title, which says where it shows the first of them alone."""
     every = list(dict.fromkeys(str(value(row, by)) for row in rows))
     return every[:_MOST], f"{title}, the first {_MOST} of {len(every)}" if len(every) > _MOST else title
 
@@ -88,9 +88,9 @@ def lines(
     band: bool = True,
     reference: str = "",
 ) -> Draw:
-    """A curve of each y over x for each series `of`, with its interval as a band; a panel for each value of `panel`;
-    log, loglog: whether y, or both axes, are logarithmic; reference: a column whose value, chance or no change, is
-    drawn dashed."""
+    """Return a curve of each y over x for each series `of`, with its interval as a band; a panel for each value of
+    `panel`; log, loglog: whether y, or both axes, are logarithmic; reference: a column whose value, chance or no
+    change, is drawn dashed."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -145,7 +145,7 @@ def _log_axes(axes: Axes) -> None:
 
 
 def _spaced(values: Values) -> list[float]:
-    """Those values, in order, whose labels do not touch on a logarithmic axis."""
+    """Return those values, in order, whose labels do not touch on a logarithmic axis."""
     shown: list[float] = []
     step = max(1.5, (values.max() / values.min()) ** 0.2)
     for each in np.unique(values).tolist():
@@ -172,7 +172,7 @@ def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: st
 
 
 def scatter(x: str, y: str, *, of: str = "") -> Draw:
-    """A point for each row with its intervals, and a dashed line of equal values."""
+    """Return a point for each row with its intervals, and a dashed line of equal values."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:

@@ -167,7 +167,7 @@ class DisplayedFigure(Figure):
 
 
 def sheet(width: float, height: float) -> Figure:
-    """An empty figure for charts, of this size in inches, with constrained layout."""
+    """Return an empty figure for charts, of this size in inches, with constrained layout."""
     return DisplayedFigure(figsize=(width, height), layout="constrained")
 
 
@@ -200,7 +200,7 @@ def tick_words(ticks: Sequence[float]) -> list[str]:
 
 
 def wrapped_title(title: str, width: float) -> tuple[str, float]:
-    """A title wrapped to a figure's width in inches, and the height in inches of its lines."""
+    """Return a title wrapped to a figure's width in inches, and the height in inches of its lines."""
     lines = textwrap.wrap(drawable(title), max(20, int(width * 13)))
     return "\n".join(lines), 0.1 + 0.17 * len(lines)
 
@@ -213,13 +213,13 @@ def heading(figure: Figure, title: str) -> None:
 
 
 def shortened(name: str, length: int = 18) -> str:
-    """A name truncated to at most that many characters, ending in an ellipsis."""
+    """Return a name truncated to at most that many characters, ending in an ellipsis."""
     name = drawable(name)
     return name if len(name) <= length else name[: length - 1].rstrip() + "…"
 
 
 def drawable(text: str) -> str:
-    """A text in which characters without a glyph, and invisible ones, are replaced by their escapes.
+    """Return a text in which characters without a glyph, and invisible ones, are replaced by their escapes.
 
     Escapes of asterisks and backticks, which only markdown needs, are removed.
     """
@@ -240,7 +240,8 @@ def make_drawable(figure: Figure) -> None:
 
 
 def _texts(artist: Artist) -> Iterator[Text]:
-    """The texts of an artist and of its children, without those of ticks, which are made when the figure is drawn."""
+    """Yield the texts of an artist and of its children, without those of ticks, which are made when the figure is
+    drawn."""
     if isinstance(artist, Text):
         yield artist
     for child in (artist.label,) if isinstance(artist, Axis) else artist.get_children():

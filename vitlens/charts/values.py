@@ -20,14 +20,14 @@ _LETTER: Final = 0.075  # inch per letter of a legend
 
 
 def value(row: Any, name: str) -> Any:
-    """A value of a row; "statistics.distance": the entry of a column that holds several."""
+    """Return a value of a row; "statistics.distance": the entry of a column that holds several."""
     field, _, key = name.partition(".")
     found = getattr(row, field)
     return found.get(key) if key and isinstance(found, Mapping) else found
 
 
 def column_of(rows: Sequence[Any], name: str) -> Column:
-    """How a column is declared."""
+    """Return how a column is declared."""
     field, _, key = name.partition(".")
     declared = columns(type(rows[0])).get(field)
     if declared is None:  # a property
@@ -36,13 +36,13 @@ def column_of(rows: Sequence[Any], name: str) -> Column:
 
 
 def unit_of(rows: Sequence[Any], name: str) -> str:
-    """The unit of a column's numbers: that of its first Estimate, or the one that is declared."""
+    """Return the unit of a column's numbers: that of its first Estimate, or the one that is declared."""
     first = next((found for row in rows if isinstance(found := value(row, name), Estimate)), None)
     return first.unit if first is not None else column_of(rows, name).unit
 
 
 def label(rows: Sequence[Any], name: str, title: str = "") -> str:
-    """A column as an axis is labelled: "top-1 accuracy (%)"."""
+    """Return a column as an axis is labelled: "top-1 accuracy (%)"."""
     unit = unit_of(rows, name)
     shown = "%" if unit == "fraction" else unit
     text = title or column_of(rows, name).title
@@ -72,7 +72,7 @@ def series_of(rows: Sequence[Any], name: str) -> dict[str, list[Any]]:
 
 
 def colour(index: int) -> str:
-    """The colour of a series."""
+    """Return the colour of a series."""
     return SERIES[index % len(SERIES)]
 
 

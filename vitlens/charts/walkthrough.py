@@ -76,7 +76,8 @@ def token_vectors(
 
 @style.styled
 def weighted_values(weights: Array, values: Array, output: Array, title: str) -> Figure:
-    """One query's weights (key,) beside the values (key, numbers), and below them their weighted sum (numbers,)."""
+    """Return one query's weights (key,) beside the values (key, numbers), and below them their weighted sum
+    (numbers,)."""
     figure = style.sheet(style.full_width(), 3.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 4], height_ratios=[7, 1])
     left, middle, below = (figure.add_subplot(grid[place]) for place in ((0, 0), (0, 1), (1, 1)))
@@ -103,8 +104,8 @@ def patch_embedding(
     convolved: Array,
     title: str,
 ) -> Figure:
-    """A patch (3, height, width) in [0, 1], filters (n, 3, height, width) with their responses, and all numbers of all
-    patches as the convolution gives them against unfold and a linear map.
+    """Return a patch (3, height, width) in [0, 1], filters (n, 3, height, width) with their responses, and all numbers
+    of all patches as the convolution gives them against unfold and a linear map.
 
     Each filter is drawn as a picture, its weights divided by its largest: 0 is grey. numbers: of the filters.
     """

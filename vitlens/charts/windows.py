@@ -69,7 +69,7 @@ def _draw_parts(axes: Axes, picture: Array, parts: Array) -> None:
 
 
 def _coloured(parts: Array) -> Array:
-    """One of four colours for each part, so that neighbours differ: parts lie in rows and columns."""
+    """Return one of four colours for each part, so that neighbours differ: parts lie in rows and columns."""
     sides = (np.any(parts[1:] != parts[:-1], axis=1), np.any(parts[:, 1:] != parts[:, :-1], axis=0))
     down, across = (np.cumsum([False, *side]) % 2 for side in sides)
     return np.asarray(2.0 * down[:, None] + across)

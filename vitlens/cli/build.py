@@ -30,7 +30,7 @@ _DEBUG: Final = inspect.Parameter(
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """The names of each source of models, or its prefix, and the run folders below runs/."""
+    """Return the names of each source of models, or its prefix, and the run folders below runs/."""
     from vitlens.models.sources.registry import SOURCES
 
     sources = SOURCES.values()
@@ -40,7 +40,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def complete_kind(incomplete: str) -> list[str]:
-    """The kinds of study."""
+    """Return the kinds of study."""
     from vitlens.commands.study.kinds.kinds import KINDS
     from vitlens.commands.study.options import WHOLE
 
@@ -48,7 +48,7 @@ def complete_kind(incomplete: str) -> list[str]:
 
 
 def complete_data(incomplete: str) -> list[str]:
-    """The named sets, and the folders and .npz files in the current folder."""
+    """Return the named sets, and the folders and .npz files in the current folder."""
     from vitlens.data.registry import SETS
 
     here = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".npz")
@@ -59,7 +59,7 @@ _COMPLETIONS: Final = {"model": complete_model, "data": complete_data, "kind": c
 
 
 def command_function(command: Command) -> Callable[..., None]:
-    """The function that Typer registers for a command."""
+    """Return the function that Typer registers for a command."""
     kind = command.options
 
     def call(**values: Any) -> None:
@@ -101,7 +101,8 @@ def command_function(command: Command) -> Callable[..., None]:
 
 
 def named_function(command: Command) -> Callable[[], None]:
-    """A function with a command's name and help alone, where its options, which take time to import, are not needed."""
+    """Return a function with a command's name and help alone, where its options, which take time to import, are not
+    needed."""
 
     def call() -> None:
         raise NotImplementedError(f"the command line was built without the options of {command.word}")
@@ -136,7 +137,7 @@ def _parameters(kind: type) -> Iterator[inspect.Parameter]:
 
 
 def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> inspect.Parameter:
-    """One option or argument as Typer reads it."""
+    """Return one option or argument as Typer reads it."""
     default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     plain = _plain_type(annotation)
     if flag.parse is not None:
@@ -161,12 +162,12 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
 
 
 def _plain_type(annotation: Any) -> Any:
-    """An annotation without its metadata."""
+    """Return an annotation without its metadata."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
-    """The options that were typed. Raises InputError for a text that cannot be read."""
+    """Return the options that were typed. Raises InputError for a text that cannot be read."""
     from vitlens.commands.run.options import RunOptions
 
     made: dict[str, Any] = {}

@@ -31,7 +31,8 @@ _EXPECTED: Final = (
 
 
 def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple[str, int]:
-    """The line for an error, and the exit code. arguments: the command line, from which a wrong value is quoted."""
+    """Return the line for an error, and the exit code. arguments: the command line, from which a wrong value is
+    quoted."""
     if isinstance(error, VitlensError):
         return str(error), error.exit_code
     if isinstance(error, UsageError):
@@ -54,7 +55,8 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple
 
 
 def _out_of_device_memory(message: str, given: Sequence[str]) -> str:
-    """The line for too little memory on a CUDA device, with a batch size to try where the command line gives one.
+    """Return the line for too little memory on a CUDA device, with a batch size to try where the command line gives
+    one.
 
     It is the largest power of two that is at most half of the given one and, as far as torch's message says what was
     asked for beyond what is there, fits: what the failed pass still needed after that is not known.
@@ -72,7 +74,7 @@ def _out_of_device_memory(message: str, given: Sequence[str]) -> str:
 
 
 def _system_error(error: OSError) -> tuple[str, int]:
-    """The line for an error of the operating system, and the exit code."""
+    """Return the line for an error of the operating system, and the exit code."""
     where = "" if error.filename is None else f" {str(error.filename)!r}"
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -93,7 +95,7 @@ def _system_error(error: OSError) -> tuple[str, int]:
 
 
 def _reworded(message: str, arguments: Sequence[str]) -> str:
-    """A message of Typer in our form: what was expected of which option, and what was found."""
+    """Return a message of Typer in our form: what was expected of which option, and what was found."""
     invalid = _INVALID.fullmatch(message.strip())
     if invalid is None:
         return message

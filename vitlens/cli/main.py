@@ -49,7 +49,7 @@ def options(
 
 
 def application(words: Collection[str] | None = None) -> typer.Typer:
-    """The command line of all commands that the registry lists now.
+    """Return the command line of all commands that the registry lists now.
 
     words: the commands whose options are needed (None: all); the others only have their names and help.
     """

@@ -64,13 +64,13 @@ def print_error(message: str) -> None:
 
 
 def output_failed(error: OSError) -> RunError:
-    """The error for a standard output that cannot be written to."""
+    """Return the error for a standard output that cannot be written to."""
     reason = error.strerror or type(error).__name__
     return RunError(f"expected to write to standard output, found: {reason}; what a report folder holds is whole")
 
 
 def stream_error(stream: Any) -> OSError | None:
-    """The error of writing out a stream's buffer; None where there is none."""
+    """Return the error of writing out a stream's buffer; None where there is none."""
     try:
         if stream is not None:
             stream.flush()

@@ -26,7 +26,7 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the first word names. Raises UnknownNameError."""
+        """Return the command that the first word names. Raises UnknownNameError."""
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise UnknownNameError("command", args[0], COMMANDS, hint="vitlens --help")
         return super().resolve_command(ctx, args)
@@ -77,7 +77,7 @@ class OneCommand(TyperCommand):
 
 
 def values_of(option: str, words: Iterable[str]) -> list[str]:
-    """The values of an option that the words give, in their order."""
+    """Return the values of an option that the words give, in their order."""
     found = []
     before = ""
     for word in words:

@@ -41,17 +41,17 @@ class Command:
 
     @property
     def options(self) -> type:
-        """The dataclass of its options."""
+        """Return the dataclass of its options."""
         return self._part("options", f"{self.word.capitalize()}Options")  # type: ignore[no-any-return]
 
     @property
     def contents(self) -> "Contents":
-        """What it writes."""
+        """Return what it writes."""
         return self.recorded.contents()
 
     @property
     def recorded(self) -> "type[Record]":
-        """The class of its record."""
+        """Return the class of its record."""
         return self._part("record", f"{self.word.capitalize()}Record")  # type: ignore[no-any-return]
 
     @property

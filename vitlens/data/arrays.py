@@ -37,7 +37,7 @@ _CLASSES: Final = 100_000  # most classes
 
 
 def is_medmnist(name: str) -> bool:
-    """Whether a name is that of a MedMNIST set; with the prefix it is meant to be. Raises UnknownNameError."""
+    """Return True if a name is that of a MedMNIST set; with the prefix it is meant to be. Raises UnknownNameError."""
     if name.startswith(MEDMNIST) and name.removeprefix(MEDMNIST) not in _NAMES:
         raise UnknownNameError("MedMNIST set", name.removeprefix(MEDMNIST), _NAMES, hint="https://medmnist.com")
     return name.removeprefix(MEDMNIST) in _NAMES
@@ -49,7 +49,7 @@ def medmnist_file(name: str, data_dir: Path) -> Path:
 
 
 def load_medmnist(request: DataRequest) -> Split:
-    """The requested part of NAME.npz in the data folder. Raises DataError where the file is not there."""
+    """Return the requested part of NAME.npz in the data folder. Raises DataError where the file is not there."""
     path = medmnist_file(request.name, request.data_dir)
     if not path.is_file():
         data = by_caller(python="the data", command="--data")
@@ -61,7 +61,7 @@ def load_medmnist(request: DataRequest) -> Split:
 
 
 def load(request: DataRequest) -> Split:
-    """One part of an .npz: `images` (n, height, width) or (n, height, width, 3) uint8, `labels` (n,) integers.
+    """Return one part of an .npz: `images` (n, height, width) or (n, height, width, 3) uint8, `labels` (n,) integers.
 
     A seeded fifth of each class is held out for test; `whole` returns all images. A file without `images` has the parts
     of MedMNIST: `train_images`, `train_labels` (n,) or (n, 1), and the same for `val` and `test`; the test part is
@@ -131,7 +131,7 @@ def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
 
 
 def _images(images: Array, path: Path) -> NDArray[np.uint8]:
-    """The images, (n, height, width) or (n, height, width, 3) uint8. Raises DataError for others."""
+    """Return the images, (n, height, width) or (n, height, width, 3) uint8. Raises DataError for others."""
     plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
     if not plain or 0 in images.shape:
         raise DataError(
@@ -143,7 +143,7 @@ def _images(images: Array, path: Path) -> NDArray[np.uint8]:
 
 
 def _labels(labels: Array, path: Path, *, columns: bool) -> torch.Tensor:
-    """The labels, (n,) integers from 0; columns: or (n, 1). Raises DataError for others."""
+    """Return the labels, (n,) integers from 0; columns: or (n, 1). Raises DataError for others."""
     if columns and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):

@@ -34,7 +34,7 @@ _DETAILED: Final = 0.5  # share of the captions with size and place
 
 
 def with_name(wording: str, name: str) -> str:
-    """The wording with a name in the place of {}. Raises InputError where there is none."""
+    """Return the wording with a name in the place of {}. Raises InputError where there is none."""
     if "{}" not in wording:
         raise InputError(f"expected {{}} in a wording for the class, found {wording!r}; e.g. {WORDINGS[0]!r}")
     return wording.replace("{}", name)
@@ -48,7 +48,7 @@ class Captions:
     written: tuple[str, ...] | None = None
 
     def __call__(self, keys: Tensor, epoch: int) -> list[str]:
-        """The captions of the images with these keys (see training/feed.py) in an epoch, from 0."""
+        """Return the captions of the images with these keys (see training/feed.py) in an epoch, from 0."""
         indices = keys.cpu() % len(self.split)
         if self.written is not None:
             return [self.written[index] for index in indices.tolist()]
@@ -75,7 +75,7 @@ class Captions:
 
 
 def _detailed(name: str, size: float, across: float, down: float) -> str:
-    """A name with size and place, numbers in [0, 1], where they are clearly below or above the middle."""
+    """Return a name with size and place, numbers in [0, 1], where they are clearly below or above the middle."""
 
     def word(value: float, low: str, high: str, margin: float) -> str:
         return low if value < 0.5 - margin else high if value > 0.5 + margin else ""
@@ -87,7 +87,7 @@ def _detailed(name: str, size: float, across: float, down: float) -> str:
 
 
 def captions_of(split: Split) -> Captions:
-    """The captions of a split: generated for scenes, else those of captions.csv in its folder.
+    """Return the captions of a split: generated for scenes, else those of captions.csv in its folder.
 
     The first column of the file has the images' names, relative to the folder or alone, the second their captions.
     Raises DataError where there are no captions, or an image has none.

@@ -41,7 +41,7 @@ def load_data(
     progress: Progress | None = None,
     labels: str | Path | None = None,
 ) -> Split:
-    """One part of a named set, a folder or an .npz file, as a `Split`, which every function takes for images.
+    """Return one part of a named set, a folder or an .npz file, as a `Split`, which every function takes for images.
 
     name: as `vitlens data` lists them, or a path; limit: at most so many images, a seeded subset balanced by class;
     preprocessing: how photographs are resized and cropped (a model's `preprocessing`); sets of small images keep their
@@ -72,7 +72,7 @@ def load_data(
 
 
 def reader_of(name: str, path: Path) -> str:
-    """The function that reads a path, as module:function. Raises DataError and UnknownNameError."""
+    """Return the function that reads a path, as module:function. Raises DataError and UnknownNameError."""
     if name.strip():  # as a path, an empty one would be the current folder
         _require_readable(path)
         with readable(path):
@@ -136,7 +136,8 @@ def read_split(given: object, preprocessing: Preprocessing | None = None) -> Spl
 
 
 def read_pictures(given: object, preprocessing: Preprocessing | None = None) -> Pixels:
-    """The pixels of pictures, uint8, in the order given, for whatever `read_split` takes but a Split and floats."""
+    """Return the pixels of pictures, uint8, in the order given, for whatever `read_split` takes but a Split and
+    floats."""
     inputs = list(given) if isinstance(given, list | tuple) else [given]
     if not inputs:
         raise DataError("expected at least one picture, found none; give files, folders, PIL images or uint8 arrays")
@@ -171,7 +172,7 @@ def _paths(given: Sequence[str | Path]) -> list[Path]:
 
 
 def _complete(split: Split) -> Split:
-    """The split. Raises DataError for the first of its files that could not be read."""
+    """Return the split. Raises DataError for the first of its files that could not be read."""
     for skipped in split.skipped:
         raise DataError(f"cannot read {skipped.file}: {skipped.reason}; mend it or leave it out")
     return split
@@ -194,7 +195,7 @@ def _pixels(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
 
 
 def _opened(picture: object) -> list[Image.Image]:
-    """The PIL images of one argument."""
+    """Return the PIL images of one argument."""
     if isinstance(picture, Image.Image):
         return [picture]
     if not isinstance(picture, np.ndarray | Tensor):

@@ -35,12 +35,12 @@ class Cues:
 
     @property
     def conflict(self) -> Tensor:
-        """Whether shape and texture differ, (n,)."""
+        """Return whether shape and texture differ, (n,)."""
         return self.shape != self.texture
 
 
 def cues_of(split: Split) -> Cues | None:
-    """The cues in a split's file names, or None where not all have some. The label is the shape."""
+    """Return the cues in a split's file names, or None where not all have some. The label is the shape."""
     parsed = [_parsed(file) for file in split.files or ()]
     place = {name: index for index, name in enumerate(split.classes)}
     if not parsed or any(cues is None or not {cues[0], cues[2]} <= place.keys() for cues in parsed):
@@ -55,7 +55,8 @@ def cues_of(split: Split) -> Cues | None:
 
 
 def is_cue_conflict(root: Path) -> bool:
-    """Whether the images in a folder's class folders are all named shapeN-textureM, the shape being the folder."""
+    """Return True if the images in a folder's class folders are all named shapeN-textureM, the shape being the
+    folder."""
     if not root.is_dir():
         return False
     folders = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith((".", "__"))]
@@ -64,7 +65,7 @@ def is_cue_conflict(root: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """All images of such a folder, labelled by shape; classes are the names of shapes and textures together.
+    """Return all images of such a folder, labelled by shape; classes are the names of shapes and textures together.
 
     Images with the same source of shape form one group, for clustered intervals. Raises DataError for the training
     part: these images are for testing only.
@@ -85,7 +86,7 @@ def load(request: DataRequest) -> Split:
 
 @cache
 def imagenet16() -> Mapping[str, tuple[int, ...]]:
-    """The 16 classes of the cue conflicts, each with the indices of its ImageNet classes."""
+    """Return the 16 classes of the cue conflicts, each with the indices of its ImageNet classes."""
     classes: dict[str, tuple[int, ...]] = {}
     for line in (Path(__file__).parents[1] / "imagenet16.txt").read_text(encoding="utf-8").splitlines():
         name, ranges = line.split(" ", 1)  # "3,5-7" is 3, 5, 6, 7

@@ -74,7 +74,7 @@ class Header(NamedTuple):
 
     @property
     def stored_size(self) -> tuple[int, int]:
-        """The size (height, width) before the turn."""
+        """Return the size (height, width) before the turn."""
         height, width = self.size
         return (width, height) if self.orientation in _ACROSS else (height, width)
 
@@ -148,7 +148,7 @@ def displayed_size(image: Image.Image) -> tuple[int, int]:
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """The first frame as RGB: rotated by its EXIF orientation, transparency on white, 16 bit scaled to 8."""
+    """Return the first frame as RGB: rotated by its EXIF orientation, transparency on white, 16 bit scaled to 8."""
     image.load()
     with suppress(Exception):  # a broken EXIF block does not affect the pixels
         if orientation_of(image) != 1:
@@ -224,7 +224,7 @@ def _offset(surplus: int, rounding: CropOffset) -> int:
 
 
 def _header_of(image: Image.Image) -> Header:
-    """An open image's header, with a note where it has more than one frame."""
+    """Return an open image's header, with a note where it has more than one frame."""
     # a camera's MPO holds a preview beside the photograph
     animated = image.format != "MPO" and getattr(image, "is_animated", False)
     orientation = orientation_of(image)
@@ -291,13 +291,13 @@ def load_files(
 
 
 def stored_size(paths: Sequence[Path]) -> Preprocessing:
-    """The size that all images share, else 224x224."""
+    """Return the size that all images share, else 224x224."""
     sizes = {header.size for header in probe(paths) if isinstance(header, Header)}
     return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
 
 
 def probe(paths: Sequence[Path], progress: Progress | None = None) -> list[Header | UnreadableError]:
-    """Each file's header, or why it cannot be read.
+    """Return each file's header, or why it cannot be read.
 
     Pixels are decoded only where the end of the file is missing, or where its format has no end marker.
     """

@@ -35,7 +35,7 @@ SHORTCUT: Final = "digits-shortcut"
 def digits(
     part: Part, *, canvas: int = REFERENCE, scenes: int | None = None, seed: int = 0, shortcut: bool = False
 ) -> Split:
-    """The embedded scenes: class = digit, masks = its visible ink, groups = source digit.
+    """Return the embedded scenes: class = digit, masks = its visible ink, groups = source digit.
 
     canvas: px; scenes: number per source digit (default 4); the first scenes do not depend on this number. shortcut:
     plant the class in the hue of the background, in the training part only. The test part is held in memory with its
@@ -63,7 +63,7 @@ def digits(
 
 
 def _scenes(sources: Tensor, numbers: Tensor, *, seed: int, planted: bool = False, **style: Any) -> Drawn:
-    """A scene depends on its source digit, its number, the seed and the style, not on the other scenes."""
+    """Draw one scene from its source digit, its number, the seed and the style; other scenes have no effect."""
     drawn = keys(seed, sources, numbers)
     return render(_load()[0][sources], drawn, _hues(sources, drawn, planted=planted), **style)
 
@@ -116,7 +116,7 @@ def scenes_of_digits(count: int, *, seed: int = 0, canvas: int = REFERENCE, shor
 
 
 def source_digits(part: Part) -> Int[Tensor, " sources"]:
-    """The indices of a part among the 1,797 digits: the same for all seeds, 45 of each class for test."""
+    """Return the indices of a part among the 1,797 digits: the same for all seeds, 45 of each class for test."""
     _, labels = _load()
     order = mix(torch.arange(len(labels))).argsort()
     held_out = torch.zeros(len(labels), dtype=torch.bool)
@@ -127,7 +127,7 @@ def source_digits(part: Part) -> Int[Tensor, " sources"]:
 
 @cache
 def _load() -> tuple[Float[Tensor, "sources 8 8"], Int[Tensor, " sources"]]:
-    """The fraction of ink in each source pixel, and the digits."""
+    """Return the fraction of ink in each source pixel, and the digits."""
     from sklearn.datasets import load_digits  # takes a second to import
 
     data = load_digits()

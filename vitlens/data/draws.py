@@ -20,7 +20,7 @@ def mix(words: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 
 
 def keys(seed: int, *words: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """One 32-bit key for each row of words and a seed."""
+    """Return one 32-bit key for each row of words and a seed."""
     key = mix(torch.full_like(words[0], seed & _WORD))
     for word in words:
         key = mix(key + word)

@@ -47,7 +47,7 @@ class Factors(Table, Mapping[str, Column]):
 
     @property
     def rows(self) -> int:
-        """The number of images."""
+        """Return the number of images."""
         return next((len(column) for column in self._columns.values()), 0)
 
     def pick(self, indices: Tensor) -> "Factors":

@@ -40,12 +40,12 @@ class Listing:
 
 
 def load(request: DataRequest) -> Split:
-    """One part of a folder; see list_folder for its parts, classes and labels."""
+    """Return one part of a folder; see list_folder for its parts, classes and labels."""
     return read_listing(list_folder(request.path, part=request.part, seed=request.seed, whole=request.whole), request)
 
 
 def read_listing(listing: Listing, request: DataRequest) -> Split:
-    """The images of a listing of files in a folder, in its order, without those that cannot be read.
+    """Return the images of a listing of files in a folder, in its order, without those that cannot be read.
 
     Raises DataError where none can be read.
     """
@@ -117,7 +117,7 @@ def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def list_top(folder: Path) -> tuple[Path, ...]:
-    """The images of a folder that are in no other folder. Raises DataError for none."""
+    """Return the images of a folder that are in no other folder. Raises DataError for none."""
     return tuple(images_in(folder)) or _none(folder)
 
 
@@ -226,7 +226,7 @@ def load_tiny_imagenet(request: DataRequest) -> Split:
 
 
 def _table(file: Path, wnid: int | None = None) -> list[list[str]]:
-    """The lines of a text file that are not empty, divided at tabs; none where there is no file.
+    """Return the lines of a text file that are not empty, divided at tabs; none where there is no file.
 
     wnid: the column that must be one. Raises DataError for a line of another form.
     """

@@ -42,7 +42,8 @@ def split_fingerprint(split: Split) -> str:
 
 
 def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    """A number for each image, (n,): the first 8 bytes of the SHA-256 of its file, or of its pixels where it has none.
+    """Return a number for each image, (n,): the first 8 bytes of the SHA-256 of its file, or of its pixels where it has
+    none.
 
     Copied, moved or renamed files keep their number, with any preprocessing; changed files do not.
     """
@@ -87,15 +88,15 @@ def fingerprints_of(splits: Mapping[str, Split]) -> dict[str, str]:
 
 
 def _paths(split: Split) -> tuple[Path, ...]:
-    """The images' files; () where they have none."""
+    """Return the images' files; () where they have none."""
     inner = split.subset
     paths: tuple[Path, ...] = getattr(inner.source, "paths", ())
     return tuple(paths[index] for index in inner.indices.tolist()) if paths else ()
 
 
 def sources(split: Split) -> Tensor:
-    """Which photograph each image is, (n,): its group; without groups one number for images of equal pixels, as one
-    photograph may be stored twice, for two of its objects."""
+    """Return which photograph each image is, (n,): its group; without groups one number for images of equal pixels, as
+    one photograph may be stored twice, for two of its objects."""
     if split.groups is not None:
         return split.groups
     numbers: dict[str, int] = {}

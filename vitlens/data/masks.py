@@ -63,7 +63,7 @@ class Object:
     orientation: int = 1
 
     def mask(self, preprocessing: Preprocessing) -> Tensor:
-        """The mask (height, width), preprocessed as its image. Raises UnreadableError."""
+        """Return the mask (height, width), preprocessed as its image. Raises UnreadableError."""
         if self.file is None:
             inside = np.zeros(self.size, dtype=bool)
             for x, y, width, height in self.boxes:
@@ -83,7 +83,7 @@ class Object:
 
 
 def _centres(low: float, high: float, side: int) -> slice:
-    """The pixels with their centres from low to high, in px."""
+    """Return the pixels with their centres from low to high, in px."""
     return slice(*(min(max(ceil(end - 0.5), 0), side) for end in (low, high)))
 
 
@@ -140,7 +140,7 @@ def _are_in_classes(root: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """The images of a folder with their masks, resized and cropped as the images are.
+    """Return the images of a folder with their masks, resized and cropped as the images are.
 
     The mask of images/NAME.* is masks/NAME.*, of two values, see `read_mask`; images/<class>/ with masks/<class>/ have
     labels, too, and a seeded fifth is held out for test, as of class folders. In a folder without masks/, it is the
@@ -258,7 +258,7 @@ def _unclear_turns(used: Sequence[tuple[Path, Header | UnreadableError]]) -> int
 
 
 def _fitting(header: Header | UnreadableError, known: Object | None, file: Path | None, *, boxed: bool) -> Object:
-    """The object of an image, whose mask is of the image's size. Raises UnreadableError with the reason."""
+    """Return the object of an image, whose mask is of the image's size. Raises UnreadableError with the reason."""
     if isinstance(header, UnreadableError):
         raise header
     if file is not None:
@@ -283,7 +283,7 @@ def _damaged(why: UnreadableError) -> str:
 
 
 def _boxes(file: Path) -> Mapping[str, Object]:
-    """The boxes of every image that has some, by the image's file name. Raises DataError for another format."""
+    """Return the boxes of every image that has some, by the image's file name. Raises DataError for another format."""
     content = read_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
     coco = read_as(_Coco, content, source=str(file), error=DataError, hint=_COCO_FORM)
     by_image: dict[_Id, list[tuple[float, float, float, float]]] = {}
@@ -297,7 +297,7 @@ def _boxes(file: Path) -> Mapping[str, Object]:
 
 
 def _labels(index: Path, names: Sequence[str]) -> Tensor | None:
-    """The ImageNet class of each image, where index.json has it for all of them, else None.
+    """Return the ImageNet class of each image, where index.json has it for all of them, else None.
 
     Without any imagenet_class, index.json is ignored. Raises DataError for a damaged file.
     """

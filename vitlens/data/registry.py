@@ -73,7 +73,7 @@ class DataRequest:
 
     @property
     def path(self) -> Path:
-        """The name as a path."""
+        """Return the name as a path."""
         return Path(self.name).expanduser()
 
 

@@ -45,7 +45,7 @@ _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
 
 def drawn_split(name: str, part: Part, drawings: Drawings, canvas: int, labels: Labels, **more: Any) -> Split:
-    """One part of a drawn set, on canvases of so many px. more: other fields of the Split.
+    """Return one part of a drawn set, on canvases of so many px. more: other fields of the Split.
 
     The test part is held in memory with its masks; the training part is drawn when it is read.
     """
@@ -72,7 +72,7 @@ def require_canvas(canvas: int) -> None:
 
 
 def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
-    """What a function draws of rows (batch, ...), so many at a time that the memory is bounded."""
+    """Return what a function draws of rows (batch, ...), so many at a time that the memory is bounded."""
     step = max(1, _CHUNK // canvas**2)
     starts = range(0, max(1, len(rows[0])), step)
     parts = [draw(*(each[at : at + step] for each in rows)) for at in starts]
@@ -165,7 +165,7 @@ def _draw(glyphs: Tensor, keys: Tensor, hues: Tensor, *, size: int, strokes: int
 
 
 def finished(image: Float[Tensor, "batch 3 height width"], keys: Tensor, masks: Masks, *, stream: int) -> Drawn:
-    """The image with its grain, in 8 bits."""
+    """Return the image with its grain, in 8 bits."""
     grain = uniform(keys, math.prod(image.shape[2:]), stream=stream).reshape(-1, *image.shape[2:])
     image = image + (grain - 0.5)[:, None] * 0.06
     return Drawn((image.clamp(0, 1) * 255).round().to(torch.uint8), masks)
@@ -261,7 +261,8 @@ def gradient(first: Colours, second: Colours, turn: Tensor, canvas: int) -> Floa
 
 
 def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
-    """The coverage of each pixel by a short straight stroke; draws: centre y, x, angle, length, thickness, tone."""
+    """Return the coverage of each pixel by a short straight stroke; draws: centre y, x, angle, length, thickness,
+    tone."""
     unit = canvas / REFERENCE
     centre_y, centre_x, angle, length, thickness, _ = (value[:, None, None] for value in draws.unbind(1))
     y, x = _axes(canvas, draws.device)
@@ -277,5 +278,5 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
 
 
 def paint(canvas: Tensor, colour: Colours, cover: Plane) -> Tensor:
-    """The canvas blended with a colour by `cover`, 0 to 1."""
+    """Return the canvas blended with a colour by `cover`, 0 to 1."""
     return canvas + cover[:, None] * (colour[:, :, None, None] - canvas)

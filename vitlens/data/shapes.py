@@ -111,7 +111,7 @@ def _turned(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Plane, Plane,
 
 
 def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
-    """The textures over the whole canvas, -1 to 1, rotated and shifted at random."""
+    """Return the textures over the whole canvas, -1 to 1, rotated and shifted at random."""
     draws = uniform(keys, 3, stream=14)
     unit = 2 * math.pi / (_PERIOD * canvas / REFERENCE)
     centres = (torch.arange(canvas, device=keys.device) + 0.5) * unit
@@ -126,7 +126,7 @@ def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
 
 
 def _chosen(functions: list[Callable[..., Plane]], which: Tensor, *planes: Plane) -> Plane:
-    """The value of each image's function."""
+    """Return the value of each image's function."""
     result = torch.empty_like(planes[0])
     for index, function in enumerate(functions):
         members = which == index
@@ -138,7 +138,7 @@ def _chosen(functions: list[Callable[..., Plane]], which: Tensor, *planes: Plane
 def shapes(
     part: Part, *, cue: Cue = "agree", seed: int = 0, canvas: int = REFERENCE, per_class: int | None = None
 ) -> Split:
-    """One part of the set; class = shape, masks = its silhouette (test part).
+    """Return one part of the set; class = shape, masks = its silhouette (test part).
 
     cue: "agree": each shape in its own texture; "conflict": in those of the other classes, all equally often. The
     file names contain shape and texture (`circle/circle3-star3.png`), as in folders of cue conflicts. The test part is
@@ -166,7 +166,7 @@ def shapes(
 
 
 def _images(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int, canvas: int) -> Drawn:
-    """An image depends on its shape and texture (indices into SHAPES), its number, part, seed and canvas alone."""
+    """Draw images, each from its shape and texture (indices into SHAPES), its number, part, seed and canvas."""
     drawn = _keys(subjects, numbers, part=part, seed=seed)
     return in_chunks(partial(_draw, canvas=canvas), canvas, *subjects.unbind(1), drawn)
 
@@ -182,5 +182,5 @@ def _places(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tens
 
 
 def load(request: DataRequest) -> Split:
-    """The requested part of the set of that name."""
+    """Return the requested part of the set of that name."""
     return shapes(request.part, cue="agree" if request.name == "shapes" else "conflict", seed=request.seed)

@@ -103,11 +103,11 @@ class Drawings:
 
     @property
     def factors(self) -> Factors | None:
-        """The generating factors of the images."""
+        """Return the generating factors of the images."""
         return None if self.describe is None else self.describe(self.subjects, self.numbers)
 
     def pick(self, indices: Tensor) -> "Drawings":
-        """These images alone, in this order."""
+        """Return these images alone, in this order."""
         return replace(self, subjects=self.subjects[indices], numbers=self.numbers[indices])
 
     def epoch(self, number: int) -> "Drawings":
@@ -186,16 +186,16 @@ class Split(Summary):
 
     @property
     def subset(self) -> Subset:
-        """The source that holds or draws the images, and which of its images they are."""
+        """Return the source that holds or draws the images, and which of its images they are."""
         return self.source if isinstance(self.source, Subset) else Subset(self.source, torch.arange(len(self)))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The images' files, or their numbers in the data."""
+        """Return the images' files, or their numbers in the data."""
         return self.files or tuple(f"{self.name} {index}" for index in range(len(self)))
 
     def summary(self) -> Iterator[Line]:
-        """What it holds, without the pixels."""
+        """Yield what it holds, without the pixels."""
         yield Line("data", self.title or self.name)
         yield Line("part", self.part)
         yield Line("images", len(self))
@@ -208,7 +208,7 @@ class Split(Summary):
         yield from (Line("note", note) for note in self.notes[:4])
 
     def batches(self, batch_size: int, *, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        """The images in order, as floats in [0, 1] on a device."""
+        """Yield the images in order, as floats in [0, 1] on a device."""
         device = as_device(device)
         for start in range(0, len(self), batch_size):
             indices = torch.arange(start, min(start + batch_size, len(self)))
@@ -217,7 +217,7 @@ class Split(Summary):
             yield Batch(images, None if self.labels is None else self.labels[indices].to(device), indices)
 
     def pick(self, indices: Tensor) -> "Split":
-        """The split of these images alone, in this order."""
+        """Return the split of these images alone, in this order."""
         labels, masks, groups, places = (
             None if each is None else each[indices] for each in (self.labels, self.masks, self.groups, self.places)
         )
@@ -235,7 +235,7 @@ class Split(Summary):
         )
 
     def starting_with(self, files: Sequence[str], count: int | None = None, *, seed: int = 0) -> "Split":
-        """The images of `limit`, but beginning with these, all of them, by file name (with or without suffix).
+        """Return the images of `limit`, but beginning with these, all of them, by file name (with or without suffix).
 
         Raises DataError for an unknown name, and where images have no files.
         """
@@ -257,7 +257,7 @@ class Split(Summary):
         return self.pick(torch.tensor((first + rest)[: max(len(first), len(drawn))]))
 
     def epoch(self, number: int) -> "Split":
-        """The split of epoch `number` (from 0): with new images where its source draws them.
+        """Return the split of epoch `number` (from 0): with new images where its source draws them.
 
         Labels and order stay. Masks belong to the images of epoch 0, so later splits have none.
         """
@@ -324,14 +324,16 @@ def takes_splits(function: Function) -> Function:
 
 
 def as_split(images: AnyImages) -> Split:
-    """The images within a function that `takes_splits` decorates, which are a Split there."""
+    """Return the images within a function that `takes_splits` decorates, which are a Split there."""
     assert isinstance(images, Split)
     return images
 
 
 def labelled(split: Split, labels: Tensor | None, model: Any) -> Split:
-    """The split with these labels, class indices of the model, or its own. Raises DataError for wrong ones, and
-    UnsupportedError for a model without classes."""
+    """Return the split with these labels, class indices of the model, or its own.
+
+    Raises DataError for wrong ones, and UnsupportedError for a model without classes.
+    """
     if labels is None:
         return split
     model.require_classifier()
@@ -360,7 +362,7 @@ def occurrences(groups: Tensor) -> Tensor:
 
 
 def hold_out(labels: Labels, part: Part, *, seed: int, whole: bool = False) -> tuple[Tensor, tuple[str, ...]]:
-    """The sorted indices of a part of data without a test part, and the note about the division.
+    """Return the sorted indices of a part of data without a test part, and the note about the division.
 
     A fifth of every class, at least one image, is for test; a class with a single image is in the training part. Where
     no class has two images, all are for test, and requesting the training part raises DataError. whole: all images.
@@ -382,7 +384,7 @@ def hold_out(labels: Labels, part: Part, *, seed: int, whole: bool = False) -> t
 
 
 def describe_hold_out(seed: int) -> str:
-    """The note about the division in a report."""
+    """Return the note about the division in a report."""
     return (
         f"no test part was given: a fifth of each class, drawn with seed {seed}, is held out for test, as a model is "
         "better on images that it was trained on"
@@ -390,7 +392,7 @@ def describe_hold_out(seed: int) -> str:
 
 
 def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
-    """A seeded order of the images that takes the classes in turn, and the turn of each, from 0."""
+    """Return a seeded order of the images that takes the classes in turn, and the turn of each, from 0."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     # labels of 8 bits would count to 255
     shuffled = labels[order]
@@ -403,7 +405,7 @@ def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def share_of(split: Split, share: float, *, seed: int) -> Split:
-    """A seeded, class-balanced share (fraction) of a training split, repeated to the split's length.
+    """Return a seeded, class-balanced share (fraction) of a training split, repeated to the split's length.
 
     Repeated, an epoch has as many steps as with all images, so that shares differ in their images and not in the length
     of training. Shares with the same seed are nested: 5 % is a subset of 10 %. A source that draws new images every
@@ -418,7 +420,7 @@ def share_of(split: Split, share: float, *, seed: int) -> Split:
 
 
 def images_in(split: Split, share: float) -> int:
-    """The number of images in a share (fraction) of a split. Raises what share_of raises."""
+    """Return the number of images in a share (fraction) of a split. Raises what share_of raises."""
     if not 0 < share <= 1:
         raise InputError(f"expected a share of the images above 0 and at most 1, found {share}")
     count = round(share * len(split))

@@ -27,7 +27,7 @@ _FILES: Final = ("_image_files", "_images")  # of a torchvision set: the paths o
 
 
 def load(request: DataRequest) -> Split:
-    """One part of the set of that name, downloaded to data_dir if needed.
+    """Return one part of the set of that name, downloaded to data_dir if needed.
 
     Sets of images of one small size keep it; the others are resized by `preprocessing` (None: 224x224). whole: a set
     without parts is not divided. Raises DataError, within seconds, when it is missing and cannot be downloaded.
@@ -93,13 +93,13 @@ class Decoding:
 
 
 def _paths(dataset: Dataset, chosen: Tensor) -> tuple[Path, ...]:
-    """The files of these images; () where torchvision does not list them."""
+    """Return the files of these images; () where torchvision does not list them."""
     files = next((getattr(dataset, name) for name in _FILES if hasattr(dataset, name)), ())
     return tuple(Path(files[index]) for index in chosen.tolist()) if files else ()
 
 
 def _open(data_set: DataSet, part: Part, data_dir: Path) -> Dataset:
-    """The torchvision object: from data_dir, else downloaded into it."""
+    """Return the torchvision object: from data_dir, else downloaded into it."""
     make = getattr(import_without_compiler("torchvision.datasets"), data_set.torchvision)
     options: dict[str, object] = {} if data_set.parts == "none" else {"split": part}
     if data_set.parts == "train":

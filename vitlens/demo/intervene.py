@@ -63,7 +63,7 @@ class Off:
 
 
 def switches_of(model: Model) -> Switches:
-    """What can be switched off. Raises UnsupportedError for a model without heads that can."""
+    """Return what can be switched off. Raises UnsupportedError for a model without heads that can."""
     require(model, "heads")
     heads = tuple((unit.layer, unit.head or 0) for unit in units_of(model, kinds=("head",)))
     try:
@@ -76,7 +76,10 @@ def switches_of(model: Model) -> Switches:
 
 
 def read_off(data: object, switches: Switches) -> Off:
-    """What a browser says is off, checked. Raises InputError for anything else than heads and patches of the model."""
+    """Return what a browser says is off, checked.
+
+    Raises InputError for anything else than heads and patches of the model.
+    """
     try:
         sent = msgspec.convert(data, Off)
     except msgspec.ValidationError as error:
@@ -96,7 +99,7 @@ def read_off(data: object, switches: Switches) -> Off:
 
 
 def changes_of(model: Model, off: Off) -> Changes:
-    """The changes by place, as `vitlens.intervene` and `vitlens.replay` take them."""
+    """Return the changes by place, as `vitlens.intervene` and `vitlens.replay` take them."""
     changes: dict[str, Change] = {f"blocks.{layer}.head.{head}": "zero" for layer, head in off.heads}
     if off.patches:
         first = len(model.layout.prefix)
@@ -105,7 +108,7 @@ def changes_of(model: Model, off: Off) -> Changes:
 
 
 def live_method(model: Model) -> str:
-    """The first method by preference of at most _LIVE passes, as its map answers every click."""
+    """Return the first method by preference of at most _LIVE passes, as its map answers every click."""
     quick = (
         name
         for name in preferred_methods(model, _RANKED)
@@ -117,7 +120,7 @@ def live_method(model: Model) -> str:
 def answered(
     model: Model, picture: Picture, off: Off, switches: Switches, *, whole: kept.DemoRecord | None = None
 ) -> kept.DemoRecord:
-    """The prediction and the map of the class predicted at first, before and after.
+    """Return the prediction and the map of the class predicted at first, before and after.
 
     whole: the answer of this model and picture with nothing off, whose map is then not computed again.
     """
@@ -164,15 +167,16 @@ def answered(
 
 
 def _changed_classes(model: Model, before: Tensor, after: Tensor) -> tuple[kept.ChangedClassRow, ...]:
-    """The most probable classes before a change, and that after it, from the logits (classes,) of both."""
+    """Return the most probable classes before a change, and that after it, from the logits (classes,) of both."""
     leading = dict.fromkeys((*before.topk(min(_LEADING, len(before))).indices.tolist(), int(after.argmax())))
     values = (before, after, before.softmax(-1), after.softmax(-1))
     return tuple(kept.ChangedClassRow(model.classes[at], *(float(each[at]) for each in values)) for at in leading)
 
 
 def words_of(model: Model, examples: Sequence[Picture]) -> dict[Head, str]:
-    """What each head attends by, looks at and writes: by scenes of digits where the model knows these, else by the
-    examples without the third word, and of fewer than eight without the first; nothing where heads have no words."""
+    """Return what each head attends by, looks at and writes: by scenes of digits where the model knows these, else by
+    the examples without the third word, and of fewer than eight without the first; nothing where heads have no words.
+    """
     with suppress(InputError, UnsupportedError):
         if model.classes == DIGITS:
             split = vitlens.load_data("digits", part="test", preprocessing=model.preprocessing, limit=_NAMED)
@@ -205,18 +209,18 @@ def board_html(model: Model, picture: Picture, switches: Switches, words: Mappin
 
 
 def board_key(model: Model, picture: Picture) -> str:
-    """What tells the board of a model and a picture from all others."""
+    """Return what tells the board of a model and a picture from all others."""
     return f"{picture.key} {model.alias}"
 
 
 def write_intervened(job: Job, *, off: object, whole: kept.DemoRecord | None = None) -> Path:
-    """The report of a picture with heads and patches off, as a browser says; whole: as for `answered`."""
+    """Return the report of a picture with heads and patches off, as a browser says; whole: as for `answered`."""
     switches = switches_of(job.model)
     return write_record(answered(job.model, job.picture, read_off(off, switches), switches, whole=whole), job)
 
 
 def write_record(record: kept.DemoRecord, job: Job) -> Path:
-    """A report folder of the page's own; returns the report's path."""
+    """Return a report folder of the page's own; returns the report's path."""
     model = job.model
     file = job.picture.name
     options = DemoOptions(models=(job.name,), images=(file,), device=str(model.device))
@@ -228,7 +232,7 @@ def write_record(record: kept.DemoRecord, job: Job) -> Path:
 
 
 def intervene_tab(here: Here) -> Tab:
-    """A board of heads and a picture of patches to switch off; the prediction and its map answer."""
+    """Return a board of heads and a picture of patches to switch off; the prediction and its map answer."""
     import gradio
 
     with gradio.Row():

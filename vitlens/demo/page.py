@@ -54,7 +54,7 @@ _LIMITS: Final = (
 
 
 def build(site: DemoSite, cache: Path) -> Any:
-    """The page of gradio, not yet served; cache: where gradio keeps files of this page."""
+    """Return the page of gradio, not yet served; cache: where gradio keeps files of this page."""
     with gradio.Blocks(title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, KEPT)) as page:
         gradio.HTML(_TITLE)
         picture, alias, *shown = _choice(site)
@@ -78,7 +78,8 @@ def build(site: DemoSite, cache: Path) -> Any:
 
 
 def _choice(site: DemoSite) -> tuple[Component, ...]:
-    """What a visitor chooses: the picture (a State), the model, an upload or an example, and what is shown of it."""
+    """Return what a visitor chooses: the picture (a State), the model, an upload or an example, and what is shown of
+    it."""
     picture = gradio.State(None, time_to_live=KEPT)
     with gradio.Row(equal_height=False):
         with gradio.Column(scale=3, min_width=300):
@@ -95,7 +96,7 @@ def _choice(site: DemoSite) -> tuple[Component, ...]:
 
 
 def _drawn(picture: Picture, site: DemoSite, *, most: int = MOST) -> Embedded:
-    """A picture as the first model sees it; most: px of a side."""
+    """Return a picture as the first model sees it; most: px of a side."""
     return embedded(enlarged(picture.array(site.pool.models[0])), most=most)
 
 
@@ -104,7 +105,7 @@ def _selected(event: gradio.SelectData) -> str:
 
 
 def _refreshing(parts: Sequence[Tab], here: Here, active: Component) -> dict[str, Any]:
-    """The handler that shows the picture in the tab that is open, with its inputs and outputs.
+    """Return the handler that shows the picture in the tab that is open, with its inputs and outputs.
 
     A tab that is opened again keeps what was done in it.
     """

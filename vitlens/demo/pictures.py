@@ -37,15 +37,15 @@ class Picture:
     pixels: Mapping[str, Pixels]
 
     def images(self, model: Model) -> Images:
-        """The picture as a batch of one in [0, 1], for this model."""
+        """Return the picture as a batch of one in [0, 1], for this model."""
         return self.pixels[model.alias].to(model.device).float() / 255
 
     def array(self, model: Model) -> NDArray[np.float64]:
-        """The picture as this model sees it, (3, height, width) in [0, 1]."""
+        """Return the picture as this model sees it, (3, height, width) in [0, 1]."""
         return np.asarray(self.pixels[model.alias][0].numpy() / 255, dtype=np.float64)
 
     def split(self, model: Model) -> Split:
-        """The picture as the only image of a split, for the commands' reports."""
+        """Return the picture as the only image of a split, for the commands' reports."""
         pixels = self.pixels[model.alias]
         size = int(pixels.shape[2]), int(pixels.shape[3])
         notes = (self.note,) if self.note else ()
@@ -58,7 +58,7 @@ def embedded(pixels: NDArray[np.floating[Any]], *, most: int = MOST) -> Embedded
 
 
 def read_upload(path: Path, models: Sequence[Model]) -> Picture:
-    """The picture of an uploaded file, which is deleted, whatever comes of it; called inside `quiet_pillow`.
+    """Return the picture of an uploaded file, which is deleted, whatever comes of it; called inside `quiet_pillow`.
 
     Raises DataError, in one line, for a file that is too large or no image.
     """
@@ -81,15 +81,15 @@ def require_size(size: int) -> None:
 
 
 def _read(path: Path, models: Sequence[Model], name: str = "") -> Picture:
-    """The picture in a file. Raises UnreadableError."""
+    """Return the picture in a file. Raises UnreadableError."""
     decoded = {model.alias: decode(path, model.preprocessing) for model in models}
     note = next(iter(decoded.values()))[1].note or ""
     return Picture(uuid4().hex, name or path.name, note, {alias: each[0][None] for alias, each in decoded.items()})
 
 
 def examples(given: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ...]:
-    """The images of --images, at most EXAMPLES; else scenes of digits and photographs, as the models know them; called
-    inside `quiet_pillow`.
+    """Return the images of --images, at most EXAMPLES; else scenes of digits and photographs, as the models know them;
+    called inside `quiet_pillow`.
 
     Raises DataError for a path that does not exist, and where none of the files can be read.
     """

@@ -44,11 +44,11 @@ class Pool:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The models' names on the page."""
+        """Return the models' names on the page."""
         return tuple(model.alias for model in self.models)
 
     def model(self, alias: str) -> Model:
-        """The model of this alias. Raises UnknownNameError."""
+        """Return the model of this alias. Raises UnknownNameError."""
         for model in self.models:
             if model.alias == alias:
                 return model

@@ -18,7 +18,7 @@ _LISTED: Final = 24  # heads and patches of a sentence
 
 
 def claims(record: DemoRecord) -> Iterator[Claim]:
-    """What the heads and patches that are off change."""
+    """Yield what the heads and patches that are off change."""
     (row,), off = record.intervened, off_words(record)
     kept = row.predicted == row.target
     verb = "still predicts" if kept and off else "predicts"
@@ -42,7 +42,7 @@ def claims(record: DemoRecord) -> Iterator[Claim]:
 
 
 def off_words(record: DemoRecord, most: int = _NAMED) -> str:
-    """What is off: "L0.H2, L3.H1 and 2 patches"; empty where nothing is."""
+    """Return what is off: "L0.H2, L3.H1 and 2 patches"; empty where nothing is."""
     heads = [each.name for each in record.heads_off]
     patches = len(record.patches_off)
     more = len(heads) - most
@@ -55,7 +55,7 @@ def off_words(record: DemoRecord, most: int = _NAMED) -> str:
 
 
 def unknown(record: DemoRecord) -> Iterator[str]:
-    """What one image does not show."""
+    """Yield what one image does not show."""
     (row,) = record.intervened
     if not row.exact:
         yield say("The prediction without what is off is not exact: {{ row.note|whole }}.", row=row)
@@ -72,7 +72,7 @@ def unknown(record: DemoRecord) -> Iterator[str]:
 
 
 def in_python(record: DemoRecord) -> str:
-    """The changes as `vitlens.replay` takes them, and the patches that are off."""
+    """Return the changes as `vitlens.replay` takes them, and the patches that are off."""
     changes = [f'"blocks.{each.layer}.head.{each.head}": "zero"' for each in record.heads_off]
     changes[_LISTED:] = ["..."] if len(changes) > _LISTED else []
     patches = record.patches_off

@@ -55,12 +55,13 @@ class Newest:
         self._clicks: dict[str, int] = {}
 
     def picture(self, tab: str) -> Callable[[], bool]:
-        """A request to show another picture or model in a tab; the function says whether it is still the newest."""
+        """Return a request to show another picture or model in a tab; the function says whether it is still the
+        newest."""
         number = self._pictures[tab] = self._pictures.get(tab, 0) + 1
         return lambda: self._pictures[tab] == number
 
     def click(self, tab: str) -> Callable[[], bool]:
-        """A request of a control of a tab; the function says whether it is still the newest."""
+        """Return a request of a control of a tab; the function says whether it is still the newest."""
         picture = self._pictures.get(tab, 0)
         number = self._clicks[tab] = self._clicks.get(tab, 0) + 1
         return lambda: self._pictures.get(tab, 0) == picture and self._clicks[tab] == number
@@ -88,7 +89,7 @@ class Job:
     run: RunOptions
 
     def typed(self, *words: str) -> RunOptions:
-        """The options of a run for which these words are typed in a terminal."""
+        """Return the options of a run for which these words are typed in a terminal."""
         return replace(self.run, command=shlex.join(["vitlens", *words]))
 
 
@@ -128,7 +129,7 @@ class Result:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """All of it."""
+        """Return all of it."""
         return self.shown, self.archive, self.page
 
     def report(self, page: Path, note: str = "") -> Updates:
@@ -145,7 +146,7 @@ class Result:
         }
 
     def nothing(self, why: str = "") -> Updates:
-        """No report; why: a sentence, "" where others say it."""
+        """Return no report; why: a sentence, "" where others say it."""
         import gradio
 
         hidden = gradio.DownloadButton(visible=False)
@@ -242,7 +243,7 @@ def written(site: DemoSite, model: Model, picture: Picture, write: Write, *, ses
 
 
 def token_of(session: str) -> str:
-    """A session's part in the names of its files; the session cannot be told from it."""
+    """Return a session's part in the names of its files; the session cannot be told from it."""
     return sha256(session.encode()).hexdigest()[:12]
 
 
@@ -255,7 +256,7 @@ def forget(root: Path, cache: Path, session: str) -> None:
 
 
 def required(picture: Picture | None) -> Picture:
-    """The picture. Raises DataError where none is chosen."""
+    """Return the picture. Raises DataError where none is chosen."""
     if picture is None:
         raise DataError(
             "expected a picture, found none (a session forgets it after a while); choose an example or upload one"
@@ -264,7 +265,7 @@ def required(picture: Picture | None) -> Picture:
 
 
 def words_of(error: BaseException) -> str:
-    """The one line that a visitor reads of an error; no path of this machine is in an unexpected one."""
+    """Return the one line that a visitor reads of an error; no path of this machine is in an unexpected one."""
     if isinstance(error, VitlensError):
         return for_terminal(" ".join(str(error).split()))
     if lacks_memory(error) or type(error).__name__ == "OutOfMemoryError":
@@ -273,7 +274,8 @@ def words_of(error: BaseException) -> str:
 
 
 def told(handler: Handler) -> Handler:
-    """A handler of the page whose errors are shown as sentences; unexpected ones are printed in the terminal, too.
+    """Return a handler of the page whose errors are shown as sentences; unexpected ones are printed in the terminal,
+    too.
 
     A late answer, to a request that a newer one has replaced, changes nothing.
     """
@@ -296,7 +298,7 @@ def told(handler: Handler) -> Handler:
 
 
 def open_slider(low: float, high: float, **settings: Any) -> Component:
-    """A slider that gives any number that is typed, NaN for anything else.
+    """Return a slider that gives any number that is typed, NaN for anything else.
 
     gradio's own refuses one out of range before a handler runs, and so every handler that reads the slider. (A class
     of our own is no way: gradio writes a file beside its module.)

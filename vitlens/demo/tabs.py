@@ -29,7 +29,7 @@ _CHOICES: Final = 10  # classes to choose from; others are typed
 
 
 def write_look(job: Job) -> Path:
-    """The report of `vitlens look`."""
+    """Return the report of `vitlens look`."""
     file = job.picture.name
     name = job.name
     options = LookOptions(images=(file,), model=name, run=job.typed("look", file, "--model", name))
@@ -37,7 +37,7 @@ def write_look(job: Job) -> Path:
 
 
 def look_tab(here: Here) -> Tab:
-    """The prediction, its maps and the heads that matter, with the attention explorer."""
+    """Return the prediction, its maps and the heads that matter, with the attention explorer."""
     result = Result.placed("look")
 
     def refresh(now: Asked) -> Updates:
@@ -47,21 +47,21 @@ def look_tab(here: Here) -> Tab:
 
 
 def offered_methods(model: Model) -> tuple[str, ...]:
-    """The methods that a page can run: those that the model supports in at most PASSES passes."""
+    """Return the methods that a page can run: those that the model supports in at most PASSES passes."""
     return tuple(
         name for name in methods_for(model) if ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards <= PASSES
     )
 
 
 def class_choices(model: Model, picture: Picture) -> list[str]:
-    """The predicted class, and the ten most probable ones."""
+    """Return the predicted class, and the ten most probable ones."""
     with torch.inference_mode():
         best = model(picture.images(model))[0].topk(min(_CHOICES, len(model.classes))).indices
     return [PREDICTED, *(model.classes[index] for index in best.tolist())]
 
 
 def lacks_class(target: str, left: Model, right: Model) -> bool:
-    """Whether the right model has no class of this name. Raises UnknownNameError where the left one has none."""
+    """Return True if the right model has no class of this name. Raises UnknownNameError where the left one has none."""
     if target in ("", PREDICTED):
         return False
     class_index(target, left.classes)
@@ -73,7 +73,7 @@ def lacks_class(target: str, left: Model, right: Model) -> bool:
 
 
 def write_explain(job: Job, *, method: str, target: str) -> Path | None:
-    """The report of `vitlens explain` with one method."""
+    """Return the report of `vitlens explain` with one method."""
     wanted = "predicted" if target in ("", PREDICTED) else target
     more = () if wanted == "predicted" else ("--target", wanted)
     run = job.typed("explain", job.name, "--images", job.picture.name, "--method", method, *more)
@@ -82,7 +82,7 @@ def write_explain(job: Job, *, method: str, target: str) -> Path | None:
 
 
 def explain_tab(here: Here) -> Tab:
-    """The map of a class by two methods side by side; the left one of the page's model, the right one of any."""
+    """Return the map of a class by two methods side by side; the left one of the page's model, the right one of any."""
     import gradio
 
     pool = here.site.pool
@@ -90,7 +90,7 @@ def explain_tab(here: Here) -> Tab:
     second = pool.models[min(1, len(pool.models) - 1)]
 
     def choice(model: Model, name: str = "", *, best: int = 0) -> dict[str, Any]:
-        """The methods of a model to choose from, and the one of this name, or else its best or second best."""
+        """Return the methods of a model to choose from, and the one of this name, or else its best or second best."""
         offered = offered_methods(model)
         preferred = list(dict.fromkeys((*preferred_methods(model, 2), *offered)))
         value = name if name in offered else preferred[min(best, len(preferred) - 1)]
@@ -123,7 +123,7 @@ def explain_tab(here: Here) -> Tab:
     results = (*one.components, *two.components)
 
     def shown(now: Asked, method: str, alias: str, second_method: str, wanted: str) -> Updates:
-        """Both reports; of a right model without this class, of the one that it predicts."""
+        """Return both reports; of a right model without this class, of the one that it predicts."""
         lacks = lacks_class(wanted, pool.model(now.alias), pool.model(alias))
         note = f"{alias} has no class {wanted!r}: the class that it predicts is explained." if lacks else ""
         beside = partial(write_explain, method=second_method, target=PREDICTED if lacks else wanted)
@@ -153,7 +153,7 @@ def explain_tab(here: Here) -> Tab:
 
 
 def offered_attacks() -> tuple[Attack, ...]:
-    """The attacks that a page can run: bounded by L∞, in at most PASSES passes."""
+    """Return the attacks that a page can run: bounded by L∞, in at most PASSES passes."""
     return tuple(
         attack
         for attack in ATTACKS.values()
@@ -162,7 +162,7 @@ def offered_attacks() -> tuple[Attack, ...]:
 
 
 def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
-    """The report of `vitlens attack`; epsilon: in 1/255.
+    """Return the report of `vitlens attack`; epsilon: in 1/255.
 
     Raises UnknownNameError for an attack that is not offered, InputError for an epsilon outside 0 to MOST.
     """
@@ -188,7 +188,7 @@ def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
 
 
 def attack_tab(here: Here) -> Tab:
-    """An attack on the prediction: the picture, the perturbation and the maps before and after."""
+    """Return an attack on the prediction: the picture, the perturbation and the maps before and after."""
     import gradio
 
     with gradio.Row():

@@ -98,7 +98,8 @@ class AttentionMode(ScopedMode):
         return call.softmax(func, args, kwargs) if self._is_attention(name, args, kwargs) else func(*args, **kwargs)
 
     def site(self, module: str, shape: torch.Size) -> Site:
-        """The place of the call that is computed, whose weights have this shape; the survey's where there was one."""
+        """Return the place of the call that is computed, whose weights have this shape; the survey's where there was
+        one."""
         part = sum(site.module == module for site in self.sites)
         batch, heads, queries, keys = shape
         known = self._known.get((module, part))
@@ -172,11 +173,11 @@ class AttentionMode(ScopedMode):
         return run
 
     def _caller(self) -> Caller:
-        """The module whose attention is computed: the innermost with heads, else the innermost."""
+        """Return the module whose attention is computed: the innermost with heads, else the innermost."""
         return next((each for each in reversed(self._running) if each.name in self._heads), self._running[-1])
 
     def _is_attention(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a softmax in a module with heads is over the last axis of at least three."""
+        """Return True if a softmax in a module with heads is over the last axis of at least three."""
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         scores = args[0] if args else None
         return (
@@ -184,7 +185,8 @@ class AttentionMode(ScopedMode):
         )
 
     def _projects(self, name: str, weight: Tensor) -> bool:
-        """Whether it is the weight of the output projection, which a parametrization computes again in each pass."""
+        """Return True if it is the weight of the output projection, which a parametrization computes again in each
+        pass."""
         linear = _linear(self.root, self._projections.get(name))
         own = None if linear is None else linear.weight
         if own is None or weight is own:
@@ -289,7 +291,7 @@ class _Call:
         return output.reshape(*query.shape[:-1], value.shape[-1])  # the reader's tensor is in the graph of the logits
 
     def softmax(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The model's own softmax of scores that it computed."""
+        """Return the model's own softmax of scores that it computed."""
         axis = self._axis_before_windows(args[0])
         if axis is None:
             return self._softmax(func, args, kwargs)
@@ -320,18 +322,23 @@ class _Call:
         return tensor
 
     def _scores(self, scores: Tensor, keep: Tensor | None) -> Tensor:
-        """The scores after their changes, -inf where a key is knocked out; the same object where there are none."""
+        """Return the scores after their changes, -inf where a key is knocked out; the same object where there are
+        none."""
         changed = self._changed("scores", scores)
         return changed if keep is None else changed.masked_fill(~keep, -torch.inf)
 
     def _weights(self, weights: Tensor) -> Tensor:
-        """The weights after their changes; explicit ones in the autograd graph, also where nothing before them is."""
+        """Return the weights after their changes; explicit ones in the autograd graph, also where nothing before them
+        is."""
         weights = self._changed("weights", weights)
         explicit = torch.is_grad_enabled() and any(tap.explicit for tap in self.taps)
         return weights.requires_grad_() if explicit and not weights.requires_grad else weights
 
     def _keep(self, like: Tensor, queries: int, keys: int) -> Tensor | None:
-        """Which keys take part, (1 or calls, heads, query, key); None: all. Raises UnsupportedError for other heads."""
+        """Return which keys take part, (1 or calls, heads, query, key); None: all.
+
+        Raises UnsupportedError for other heads.
+        """
         keeps = [tap.keep for tap in self.taps if tap.keep is not None]
         if keeps and like.shape[1] != self.heads:
             raise UnsupportedError(
@@ -400,7 +407,7 @@ def is_tapped(model: Model, module: str | None = None) -> bool:
 
 
 def projection_of(model: Model, name: str) -> nn.Linear | None:
-    """The linear layer that reads the heads of an attention module, concatenated; None where there is none."""
+    """Return the linear layer that reads the heads of an attention module, concatenated; None where there is none."""
     part = model.anatomy.parts.get(name)
     return _linear(model.module, None if part is None else part.projection)
 
@@ -411,19 +418,19 @@ def _linear(root: nn.Module, name: str | None) -> nn.Linear | None:
 
 
 def _both(bias: Tensor | None, keep: Tensor) -> Tensor:
-    """An attention mask, boolean or additive, without the keys that are knocked out."""
+    """Return an attention mask, boolean or additive, without the keys that are knocked out."""
     if bias is None:
         return keep
     return bias & keep if bias.dtype == torch.bool else bias.masked_fill(~keep, -torch.inf)
 
 
 def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """The shape of the first tensor among a module's arguments."""
+    """Return the shape of the first tensor among a module's arguments."""
     return next((tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), ())
 
 
 def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
-    """The number of tokens of an image in a module's input, from its shape."""
+    """Return the number of tokens of an image in a module's input, from its shape."""
     if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
         last = entered[1] * entered[2]
         first = entered[2] * entered[3]

@@ -37,7 +37,7 @@ class AttentionInputs:
     scale: float
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "AttentionInputs":
-        """The inputs with each tensor changed."""
+        """Return the inputs with each tensor changed."""
         bias = None if self.bias is None else change(self.bias)
         return AttentionInputs(change(self.query), change(self.key), change(self.value), bias, self.scale)
 
@@ -74,7 +74,8 @@ class AttentionCall:
     gradient: Tensor | None = None
 
     def at(self, stage: Stage, rows: Rows = slice(None), *, scored: Tensor | None = None) -> Tensor | None:
-        """The tensor of a stage, (batch, heads, ..), of scores and weights some query rows; None where there is none.
+        """Return the tensor of a stage, (batch, heads, ..), of scores and weights some query rows; None where there is
+        none.
 
         What attention that stays fused does not compute is computed here. scored: the scores, where it did.
         """
@@ -87,28 +88,28 @@ class AttentionCall:
             return self.inputs.scores(rows) if stage == "scores" else self.inputs.weights(rows)
 
     def weights(self) -> Weights:
-        """All weights (batch, heads, query, key); rows sum to 1."""
+        """Return all weights (batch, heads, query, key); rows sum to 1."""
         # not a slice of what was computed: gradients are taken with respect to this tensor
         return self.rows(slice(None)) if self.computed is None else self.computed
 
     def placed(self) -> Placed:
-        """All weights with the queries and keys of each window row by row (see `row_by_row`)."""
+        """Return all weights with the queries and keys of each window row by row (see `row_by_row`)."""
         return row_by_row(self.weights(), self.site.windows)
 
     def rows(self, rows: Rows) -> Weights:
-        """The weights of some query rows alone; the cost is rows x keys instead of queries x keys."""
+        """Return the weights of some query rows alone; the cost is rows x keys instead of queries x keys."""
         weights = self.at("weights", rows)
         assert weights is not None  # a call has inputs or weights
         return weights
 
     def weight_gradient(self) -> Weights | None:
-        """The gradient with respect to all weights (batch, heads, query, key), where the call has one."""
+        """Return the gradient with respect to all weights (batch, heads, query, key), where the call has one."""
         if self.gradient is None or self.inputs is None:
             return self.gradient
         return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(-2, -1)  # output = weights @ value
 
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
-        """The call in parts of a few images, each with its slice: a part's weights fit the processor's cache."""
+        """Yield the call in parts of a few images, each with its slice: a part's weights fit the processor's cache."""
         each = len(self._held) // self.images * self.site.heads * self.site.queries * self.site.keys
         step = max(1, _AT_ONCE["cpu" if self._held.device.type == "cpu" else "other"] // each)
         for start in range(0, self.images, step):
@@ -116,17 +117,17 @@ class AttentionCall:
             yield part, self._part(part)
 
     def precise(self) -> "AttentionCall":
-        """The call with queries, keys and values in fp32 at least."""
+        """Return the call with queries, keys and values in fp32 at least."""
         if self.inputs is None or self.inputs.query.dtype in (torch.float32, torch.float64):
             return self
         return replace(self, inputs=self.inputs.each(precise))
 
     def detach(self) -> "AttentionCall":
-        """The call with its tensors detached from the autograd graph."""
+        """Return the call with its tensors detached from the autograd graph."""
         return self._each(Tensor.detach, self.images)
 
     def pick(self, image: int) -> "AttentionCall":
-        """The call of one image, its windows included."""
+        """Return the call of one image, its windows included."""
         return self._part(slice(image, image + 1))
 
     @property
@@ -159,7 +160,8 @@ def attention_inputs(
     grouped: bool,
     heads: int,
 ) -> AttentionInputs:
-    """The arguments of F.scaled_dot_product_attention, with four axes each; mask: boolean or additive, or None."""
+    """Return the arguments of F.scaled_dot_product_attention, with four axes each; mask: boolean or additive, or
+    None."""
     if causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if grouped:
@@ -172,7 +174,8 @@ def attention_inputs(
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """The tensor in fp32 at least, as analyses of attention are, whatever the model runs in; a boolean one as it is."""
+    """Return the tensor in fp32 at least, as analyses of attention are, whatever the model runs in; a boolean one as it
+    is."""
     return tensor if tensor.dtype in (torch.bool, torch.float32, torch.float64) else tensor.float()
 
 
@@ -195,7 +198,7 @@ def row_by_row(weights: Weights, windows: Windows | None) -> Placed:
 
 
 def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
-    """The index of the patch (row by row) at each position (row by row) of each window; -1 for padding."""
+    """Return the index of the patch (row by row) at each position (row by row) of each window; -1 for padding."""
     (rows, columns), (height, width) = windows.resolution, windows.window
     if windows.dilated:
         grid = torch.arange(rows * columns).view(height, rows // height, width, columns // width)
@@ -219,7 +222,7 @@ def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
 def received(
     weights: Float[Tensor, "calls heads inside inside"], windows: Windows
 ) -> Float[Tensor, "batch heads rows columns"]:
-    """The attention that each patch receives, mean over the query patches of its window, in image coordinates.
+    """Return the attention that each patch receives, mean over the query patches of its window, in image coordinates.
 
     weights: row by row. All patches of the window count, masked or not: uniform attention then gives a uniform map,
     also where a shifted window is cut into parts.

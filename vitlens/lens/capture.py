@@ -60,7 +60,7 @@ def capture(
     rows: Positions | None = None,
     graph: bool = False,
 ) -> Captured:
-    """The tensors at some places in one forward pass of the images, in evaluation mode.
+    """Return the tensors at some places in one forward pass of the images, in evaluation mode.
 
     places: names or patterns (`model.places()`); only these are kept. rows: query tokens whose attention weights and
     scores are kept, as positions or "cls", "register", "patch" (None: all); attention stays fused, and the cost is rows
@@ -125,12 +125,12 @@ class Means:
         self.sums[name] = self.sums[name] + total if name in self.sums else total
 
     def of(self, name: str) -> Tensor:
-        """The mean at a place, without the batch axis."""
+        """Return the mean at a place, without the batch axis."""
         return (self.sums[name] / self.images).float()
 
 
 def means(model: Model, images: Parts, chosen: Sequence[Access]) -> dict[str, Tensor]:
-    """The mean over images of the tensor at each place, without the batch axis."""
+    """Return the mean over images of the tensor at each place, without the batch axis."""
     found = Means()
     with evaluating(model), torch.no_grad(), reading(model, chosen, found.add):
         for batch in images.split(_AT_ONCE):
@@ -148,7 +148,8 @@ def observe(
     explicit: bool = False,
     graph: bool = False,
 ) -> Logits:
-    """The logits of the images; each layer's attention is handed to the reducer as it is computed, and then released.
+    """Return the logits of the images; each layer's attention is handed to the reducer as it is computed, and then
+    released.
 
     reducer: called with an AttentionCall for every attention layer, in forward order: `call.site` says which layer it
     is and what attends to what, `call.weights()` gives the weights (batch, heads, query, key), in a windowed layer
@@ -183,7 +184,7 @@ class CapturedAttention:
 def capture_attention(
     model: Model, images: Images, *, rows: Sequence[int] | None = None, explicit: bool = False
 ) -> CapturedAttention:
-    """The attention weights of every layer, or of some query rows alone, kept in memory.
+    """Return the attention weights of every layer, or of some query rows alone, kept in memory.
 
     rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A class-attention layer has
     one query and returns its row. explicit: weights stay in the autograd graph.

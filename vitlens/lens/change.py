@@ -46,16 +46,16 @@ class PlaceChange:
 
     @property
     def removes(self) -> bool:
-        """Whether it removes a block."""
+        """Return True if it removes a block."""
         return self.data is None and self.function is None and self.knocked is None
 
     @property
     def is_linear(self) -> bool:
-        """Whether it replaces heads, so that the output projection can be applied to the difference alone."""
+        """Return True if it replaces heads, so that the output projection can be applied to the difference alone."""
         return self.access.part == "joined" and self.data is not None and self.access.tokens is None
 
     def new(self, clean: Tensor) -> Tensor:
-        """What stands at the place instead of its tensor. Raises InputError for a tensor of other images."""
+        """Return what stands at the place instead of its tensor. Raises InputError for a tensor of other images."""
         if self.function is not None:
             changed: Tensor = self.function(clean)
             return changed
@@ -63,7 +63,7 @@ class PlaceChange:
         return self.of_images(slice(None), len(clean)).to(clean).expand(clean.shape)
 
     def of_images(self, part: slice, images: int) -> Tensor:
-        """Its tensor for some of the images. Raises InputError where it is one of another number of images."""
+        """Return its tensor for some of the images. Raises InputError where it is one of another number of images."""
         assert self.data is not None
         if self.data.dim() <= len(self.access.place.shape) or len(self.data) == 1:
             return self.data
@@ -74,7 +74,7 @@ class PlaceChange:
         return self.data[part]
 
     def of_part(self, part: slice, images: int, rows: int | None) -> "PlaceChange":
-        """The change on some of the images; rows: where only the first tokens of its layer are computed."""
+        """Return the change on some of the images; rows: where only the first tokens of its layer are computed."""
         if self.data is None:
             return self
         data = self.of_images(part, images)
@@ -170,7 +170,7 @@ def _in_force(
 def _changed(
     raw: Tensor, group: Sequence[tuple[int, PlaceChange]], copies: int, values: Arguments | None = None
 ) -> Tensor:
-    """The module's tensor with the changes, in their order; values: the module's arguments, of an output."""
+    """Return the module's tensor with the changes, in their order; values: the module's arguments, of an output."""
     (_, first), *more = group
     whole = first.access.whole(raw)
     if copies == 1 and not more and not first.removes and first.access.head is None and first.access.tokens is None:

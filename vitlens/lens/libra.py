@@ -45,7 +45,7 @@ class LibraMode(ScopedMode):
     """Applies LibraGrad's rule to each function that has one. Use through `libra_gradients`."""
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The function's own value, with the rule's gradient."""
+        """Return the function's own value, with the rule's gradient."""
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
@@ -162,7 +162,7 @@ def _gate(slope: float) -> Rule:
 
 
 def _constant(func: Rule, *args: Any, **kwargs: Any) -> Any:
-    """The value as a constant: a gate, or the norm that a vector is divided by."""
+    """Return the value as a constant: a gate, or the norm that a vector is divided by."""
     value = func(*args, **kwargs)
     return value.detach() if isinstance(value, Tensor) else value
 

@@ -82,7 +82,7 @@ def observing(model: Model | nn.Module, reducer: Reducer, *, explicit: bool = Fa
 
 
 def survey(model: Model, images: Images) -> tuple[Site, ...]:
-    """Where a model computes attention, layer by layer; checked on the first of the images, once per model.
+    """Return where a model computes attention, layer by layer; checked on the first of the images, once per model.
 
     The check: weights @ value is the output of the model's own kernel (1e-4), rows sum to 1, the weights of every
     attention module are observed, the logits are those of the unobserved model, and the weights of an image are the
@@ -148,7 +148,7 @@ def exact(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _sketch(call: AttentionCall) -> Tensor:
-    """The weights of the first image, (windows, heads, query, key), as a random mean over the keys."""
+    """Return the weights of the first image, (windows, heads, query, key), as a random mean over the keys."""
     weights = call.weights()
     mix = torch.rand(weights.shape[-1], generator=torch.Generator().manual_seed(0)).to(weights)
     return weights[: len(weights) // call.images] @ mix
@@ -255,7 +255,8 @@ def require_special_first(model: Model) -> None:
 
 
 def talking_heads(model: Model, images: Images) -> tuple[str, ...]:
-    """The attention modules that mix the weights over heads after the softmax (CaiT): the weights are those before."""
+    """Return the attention modules that mix the weights over heads after the softmax (CaiT): the weights are those
+    before."""
     return tuple(dict.fromkeys(_followed(model, images).mapped))
 
 

@@ -73,7 +73,7 @@ class Place:
         return f"{self.name} ({self.described()})"
 
     def described(self) -> str:
-        """Its axes with their sizes: "tokens 197, dim 192"."""
+        """Return its axes with their sizes: "tokens 197, dim 192"."""
         return ", ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.shape))
 
 
@@ -87,11 +87,11 @@ class Places(tuple[Place, ...]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names."""
+        """Return their names."""
         return tuple(place.name for place in self)
 
     def lines(self) -> list[tuple[str, str, str]]:
-        """The table's lines: pattern, axes with sizes, and what the tensor is."""
+        """Return the table's lines: pattern, axes with sizes, and what the tensor is."""
         lines = [
             (place.name, place.described(), KIND_WORDS[place.kind] + " (captured only)" * (not place.changeable))
             for place in self
@@ -155,11 +155,12 @@ class Access:
 
     @property
     def name(self) -> str:
-        """The name of its place."""
+        """Return the name of its place."""
         return self.place.name
 
     def at(self, tokens: tuple[int, ...], word: str, axis: int) -> "Access":
-        """The access to some positions on the axis of tokens alone; word: as they were typed, to end the place's name.
+        """Return the access to some positions on the axis of tokens alone; word: as they were typed, to end the place's
+        name.
 
         Raises InputError where there are no such positions.
         """
@@ -172,7 +173,7 @@ class Access:
         return replace(self, place=replace(self.place, name=f"{self.name}[{word}]", shape=shape), tokens=of_all)
 
     def whole(self, raw: Tensor) -> Tensor:
-        """The module's tensor with the batch of images as first axis, windows and heads as axes of their own."""
+        """Return the module's tensor with the batch of images as first axis, windows and heads as axes of their own."""
         tensor = raw.transpose(0, 1) if self.tokens_first else raw
         if self.part == "joined":  # (calls, tokens, heads x head_dim)
             tensor = raw.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -181,7 +182,7 @@ class Access:
         return tensor.unflatten(0, (-1, self.windows)) if self.windows > 1 else tensor
 
     def raw(self, whole: Tensor, like: Tensor) -> Tensor:
-        """The inverse of `whole`; like: the module's tensor."""
+        """Return the inverse of `whole`; like: the module's tensor."""
         tensor = whole.flatten(0, 1) if self.windows > 1 else whole
         if self.part == "joined":
             tensor = tensor.transpose(1, 2)
@@ -195,12 +196,12 @@ class Access:
         return (*before, slice(None) if self.tokens is None else list(self.tokens))
 
     def read(self, raw: Tensor) -> Tensor:
-        """The place's tensor (batch, *shape) of the module's."""
+        """Return the place's tensor (batch, *shape) of the module's."""
         return self.whole(raw)[self.index()]
 
 
 def places(model: Model) -> Places:
-    """Every place whose tensor `capture` gives: names, axes and sizes for one image, in forward order.
+    """Return every place whose tensor `capture` gives: names, axes and sizes for one image, in forward order.
 
     Blocks and heads count from 0, in the order of the forward pass, as the layers of `attention`; an attention pooling
     at the end is the last of them. A place that a model does not have is not listed: windows have weights of every
@@ -218,7 +219,7 @@ def places(model: Model) -> Places:
 
 
 def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ...]:
-    """The places that some names or patterns mean, each once, in the order of the names.
+    """Return the places that some names or patterns mean, each once, in the order of the names.
 
     "*" stands for one part between dots, "{3,4}" and "{0..5}" for alternatives. "[cls]", "[register]", "[patch]",
     "[0,5]" or "[3..8]" at the end takes some token positions, "[*]" each position as a place of its own. "blocks.3"
@@ -291,7 +292,7 @@ def _resolve(model: Model, name: str) -> Iterator[Access]:
 
 
 def _fitting(model: Model, name: str) -> list[Access]:
-    """The places that a name, or a pattern without braces, means."""
+    """Return the places that a name, or a pattern without braces, means."""
     known = accesses(model)
     if "*" not in name:
         access = known.get(name) or known.get(f"{name}.residual")
@@ -312,7 +313,7 @@ def _fitting(model: Model, name: str) -> list[Access]:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """A pattern without braces for every combination of their alternatives."""
+    """Yield a pattern without braces for every combination of their alternatives."""
     braces = re.search(r"\{([^{}]*)\}", pattern)
     if braces is None:
         yield pattern
@@ -322,7 +323,7 @@ def _expanded(pattern: str) -> Iterator[str]:
 
 
 def _listed(text: str) -> Iterator[str]:
-    """The alternatives of "3,4" or "0..5,8"."""
+    """Yield the alternatives of "3,4" or "0..5,8"."""
     for word in text.split(","):
         ends = re.fullmatch(r"\s*(\d+)\.\.(\d+)\s*", word)
         yield from map(str, range(int(ends[1]), int(ends[2]) + 1)) if ends else (word.strip(),)
@@ -330,7 +331,7 @@ def _listed(text: str) -> Iterator[str]:
 
 @once_per_model
 def accesses(model: Model) -> dict[str, Access]:
-    """How every place of a model is reached, by its name."""
+    """Return how every place of a model is reached, by its name."""
     known: tuple[Layer, ...] = ()
     with suppress(UnsupportedError):  # no attention
         known = layers(model)
@@ -364,7 +365,7 @@ _Shapes = dict[tuple[str, str], tuple[Shape, int]]  # by module and what of it, 
 
 
 def _shapes(model: Model, known: Sequence[Layer], maps: Sequence[str], count: int) -> dict[tuple[str, str], Shape]:
-    """The shapes of a forward pass, by module and what of it, where it was computed once."""
+    """Return the shapes of a forward pass, by module and what of it, where it was computed once."""
     calls = trace(model, count).by_module
     units = (name for layer in known for name in (layer.unit, layer.attention, layer.mlp) if name)
     once = {name: calls[name][0] for name in (*maps, *units) if len(calls.get(name, ())) == 1}
@@ -380,7 +381,7 @@ def _shapes(model: Model, known: Sequence[Layer], maps: Sequence[str], count: in
 
 
 def _batch_axis(single: Shape, double: Shape | None) -> int | None:
-    """The axis that is twice as long with two images, the first or, of tokens, the second."""
+    """Return the axis that is twice as long with two images, the first or, of tokens, the second."""
     if double is None or len(single) != len(double):
         return None
     longer = [axis for axis, (one, two) in enumerate(zip(single, double)) if one != two]
@@ -401,7 +402,7 @@ class _Reader:
     shapes: _Shapes
 
     def module(self, name: str, kind: str, module: str, part: Part = "output", **options: Any) -> Iterator[Access]:
-        """The input or output of a module, where it is one tensor a forward pass."""
+        """Yield the input or output of a module, where it is one tensor a forward pass."""
         shape, axis = self.shapes.get((module, part), ((), 0))
         if not shape:
             return
@@ -414,7 +415,8 @@ class _Reader:
         yield Access(place, module, part, windows=windows, tokens_first=axis == 1, **options)
 
     def layer(self, layer: Layer, *, first: bool, last: bool) -> Iterator[Access]:
-        """The places of a layer; first, last: of those that share its block, whose input and output are listed once."""
+        """Yield the places of a layer; first, last: of those that share its block, whose input and output are listed
+        once."""
         name = f"blocks.{layer.index}"
         options = dict[str, Any](layer=layer.index)
         # its unit is a residual block, not attention that stands alone
@@ -434,7 +436,7 @@ class _Reader:
             yield access if stream else replace(access, place=replace(access.place, name=name, kind="block"))
 
     def _input(self, layer: Layer, *, listed: bool) -> Iterator[Access]:
-        """The residual stream that enters its block, where it has one."""
+        """Yield the residual stream that enters its block, where it has one."""
         if layer.stream is None:
             return
         name = f"blocks.{layer.index}"
@@ -452,7 +454,7 @@ class _Reader:
             yield Access(place, layer.unit, "input", flat=True, listed=False, **options)
 
     def _heads(self, layer: Layer) -> Iterator[Access]:
-        """The stages of its attention, and its heads."""
+        """Yield the stages of its attention, and its heads."""
         name = f"blocks.{layer.index}"
         module = layer.attention
         for stage, axes in _STAGES.items():

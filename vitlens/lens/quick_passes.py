@@ -106,7 +106,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """The product with the transposed weights."""
+        """Return the product with the transposed weights."""
         (weight,) = ctx.saved_tensors
         return _product(gradients[0], weight.t().contiguous(), None, "none"), None, None
 
@@ -123,7 +123,8 @@ def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> 
 
 
 def _fits(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether oneDNN computes this layer: fp32 throughout, no gradient of a weight, and no tensor of another class."""
+    """Return True if oneDNN computes this layer: fp32 throughout, no gradient of a weight, and no tensor of another
+    class."""
     tensors = [tensor for tensor in (tokens, weight, bias) if tensor is not None]
     plain = all(tensor.dtype == torch.float32 and type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
     frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
@@ -132,7 +133,8 @@ def _fits(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
-    """The MLP's forward with its GELU fused into the first product; its own forward where oneDNN cannot compute it.
+    """Return the MLP's forward with its GELU fused into the first product; its own forward where oneDNN cannot compute
+    it.
 
     So also while somebody listens to a part that is not called, or has put another forward into it.
     """
@@ -185,7 +187,7 @@ def quick_passes(model: Model) -> Iterator[None]:
 
 
 def quick_batch_size(model: Model) -> int:
-    """How many images fit the processor's cache, by the widest activation of one image; at least 1."""
+    """Return how many images fit the processor's cache, by the widest activation of one image; at least 1."""
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
     widest = max((call.bytes for call in trace(model, 1).calls if call.module in leaves), default=1)
     return max(1, _CACHE // max(1, widest))

@@ -76,7 +76,8 @@ class Replay:
     def run(
         self, sets: Sequence[Changes], *, reference: Reference | None = None, seed: int = 0
     ) -> Float[Tensor, "sets batch classes"]:
-        """The logits under each set of changes by place, {"blocks.3.head.7": "zero"}, those of `vitlens.intervene`.
+        """Return the logits under each set of changes by place, {"blocks.3.head.7": "zero"}, those of
+        `vitlens.intervene`.
 
         reference, seed: as there. Raises what `intervene` raises.
         """
@@ -107,7 +108,7 @@ class Replay:
         return logits
 
     def tensor(self, place: str) -> Tensor:
-        """The clean pass's tensor (batch, *shape) at a block's input or its heads: "blocks.3.heads"."""
+        """Return the clean pass's tensor (batch, *shape) at a block's input or its heads: "blocks.3.heads"."""
         (access,) = resolve_places(self.model, place)
         record = self._record(access.layer or 0)
         raw = record.heads if access.part == "joined" else record.arguments[access.argument]  # type: ignore[index]
@@ -119,7 +120,7 @@ class Replay:
         self._records.clear()
 
     def _chunks(self, members: list[int], *, whole: bool) -> Iterator[tuple[list[int], slice]]:
-        """The sets and images of each forward: at most `chunk` images, counting copies."""
+        """Yield the sets and images of each forward: at most `chunk` images, counting copies."""
         count = len(self.images)
         if whole or not self.exact or count <= self._chunk:
             copies = max(1, self._chunk // count) if self.exact else 1
@@ -132,7 +133,7 @@ class Replay:
                 yield [member], slice(part * count // parts, (part + 1) * count // parts)
 
     def _record(self, index: int) -> ReplayRecord:
-        """The record of a layer in the clean pass: kept, or computed again."""
+        """Return the record of a layer in the clean pass: kept, or computed again."""
         if index in self._records and self._records[index].arguments:
             return self._records[index]
         again = recording(self.model, [index], stop=True)
@@ -233,7 +234,7 @@ class Patched(Summary):
     exact: bool
 
     def __getitem__(self, name: str) -> Logits:
-        """The logits (batch, classes) of a place that was patched alone. Raises InputError for another."""
+        """Return the logits (batch, classes) of a place that was patched alone. Raises InputError for another."""
         if (name,) not in self.places:
             raise InputError(f"expected a place that was patched alone, found {name!r}; see .places")
         return self.logits[self.places.index((name,))]
@@ -246,7 +247,7 @@ def patch(
     other: AnyImages | Captured,
     places: str | Sequence[str | tuple[str, ...]],
 ) -> Patched:
-    """The logits of `images` with the activations of the other run put in at some places (activation patching).
+    """Return the logits of `images` with the activations of the other run put in at some places (activation patching).
 
     other: images in any form, as many as `images`, or what was captured at these places; places: names or
     patterns, every place they mean patched apart; a tuple of them is patched together. "blocks.*.input[*]" is every

@@ -79,7 +79,7 @@ def _stop(_values: Arguments, _output: Any) -> None:
 
 
 def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], Forward]:
-    """A forward whose arguments and output are noted."""
+    """Return a forward whose arguments and output are noted."""
 
     def wrap(forward: Forward) -> Forward:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -140,7 +140,7 @@ class ReplayMethod:
     note: str = ""
 
     def kind(self, changes: Set) -> "PassKind":
-        """The kind of pass that some simultaneous changes need."""
+        """Return the kind of pass that some simultaneous changes need."""
         start = min(change.access.layer or 0 for change in changes)
         again = not self.starts[start].branch or any(
             change.access.layer == start and change.access.part != "output" and not change.is_linear
@@ -166,7 +166,7 @@ class PassKind:
 
 
 def _fits_first_rows(change: PlaceChange) -> bool:
-    """Whether a change of the last block is the same where only the first tokens are computed."""
+    """Return True if a change of the last block is the same where only the first tokens are computed."""
     if change.removes or change.knocked is not None or change.access.part == "input":
         return True
     replaced = change.data is not None and change.access.tokens is None
@@ -195,7 +195,8 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
 
 
 def _skippable(module: nn.Module, name: str, begin: int, single: Trace, double: Trace) -> Iterator[tuple[str, Shape]]:
-    """The outermost modules whose calls end before `begin` and whose outputs have the batch as their first axis."""
+    """Yield the outermost modules whose calls end before `begin` and whose outputs have the batch as their first
+    axis."""
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
         shape = _batched_shape(full, single, double)
@@ -207,7 +208,8 @@ def _skippable(module: nn.Module, name: str, begin: int, single: Trace, double: 
 
 
 def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
-    """The shape of a module's output for one image where it is one tensor whose first axis is the batch, else None."""
+    """Return the shape of a module's output for one image where it is one tensor whose first axis is the batch, else
+    None."""
     one, two = (each.by_module.get(name, (None,))[-1] for each in (single, double))
     if one is None or two is None or not (one.bytes and two.bytes and one.output and two.output):
         return None
@@ -223,7 +225,7 @@ def replay_pass(
     part: slice,
     images: int,
 ) -> Float[Tensor, "sets part classes"]:
-    """The logits of some of the images under each set of changes; images: the number of all, in the record."""
+    """Return the logits of some of the images under each set of changes; images: the number of all, in the record."""
     known = layers(model)
     layer = known[kind.start]
     last = known[-1].index
@@ -265,7 +267,8 @@ def replay_pass(
 
 
 def _within_changes(model: Model, kind: PassKind) -> PassKind:
-    """The kind of pass that the changes and hooks around it need: what they reach runs by the model's own modules."""
+    """Return the kind of pass that the changes and hooks around it need: what they reach runs by the model's own
+    modules."""
     known = layers(model)
     first = model.module.get_submodule(known[kind.start].attention)
     last = model.module.get_submodule(known[-1].unit)
@@ -294,7 +297,7 @@ def _given(values: Arguments) -> Callable[[Forward], Forward]:
 def _branch(
     model: Model, layer: Layer, record: ReplayRecord, sets: Sequence[Set], part: slice, rows: int | None
 ) -> Any:
-    """The output of the first layer's attention: the clean one plus the contribution of the replaced heads."""
+    """Return the output of the first layer's attention: the clean one plus the contribution of the replaced heads."""
     projection = projection_of(model, layer.attention)
     assert record.branch is not None  # attention is run again unless all three are known
     assert record.heads is not None
@@ -318,7 +321,7 @@ def _branch(
 
 
 def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
-    """The tensors that replace single heads."""
+    """Yield the tensors that replace single heads."""
     data = change.data
     heads = change.access.heads
     assert data is not None
@@ -330,7 +333,8 @@ def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
 
 
 def rows_read(model: Model) -> int | None:
-    """How many of the first tokens the classifier reads from the last block; None: all, or a block of unknown form."""
+    """Return how many of the first tokens the classifier reads from the last block; None: all, or a block of unknown
+    form."""
     layout = model.anatomy.layout
     last = layers(model)[-1]
     if layout is None or not is_known_block(model.module.get_submodule(last.unit)):
@@ -376,7 +380,7 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
 
 @once_per_model
 def method_of(model: Model) -> ReplayMethod:
-    """How a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
+    """Return how a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
     single = trace(model, 1)
     double = trace(model, 2)
     starts = tuple(_start(model, layer, single, double) for layer in layers(model))
@@ -450,12 +454,12 @@ class Entry:
     only_tokens: bool
 
     def tokens(self, model: Model, images: Images) -> Tokens:
-        """The residual stream before the first block, (batch, tokens, dim)."""
+        """Return the residual stream before the first block, (batch, tokens, dim)."""
         stream: Tensor = _arguments(model, images)[self.stream]
         return stream
 
     def logits(self, model: Model, tokens: Tokens) -> Logits:
-        """The logits (batch, classes) for the stream before the first block."""
+        """Return the logits (batch, classes) for the stream before the first block."""
         record = ReplayRecord({**self.fixed, self.stream: tokens})
         count = len(tokens)
         kind = PassKind(0, attention=True, rows=self.method.rows)
@@ -466,7 +470,8 @@ class Entry:
 @once_per_model
 @torch.no_grad()
 def entry_of(model: Model) -> Entry | None:
-    """The entry of a model in which every patch is one token; None for a CNN, windows, or a stem that mixes patches."""
+    """Return the entry of a model in which every patch is one token; None for a CNN, windows, or a stem that mixes
+    patches."""
     if model.anatomy.layout is None:
         return None
     try:
@@ -488,7 +493,7 @@ def entry_of(model: Model) -> Entry | None:
 
 
 def _is_exact(model: Model, entry: Entry) -> bool:
-    """Whether mixing the tokens of two images gives the logits of the images mixed patch by patch."""
+    """Return True if mixing the tokens of two images gives the logits of the images mixed patch by patch."""
     first, second = probe_images(model, 2).split(1)
     rows, columns = model.layout.grid
     taken = torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(first.device) < 0.5
@@ -503,7 +508,7 @@ def _is_exact(model: Model, entry: Entry) -> bool:
 
 
 def _arguments(model: Model, images: Images) -> Arguments:
-    """The arguments of the first block for these images."""
+    """Return the arguments of the first block for these images."""
     with suppress(StopForward), recording(model, [0], stop=True) as records:
         model(images)
     return records[0].arguments

@@ -57,7 +57,7 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """The number of windows of an image."""
+        """Return the number of windows of an image."""
         return -(-self.resolution[0] // self.window[0]) * -(-self.resolution[1] // self.window[1])
 
 
@@ -81,7 +81,7 @@ class Site:
 
 
 def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: bool) -> Kind:
-    """The kind of attention, from shapes alone.
+    """Return the kind of attention, from shapes alone.
 
     calls: windows an image (1 without windows); tokens: of an image that enter the attention module; channels: whether
     there are as many queries as channels a head.
@@ -104,7 +104,7 @@ class Caller(NamedTuple):
 
 
 def windows_of(model: nn.Module, callers: Sequence[Caller], *, calls: int, queries: int, keys: int) -> Windows | None:
-    """The windows of a call (a single one where it covers the whole map), or None where they are not known.
+    """Return the windows of a call (a single one where it covers the whole map), or None where they are not known.
 
     callers: the modules that are calling, the innermost last; calls: windows an image; queries, keys: of one window.
     """
@@ -187,7 +187,7 @@ def _mask_units(model: nn.Module, name: str, module: nn.Module, shape: tuple[int
 
 
 def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
-    """The windows of SAM 2's Hiera, or its whole map, row by row; queries may be the maxima of 2x2 patches."""
+    """Return the windows of SAM 2's Hiera, or its whole map, row by row; queries may be the maxima of 2x2 patches."""
     if not isinstance(getattr(module, "is_windowed", None), bool) or len(shape) != 4:
         return None
     resolution = (shape[1], shape[2])
@@ -200,7 +200,7 @@ def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
 
 
 def _unshifted(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
-    """The windows of timm's blocks that never shift them, padded below and on the right."""
+    """Return the windows of timm's blocks that never shift them, padded below and on the right."""
     first = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(type(module).__name__)  # the axis of its input with the rows
     if first is None or len(shape) != 4:
         return None
@@ -209,14 +209,14 @@ def _unshifted(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
 
 
 def _unroll(model: nn.Module, name: str) -> Any:
-    """The `Unroll` of the Hiera that has this module, or None."""
+    """Return the `Unroll` of the Hiera that has this module, or None."""
     parts = name.split(".")
     owners = (model.get_submodule(".".join(parts[:count])) for count in range(len(parts)))
     return next((owner.unroll for owner in owners if isinstance(getattr(owner, "unroll", None), nn.Module)), None)
 
 
 def _unrolled(window: Pair, strides: Sequence[Pair]) -> tuple[int, ...]:
-    """The place in the window, row by row, of each token in Hiera's order."""
+    """Return the place in the window, row by row, of each token in Hiera's order."""
     places = torch.arange(math.prod(window)).view(1, *window)
     for down, across in strides:
         count, rows, columns = places.shape

@@ -50,11 +50,11 @@ class FeatureStage:
 
     @property
     def title(self) -> str:
-        """Its name in reports: "block 5", "stage 2", "embedding"."""
+        """Return its name in reports: "block 5", "stage 2", "embedding"."""
         return self.kind if self.index is None else f"{self.kind} {self.index}"
 
     def tokens(self, output: Any) -> Tokens:
-        """The module's output (or argument) as (batch, tokens, width); a map is flattened row by row."""
+        """Return the module's output (or argument) as (batch, tokens, width); a map is flattened row by row."""
         tensor = tensors_in(output)[self.part]
         tokens: Tokens = tensor.movedim(self.channel_axis, -1).flatten(1, -2)
         return tokens
@@ -73,7 +73,7 @@ class FinalNorm:
 
 
 def stages(model: Model) -> tuple[FeatureStage, ...]:
-    """Every layer at which features can be read, in forward order; determined once per model.
+    """Return every layer at which features can be read, in forward order; determined once per model.
 
     Blocks with a different number of tokens (CaiT's class attention) are skipped. Raises UnsupportedError where no
     layer is left.
@@ -82,7 +82,8 @@ def stages(model: Model) -> tuple[FeatureStage, ...]:
 
 
 def embedding_stage(model: Model) -> FeatureStage | None:
-    """The tokens (a CNN's map) that enter the first block, before any attention: patches, positions and prefix tokens.
+    """Return the tokens (a CNN's map) that enter the first block, before any attention: patches, positions and prefix
+    tokens.
 
     It has no number, so that block 0 stays layer 0. None for a model without blocks, and where what enters the first
     one is no sequence of all patches.
@@ -91,7 +92,7 @@ def embedding_stage(model: Model) -> FeatureStage | None:
 
 
 def final_norm(model: Model) -> FinalNorm | None:
-    """The model's final norm; None where it has none (CNNs, post-norm transformers)."""
+    """Return the model's final norm; None where it has none (CNNs, post-norm transformers)."""
     return _places(model)[2]
 
 
@@ -168,7 +169,7 @@ def _places(model: Model) -> tuple[tuple[FeatureStage, ...], FeatureStage | None
 
 
 def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str], tuple[FeatureStage, ...]]:
-    """The blocks that were found, in forward order, and the layers at which features are read."""
+    """Return the blocks that were found, in forward order, and the layers at which features are read."""
     shapes = dict(seen)
     layout = model.anatomy.layout
     token_count = None if layout is None else layout.tokens
@@ -197,7 +198,7 @@ def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str],
 
 
 def _last_maps(model: Model) -> list[str]:
-    """The modules of a model without blocks that return the last map of each resolution, in forward order.
+    """Return the modules of a model without blocks that return the last map of each resolution, in forward order.
 
     None where attention follows the last map, which is then the stem's.
     """
@@ -214,7 +215,7 @@ def _last_maps(model: Model) -> list[str]:
 
 
 def _embedding(model: Model, blocks: Sequence[str], read: Sequence[FeatureStage], seen: Trace) -> FeatureStage | None:
-    """The argument of the first block that holds all patches of each image; the first one of its shape."""
+    """Return the argument of the first block that holds all patches of each image; the first one of its shape."""
     layout = model.anatomy.layout
     tokens = None if layout is None else layout.tokens
     arguments = seen.by_module[blocks[0]][0].arguments if blocks else {}
@@ -228,7 +229,8 @@ def _embedding(model: Model, blocks: Sequence[str], read: Sequence[FeatureStage]
 def _stage(
     model: Model, index: int | None, kind: StageKind, name: str, shape: Shape, argument: Key | None = None
 ) -> FeatureStage | None:
-    """The layer whose features are a module's output, or its argument; None where no axis is known to be channels."""
+    """Return the layer whose features are a module's output, or its argument; None where no axis is known to be
+    channels."""
     layout = model.anatomy.layout
     if len(shape) == 3 and layout is not None:
         return FeatureStage(index, kind, name, shape[2], layout.grid, layout.prefix, 2, argument)
@@ -245,26 +247,27 @@ def _stage(
 
 
 def _is_stream(shape: Shape, tokens: int | None) -> bool:
-    """Whether an output has the patches of each of the two images."""
+    """Return True if an output has the patches of each of the two images."""
     if shape[0] != 2 or len(shape) not in (3, 4):
         return False
     return len(shape) == 4 or (shape[1] > 1 if tokens is None else shape[1] == tokens)
 
 
 def holds_another(name: str, blocks: Sequence[str]) -> bool:
-    """Whether it contains other blocks (ConvNeXt's stages are repeated units too)."""
+    """Return True if it contains other blocks (ConvNeXt's stages are repeated units too)."""
     return any(block.startswith(f"{name}.") for block in blocks)
 
 
 def stream_width(block: nn.Module) -> int | None:
-    """The width of the residual stream: the most frequent input width of the block's layers."""
+    """Return the width of the residual stream: the most frequent input width of the block's layers."""
     widths = [module.in_features for module in block.modules() if isinstance(module, nn.Linear)]
     widths += [module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)]
     return mode(widths) if widths else None
 
 
 def _norm(model: Model, seen: Sequence[tuple[str, Shape]], last: FeatureStage) -> FinalNorm | None:
-    """The first norm of each vector, of the stream's width, that runs after the last block, outside all blocks."""
+    """Return the first norm of each vector, of the stream's width, that runs after the last block, outside all
+    blocks."""
     if last.kind == _STAGE:
         return None
     behind = max(place for place, (name, _) in enumerate(seen) if name == last.module)

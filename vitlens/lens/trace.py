@@ -23,7 +23,7 @@ from vitlens.shapes import Images
 
 @per_model
 def trace(model: Model, images: int) -> Trace:
-    """The trace of a forward pass of so many images."""
+    """Return the trace of a forward pass of so many images."""
     recorder = Recorder()
     with evaluating(model), torch.no_grad(), exact(model.device), recorder.watching(model.module):
         logits: Tensor = model(probe_images(model, images))
@@ -46,7 +46,7 @@ class TracedHeads:
 
 @per_model
 def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
-    """The heads of every attention module of the survey in a forward pass of so many images."""
+    """Return the heads of every attention module of the survey in a forward pass of so many images."""
     names = tuple(dict.fromkeys(site.module for site in survey(model, probe_images(model, 1))))
     found = {name: TracedHeads() for name in names}
     latest: dict[str, Tensor] = {}
@@ -117,7 +117,7 @@ class Layer:
 
 @once_per_model
 def layers(model: Model) -> tuple[Layer, ...]:
-    """Every attention layer with its block, MLP and heads; read once per model.
+    """Return every attention layer with its block, MLP and heads; read once per model.
 
     Raises UnsupportedError for a model without attention (a CNN).
     """

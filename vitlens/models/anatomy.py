@@ -70,23 +70,23 @@ class Anatomy:
 
     @cached_property
     def parts(self) -> Mapping[str, AttentionPart]:
-        """The modules with heads, by name."""
+        """Return the modules with heads, by name."""
         return {part.module: part for part in self.attention or ()}
 
     @property
     def attention_modules(self) -> tuple[str, ...]:
-        """The names of the innermost modules with heads, in the order of the module tree."""
+        """Return the names of the innermost modules with heads, in the order of the module tree."""
         return tuple(name for name in self.parts if not any(other.startswith(f"{name}.") for other in self.parts))
 
 
 def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:
-    """The modules with heads by their attributes, in order."""
+    """Return the modules with heads by their attributes, in order."""
     counted = ((name, module, heads_of(module)) for name, module in model.named_modules())
     return tuple(AttentionPart(name, n, _projection(name, module, n)) for name, module, n in counted if n is not None)
 
 
 def heads_of(module: nn.Module) -> int | None:
-    """The number of attention heads of a module by its own attributes; None where it has no such attribute."""
+    """Return the number of attention heads of a module by its own attributes; None where it has no such attribute."""
     # n_heads: torchvision's MaxViT
     counts = (getattr(module, name, None) for name in ("num_heads", "heads", "n_heads"))
     return next((count for count in counts if isinstance(count, int)), None)
@@ -101,7 +101,7 @@ def _projection(name: str, attention: nn.Module, heads: int) -> str | None:
 
 
 def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
-    """The anatomy of a model that takes images of this size (height, width), by its modules' attributes."""
+    """Return the anatomy of a model that takes images of this size (height, width), by its modules' attributes."""
     layout = read_layout(model, image_size)
     parts = read_attention(model)
     family: Family = "vit" if layout else "other"
@@ -120,21 +120,21 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
 
 
 def has_windows(model: nn.Module, attention: str) -> bool:
-    """Whether the attention module says its windows, or its block says them and their shift, as Swin's do."""
+    """Return True if the attention module says its windows, or its block says them and their shift, as Swin's do."""
     block = model.get_submodule(attention.rpartition(".")[0])
     shifts = hasattr(block, "window_size") and hasattr(block, "shift_size")
     return shifts or hasattr(model.get_submodule(attention), "window_size")
 
 
 def _block_of(model: nn.Module, attention: str) -> str:
-    """The module that contains an attention module, or the sequence in which it is (torchvision's MaxViT)."""
+    """Return the module that contains an attention module, or the sequence in which it is (torchvision's MaxViT)."""
     block = attention.rpartition(".")[0]
     inner = isinstance(model.get_submodule(block), nn.Sequential) and "." in block
     return block.rpartition(".")[0] if inner else block
 
 
 def residual_blocks(model: nn.Module) -> Iterator[str]:
-    """The repeated units of a CNN: the children of its stages."""
+    """Yield the repeated units of a CNN: the children of its stages."""
     sequences = nn.Sequential | nn.ModuleList
     for name, module in model.named_modules():
         units = list(module) if isinstance(module, sequences) else []
@@ -143,7 +143,7 @@ def residual_blocks(model: nn.Module) -> Iterator[str]:
 
 
 def is_headless(model: nn.Module) -> bool:
-    """Whether a model ends in features: its classifier is the identity (timm's num_classes=0)."""
+    """Return True if a model ends in features: its classifier is the identity (timm's num_classes=0)."""
     find: Any = getattr(model, "get_classifier", None)  # timm's method; two classifiers of a distilled model
     named = find() if find is not None else [getattr(model, name, None) for name in ("head", "heads", "fc")]
     heads = [head for head in (named if isinstance(named, tuple | list) else [named]) if isinstance(head, nn.Module)]
@@ -152,7 +152,7 @@ def is_headless(model: nn.Module) -> bool:
 
 
 def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | None:
-    """The token layout, or None for a model without one sequence of tokens."""
+    """Return the token layout, or None for a model without one sequence of tokens."""
     prefix = named_prefix(model)
     embed = getattr(_encoder(model), "patch_embed", None)
     size: Any = getattr(embed, "patch_size", None) or getattr(model, "patch_size", None)
@@ -166,7 +166,7 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
 
 
 def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
-    """The tokens before the patches in most blocks, or None for a model without one sequence of tokens."""
+    """Return the tokens before the patches in most blocks, or None for a model without one sequence of tokens."""
     layout = getattr(model, "layout", None)
     if isinstance(layout, TokenLayout):
         return layout.prefix
@@ -202,12 +202,13 @@ def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
 
 
 def _joins_late(model: nn.Module) -> bool:
-    """Whether CLS is added after the self-attention blocks, for class-attention blocks (CaiT and XCiT)."""
+    """Return True if CLS is added after the self-attention blocks, for class-attention blocks (CaiT and XCiT)."""
     return hasattr(model, "blocks_token_only") or hasattr(model, "cls_attn_blocks")
 
 
 def _encoder(model: nn.Module) -> nn.Module:
-    """The module with the patch embedding: the model, or its encoder (timm's classifiers made from vision towers)."""
+    """Return the module with the patch embedding: the model, or its encoder (timm's classifiers made from vision
+    towers)."""
     encoder = getattr(model, "encoder", None)
     inside = isinstance(encoder, nn.Module) and hasattr(encoder, "patch_embed") and not hasattr(model, "patch_embed")
     return encoder if inside else model  # type: ignore[return-value]

@@ -40,7 +40,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def softmax_or_zero(scores: Tensor, softmax: Callable[[Tensor], Tensor] = _softmax) -> Tensor:
-    """The softmax over the last axis; a row of -inf alone is zeros."""
+    """Return the softmax over the last axis; a row of -inf alone is zeros."""
     # softmax of only -inf is NaN, forward and backward: such rows get equal scores, and are set to zero afterwards
     empty = (scores == -torch.inf).all(dim=-1, keepdim=True)
     return softmax(scores.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
@@ -55,7 +55,7 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads query value_dim"]:
-    """Each query's sum of the values, weighted by attention_weights (Vaswani 2017, equation 1).
+    """Return each query's sum of the values, weighted by attention_weights (Vaswani 2017, equation 1).
 
     mask and scale as in attention_weights; dropout: the fraction of weights set to zero, the rest scaled up by
     1/(1 - dropout), always applied when above 0 (as in torch's own function of this name).
@@ -110,7 +110,7 @@ class MultiHeadSelfAttention(nn.Module):
 def positional(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments with the scores of a softmax as the first one, also where they are given by name."""
+    """Return a call's arguments with the scores of a softmax as the first one, also where they are given by name."""
     if func in SOFTMAX and not args and "input" in kwargs:
         return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
     return args, kwargs

@@ -66,7 +66,7 @@ class ViTConfig:
 
     @property
     def layout(self) -> TokenLayout:
-        """The layout of CLS, distillation token, registers and patches, in this order."""
+        """Return the layout of CLS, distillation token, registers and patches, in this order."""
         prefix: list[PrefixKind] = ["cls"] if self.pooling == "cls" else []
         prefix += ["distillation"] if self.distillation else []
         prefix += ["register"] * self.registers
@@ -80,7 +80,7 @@ class ViTConfig:
 
 
 def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
-    """What cannot be built: sizes, rates, and parts that exclude each other."""
+    """Yield what cannot be built: sizes, rates, and parts that exclude each other."""
     yield from _faults_of_both(config)
     if config.dim % config.heads:
         yield (
@@ -156,7 +156,7 @@ class SwinConfig:
 
 
 def _faults_of_swin(config: SwinConfig) -> Iterator[str]:
-    """What cannot be built: sizes, stages without blocks, widths that the heads do not divide, rates."""
+    """Yield what cannot be built: sizes, stages without blocks, widths that the heads do not divide, rates."""
     yield from _faults_of_both(config)
     for name, unit in (("image_size", "px"), ("patch_size", "px"), ("window", "patches")):
         rows, columns = getattr(config, name)

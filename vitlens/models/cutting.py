@@ -50,13 +50,16 @@ class Headless(nn.Module):
         self.add_module(name, _without_columns(projection, torch.zeros(0, dtype=torch.long)))
 
     def forward(self, tokens: Tokens, *_args: object, **_kwargs: object) -> Tokens | tuple[Tokens, None]:
-        """The bias as (batch, tokens, dim)."""
+        """Return the bias as (batch, tokens, dim)."""
         bias: Tensor = self.get_submodule(self._name)(tokens[..., :0])
         return (bias, None) if self._pair else bias
 
 
 def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
-    """The name and the module of the output projection. Raises UnsupportedError for attention that cannot be cut."""
+    """Return the name and the module of the output projection.
+
+    Raises UnsupportedError for attention that cannot be cut.
+    """
     plain = isinstance(attention, nn.MultiheadAttention) and (
         runs(attention, _MULTIHEAD)
         and attention.in_proj_weight is not None
@@ -96,7 +99,7 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
 
 
 def _with_heads(attention: nn.Module, kept: list[int], head_dim: int) -> nn.Module:
-    """The attention module with these heads alone."""
+    """Return the attention module with these heads alone."""
     if isinstance(attention, nn.MultiheadAttention):
         attention = MultiheadCut(attention)
     name, projection = output_projection(attention)

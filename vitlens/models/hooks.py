@@ -59,7 +59,7 @@ class _Scoped:
 
     @property
     def in_force(self) -> bool:
-        """Whether it has its effect here."""
+        """Return True if it has its effect here."""
         return self._depth == _DEPTH.get()
 
 
@@ -73,11 +73,11 @@ class ScopedMode(_Scoped, TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The intercepted call, or the plain one."""
+        """Return the intercepted call, or the plain one."""
         return self.intercept(func, args, kwargs or {}) if self.in_force else func(*args, **(kwargs or {}))
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value of a call of one of torch's functions."""
+        """Return the value of a call of one of torch's functions."""
         raise NotImplementedError
 
 
@@ -95,7 +95,7 @@ class Replaced(_Scoped):
         self.equal = equal
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the module."""
+        """Return the output of the module."""
         return (self.forward if self.in_force else self.plain)(*args, **kwargs)
 
 
@@ -115,7 +115,7 @@ class _Hooked:
         module._forward_hooks.update(dict.fromkeys(self.after, _idle))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output after the hooks."""
+        """Return the output after the hooks."""
         module = self._module()
         if module is None or not (self.before or self.after):
             return self.forward(*args, **kwargs)
@@ -354,14 +354,14 @@ def _reference(function: Callable[..., Any]) -> Any:
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """A call's arguments by position and by name."""
+    """Return a call's arguments by position and by name."""
     values: Arguments = dict(enumerate(args))
     values.update(kwargs)
     return values
 
 
 def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inverse of `arguments`: positional and keyword arguments."""
+    """Return the inverse of `arguments`: positional and keyword arguments."""
     args = tuple(value for key, value in values.items() if isinstance(key, int))
     return args, {key: value for key, value in values.items() if isinstance(key, str)}
 
@@ -440,7 +440,7 @@ class Memo(Generic[T]):
     """
 
     def get(self, model: "Model", compute: Callable[[], T], *, key: Hashable = None) -> T:
-        """The value kept for a model and key; computed on the unchanged model where there is none."""
+        """Return the value kept for a model and key; computed on the unchanged model where there is none."""
         kept = _kept(model)
         kept.refresh(model)
         if (self, key) not in kept.values:
@@ -451,7 +451,7 @@ class Memo(Generic[T]):
         return found
 
     def known(self, model: "Model", key: Hashable = None) -> T | None:
-        """The value kept for a model and key, or None; nothing is computed."""
+        """Return the value kept for a model and key, or None; nothing is computed."""
         kept = _kept(model)
         kept.refresh(model)
         return kept.values.get((self, key))

@@ -50,12 +50,12 @@ class TextTower:
 
     @property
     def scale(self) -> float:
-        """The factor from cosine similarity to logit."""
+        """Return the factor from cosine similarity to logit."""
         return float(self.model.logit_scale.detach().exp())  # type: ignore[operator]
 
     @property
     def bias(self) -> float:
-        """The bias added to the scaled similarity (SigLIP's; 0 elsewhere)."""
+        """Return the bias added to the scaled similarity (SigLIP's; 0 elsewhere)."""
         value = getattr(self.model, "logit_bias", None)
         return 0.0 if value is None else float(value.detach())
 
@@ -113,7 +113,7 @@ class LanguageImage(nn.Module):
 
     @property
     def norm(self) -> nn.Module | None:
-        """The norm after the last block, or None."""
+        """Return the norm after the last block, or None."""
         trunk = getattr(self.visual, "trunk", self.visual)
         module = getattr(trunk, "ln_post", None) or getattr(trunk, "norm", None)
         return module if isinstance(module, nn.Module) else None
@@ -136,7 +136,7 @@ class LanguageImage(nn.Module):
 
 
 def text_tower(model: Model) -> TextTower:
-    """A model's text tower. Raises UnsupportedError, with models that have one, for a model without."""
+    """Return a model's text tower. Raises UnsupportedError, with models that have one, for a model without."""
     if not isinstance(model.module, LanguageImage):
         known = [source for source in SOURCES.values() if source.texts]
         raise UnsupportedError(
@@ -148,12 +148,13 @@ def text_tower(model: Model) -> TextTower:
 
 
 def has_text_tower(model: Model) -> bool:
-    """Whether a model also embeds texts."""
+    """Return True if a model also embeds texts."""
     return isinstance(model.module, LanguageImage)
 
 
 def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None) -> Model:
-    """The same image tower with other prompts, whose names become the classes; prompts None: embeddings as outputs.
+    """Return the same image tower with other prompts, whose names become the classes; prompts None: embeddings as
+    outputs.
 
     Raises UnsupportedError for a model without a text tower, InputError unless there is one name a prompt, each once.
     """
@@ -178,7 +179,7 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
 def zero_shot(
     model: Model, classes: Sequence[str], *, templates: Sequence[str] = PHOTO, names: Sequence[str] | None = None
 ) -> Model:
-    """A language-image model as a classifier of these classes, without training; usable wherever a model is.
+    """Return a language-image model as a classifier of these classes, without training; usable wherever a model is.
 
     templates: prompts with {} in place of a class; a class is the mean of the embeddings of its prompts; names: the
     classes' names in the prompts (default: the classes; for ImageNet, unambiguous names). Raises UnsupportedError for
@@ -207,12 +208,12 @@ def by_template(
 
 
 def ensemble(each: ByTemplate) -> Float[Tensor, "classes dim"]:
-    """The ensemble of all templates: each class's mean embedding, normalised."""
+    """Return the ensemble of all templates: each class's mean embedding, normalised."""
     return F.normalize(each.mean(0), dim=-1)
 
 
 def prompt_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """The classes' names in prompts: open_clip's unambiguous names for ImageNet, others without underscores."""
+    """Return the classes' names in prompts: open_clip's unambiguous names for ImageNet, others without underscores."""
     if tuple(classes) == imagenet_classes():
         from vitlens.models.sources.open_clip import imagenet_prompt_names
 

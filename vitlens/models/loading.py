@@ -51,7 +51,7 @@ def load(
     seed: int = 0,
     code_files: Sequence[str] = (),
 ) -> Model:
-    """The model for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
+    """Return the model for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
 
     NAME: vit-digits, cnn-digits, vit-shortcut, cnn-shortcut, a run folder, a weights file (with arch), timm:NAME,
     torchvision:NAME, open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with weights; "random" instead of the weights:
@@ -116,7 +116,7 @@ def load(
 
 
 def load_built(request: ModelRequest) -> Model:
-    """The model of a source that has `build`: an architecture with weights from a file, from a hub, or random.
+    """Return the model of a source that has `build`: an architecture with weights from a file, from a hub, or random.
 
     Raises ModelError for weights that are missing or do not fit, UnknownNameError for an unknown architecture.
     """
@@ -239,7 +239,7 @@ def untrained(
     alias: str | None = None,
     overrides: Overrides | None = None,
 ) -> Model:
-    """A preset with seeded random weights, ready to train. Raises UnknownNameError for another name."""
+    """Return a preset with seeded random weights, ready to train. Raises UnknownNameError for another name."""
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS, hint="vitlens models")
     require_side_lengths(image_size)

@@ -45,7 +45,7 @@ class Provenance:
 
 
 def mean_of_pair(output: Any) -> Tensor:
-    """A tensor, or the mean of the pair that a distilled model returns in training mode."""
+    """Return a tensor, or the mean of the pair that a distilled model returns in training mode."""
     return output if isinstance(output, Tensor) else torch.stack(tuple(output)).mean(0)
 
 
@@ -86,12 +86,12 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of its parameters."""
+        """Return the device of its parameters."""
         return self.mean.device
 
     @property
     def pixel_dtype(self) -> torch.dtype:
-        """The type of its images before the normalisation: at least float32, whatever the module computes in."""
+        """Return the type of its images before the normalisation: at least float32, whatever the module computes in."""
         return torch.promote_types(self.mean.dtype, torch.float32)
 
     @property
@@ -101,7 +101,7 @@ class Model(nn.Module):
 
     @property
     def layout(self) -> TokenLayout:
-        """The layout of its token sequence. Raises UnsupportedError for a model without one token sequence."""
+        """Return the layout of its token sequence. Raises UnsupportedError for a model without one token sequence."""
         if self.anatomy.layout is None:
             reason = f": {self.anatomy.unread}" if self.anatomy.unread else "; see vitlens models"
             raise UnsupportedError(
@@ -112,12 +112,13 @@ class Model(nn.Module):
 
     @property
     def has_classifier(self) -> bool:
-        """Whether its outputs are logits of classes; those of a headless model (timm's num_classes=0) are features."""
+        """Return True if its outputs are logits of classes; those of a headless model (timm's num_classes=0) are
+        features."""
         return bool(self.classes)
 
     @property
     def has_single_logit(self) -> bool:
-        """Whether its module has one logit, which counts as two classes."""
+        """Return True if its module has one logit, which counts as two classes."""
         return self.read_output in (two_classes, two_classes_of_pair)
 
     def require_classifier(self) -> None:
@@ -151,7 +152,7 @@ class Model(nn.Module):
             return self.read_output(self.module(prepared))
 
     def supports(self, command: str) -> str | None:
-        """Why this model does not support a command, and which commands it supports; None where it does.
+        """Return why this model does not support a command, and which commands it supports; None where it does.
 
         Raises UnknownNameError for a command that takes no model.
         """
@@ -172,7 +173,7 @@ class Model(nn.Module):
         return as_html(f"Model {self.alias}", ("", ""), description(self))
 
     def places(self) -> "Places":
-        """Every place inside whose tensor can be captured or changed, with its shape: see `vitlens.places`."""
+        """Return every place inside whose tensor can be captured or changed, with its shape: see `vitlens.places`."""
         listed: Places = resolved("vitlens.lens.places:places")(self)  # a higher layer
         return listed
 
@@ -198,7 +199,7 @@ def trainable(model: Model) -> Iterator[Model]:
 
 
 def first_output(output: Any) -> Tensor:
-    """A tensor, the first of several, or an object's `logits`. Raises TypeError for anything else."""
+    """Return a tensor, the first of several, or an object's `logits`. Raises TypeError for anything else."""
     for name in _NAMES:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(value, Tensor):

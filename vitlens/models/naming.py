@@ -108,7 +108,7 @@ def require_rule(texts: Sequence[str]) -> None:
 
 
 def _last_part(name: str) -> str:
-    """The last part of a name as a valid alias."""
+    """Return the last part of a name as a valid alias."""
     file, _, function = name.rpartition(".py:")
     last = Path(file).name if function in _USUAL else Path(name.split(":")[-1]).name or name
     if last in (".", "..", "/"):

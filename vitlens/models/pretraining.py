@@ -102,7 +102,7 @@ DATA: Final = {  # pattern -> name; every one found is listed, in the order of t
 
 
 def read_name(name: str) -> Pretraining:
-    """What a name with its tag tells, by the tables above; "not known" where no rule matches."""
+    """Return what a name with its tag tells, by the tables above; "not known" where no rule matches."""
     text = name.lower()
     tag = text.partition(".")[2]
     before, _, after = text.partition("_ft_")  # between the data of pretraining and the labelled data after it
@@ -116,13 +116,13 @@ def read_name(name: str) -> Pretraining:
 
 
 def _data(text: str) -> str:
-    """The data sets that a part of a name holds, in their order: "ImageNet-21k, ImageNet-1k"."""
+    """Return the data sets that a part of a name holds, in their order: "ImageNet-21k, ImageNet-1k"."""
     found = [(match.start(), name) for pattern, name in DATA.items() if (match := re.search(pattern, text))]
     return ", ".join(name for _, name in sorted(found))
 
 
 def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretraining:
-    """What a model was pretrained for: as the user tells it, else as its source, name and configuration tell it.
+    """Return what a model was pretrained for: as the user tells it, else as its source, name and configuration tell it.
 
     told: the user's word, which goes before all others but "random weights". A weights file of the user's under a
     library's name is read by that name, and the result says so; a run folder is known where it holds a preset, which

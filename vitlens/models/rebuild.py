@@ -61,15 +61,18 @@ class Architecture:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> "Architecture":
-        """An architecture from the JSON of dataclasses.asdict. Raises ModelError for anything else."""
+        """Return an architecture from the JSON of dataclasses.asdict. Raises ModelError for anything else."""
         return read_as(cls, dict(fields), source="an architecture written by vitlens", error=ModelError)
 
 
 def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
-    """The module of an architecture, without its removed heads, and its preprocessing: with these weights, with the
-    hub's, or random. Raises ModelError for weights that do not fit."""
+    """Return the module of an architecture, without its removed heads, and its preprocessing: with these weights, with
+    the hub's, or random.
+
+    Raises ModelError for weights that do not fit.
+    """
     make = resolved(SOURCES[architecture.kind].build)
     cut = architecture.pruned
     weights = state
@@ -97,8 +100,8 @@ def assemble(
     *,
     told: "Told | None" = None,
 ) -> Model:
-    """A Model around a module, whose anatomy is read from the module, or from forward passes where its source has no
-    attributes to read it from, and where its user said of it what they do not show (told)."""
+    """Return a Model around a module, whose anatomy is read from the module, or from forward passes where its source
+    has no attributes to read it from, and where its user said of it what they do not show (told)."""
     told = told or getattr(module, "told", None)
     if told is not None:
         traced: Model = resolved("vitlens.models.wrap:wrapped")(
@@ -131,8 +134,8 @@ def rebuilt(
     classes: tuple[str, ...] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """A model around this module, on the device of the first, of which it has what is not given; the anatomy is read
-    again in the same way."""
+    """Return a model around this module, on the device of the first, of which it has what is not given; the anatomy is
+    read again in the same way."""
     classes = model.classes if classes is None else classes
     preprocessing = preprocessing or model.preprocessing
     made = assemble(module, architecture, preprocessing, classes, model.alias, provenance, told=model.told)
@@ -145,14 +148,15 @@ _version = cache(version)  # which reads the disk each time
 
 
 def versions() -> dict[str, str]:
-    """The versions of the libraries that determine a model's outputs."""
+    """Return the versions of the libraries that determine a model's outputs."""
     return {"vitlens": __version__} | {name: _version(name) for name in ("torch", "torchvision", "timm")}
 
 
 def provenance_of(
     request: ModelRequest, notes: Sequence[str], *, hub: str = "hub", digest: str | None = None, **libraries: str
 ) -> Provenance:
-    """The provenance of a requested model: of its weights file, of random weights, or of what it was loaded from (hub).
+    """Return the provenance of a requested model: of its weights file, of random weights, or of what it was loaded from
+    (hub).
 
     digest: the SHA-256 of weights that are in no file of the request; libraries: further versions.
     """
@@ -187,7 +191,7 @@ def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
-    """The number of logits, measured in a forward pass, as every library stores it elsewhere."""
+    """Return the number of logits, measured in a forward pass, as every library stores it elsewhere."""
     device = next((parameter.device for parameter in module.parameters()), None)
     with evaluating(module), torch.no_grad():
         logits = module(torch.zeros(1, 3, *size, device=device))
@@ -195,7 +199,7 @@ def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
 
 
 def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = None) -> Model:
-    """A model of the same architecture and classes with seeded random weights, on the same device.
+    """Return a model of the same architecture and classes with seeded random weights, on the same device.
 
     size: (height, width) in pixels of its input, None for the model's. A ViT has positions for another size; our
     ResNets keep their stem. Raises UnsupportedError for a model whose architecture is only known by the code that made
@@ -226,7 +230,8 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
 
 
 def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
-    """The model with a zero-initialised head for these classes (Dosovitskiy 2021, section 3.2), unless it has them.
+    """Return the model with a zero-initialised head for these classes (Dosovitskiy 2021, section 3.2), unless it has
+    them.
 
     Our ViTs get position embeddings for the grid of the input size, which are trained like the others. The changes are
     recorded in the provenance's notes. The given model is not changed. Raises UnsupportedError for a model whose
@@ -255,7 +260,10 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
 
 
 def _copy_of(model: Model) -> nn.Module:
-    """A copy of the model's module. Raises UnsupportedError inside a context that changes it, such as `intervene`."""
+    """Return a copy of the model's module.
+
+    Raises UnsupportedError inside a context that changes it, such as `intervene`.
+    """
     if is_within_context(model.module):
         raise UnsupportedError(
             f"expected {model.alias} as it is, found it changed by a context such as intervene, which a copy would not "
@@ -306,7 +314,8 @@ def require_replaceable(model: Model) -> None:
 
 
 def _resets_its_classifier(module: Any) -> bool:
-    """Whether it has timm's method, as some heads are more than a linear layer; a user's may mean something else."""
+    """Return True if it has timm's method, as some heads are more than a linear layer; a user's may mean something
+    else."""
     ours = type(module).__module__.startswith("vitlens.") or getattr(module, "pretrained_cfg", None) is not None
     return ours and hasattr(module, "reset_classifier")
 
@@ -333,7 +342,7 @@ def named_classifiers(model: nn.Module) -> tuple[str, ...]:
 
 @per_model
 def _observed_classifier(model: Model) -> tuple[str, ...]:
-    """The linear layer whose outputs are what the module returns as logits, in a forward pass of noise."""
+    """Return the linear layer whose outputs are what the module returns as logits, in a forward pass of noise."""
     outputs: dict[str, Tensor] = {}
     linear = [name for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
     noise = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0)).to(model.device)
@@ -355,7 +364,8 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
 def prune_heads(
     model: Model, heads: Mapping[int, Collection[int]], *, means: Mapping[int, Tensor] | None = None
 ) -> Model:
-    """A copy of the model without these heads: without their rows of the qkv and columns of the output projection.
+    """Return a copy of the model without these heads: without their rows of the qkv and columns of the output
+    projection.
 
     heads: by layer, both counted from 0. The logits are those of the model with the heads set to zero; with means
     (each head's mean output over tokens and images, (heads, head_dim) by layer), those with each head at its mean,

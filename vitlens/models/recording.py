@@ -69,7 +69,7 @@ class ModuleCall:
 
     @property
     def stream(self) -> Key | None:
-        """The argument that has the shape of the output: the residual stream, where it is one."""
+        """Return the argument that has the shape of the output: the residual stream, where it is one."""
         return next((key for key, value in self.arguments.items() if value.shape == self.output), None)
 
 
@@ -85,7 +85,7 @@ class Trace:
 
     @cached_property
     def by_module(self) -> Mapping[str, tuple[ModuleCall, ...]]:
-        """Each module's calls, in their order."""
+        """Return each module's calls, in their order."""
         found: dict[str, tuple[ModuleCall, ...]] = {}
         for call in self.calls:
             found[call.module] = (*found.get(call.module, ()), call)
@@ -111,7 +111,7 @@ class Recorder:
             yield
 
     def keeps_values(self, _begin: int) -> bool:
-        """Whether a call that began then keeps its arguments."""
+        """Return True if a call that began then keeps its arguments."""
         return False
 
     def _traced(self, tensor: Tensor) -> TracedTensor:
@@ -209,11 +209,11 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
 
     @cached_property
     def by_module(self) -> Mapping[str, tuple[ModuleCall, ...]]:
-        """Each module's calls, in their order."""
+        """Return each module's calls, in their order."""
         return Trace(tuple(self.calls), ()).by_module
 
     def keeps_values(self, begin: int) -> bool:
-        """Whether it computed attention."""
+        """Return True if it computed attention."""
         return bool(self.attention) and self.attention[-1].time > begin
 
     def __torch_function__(
@@ -306,7 +306,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
             self._call(weights.shape[:-1], weights.shape[-1]).weights = weights
 
     def _call(self, axes: torch.Size, keys: int) -> TracedAttention:
-        """The call whose queries have these axes: (.., batch, heads, queries) or (batch x heads, queries)."""
+        """Return the call whose queries have these axes: (.., batch, heads, queries) or (batch x heads, queries)."""
         if self.attention:
             self.attention[-1].joined = ()
         images = self.images
@@ -336,7 +336,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
 
 
 def record_attention(module: nn.Module, images: Tensor) -> AttentionRecorder:
-    """A recorded forward pass of all normalised images but the last, whose axes are compared with those of all.
+    """Return a recorded forward pass of all normalised images but the last, whose axes are compared with those of all.
 
     Heads before the batch, and heads that share its axis, may look like a batch with heads for one number of images.
     """
@@ -419,7 +419,7 @@ def _heads_before_windows(output: Tensor, axis: int) -> Iterator[Joined]:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same values in the same order, whatever their shapes."""
+    """Return True if two tensors hold the same values in the same order, whatever their shapes."""
     if one.numel() != other.numel() or one.shape[-1] != other.shape[-1]:
         return False
     return torch.equal(one.reshape(-1).to(other.dtype), other.reshape(-1))

@@ -60,7 +60,7 @@ class CifarResNet(nn.Module):
 
 
 def build_resnet(name: str, *, classes: int, image_size: tuple[int, int]) -> nn.Module:
-    """An untrained ResNet preset for images of (height, width) pixels.
+    """Return an untrained ResNet preset for images of (height, width) pixels.
 
     resnet20 is CIFAR's: 0.27 million parameters at 10 classes. Below 64 px, ResNet-18 and 50 get a 3x3 stem of stride
     1 and no max-pool.

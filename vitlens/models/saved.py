@@ -66,12 +66,12 @@ def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Te
 
 
 def load_bundled(request: ModelRequest) -> Model:
-    """The requested model that comes with vitlens."""
+    """Return the requested model that comes with vitlens."""
     return load_file(Path(__file__).parent / "bundled" / request.name / WEIGHTS_FILE, request, "bundled")
 
 
 def load_run(request: ModelRequest) -> Model:
-    """The model in a run folder. Raises ModelError for a folder without a model of ours."""
+    """Return the model in a run folder. Raises ModelError for a folder without a model of ours."""
     file = Path(request.name) / WEIGHTS_FILE
     if not _is_described(file):
         library, name = typed_name(file.parent)
@@ -85,7 +85,7 @@ def load_run(request: ModelRequest) -> Model:
 
 
 def load_weights(request: ModelRequest) -> Model:
-    """The model that a file describes, else request.arch with the state dict in the file.
+    """Return the model that a file describes, else request.arch with the state dict in the file.
 
     Raises ModelError for a file that does not exist or has no architecture.
     """
@@ -113,7 +113,7 @@ def _is_described(file: Path) -> bool:
 
 
 def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
-    """The model in a file that `save` wrote, with its weights, or seeded random ones where they were asked for.
+    """Return the model in a file that `save` wrote, with its weights, or seeded random ones where they were asked for.
 
     request.image_size: (height, width) other than that of its training; weights: the file's name in the provenance.
     Raises ModelError for a file that `save` did not write, or whose weights do not fit its description, before a model

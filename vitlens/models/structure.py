@@ -61,7 +61,7 @@ class Told:
 
 
 def trace_anatomy(module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> Anatomy:
-    """The anatomy of a module.
+    """Return the anatomy of a module.
 
     images: three of normalised noise, of its input size; logits_of: from what the module returns to the logits. Raises
     UnsupportedError where what is told does not hold, and for attention whose heads cannot be separated.
@@ -129,7 +129,8 @@ class _Traced:
         return Anatomy("other", blocks, attention=(), unread=unread, attends_unread=bool(self.trace.elsewhere))
 
     def _part(self, name: str, call: TracedAttention) -> AttentionPart:
-        """A module with heads, without its MLP. Raises UnsupportedError for another number of heads than is told."""
+        """Return a module with heads, without its MLP. Raises UnsupportedError for another number of heads than is
+        told."""
         heads = call.heads
         told = self.told.heads
         if told is not None and told != heads:
@@ -157,7 +158,7 @@ class _Traced:
         return replace(part, unread=reason)
 
     def _not_one_after_another(self) -> str:
-        """Why the attention modules are no layers one after another, each called once; "" where they are."""
+        """Return why the attention modules are no layers one after another, each called once; "" where they are."""
         before = ""
         given = None
         for name in self.calls:
@@ -179,8 +180,8 @@ class _Traced:
         return ""
 
     def _block(self, attention: str) -> str:
-        """The residual block of an attention module: the outermost module that holds this attention alone, and that
-        adds to a residual stream; "" where there is none."""
+        """Return the residual block of an attention module: the outermost module that holds this attention alone, and
+        that adds to a residual stream; "" where there is none."""
         stack = self.calls[attention].stack
         for name in stack[: stack.index(attention) + 1]:
             others = (other for other in self.calls if other != attention)
@@ -190,8 +191,8 @@ class _Traced:
         return ""
 
     def _is_residual(self, name: str, attention: str = "") -> bool:
-        """Whether a module adds to a residual stream: its input passes through, so that it is correlated with the
-        output, where all linear layers give zero. attention: the module that computes its attention."""
+        """Return True if a module adds to a residual stream: its input passes through, so that it is correlated with
+        the output, where all linear layers give zero. attention: the module that computes its attention."""
         calls = self.trace.by_module.get(name, ())
         stream = calls[0].values.get(calls[0].stream) if len(calls) == 1 and calls[0].stream is not None else None
         if stream is None or stream.dim() not in (3, 4):
@@ -211,7 +212,8 @@ class _Traced:
         return bool(F.cosine_similarity(one, other, dim=-1).nan_to_num(0.0).mean() > _RESIDUAL)
 
     def _linear_after(self, call: ModuleCall) -> list[Stack]:
-        """The modules that run around each linear layer that a module applies after its attention's projection."""
+        """Return the modules that run around each linear layer that a module applies after its attention's
+        projection."""
         projections = [each.projection for each in self.trace.attention]
         found = []
         after = False
@@ -224,7 +226,8 @@ class _Traced:
         return found if after else []
 
     def _mlp(self, block: str, attention: str) -> str | None:
-        """The module of a block whose output is its MLP's: that with all later linear layers, or the last of them."""
+        """Return the module of a block whose output is its MLP's: that with all later linear layers, or the last of
+        them."""
         later = self._linear_after(self.trace.by_module[block][0]) if block else []
         if not later:
             return None
@@ -238,7 +241,8 @@ class _Traced:
         return name if same and name != block else None
 
     def _told_blocks(self) -> tuple[str, ...]:
-        """The blocks that a user names. Raises InputError for a name that no module has, or that does not run."""
+        """Return the blocks that a user names. Raises InputError for a name that no module has, or that does not
+        run."""
         names = dict(self.module.named_modules())
         for name in self.told.blocks or ():
             if name not in names:
@@ -256,7 +260,7 @@ class _Traced:
         return self.told.blocks or ()
 
     def _with_tokens(self, anatomy: Anatomy) -> Anatomy:
-        """The anatomy with its family and, of a model with one sequence of tokens, layout, readout and order."""
+        """Return the anatomy with its family and, of a model with one sequence of tokens, layout, readout and order."""
         module = self.module
         images = self.images
         calls = self.calls
@@ -320,8 +324,10 @@ class _Traced:
         )
 
     def _order(self, attention: str, tokens: int) -> TokenOrder:
-        """The order that a forward pass shows, or that is told where it shows none. Raises UnsupportedError where the
-        one told is not the one read."""
+        """Return the order that a forward pass shows, or that is told where it shows none.
+
+        Raises UnsupportedError where the one told is not the one read.
+        """
         read = read_order(self.module, attention, self.images)
         told = self.told
         agrees = read.grid is not None and told.prefix is not None and len(read.special) == len(told.prefix)

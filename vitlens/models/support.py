@@ -50,13 +50,13 @@ _REASONS: Final[Memo[str]] = Memo()  # why a need is not met
 
 
 def _commands() -> Mapping[str, Any]:
-    """The commands that take a model, in their order, from the registry in a higher layer."""
+    """Return the commands that take a model, in their order, from the registry in a higher layer."""
     registry: Mapping[str, Any] = resolved("vitlens.commands.registry:COMMANDS")
     return {word: command for word, command in registry.items() if command.needs is not None}
 
 
 def needs_of(command: str) -> tuple[Need, ...]:
-    """The needs of a command. Raises UnknownNameError for a command that takes no model."""
+    """Return the needs of a command. Raises UnknownNameError for a command that takes no model."""
     known = _commands()
     if command not in known:
         raise UnknownNameError("command that takes a model", command, tuple(known), hint="vitlens --help")
@@ -65,17 +65,17 @@ def needs_of(command: str) -> tuple[Need, ...]:
 
 
 def supported(model: Model) -> tuple[str, ...]:
-    """The commands that a model supports, in their order. Only shapes matter: it may be on the meta device."""
+    """Return the commands that a model supports, in their order. Only shapes matter: it may be on the meta device."""
     return tuple(word for word, command in _commands().items() if all(meets(model, need) for need in command.needs))
 
 
 def meets(model: Model, need: Need) -> bool:
-    """Whether a model meets a need."""
+    """Return True if a model meets a need."""
     return not why_not(model, need)
 
 
 def unsupported(model: Model, *needs: Need) -> str | None:
-    """Why a model does not meet one of the needs, and which commands it supports; None where it meets all."""
+    """Return why a model does not meet one of the needs, and which commands it supports; None where it meets all."""
     why = next((why for why in (why_not(model, need) for need in needs) if why), None)
     return f"{why}; {_supports(model, supported(model))}" if why and _SUPPORTS not in why else why
 

@@ -37,7 +37,7 @@ def window_partition(maps: Maps, window: Pair) -> Windows:
 
 
 def window_reverse(windows: Windows, window: Pair, size: Pair) -> Maps:
-    """The maps of (rows, columns) = size that `window_partition` cut into these windows."""
+    """Return the maps of (rows, columns) = size that `window_partition` cut into these windows."""
     (down, across), (rows, columns) = window, size
     blocks = windows.unflatten(0, (-1, rows // down, columns // across)).unflatten(3, (down, across))
     maps: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (batch, rows, columns, dim)
@@ -50,12 +50,12 @@ def padded_size(size: Pair, window: Pair) -> Pair:
 
 
 def window_shift(size: Pair, window: Pair, shift: Pair) -> Pair:
-    """The shift that is applied: none on an axis on which one window holds the whole map."""
+    """Return the shift that is applied: none on an axis on which one window holds the whole map."""
     return (0 if size[0] <= window[0] else shift[0]), (0 if size[1] <= window[1] else shift[1])
 
 
 def window_mask(size: Pair, window: Pair, shift: Pair) -> Bool[Tensor, "count inside inside"] | None:
-    """Which places of each window may attend to which (True = take part); None where all may attend to all.
+    """Return which places of each window may attend to which (True = take part); None where all may attend to all.
 
     size: (rows, columns) of the map before padding; shift: as applied. The map is padded and rolled by the shift, so a
     window at the end also holds patches from the start of the map, on the far side of the image: they are kept apart,
@@ -99,7 +99,7 @@ class RelativePositionBias(nn.Module):
         self.register_buffer("index", relative_position_index(window), persistent=False)
 
     def forward(self) -> Float[Tensor, "heads inside inside"]:
-        """The bias of every pair of places."""
+        """Return the bias of every pair of places."""
         return self.bias_table[self.index].permute(2, 0, 1)
 
 
@@ -127,7 +127,7 @@ class SwinBlock(nn.Module):
         self.drop_path = StochasticDepth(drop_path, mode="row")
 
     def forward(self, maps: Maps) -> Maps:
-        """The residual stream after this block."""
+        """Return the residual stream after this block."""
         maps = maps + self.drop_path(self.attend(self.norm1(maps)))
         tokens = maps.flatten(1, 2)  # (batch, rows x columns, dim)
         tokens = tokens + self.drop_path(self.mlp(self.norm2(tokens)))
@@ -148,7 +148,8 @@ class SwinBlock(nn.Module):
         return shifted.roll((down, across), dims=(1, 2))[:, :rows, :columns]
 
     def _scores_bias(self, allowed: Tensor | None, batch: int) -> Float[Tensor, "windows heads inside inside"]:
-        """What is added to the scores: the position bias, and -inf where two places may not attend to each other."""
+        """Return what is added to the scores: the position bias, and -inf where two places may not attend to each
+        other."""
         bias: Tensor = self.position_bias()  # (heads, inside, inside)
         if allowed is None:
             return bias[None]  # the same for all windows
@@ -187,7 +188,7 @@ class SwinStage(nn.Module):
         )
 
     def forward(self, maps: Maps) -> Float[Tensor, "batch stage_rows stage_columns width"]:
-        """The residual stream after this stage."""
+        """Return the residual stream after this stage."""
         result: Tensor = self.blocks(self.downsample(maps))
         return result
 
@@ -202,7 +203,7 @@ class PatchMap(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, images: Images) -> Maps:
-        """The map of patches, channels last."""
+        """Return the map of patches, channels last."""
         height, width = images.shape[-2:]
         padded = F.pad(images, (0, -width % self.patch_size[1], 0, -height % self.patch_size[0]))
         result: Tensor = self.norm(self.proj(padded).movedim(1, -1))  # (batch, rows, columns, dim)
@@ -232,7 +233,7 @@ class SwinTransformer(nn.Module):
         self.apply(initialise)
 
     def forward_features(self, images: Images) -> Maps:
-        """The last stage's map, after the final norm."""
+        """Return the last stage's map, after the final norm."""
         result: Tensor = self.norm(self.layers(self.patch_embed(images)))
         return result
 
@@ -243,7 +244,7 @@ class SwinTransformer(nn.Module):
 
 
 def padding_note(config: SwinConfig, image_size: Pair) -> str:
-    """Which maps are padded to whole windows, for images of (height, width); "" where none is."""
+    """Return which maps are padded to whole windows, for images of (height, width); "" where none is."""
     sizes = [(size, padded_size(size, config.window)) for size in config.maps(image_size)]
     padded = [
         f"{size[0]}x{size[1]} patches to {whole[0]}x{whole[1]} in stage {stage}"
@@ -255,7 +256,8 @@ def padding_note(config: SwinConfig, image_size: Pair) -> str:
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the names of `SwinTransformer`, where they have timm's; others are returned unchanged."""
+    """Return the weights under the names of `SwinTransformer`, where they have timm's; others are returned
+    unchanged."""
     renamed = {}
     for name, value in state.items():
         for theirs, ours in _TIMM:

@@ -52,7 +52,7 @@ class TokenOrder:
 
     @property
     def is_canonical(self) -> bool:
-        """Whether the special tokens are the first ones."""
+        """Return True if the special tokens are the first ones."""
         return self.special == tuple(range(len(self.special)))
 
     def contradicts(self, special: tuple[int, ...], grid: Grid) -> bool:
@@ -119,7 +119,7 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
 
 
 def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
-    """The order of the tokens that enter an attention module.
+    """Return the order of the tokens that enter an attention module.
 
     images: two or more of normalised noise. Tokens that do not differ between two images are the special ones; images
     that differ in one band show where each patch lies (bands.py).
@@ -142,7 +142,8 @@ def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
 
 
 def _why_no_grid(places: Places, size: Grid) -> str:
-    """The order of patches that do not lie row by row, or the tokens among them that are no patches; what to do."""
+    """Return the order of patches that do not lie row by row, or the tokens among them that are no patches; what
+    to do."""
     count = places.shape[1]
     down, across = places
     orders = {
@@ -192,7 +193,8 @@ def _tokens_entering(module: nn.Module, attention: str, images: Tensor) -> Tenso
 def keeps_logits(
     module: nn.Module, reordering: Reordering, attention: str, images: Tensor, logits_of: LogitsOf
 ) -> bool:
-    """Whether the special tokens are the first ones at an attention module in the other order, with equal logits."""
+    """Return True if the special tokens are the first ones at an attention module in the other order, with equal
+    logits."""
     with evaluating(module), torch.no_grad():
         plain = logits_of(module(images)).float()
         with reordered(module, reordering):
@@ -205,7 +207,8 @@ def keeps_logits(
 
 
 def gradient_at(module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf) -> Tensor | None:
-    """The gradient of a random mix of the logits at an attention module's output; None where there is no graph."""
+    """Return the gradient of a random mix of the logits at an attention module's output; None where there is no
+    graph."""
     leaves: list[Tensor] = []
 
     def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -310,7 +313,7 @@ def _changed_logits(
 
 
 def prefix_kinds(special: tuple[int, ...], read: TokensRead | None) -> tuple[PrefixKind, ...]:
-    """The kinds of the special tokens: CLS is the first that the classifier reads otherwise than the patches.
+    """Return the kinds of the special tokens: CLS is the first that the classifier reads otherwise than the patches.
 
     Where nothing shows what it reads, CLS is the first of all tokens.
     """
@@ -324,7 +327,7 @@ def prefix_kinds(special: tuple[int, ...], read: TokensRead | None) -> tuple[Pre
 
 
 def readout_of(layout: TokenLayout, read: TokensRead | None, *, pooled: bool) -> Readout:
-    """What the classifier reads; pooled: by an attention layer of its own after the blocks."""
+    """Return what the classifier reads; pooled: by an attention layer of its own after the blocks."""
     if pooled:
         return "pool"
     if read is None:

@@ -91,7 +91,7 @@ class TransformerBlock(nn.Module):
         self.drop_path = StochasticDepth(drop_path, mode="row")
 
     def forward(self, tokens: Tokens) -> Tokens:
-        """The residual stream after this block."""
+        """Return the residual stream after this block."""
         if self.attn is not None:
             tokens = self._branch(tokens, self.attn, self.norm1)
         if self.mlp is not None:
@@ -150,11 +150,12 @@ class VisionTransformer(nn.Module):
 
     @property
     def layout(self) -> TokenLayout:
-        """The layout of its tokens, for images of the config's size."""
+        """Return the layout of its tokens, for images of the config's size."""
         return self.config.layout
 
     def positions(self, grid: tuple[int, int]) -> Float[Tensor, "1 placed dim"]:
-        """The position embeddings, before the first block, of the prefix without registers and of a grid of patches.
+        """Return the position embeddings, before the first block, of the prefix without registers and of a grid of
+        patches.
 
         Learned ones are interpolated to another grid than the config's, fixed ones computed again. Raises InputError
         for a model without position embeddings.
@@ -171,7 +172,7 @@ class VisionTransformer(nn.Module):
         return interpolate_positions(self.pos_embed, prefix=prefix, grid=own, to=grid)
 
     def tokens(self, images: Images) -> Tokens:
-        """The residual stream before the first block: prefix and patches, positions added."""
+        """Return the residual stream before the first block: prefix and patches, positions added."""
         grid = self.patch_embed.grid(images)
         batch = len(images)
         patches = self.patch_embed(images)  # (batch, patches, dim)
@@ -187,7 +188,7 @@ class VisionTransformer(nn.Module):
         return result
 
     def forward_features(self, images: Images) -> Tokens:
-        """The residual stream after the last block and, with CLS pooling and pre-norm, the final norm."""
+        """Return the residual stream after the last block and, with CLS pooling and pre-norm, the final norm."""
         tokens = self.tokens(images)
         for block in self.blocks:
             tokens = block(tokens)
@@ -195,7 +196,7 @@ class VisionTransformer(nn.Module):
         return result
 
     def pool(self, features: Tokens) -> Float[Tensor, "batch dim"]:
-        """The head's input from forward_features: the CLS token, or the normalised mean of the patches."""
+        """Return the head's input from forward_features: the CLS token, or the normalised mean of the patches."""
         read = features[:, 0] if self.cls_token is not None else features[:, len(self.layout.prefix) :].mean(dim=1)
         result: Tensor = self.fc_norm(read)
         return result

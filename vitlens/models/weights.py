@@ -102,7 +102,7 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: Path) -> Weights:
-    """The state dict in a file of safetensors or of torch.save, whatever its suffix, without the usual wrappers.
+    """Return the state dict in a file of safetensors or of torch.save, whatever its suffix, without the usual wrappers.
 
     Raises ModelError when the file is missing, unreadable, or holds anything but finite tensors of real numbers.
     """
@@ -221,7 +221,7 @@ class Ignored:
 
 
 def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors without the usual wrappers and prefixes, and what was removed, in words."""
+    """Return the tensors without the usual wrappers and prefixes, and what was removed, in words."""
     notes: list[str] = []
     while isinstance(stored, Mapping) and len(notes) < _NESTED:
         keys = _state_keys(stored)
@@ -482,7 +482,8 @@ def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) 
 
 
 def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, each with its own memory: safetensors refuses those that share it, as tied weights do."""
+    """Return the tensors on the CPU, each with its own memory: safetensors refuses those that share it, as tied weights
+    do."""
     tensors: dict[str, Tensor] = {}
     taken: set[int] = set()
     for key, value in state.items():

@@ -52,7 +52,7 @@ def wrap(
     prefix: Sequence[PrefixKind] | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Model:
-    """A Model around your own module, which is neither copied nor changed.
+    """Return a Model around your own module, which is neither copied nor changed.
 
     module: maps normalised images (batch, 3, height, width) to logits: a tensor (batch, classes), a tuple that begins
     with it, or an object with `.logits`. One logit z, (batch, 1) or (batch,), counts as two classes with the logits
@@ -181,8 +181,11 @@ def _ends_in_linear(module: nn.Module, images: Tensor) -> bool:
 
 
 def _readable(module: object) -> tuple[torch.device, torch.dtype]:
-    """The device and the floating-point type of a module's weights. Raises ModelError for a module whose inside cannot
-    be observed (see `wrap`), UnsupportedError for transformers' attention by a kernel that no function of torch is."""
+    """Return the device and the floating-point type of a module's weights.
+
+    Raises ModelError for a module whose inside cannot be observed (see `wrap`), UnsupportedError for transformers'
+    attention by a kernel that no function of torch is.
+    """
     if not isinstance(module, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, found {type(module).__name__}; pass the model itself")
     for name, part in module.named_modules():
@@ -302,7 +305,7 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
 
 
 def _logits(module: nn.Module, images: Tensor) -> Tensor:
-    """The logits in what the module returns. Raises ModelError where it fails, or where there are none."""
+    """Return the logits in what the module returns. Raises ModelError where it fails, or where there are none."""
     name = type(module).__name__
     several = len(images) > 1
     try:

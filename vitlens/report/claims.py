@@ -28,7 +28,7 @@ _URGENCY: Final = {"fail": 3, "warn": 2, "inconclusive": 0, "pass": 0, "not test
 
 
 def enough(value: Estimate | None) -> bool:
-    """Whether a number is of enough images for a claim."""
+    """Return True if a number is of enough images for a claim."""
     return value is not None and (value.n or 0) >= FEWEST
 
 
@@ -69,22 +69,23 @@ class Claim:
 
     @property
     def state(self) -> State | Literal[""]:
-        """The judgement, "" where none is made."""
+        """Return the judgement, "" where none is made."""
         return "" if self.verdict is None else self.verdict.state
 
     @property
     def because(self) -> str:
-        """What was judged, or why it could not be."""
+        """Return what was judged, or why it could not be."""
         return "" if self.verdict is None else self.verdict.because
 
     @property
     def limit(self) -> str:
-        """The name of its limit in limits.toml, "" for none."""
+        """Return the name of its limit in limits.toml, "" for none."""
         return "" if self.verdict is None else self.verdict.limit
 
     @property
     def rank(self) -> float:
-        """The distance of the effect from its reference in half-widths of its interval, at most CAP, by its weight."""
+        """Return the distance of the effect from its reference in half-widths of its interval, at most CAP, by its
+        weight."""
         if self.effect is None or self.effect.low is None or self.effect.high is None:
             return 0.0
         half = (self.effect.high - self.effect.low) / 2
@@ -92,8 +93,8 @@ class Claim:
 
     @property
     def is_shown(self) -> bool:
-        """Whether it may stand on the first page: the answer to what was asked, a judgement, or an effect clear of its
-        reference at the level for what was not asked for."""
+        """Return True if it may stand on the first page: the answer to what was asked, a judgement, or an effect clear
+        of its reference at the level for what was not asked for."""
         if not self.says:
             return False
         if self.kind == "answer" or self.state in ("warn", "fail"):
@@ -105,7 +106,8 @@ class Claim:
 
 
 def clear(effect: Estimate, reference: float, level: float = FOUND) -> bool:
-    """Whether an effect differs from a reference at a level (two-sided), by its 95 % interval's arm towards it."""
+    """Return True if an effect differs from a reference at a level (two-sided), by its 95 % interval's arm towards
+    it."""
     side = beyond(effect, reference)
     if side is Side.UNDECIDED or effect.low is None or effect.high is None:
         return False
@@ -174,7 +176,7 @@ def vetoed(claims: Iterable[Claim]) -> tuple[Claim, ...]:
 
 
 def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
-    """Those of the first page: the answers in their order, then what fails, then the clearest."""
+    """Return those of the first page: the answers in their order, then what fails, then the clearest."""
     known = [claim for claim in claims if claim.is_shown]
     answers = [claim for claim in known if claim.kind == "answer"]
     others = sorted((c for c in known if c.kind != "answer"), key=lambda c: (-_URGENCY[c.state], -c.rank))
@@ -182,18 +184,18 @@ def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
 
 
 def title_of(claims: Sequence[Claim], otherwise: str) -> str:
-    """The first claim of the first page that can be a title."""
+    """Return the first claim of the first page that can be a title."""
     return next((claim.title for claim in shown(claims, len(claims)) if claim.title), otherwise)
 
 
 def above(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
-    """Whether an estimate, one of so many tests, is shown to lie above a value (Bonferroni)."""
+    """Return True if an estimate, one of so many tests, is shown to lie above a value (Bonferroni)."""
     low = None if estimate is None else widened(estimate, tests).low
     return low is not None and low > value
 
 
 def below(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
-    """Whether it is shown to lie below."""
+    """Return True if it is shown to lie below."""
     high = None if estimate is None else widened(estimate, tests).high
     return high is not None and high < value
 
@@ -208,7 +210,7 @@ def found(
     headline: str = "",
     **more: Any,
 ) -> Claim:
-    """A claim whose sentence is a template; headline: of its title, where it can be one; given: their values."""
+    """Return a claim whose sentence is a template; headline: of its title, where it can be one; given: their values."""
     known = {"effect": effect, **given}
     if headline:
         more["title"] = say(headline, **known)

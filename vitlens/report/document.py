@@ -38,7 +38,7 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold plain numbers, which stand at the right."""
+        """Return which columns hold plain numbers, which stand at the right."""
         return tuple(all(isinstance(cell, (int, float, type(None))) for cell in column) for column in zip(*self.rows))
 
 
@@ -137,7 +137,7 @@ class Document:
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:
-        """All figures in the order in which they are shown, each once."""
+        """Return all figures in the order in which they are shown, each once."""
         picture = () if self.first.picture is None else (self.first.picture,)
         others = (figure for section in self.sections for figure in section.figures)
         return tuple({figure.name: figure for figure in (*picture, *others)}.values())

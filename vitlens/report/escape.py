@@ -31,7 +31,7 @@ _AT_START = re.compile(r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*]
 
 
 def without_machine_paths(text: str) -> str:
-    """A text in which absolute paths are shortened to their last two components."""
+    """Return a text in which absolute paths are shortened to their last two components."""
 
     def end(path: str) -> str:
         parts = [part for part in re.split(r"[/\\]", path.rstrip("/\\")) if part]
@@ -43,7 +43,7 @@ def without_machine_paths(text: str) -> str:
 
 
 def as_markdown(text: str) -> str:
-    """A sentence of a report as markdown: **bold** and `code` are markup, everything else is escaped.
+    """Return a sentence of a report as markdown: **bold** and `code` are markup, everything else is escaped.
 
     It gives no HTML, link, image, formula, list or heading, also on GitHub.
     """
@@ -51,17 +51,17 @@ def as_markdown(text: str) -> str:
 
 
 def as_alternative(text: str) -> str:
-    """The alternative text of an image: escaped as a paragraph is, and its brackets open no link."""
+    """Return the alternative text of an image: escaped as a paragraph is, and its brackets open no link."""
     return _ESCAPED_OR_BRACKET.sub(lambda match: match[0] if len(match[0]) == 2 else f"\\{match[0]}", as_markdown(text))
 
 
 def as_cell(text: str) -> str:
-    """The same for a cell of a table."""
+    """Return the same for a cell of a table."""
     return _inline(text).replace("|", "\\|")
 
 
 def as_code(text: str) -> str:
-    """A text as a code span, with any backticks in it."""
+    """Return a text as a code span, with any backticks in it."""
     text = visible(text)
     fence = "`" * (1 + _longest_run(text))
     pad = " " if text[:1] == "`" or text[-1:] == "`" else ""
@@ -69,7 +69,7 @@ def as_code(text: str) -> str:
 
 
 def as_code_block(text: str) -> str:
-    """A text as a fenced block, with any backticks in it."""
+    """Return a text as a fenced block, with any backticks in it."""
     fence = "`" * max(3, 1 + _longest_run(text))
     lines = "\n".join(map(visible, text.split("\n")))
     return f"{fence}\n{lines}\n{fence}"

@@ -102,7 +102,7 @@ def averaged(
 
 
 def block_starts(count: int, blocks: int) -> NDArray[np.intp]:
-    """Where each block of neighbours begins: element i is in block floor(i * blocks / count)."""
+    """Return where each block of neighbours begins: element i is in block floor(i * blocks / count)."""
     return np.asarray([-(-block * count // blocks) for block in range(blocks)], dtype=np.intp)
 
 

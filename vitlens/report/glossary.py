@@ -17,7 +17,7 @@ class Term:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Every form under which it is found in a text."""
+        """Return every form under which it is found in a text."""
         return (self.name, *self.also)
 
 
@@ -34,5 +34,5 @@ _PATTERN: Final = re.compile(
 
 
 def found(text: str) -> tuple[tuple[int, int, Term], ...]:
-    """Where a text uses a term: its first and last place, and the term; each use, in the order of the text."""
+    """Return where a text uses a term: its first and last place, and the term; each use, in the order of the text."""
     return tuple((match.start(), match.end(), SPELLINGS[match[0].lower()]) for match in _PATTERN.finditer(text))

@@ -43,7 +43,8 @@ def junit(document: Document, requirements: Sequence[Any], *, suite: str, second
 
 
 def _cases(document: Document, requirements: Sequence[Any]) -> Iterator[tuple[str, str, State, str]]:
-    """Each case: its kind, its name, how it ended, and why; a verdict that is a requirement is one case, the latter."""
+    """Yield each case: its kind, its name, how it ended, and why; a verdict that is a requirement is one case, the
+    latter."""
     required = {outcome.metric for outcome in requirements}
     for claim in document.claims:
         by_requirement = not claim.limit and f"{claim.question}/{claim.subject}" in required

@@ -27,7 +27,7 @@ _FIGURE: Final = re.compile(
 
 
 def markdown(document: Document, record: Record) -> str:
-    """A whole report: first page, sections with their figures, folded parts, and how to repeat it.
+    """Return a whole report: first page, sections with their figures, folded parts, and how to repeat it.
 
     record: whose settings and models are listed.
     """
@@ -44,7 +44,7 @@ def markdown(document: Document, record: Record) -> str:
 
 
 def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterator[str]:
-    """The answer, a picture, one table, and what is not known."""
+    """Yield the answer, a picture, one table, and what is not known."""
     yield from _paragraphs(first.answer)
     if first.picture is not None:
         yield _figure(first.picture, numbers[first.picture.name])
@@ -88,7 +88,8 @@ def _figure(figure: FigureSpec, number: int) -> str:
 
 
 def figures_shown(text: str) -> tuple[str, ...]:
-    """The names of the figures in a report that `markdown` wrote; pictures that it did not number are none of them."""
+    """Return the names of the figures in a report that `markdown` wrote; pictures that it did not number are none of
+    them."""
     return tuple(map(unquote, _FIGURE.findall(text)))
 
 
@@ -102,7 +103,7 @@ def _table(table: Table) -> str:
 
 
 def _repeat(record: Record) -> Iterator[str]:
-    """What was run, on what, and the command that does it again."""
+    """Yield what was run, on what, and the command that does it again."""
     yield "## Repeat it"
     if command_line := record.config.command_line:
         yield as_code_block(command_line)
@@ -114,7 +115,7 @@ def _repeat(record: Record) -> Iterator[str]:
 
 
 def took(record: Record) -> str:
-    """How long a finished run took; "" where that is not known."""
+    """Return how long a finished run took; "" where that is not known."""
     return in_time(record.seconds) if record.status == "done" and record.seconds else ""
 
 
@@ -139,7 +140,7 @@ def citation(record: Record) -> str:
 
 
 def provenance(model: ModelEntry) -> str:
-    """Where a model's weights are from, in one sentence for `as_markdown`."""
+    """Return where a model's weights are from, in one sentence for `as_markdown`."""
     digest = f", SHA-256 `{protected(visible(model.sha256[:16]))}…`" if model.sha256 else ""
     notes = "".join(f"; {protected(visible(note))}" for note in model.notes)
     size = f"{model.parameters:,} parameters"
@@ -148,7 +149,7 @@ def provenance(model: ModelEntry) -> str:
 
 
 def summary_lines(document: Document) -> Iterator[str]:
-    """The title, and the answers and the table of the first page."""
+    """Yield the title, and the answers and the table of the first page."""
     first = document.first
     yield document.title
     for sentence in (*first.answer[:_SHOWN], *first.known_answer):

@@ -12,7 +12,7 @@ COUNTED: Final = {"bytes": "B", "FLOPs": "FLOPs"}  # units of large counts, whic
 
 
 def in_words(cell: Cell, *, with_n: bool = True) -> str:
-    """A value as a report says it: "93.1 % (90.5 to 95.0, n = 480)".
+    """Return a value as a report says it: "93.1 % (90.5 to 95.0, n = 480)".
 
     Estimates have their interval, unit and, with_n, number of images; None is a dash.
     """
@@ -40,14 +40,16 @@ def in_words(cell: Cell, *, with_n: bool = True) -> str:
 
 
 def _decimals(values: Sequence[float]) -> int | None:
-    """The decimals of an estimate and the ends of its interval: three significant digits of the largest. None, which is
-    three of each, for those with a prefix or a power of ten."""
+    """Return the decimals of an estimate and the ends of its interval: three significant digits of the largest.
+
+    None, which is three of each, for those with a prefix or a power of ten.
+    """
     largest = max(map(abs, values))
     return max(0, 2 - floor(log10(largest))) if 1e-4 <= largest < 999.5 else None
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """A plain number with this many decimals, or with three significant digits."""
+    """Return a plain number with this many decimals, or with three significant digits."""
     if digits is not None:
         text = f"{value:.{digits}f}"
         return text.removeprefix("-") if float(text) == 0 else text
@@ -55,7 +57,7 @@ def number(value: float, digits: int | None = None) -> str:
 
 
 def in_thousands(count: float) -> str:
-    """A count with three digits and the prefix of the unit that follows: "2.69 M"."""
+    """Return a count with three digits and the prefix of the unit that follows: "2.69 M"."""
     for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if count >= 0.9995 * 10**power:
             return f"{number(count / 10**power)} {prefix}"
@@ -71,7 +73,7 @@ def in_time(seconds: float) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """A share as a percentage: "12 %"."""
+    """Return a share as a percentage: "12 %"."""
     return f"{number(100 * share, digits)} %"
 
 

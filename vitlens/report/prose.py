@@ -30,12 +30,12 @@ class Marked(str):
 
 
 def say(template: str, **values: Any) -> str:
-    """One line of a template; empty where the template says nothing."""
+    """Return one line of a template; empty where the template says nothing."""
     return " ".join(_template(template).render(**values).split())
 
 
 def finalize(value: Any) -> str:
-    """A value as it is put into a sentence: numbers formatted, names escaped, None a dash."""
+    """Return a value as it is put into a sentence: numbers formatted, names escaped, None a dash."""
     if isinstance(value, Marked):
         return value
     if value is None or isinstance(value, Estimate | int | float):
@@ -64,7 +64,7 @@ def counts(numbers: Mapping[str, int]) -> Marked:
 
 
 def value_of(estimate: Estimate | None, digits: int | None = None) -> str:
-    """An estimate without its interval: "93.1 %"."""
+    """Return an estimate without its interval: "93.1 %"."""
     if estimate is not None and estimate.unit == "fraction" and digits is not None:
         return percent(estimate.value, digits)
     return in_words(None if estimate is None else Estimate(estimate.value, unit=estimate.unit))
@@ -92,7 +92,7 @@ _FILTERS: Final = {
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """The one environment of all templates."""
+    """Return the one environment of all templates."""
     made = Environment(undefined=StrictUndefined, finalize=finalize, autoescape=False)
     made.filters |= _FILTERS
     return made

@@ -98,7 +98,7 @@ class Section:
 
 
 def other_sheets(picture: Chart) -> Section:
-    """The section of the first page's pictures that are not on its sheet."""
+    """Return the section of the first page's pictures that are not on its sheet."""
     return Section(
         "What do the other images show?",
         lambda record: [each for each in rows_of(picture.rows, record) if each.sheet],
@@ -158,7 +158,7 @@ class Report:
     known_answer: Callable[[Any], Iterable[str]] = _nothing
 
     def __call__(self, record: Any) -> Document:
-        """The whole report of a record."""
+        """Return the whole report of a record."""
         claims = self.register(record)
         picture = self._picture(record)
         parts = [_beside(picture, part) for section in self.sections for part in _parts(section, record, claims)]
@@ -222,20 +222,20 @@ def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
 
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
-    """A picture of the first page, of several sheets the first; None where it has no rows."""
+    """Return a picture of the first page, of several sheets the first; None where it has no rows."""
     first = replace(picture, only=lambda row: not getattr(row, "sheet", 0))
     return next(_figures(first, record, ()), None)
 
 
 def _beside(picture: FigureSpec | None, part: page.Section) -> page.Section:
-    """A section without the picture of the first page, which a chapter's section may show, too."""
+    """Return a section without the picture of the first page, which a chapter's section may show, too."""
     if picture is None or all(figure.name != picture.name for figure in part.figures):
         return part
     return replace(part, figures=tuple(figure for figure in part.figures if figure.name != picture.name))
 
 
 def _images(record: Record) -> Iterator[str]:
-    """How many images of which data set, how they were processed, which were left out."""
+    """Yield how many images of which data set, how they were processed, which were left out."""
     data = record.config.data
     if data is None:
         return
@@ -255,7 +255,7 @@ def _protected(text: str) -> str:
 
 
 def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
-    """The rows that a section or a chart is about."""
+    """Return the rows that a section or a chart is about."""
     return getattr(record, rows) if isinstance(rows, str) else tuple(rows(record))
 
 
@@ -271,7 +271,8 @@ def _parts(
 def made(
     section: Section, record: Any, claims: Sequence[Claim] = (), rows: Sequence[Any] | None = None
 ) -> page.Section | None:
-    """A section of a record, of these rows where they are given; None where there are no rows and nothing is said."""
+    """Return a section of a record, of these rows where they are given; None where there are no rows and nothing is
+    said."""
     rows = rows_of(section.rows, record) if rows is None else rows
     if not rows and not section.without:
         return None
@@ -304,7 +305,7 @@ def _sentences(section: Section, rows: Sequence[Any], record: Any) -> Iterator[s
 
 
 def row_said(words: Words, row: Any, otherwise: str = "") -> str:
-    """The sentence of a row; `otherwise` where a column that it needs is None."""
+    """Return the sentence of a row; `otherwise` where a column that it needs is None."""
     template = words if isinstance(words, str) else words(row)
     cells = {each.name: getattr(row, each.name) for each in fields(row)}
     needed = meta.find_undeclared_variables(environment().parse(template))
@@ -313,7 +314,7 @@ def row_said(words: Words, row: Any, otherwise: str = "") -> str:
 
 
 def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureSpec]:
-    """The chart, or one for each value of a field; none where it has no rows."""
+    """Yield the chart, or one for each value of a field; none where it has no rows."""
     rows = [record] if chart.whole else rows_of(chart.rows, record) if chart.rows else rows
     rows = [row for row in rows if chart.only(row)]
     values = list(dict.fromkeys(getattr(row, chart.each) for row in rows)) if chart.each else [None]
@@ -355,7 +356,7 @@ def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name:
 
 
 def cell(value: Any, column: Column) -> Cell:
-    """A value of a column as a table shows it."""
+    """Return a value of a column as a table shows it."""
     if isinstance(value, Estimate):
         return in_points(value) if column.unit == "points" else value
     if value is None:
@@ -376,7 +377,7 @@ def cell(value: Any, column: Column) -> Cell:
 
 
 def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence[Claim]) -> Table | None:
-    """One row a metric, one column a model; failing rows first."""
+    """Return one row a metric, one column a model; failing rows first."""
     if isinstance(glances, Overview):
         return next(_table(glances, rows_of(glances.rows, record), record), None)
     lines: list[tuple[int, tuple[Cell, ...]]] = []
@@ -412,7 +413,7 @@ def urgency(status: str | None) -> int:
 
 
 def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term]:
-    """The terms of the columns that are shown."""
+    """Yield the terms of the columns that are shown."""
     for section in sections:
         rows = rows_of(section.rows, record)
         declared = columns(type(rows[0])) if rows and hasattr(rows[0], "__dataclass_fields__") else {}
@@ -431,7 +432,7 @@ def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page
 
 
 def help_of(package: str) -> Mapping[str, tuple[str, ...]]:
-    """The paragraphs of a command's help.md by heading; none where it has no such file."""
+    """Return the paragraphs of a command's help.md by heading; none where it has no such file."""
     path = files(package).joinpath("help.md")
     if not path.is_file():
         return {}

@@ -21,7 +21,7 @@ class Threshold:
 
     @property
     def words(self) -> str:
-        """The threshold as a report prints it: "pass from 50 %, warn from 10 %"."""
+        """Return the threshold as a report prints it: "pass from 50 %, warn from 10 %"."""
         scale, unit = (100.0, " %") if self.unit == "fraction" else (1.0, f" {self.unit}" if self.unit else "")
         if self.higher and self.passes < 0:  # a difference to the better model
             return f"pass to {number(-self.passes * scale)}, warn to {number(-self.warns * scale)}{unit} behind"
@@ -29,14 +29,14 @@ class Threshold:
         return f"pass {word} {number(self.passes * scale)}{unit}, warn {word} {number(self.warns * scale)}{unit}"
 
     def state(self, worst: float) -> State:
-        """The state of a value."""
+        """Return the state of a value."""
         sign = 1.0 if self.higher else -1.0
         if sign * worst >= sign * self.passes:
             return "pass"
         return "warn" if sign * worst >= sign * self.warns else "fail"
 
     def judge(self, value: Estimate) -> State:
-        """The state of an estimate by the worse end of its interval, or by its value where it has none."""
+        """Return the state of an estimate by the worse end of its interval, or by its value where it has none."""
         worst = value.low if self.higher else value.high
         return self.state(value.value if worst is None else worst)
 
@@ -46,7 +46,7 @@ class Threshold:
         return self.state(value.value if best is None else best) != "pass"
 
     def judge_difference(self, value: Estimate) -> State:
-        """The state of a difference between two models: what its whole interval shows, as it may also be none.
+        """Return the state of a difference between two models: what its whole interval shows, as it may also be none.
 
         It passes where both ends pass, warns or fails where even the better end does, and is inconclusive between.
         """
@@ -77,12 +77,12 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """The reason with the limit: "dead or uniform heads (pass to 10 %, warn to 30 %)"."""
+        """Return the reason with the limit: "dead or uniform heads (pass to 10 %, warn to 30 %)"."""
         return f"{self.because} ({LIMITS[self.limit].words})" if self.limit else self.because
 
     @property
     def words(self) -> str:
-        """The state with its reason, as a report prints it."""
+        """Return the state with its reason, as a report prints it."""
         return f"{self.state}: {self.reason}"
 
 

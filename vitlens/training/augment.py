@@ -31,7 +31,8 @@ Operation = Callable[[Tensor, float], Tensor]
 
 
 def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: int) -> Images:
-    """The images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each where the recipe has it.
+    """Return the images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each where the recipe
+    has it.
 
     keys: (batch,) of the views; a view is shifted by at most crop_padding pixels, filled with black.
     """
@@ -51,7 +52,7 @@ def uniforms(keys: Tensor, count: int, stream: int, *, seed: int, epoch: int) ->
 
 
 def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pixels:
-    """Each image shifted and flipped by its three numbers in [0, 1)."""
+    """Return each image shifted and flipped by its three numbers in [0, 1)."""
     height, width = pixels.shape[-2:]
     shift = (draw[:, :2] * (2 * crop_padding + 1)).long()
     rows = shift[:, :1] + torch.arange(height, device=pixels.device)
@@ -95,12 +96,12 @@ OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
 
 
 def strength(top: float, magnitude: int) -> float:
-    """An operation's value at a magnitude: linear up to top at 30, in float32 as in torchvision."""
+    """Return an operation's value at a magnitude: linear up to top at 30, in float32 as in torchvision."""
     return float(torch.linspace(0.0, top, BINS)[magnitude])
 
 
 def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int) -> Pixels:
-    """Each image changed by random operations of one strength, 0 to 30 of 30 (Cubuk 2020, RandAugment)."""
+    """Return each image changed by random operations of one strength, 0 to 30 of 30 (Cubuk 2020, RandAugment)."""
     drawn = draw(2 * operations, _RAND_AUGMENT).cpu()
     table = list(OPERATIONS.values())
     for turn in range(operations):
@@ -118,7 +119,8 @@ def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int)
 
 
 def erase(images: Images, draw: Draw, *, chance: float) -> Images:
-    """The images, each with the given chance one rectangle of uniform noise in it (Zhong 2020; noise as in timm).
+    """Return the images, each with the given chance one rectangle of uniform noise in it (Zhong 2020; noise as in
+    timm).
 
     Area and log aspect ratio are uniform; sides are clamped.
     """
@@ -143,7 +145,7 @@ def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
 
 
 def mix(images: Images, labels: Tensor, recipe: Recipe, *, classes: int) -> tuple[Images, Tensor]:
-    """The images, each mixed with another one of the batch, and their targets (batch, classes).
+    """Return the images, each mixed with another one of the batch, and their targets (batch, classes).
 
     By mixup (Zhang 2018) or cutmix (Yun 2019); where the recipe has both, one is drawn per batch, which is mixed with
     a probability of mix_chance. Random numbers come from torch's generator. A batch that is not mixed keeps its labels

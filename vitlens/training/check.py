@@ -121,7 +121,7 @@ def _restored(model: Model) -> Iterator[None]:
 
 
 def _batch(model: Model, split: Split, *, seed: int) -> tuple[Images, Labels]:
-    """A few images, balanced by class, on the model's device."""
+    """Return a few images, balanced by class, on the model's device."""
     some = split.limit(_READ, seed=seed)
     assert some.labels is not None
     labels = some.labels.cpu().long()
@@ -132,7 +132,7 @@ def _batch(model: Model, split: Split, *, seed: int) -> tuple[Images, Labels]:
 
 
 def initial_loss(loss: float, classes: int, *, fresh: bool) -> Finding:
-    """The loss (nats) of an untrained model is about that of equal probabilities, ln(classes)."""
+    """Return the loss (nats) of an untrained model is about that of equal probabilities, ln(classes)."""
     chance = math.log(classes)
     expected = f"a loss of about ln({classes}) = {chance:.3f} nats, at most {chance + _ABOVE:.3f}"
     if not math.isfinite(loss):
@@ -165,7 +165,7 @@ def _fill_zero_layers(module: nn.Module) -> bool:
 
 
 def gradient_norms(module: nn.Module) -> Finding:
-    """The gradients of the layers, each relative to its weights, are within a few orders of magnitude."""
+    """Return the gradients of the layers, each relative to its weights, are within a few orders of magnitude."""
     expected = f"gradients relative to the weights that differ by less than {_SPREAD:g} times between layers"
     ratios = {}
     for name, part in module.named_modules():
@@ -213,23 +213,24 @@ class Fitted:
 
     @property
     def fits(self) -> bool:
-        """The batch was learned."""
+        """Return the batch was learned."""
         return self.losses[-1] <= _FITTED * self.constant
 
     @property
     def falls(self) -> bool:
-        """Whether the loss fell below that of a constant prediction."""
+        """Return True if the loss fell below that of a constant prediction."""
         return self.losses[-1] < _FALLING * min(self.constant, self.losses[0])
 
     @property
     def erratic(self) -> bool:
-        """Whether the loss rose on the way, or was not finite."""
+        """Return True if the loss rose on the way, or was not finite."""
         last = self.losses[-1]
         return not math.isfinite(last) or max(self.losses) > _ERRATIC * max(self.constant, self.losses[0])
 
     @property
     def is_falling(self) -> bool:
-        """Whether the loss fell below that of a constant prediction, or still falls, without having risen before."""
+        """Return True if the loss fell below that of a constant prediction, or still falls, without having risen
+        before."""
         if self.erratic:
             return False
         quarter = len(self.losses) // 4
@@ -238,7 +239,7 @@ class Fitted:
 
     @property
     def words(self) -> str:
-        """The first and the last loss."""
+        """Return the first and the last loss."""
         last = f"{self.losses[-1]:.3f}" if math.isfinite(self.losses[-1]) else "NaN or infinity"
         return f"{self.losses[0]:.3f} to {last} nats in {len(self.losses) - 1} steps at {self.rate:.3g}"
 
@@ -292,7 +293,7 @@ def _fit_batch(model: Model, images: Images, labels: Labels, recipe: Recipe, *, 
 
 
 def one_batch(runs: Sequence[Fitted]) -> Finding:
-    """The model learns the labels of one small batch, at one of the learning rates."""
+    """Return the model learns the labels of one small batch, at one of the learning rates."""
     expected = f"a loss below {_FITTED * runs[0].constant:.3f} nats on {runs[0].images} images within {_STEPS} steps"
     best = min(runs, key=lambda run: run.losses[-1] if math.isfinite(run.losses[-1]) else math.inf)
     if best.fits:
@@ -308,7 +309,7 @@ def one_batch(runs: Sequence[Fitted]) -> Finding:
 
 
 def learning_rate(runs: Sequence[Fitted]) -> Finding:
-    """The loss on one batch falls at the recipe's learning rate, without rising on the way."""
+    """Return the loss on one batch falls at the recipe's learning rate, without rising on the way."""
     first = runs[0]
     found = runs[0].words
     if first.erratic:

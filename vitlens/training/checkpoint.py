@@ -63,7 +63,7 @@ class Facts:
 
 
 def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """A nested mapping as one level of dotted names."""
+    """Return a nested mapping as one level of dotted names."""
     flat: dict[str, object] = {}
     for name, item in value.items():
         flat |= _flat(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {prefix + name: item}
@@ -86,7 +86,7 @@ def write_checkpoint(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) 
 
 
 def read_checkpoint(folder: Path) -> tuple[Facts, dict[str, Tensor]] | None:
-    """The folder's checkpoint, or None where none was written yet. Raises InputError when it is broken."""
+    """Return the folder's checkpoint, or None where none was written yet. Raises InputError when it is broken."""
     path = folder / FOLDER / _FILE
     if not path.exists():
         return None
@@ -122,7 +122,7 @@ def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:
 
 
 def read_kept_weights(folder: Path) -> tuple[KeptWeights, ...]:
-    """The kept weights of a training folder, by epoch."""
+    """Return the kept weights of a training folder, by epoch."""
     files = ((_KEPT_FILE.fullmatch(path.name), path) for path in (folder / KEPT_FOLDER).glob("*.safetensors"))
     kept = (KeptWeights(int(match[1]), path) for match, path in files if match)
     return tuple(sorted(kept, key=lambda weights: weights.epochs))
@@ -137,7 +137,7 @@ def delete_kept_after(folder: Path, epochs: int) -> None:
 
 
 def weights_over_training(folder: Path) -> tuple[KeptWeights, ...]:
-    """The kept weights and, at the end, the last ones (model.safetensors, in full precision).
+    """Return the kept weights and, at the end, the last ones (model.safetensors, in full precision).
 
     Empty for a folder without kept weights. Raises InputError where metrics.jsonl is missing or broken.
     """

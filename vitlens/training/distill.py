@@ -56,7 +56,7 @@ class Distillation:
             raise InputError(f"expected {argument('temperature')} above 0, found {self.temperature}")
 
     def loss(self, student: Logits, teacher: Logits) -> Float[Tensor, " batch"]:
-        """Each image's distance of the student's prediction from the teacher's, in nats.
+        """Return each image's distance of the student's prediction from the teacher's, in nats.
 
         soft: KL(softmax(teacher / temperature) || softmax(student / temperature)) x temperature^2 (Hinton 2015;
         Touvron 2021, eq. 2, second term); hard: cross-entropy with the teacher's prediction (eq. 3, second term).
@@ -72,11 +72,11 @@ class Objective(Protocol):
     """The objective of a training: the module that is run, and the loss of its output."""
 
     def module(self, model: Model) -> nn.Module:
-        """The module that is run (wrapped for several processes): images -> outputs."""
+        """Return the module that is run (wrapped for several processes): images -> outputs."""
         ...
 
     def logits(self, outputs: Any) -> Tensor | None:
-        """The logits (batch, classes), for the accuracy; None where no classes are predicted."""
+        """Return the logits (batch, classes), for the accuracy; None where no classes are predicted."""
         ...
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
@@ -84,7 +84,7 @@ class Objective(Protocol):
         ...
 
     def identity(self) -> Mapping[str, object]:
-        """What must be the same in a resumed run, besides model, data and recipe."""
+        """Return what must be the same in a resumed run, besides model, data and recipe."""
         ...
 
 
@@ -101,11 +101,11 @@ class StandardObjective:
     about: Mapping[str, object] = field(default_factory=dict)
 
     def module(self, model: Model) -> nn.Module:
-        """The model, or the student with both outputs."""
+        """Return the model, or the student with both outputs."""
         return model if self.teacher is None else Student(model, token=self.how.token)
 
     def logits(self, outputs: Any) -> Logits:
-        """The outputs; of two heads their mean, as in the model itself."""
+        """Return the outputs; of two heads their mean, as in the model itself."""
         return outputs if self.teacher is None else torch.stack(outputs).mean(0)
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
@@ -118,7 +118,7 @@ class StandardObjective:
         return ((1 - self.how.weight) * labelled + self.how.weight * taught).sum()
 
     def identity(self) -> Mapping[str, object]:
-        """What it was told."""
+        """Return what it was told."""
         return self.about
 
 
@@ -150,7 +150,7 @@ class Student(nn.Module):
 
 
 def has_distillation_token(model: Model) -> bool:
-    """Whether the model is a ViT with a distillation token and its head."""
+    """Return True if the model is a ViT with a distillation token and its head."""
     layout = model.anatomy.layout
     return layout is not None and "distillation" in layout.prefix and hasattr(model.module, "head_dist")
 
@@ -224,7 +224,7 @@ class Teacher:
         self._logits = torch.cat(logits)[order]
 
     def _hash(self, images: Images) -> Int[Tensor, " batch"]:
-        """The bits of each image times fixed random numbers, summed modulo 2^64 (multilinear hashing)."""
+        """Return the bits of each image times fixed random numbers, summed modulo 2^64 (multilinear hashing)."""
         bits = images.contiguous().view(torch.int32).flatten(1)
         if len(self._multipliers) != bits.shape[1] or self._multipliers.device != bits.device:
             generator = torch.Generator().manual_seed(0)
@@ -233,14 +233,14 @@ class Teacher:
         return (bits.long() * self._multipliers).sum(1)
 
     def identity(self) -> dict[str, object]:
-        """What determines its logits."""
+        """Return what determines its logits."""
         architecture = self.model.architecture
         size = list(self.model.input_size)
         return {"architecture": architecture, "input": size, "sha256": fingerprint(self.model.module)}
 
 
 def cacheable_views(recipe: Recipe, split: Split) -> int:
-    """The number of views of each image whose logits are worth caching: 1, 2 with mirroring, 0 for no caching.
+    """Return the number of views of each image whose logits are worth caching: 1, 2 with mirroring, 0 for no caching.
 
     Caching is worthwhile when no augmentation but mirroring is used, the data is not rendered anew, and each view
     occurs more than once.

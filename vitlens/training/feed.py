@@ -23,7 +23,7 @@ _KILLED = ("is killed by signal", "exited unexpectedly")  # PyTorch's messages, 
 
 
 def derive_seed(*numbers: int) -> int:
-    """One seed from several numbers, unrelated for neighbouring numbers (63 bits)."""
+    """Return one seed from several numbers, unrelated for neighbouring numbers (63 bits)."""
     state = 0
     for number in numbers:  # splitmix64 (Steele 2014), one round per number
         state = (state ^ (number & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
@@ -34,7 +34,8 @@ def derive_seed(*numbers: int) -> int:
 
 
 def epoch_batches(count: int, batch_size: int, *, seed: int, epoch: int, views: int = 1) -> tuple[Tensor, ...]:
-    """The keys of each batch of an epoch: a permutation that depends only on (seed, epoch), divided into full batches.
+    """Return the keys of each batch of an epoch: a permutation that depends only on (seed, epoch), divided into full
+    batches.
 
     views: of each image in a batch, each augmented differently (repeated augmentation, Hoffer 2020); the length of an
     epoch stays the same, so it contains one in `views` of the images. Images that do not fill a batch are left out of
@@ -48,17 +49,17 @@ def epoch_batches(count: int, batch_size: int, *, seed: int, epoch: int, views: 
 
 
 def process_share(batch: Tensor, process: int, processes: int) -> Tensor:
-    """One process's part of a batch: every processes-th image, so that sizes differ by at most one."""
+    """Return one process's part of a batch: every processes-th image, so that sizes differ by at most one."""
     return batch[process::processes]
 
 
 def needs_no_workers(source: Source) -> bool:
-    """Whether its pixels are in memory or rendered, so that no worker has to decode files in advance."""
+    """Return True if its pixels are in memory or rendered, so that no worker has to decode files in advance."""
     return isinstance(source, InMemory | Drawings) or (isinstance(source, Subset) and needs_no_workers(source.source))
 
 
 def resident(source: Source, device: torch.device) -> Source:
-    """The source with its pixels moved to a CUDA device, if they take less than a quarter of its free memory."""
+    """Return the source with its pixels moved to a CUDA device, if they take less than a quarter of its free memory."""
     if device.type != "cuda":
         return source
     if isinstance(source, Subset):
@@ -70,7 +71,7 @@ def resident(source: Source, device: torch.device) -> Source:
 
 
 def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterator[tuple[Pixels, Tensor]]:
-    """The batches' pixels (batch, 3, height, width) uint8 and keys (batch,), in order.
+    """Yield the batches' pixels (batch, 3, height, width) uint8 and keys (batch,), in order.
 
     Pixels are read directly where they are in memory, else in advance by worker processes. batches: keys; pin: use
     page-locked memory, from which a CUDA device copies asynchronously.

@@ -60,7 +60,7 @@ def trained_names(model: Model, *, last: int) -> set[str]:
 
 
 def trained_share(model: Model, *, last: int | None) -> tuple[int, int]:
-    """The number of trained parameters, and of all."""
+    """Return the number of trained parameters, and of all."""
     named = dict(model.module.named_parameters())
     trained = named.keys() if last is None else trained_names(model, last=last)
     return sum(named[name].numel() for name in trained), model.parameter_count()

@@ -72,7 +72,7 @@ def fit_head(task: Task, *, views: int = 1, reading: AbstractContextManager[Adva
 
         @torch.inference_mode()
         def test() -> Tested:
-            """Every process evaluates all images."""
+            """Return every process evaluates all images."""
             assert task.test.labels is not None
             labels = task.test.labels.cpu().long()
             with autocast(device, "fp32"):
@@ -130,7 +130,7 @@ class HeadOnly(nn.Module):
 
 @torch.no_grad()
 def read_features(model: Model, images: Images, *, precision: str = "fp32") -> HeadInputs:
-    """The classifiers' inputs for these images: fp32, on the model's device.
+    """Return the classifiers' inputs for these images: fp32, on the model's device.
 
     Raises UnsupportedError where the classifiers, run on them, do not give the model's logits.
     """
@@ -159,7 +159,7 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
 
 
 def cached_features(task: Task, split: Split, precision: str, advance: Advance, *, views: int = 1) -> Cached:
-    """The head's inputs for every image of a split, on the CPU; each process computes its share.
+    """Return the head's inputs for every image of a split, on the CPU; each process computes its share.
 
     Several views are augmented as the first epochs of a training without a cache would augment them. advance: called
     for each view.

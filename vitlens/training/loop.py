@@ -166,7 +166,7 @@ def _augmented_images(task: Task, epoch: int, shares: Sequence[Tensor]) -> Itera
 
 
 def _test_images(task: Task) -> Tested:
-    """Each process takes its share. Raises NonFiniteError for a logit that is not finite."""
+    """Return each process takes its share. Raises NonFiniteError for a logit that is not finite."""
     model = task.model
     split = task.test
     processes = task.processes
@@ -254,11 +254,11 @@ class Updates:
         return summed, correct, length
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The model with the averaged weights, which are tested and saved, while the context lasts."""
+        """Return the model with the averaged weights, which are tested and saved, while the context lasts."""
         return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that are needed to resume: model/..., average/..., optimiser/..."""
+        """Return all tensors that are needed to resume: model/..., average/..., optimiser/..."""
         average = {} if self.average is None else self.average.tensors
         parts = {"model": self.model.state_dict(), "average": average, "optimiser": self.optimiser.tensors()}
         return {f"{part}/{name}": value for part, own in parts.items() for name, value in own.items()}
@@ -289,7 +289,7 @@ class Updates:
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, without it."""
+    """Return the tensors whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
@@ -317,7 +317,7 @@ class Training:
         self.reported = self.last_checkpoint = 0.0  # of time.perf_counter
 
     def run(self, *, notes: tuple[str, ...]) -> TrainingResult:
-        """All epochs that remain. notes: how it is computed, in words."""
+        """Return all epochs that remain. notes: how it is computed, in words."""
         task = self.task
         average = self.updates.average
         self._begin()

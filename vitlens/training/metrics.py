@@ -63,12 +63,12 @@ class EpochMetrics:
 
     @property
     def epochs(self) -> int:
-        """How many epochs are done at its end."""
+        """Return how many epochs are done at its end."""
         return self.epoch + 1
 
 
 def best_of(history: Sequence[EpochMetrics]) -> EpochMetrics | None:
-    """The first epoch of the highest test accuracy; None before the first, and where none is measured."""
+    """Return the first epoch of the highest test accuracy; None before the first, and where none is measured."""
     tested = [(row.test_accuracy, row) for row in history if row.test_accuracy is not None]
     return max(tested, key=lambda pair: pair[0])[1] if tested else None
 
@@ -144,7 +144,7 @@ def write_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
 
 
 def read_metrics(folder: Path) -> tuple[EpochMetrics, ...]:
-    """The epochs of a training folder. Raises InputError when the file is missing or broken."""
+    """Return the epochs of a training folder. Raises InputError when the file is missing or broken."""
     path = folder / METRICS_FILE
     content = read_bounded(path, 1 << 28, what="one JSON line per epoch")
     return tuple(

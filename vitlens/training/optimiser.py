@@ -35,7 +35,7 @@ def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> dict[str, float]:
-    """Each parameter's share of the learning rate: decay^(layers above it) (layer-wise decay, Bao 2022, BEiT).
+    """Return each parameter's share of the learning rate: decay^(layers above it) (layer-wise decay, Bao 2022, BEiT).
 
     blocks: module names in forward order. Parameters before the first block count as a layer below it, those after the
     last block (norm, head) have the full rate; those between two blocks count with the block before.
@@ -110,7 +110,7 @@ class Optimiser:
             optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state, as PARAMETER/KEY; none before the first step."""
+        """Return all state, as PARAMETER/KEY; none before the first step."""
         return {
             f"{names[index]}/{key}": value
             for optimizer, names in self._parts
@@ -142,7 +142,8 @@ class Optimiser:
 
 
 def learning_rate(step: int, recipe: Recipe, *, total: int) -> float:
-    """The learning rate of a step, from 0 to total - 1: rising up to the peak in the warm-up, then a cosine to the end.
+    """Return the learning rate of a step, from 0 to total - 1: rising up to the peak in the warm-up, then a cosine to
+    the end.
 
     The cosine is Loshchilov & Hutter 2017, eq. 5, without restarts.
     """

@@ -87,13 +87,13 @@ class Recipe:
                     raise InputError(f"expected --{name.replace('_', '-')} {expected}, found {value}")
 
     def numbers(self) -> dict[str, object]:
-        """The settings that determine the result, as JSON values."""
+        """Return the settings that determine the result, as JSON values."""
         values = asdict(self) | {"betas": list(self.betas)}
         return {name: value for name, value in values.items() if name != "source"}
 
 
 def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
-    """The recipe with some fields changed. Raises InputError for unknown fields."""
+    """Return the recipe with some fields changed. Raises InputError for unknown fields."""
     known = recipe.numbers()
     changed = dict[str, Any]()
     for name, given in changes.items():
@@ -110,7 +110,7 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
 
 
 def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
-    """The recipe for a preset and a data set: the pair's, else the preset's, else that of fine-tuning.
+    """Return the recipe for a preset and a data set: the pair's, else the preset's, else that of fine-tuning.
 
     named: a recipe for any model, used instead. Raises UnknownNameError.
     """
@@ -145,7 +145,7 @@ def equal_budgets(
 
 
 def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool = False) -> Recipe:
-    """The recipe with smaller batches and a lower learning rate where an epoch has too few batches.
+    """Return the recipe with smaller batches and a lower learning rate where an epoch has too few batches.
 
     If an epoch has fewer than LEAST_STEPS batches, the batch size becomes the largest power of two that gives as many,
     but at least LEAST_BATCH and one image per process; the learning rate is scaled as by `with_batch_size`, unless the
@@ -159,7 +159,8 @@ def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool 
 
 
 def with_batch_size(recipe: Recipe, size: int, *, rate_given: bool = False) -> Recipe:
-    """The recipe with batches of this size, its learning rate scaled by the square root of the ratio (Malladi 2022).
+    """Return the recipe with batches of this size, its learning rate scaled by the square root of the ratio (Malladi
+    2022).
 
     rate_given: the learning rate is the user's and stays as it is.
     """

@@ -20,7 +20,7 @@ COMPILE_FROM: Final = {"cuda": 2000, "cpu": 2000}  # steps from which a compilat
 
 
 def choose_precision(device: torch.device, asked: str) -> tuple[str, str]:
-    """The precision of a training, "fp32" or "bf16", and a note about it.
+    """Return the precision of a training, "fp32" or "bf16", and a note about it.
 
     auto: bf16 where the device multiplies matrices in it (CUDA from Ampere on; processors with AMX or AVX-512 bf16),
     else fp32. Raises UnknownNameError.
@@ -34,7 +34,7 @@ def choose_precision(device: torch.device, asked: str) -> tuple[str, str]:
 
 
 def choose_compiling(device: torch.device, asked: str, *, steps: int) -> tuple[bool, str]:
-    """Whether the model of a training of so many steps is compiled, and a note about it.
+    """Return whether the model of a training of so many steps is compiled, and a note about it.
 
     auto: from COMPILE_FROM steps on, where there is a compiler: Triton on CUDA, that of C++ on the CPU. Raises
     UnknownNameError.

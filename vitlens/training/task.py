@@ -76,7 +76,7 @@ class Task:
         return self.recipe.epochs * self.steps_per_epoch
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         return learning_rate(step, self.recipe, total=self.steps)
 
     @cached_property
@@ -84,19 +84,20 @@ class Task:
         return resident(self.train.source, self.processes.device)
 
     def source(self, epoch: int) -> Source:
-        """The source of an epoch's pixels: newly rendered where the data is generated, on the device where they fit."""
+        """Return the source of an epoch's pixels: newly rendered where the data is generated, on the device where they
+        fit."""
         source = self.train.epoch(epoch).source
         return self._stored if source is self.train.source else source
 
     def shares(self, epoch: int) -> list[Tensor]:
-        """The keys of this process's share of each batch of an epoch, see feed.epoch_batches."""
+        """Return the keys of this process's share of each batch of an epoch, see feed.epoch_batches."""
         batches = epoch_batches(
             len(self.train), self.recipe.batch_size, seed=self.seed, epoch=epoch, views=self.recipe.views
         )
         return [process_share(batch, self.processes.index, self.processes.count) for batch in batches]
 
     def augmented(self, pixels: Pixels, keys: Tensor, epoch: int) -> Images:
-        """The images on the device, augmented."""
+        """Return the images on the device, augmented."""
         pixels = pixels.to(self.processes.device, non_blocking=True)
         return augment(pixels, keys, self.recipe, seed=self.seed, epoch=epoch)
 
@@ -109,21 +110,21 @@ class Task:
         return mix(images, labels, self.recipe, classes=len(self.model.classes))
 
     def targets(self, keys: Tensor) -> Tensor:
-        """What is learned of these images: their labels on the device, or in a pretraining their keys."""
+        """Return what is learned of these images: their labels on the device, or in a pretraining their keys."""
         return self.labels(keys) if self.pretraining is None else keys
 
     @property
     def exported(self) -> Model:
-        """The model that is tested and saved."""
+        """Return the model that is tested and saved."""
         return self.whole or (self.model if self.pretraining is None else self.pretraining.exported(self.model))
 
     @property
     def pretraining(self) -> Pretraining | None:
-        """The objective, where it takes no labels."""
+        """Return the objective, where it takes no labels."""
         return self.objective if isinstance(self.objective, Pretraining) else None
 
     def labels(self, keys: Tensor) -> Tensor:
-        """The labels of these images, on the device."""
+        """Return the labels of these images, on the device."""
         assert self.train.labels is not None
         indices = keys % len(self.train)
         return self.train.labels[indices.to(self.train.labels.device)].to(self.processes.device)
@@ -134,7 +135,7 @@ class Task:
         return fingerprints_of(dict(zip(PARTS, (self.train, self.test))))
 
     def identity(self) -> dict[str, object]:
-        """What must be the same in a resumed run."""
+        """Return what must be the same in a resumed run."""
         return {
             "architecture": self.model.architecture,
             "classes": list(self.model.classes),
@@ -195,7 +196,7 @@ class FirstBatch(NamedTuple):
 
 
 def first_batch(model: Model, train: Split, recipe: Recipe, *, seed: int, processes: int = 1) -> FirstBatch:
-    """The first images, at most SHOWN, of the first batch of `fit`, in the first of several processes.
+    """Return the first images, at most SHOWN, of the first batch of `fit`, in the first of several processes.
 
     Torch's random state is left as it was. Mixing pairs each image with the one before it, so that only one more has to
     be read: the batch's last.

@@ -185,7 +185,7 @@ UNSEEN = (sigmoid, squared_relu, linearised, by_kernel)
 
 
 def of_layers(*mixings: Mixing | None) -> Build:
-    """A ViT of layers of these kinds; None: fused."""
+    """Return a ViT of layers of these kinds; None: fused."""
     return partial(_of_layers, mixings)
 
 
@@ -236,7 +236,7 @@ class Windows(Attention):
 
 
 def windowed(heads: int, windows: int, order: str, *, is_fused: bool) -> Build:
-    """A ViT of such windows, without special tokens."""
+    """Return a ViT of such windows, without special tokens."""
     assert GRID[0] * GRID[1] % windows == 0
     assert DIM % heads == 0
     return partial(ViT, partial(Block, partial(Windows, heads, windows, order, is_fused=is_fused)), prefix=0)

@@ -39,7 +39,7 @@ ARCHITECTURES = {
 
 @cache
 def registered() -> Path:
-    """The folder of these architectures, known to open_clip from now on."""
+    """Return the folder of these architectures, known to open_clip from now on."""
     folder = Path(mkdtemp(prefix="tiny-clip-"))
     for name, config in ARCHITECTURES.items():
         (folder / f"{name}.json").write_text(json.dumps(config))
@@ -48,6 +48,6 @@ def registered() -> Path:
 
 
 def tiny(arch: str = "tiny-clip", *, seed: int = 0) -> Model:
-    """One of them with seeded random weights."""
+    """Return one of them with seeded random weights."""
     registered()
     return load(f"{arch}=open-clip:{arch}@random", seed=seed)

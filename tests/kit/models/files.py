@@ -19,20 +19,20 @@ OVERRIDES: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "registers": 2, 
 
 
 def small(name: str = "vit-micro", *, seed: int = 1, **shape: Any) -> Model:
-    """An untrained preset of three classes; a ViT is tiny, with registers and a grid of 4 x 3."""
+    """Return an untrained preset of three classes; a ViT is tiny, with registers and a grid of 4 x 3."""
     vit = name.startswith("vit")
     size, overrides = ((32, 48), OVERRIDES | shape) if vit else ((32, 32), shape)
     return untrained(name, classes=("cat", "dog", "newt"), image_size=size, overrides=overrides, seed=seed).eval()
 
 
 def written(model: Model, folder: Path, *, half: bool = False, state: dict[str, torch.Tensor] | None = None) -> Path:
-    """A run folder with the model."""
+    """Return a run folder with the model."""
     save(model, folder / WEIGHTS_FILE, half=half, state=state)
     return folder
 
 
 def description(folder: Path) -> dict[str, Any]:
-    """What the file of a run folder says of its model."""
+    """Return what the file of a run folder says of its model."""
     with safe_open(str(folder / WEIGHTS_FILE), framework="pt") as stored:
         return json.loads(stored.metadata()["vitlens"])
 

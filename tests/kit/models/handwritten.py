@@ -27,14 +27,14 @@ Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # from queries, keys and value
 
 
 def seeded(build: Build) -> nn.Module:
-    """A module with the same random weights each time, in evaluation mode."""
+    """Return a module with the same random weights each time, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return build().eval()
 
 
 def half(module: nn.Module, image_size: int | tuple[int, int] = SIZE, **told: Any) -> vitlens.Model:
-    """A module as a model of pixels from 0 to 1, which takes them from -1 to 1."""
+    """Return a module as a model of pixels from 0 to 1, which takes them from -1 to 1."""
     return vitlens.wrap(module, image_size=image_size, mean=HALF, std=HALF, **told)
 
 
@@ -47,7 +47,8 @@ noise = partial(images, SIZE, batch=3, seed=1)
 
 
 def own_weights(module: nn.Module, images: Tensor) -> list[Tensor]:
-    """The attention weights of each layer as the module has them: by `own`, of nn.Softmax or nn.MultiheadAttention."""
+    """Return the attention weights of each layer as the module has them: by `own`, of nn.Softmax or
+    nn.MultiheadAttention."""
     kept: list[Tensor] = []
 
     def see(part: Any, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
@@ -196,7 +197,7 @@ class ViT(nn.Module):
 
 
 def of(attention: Build, **options: Any) -> Build:
-    """The ViT of an attention style."""
+    """Return the ViT of an attention style."""
     return partial(ViT, partial(Block, attention), **options)
 
 

@@ -49,7 +49,7 @@ def linearised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def styled(mix: Mix, heads: int = HEADS) -> Build:
-    """The ViT of such attention."""
+    """Return the ViT of such attention."""
     return of(partial(Attention, heads, mix))
 
 
@@ -207,7 +207,7 @@ class ClassLast(RegistersLast):
 
 
 def hybrid() -> ViT:
-    """A small CNN that sees the whole image before the patches are cut from its map."""
+    """Return a small CNN that sees the whole image before the patches are cut from its map."""
     vit = ViT()
     wide = nn.Conv2d(3, 8, 15, 2, 7), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 15, 2, 7), nn.ReLU()
     vit.stem = nn.Sequential(*wide, nn.Conv2d(8, DIM, 2, 2))
@@ -215,7 +215,7 @@ def hybrid() -> ViT:
 
 
 def merged_two() -> ViT:
-    """Two heads, which might be a batch of two, beside the MLP; overlapping convolutions as in CCT."""
+    """Return two heads, which might be a batch of two, beside the MLP; overlapping convolutions as in CCT."""
     vit = ViT(partial(Parallel, partial(Attention, 2, merged)))
     widths = ((3, 8), (8, 16), (16, DIM))
     vit.stem = nn.Sequential(*(nn.Sequential(nn.Conv2d(*each, 3, 2, 1), nn.ReLU()) for each in widths))
@@ -223,7 +223,7 @@ def merged_two() -> ViT:
 
 
 def shared() -> ViT:
-    """One block used three times, as in ALBERT."""
+    """Return one block used three times, as in ALBERT."""
     vit = ViT()
     vit.layers = nn.ModuleList([vit.layers[0]] * 3)
     return vit

@@ -92,7 +92,7 @@ class Laid(nn.Module):
         self.decoder = Stage(WIDTHS[1], 3, lambda x: x, lambda x, _: x) if side else None
 
     def forward(self, x: Tensor) -> Any:
-        """The logits; with a decoder, its picture after them."""
+        """Return the logits; with a decoder, its picture after them."""
         last = self.unpack(self.two(self.one(x)), GRID)
         logits = self.out(last.mean((2, 3)))
         return logits if self.decoder is None else (logits, self.decoder(last))

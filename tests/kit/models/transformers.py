@@ -60,7 +60,7 @@ FEATURES = {  # what the models without a classifier give, by transformers' own 
 
 
 def tower(name: str, model: Any) -> Any:
-    """The part of a model that sees images."""
+    """Return the part of a model that sees images."""
     return model.vision_model if name in ("clip", "siglip") else model
 
 
@@ -81,13 +81,13 @@ def save_family(name: str, folder: Path) -> Any:
 
 @cache
 def folder_of(name: str) -> tuple[Path, Any]:
-    """The folder and the model of a family, made once; nobody changes them."""
+    """Return the folder and the model of a family, made once; nobody changes them."""
     folder = Path(mkdtemp(prefix="hf-")) / name
     return folder, save_family(name, folder)
 
 
 def changed(into: Path, name: str = "vit", file: str = "config.json", **fields: Any) -> Path:
-    """A copy of a family's folder with other fields in a JSON file; None removes one."""
+    """Return a copy of a family's folder with other fields in a JSON file; None removes one."""
     target = into / f"{name}-{len(list(into.iterdir()))}"
     shutil.copytree(folder_of(name)[0], target)
     content = json.loads((target / file).read_text()) | fields
@@ -96,5 +96,5 @@ def changed(into: Path, name: str = "vit", file: str = "config.json", **fields: 
 
 
 def pixels(seed: int = 0, size: int = 32) -> torch.Tensor:
-    """Two images."""
+    """Return two images."""
     return images((size, size), seed=seed)

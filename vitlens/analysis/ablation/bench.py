@@ -48,12 +48,12 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Its name in metrics: "head/3/7", "mlp/3", "block/3"; from 0."""
+        """Return its name in metrics: "head/3/7", "mlp/3", "block/3"; from 0."""
         return "/".join(str(part) for part in (self.kind, self.layer, self.head) if part is not None)
 
     @property
     def place(self) -> str:
-        """Its place: "blocks.3.head.7", "blocks.3.mlp", "blocks.3"."""
+        """Return its place: "blocks.3.head.7", "blocks.3.mlp", "blocks.3"."""
         return f"blocks.{self.layer}" + {"head": f".head.{self.head}", "mlp": ".mlp", "block": ""}[self.kind]
 
 
@@ -61,7 +61,7 @@ Removal: TypeAlias = tuple[Unit, ...]  # units that are removed at once; () is t
 
 
 def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal:
-    """All heads, MLPs and blocks that can be removed, by kind, then by layer.
+    """Return all heads, MLPs and blocks that can be removed, by kind, then by layer.
 
     Heads of a layer without an output projection that reads their concatenation are left out. Raises UnsupportedError
     for a model without attention (a CNN) or without such units.
@@ -118,12 +118,12 @@ class Outcomes:
     note: str = ""
 
     def __len__(self) -> int:
-        """The number of images."""
+        """Return the number of images."""
         return len(self.labels)
 
     @property
     def units(self) -> Removal:
-        """The units of sets of one."""
+        """Return the units of sets of one."""
         return tuple(unit for (unit,) in self.sets)
 
     @property
@@ -143,7 +143,7 @@ class Outcomes:
 
     @property
     def delta_log_odds(self) -> ByImage:
-        """The fall of the log-odds of each image's label, nats; positive: the units help."""
+        """Return the fall of the log-odds of each image's label, nats; positive: the units help."""
         fall = self.clean_log_odds - self.log_odds
         return torch.where(self.clean_log_odds == self.log_odds, 0.0, fall)  # of a single class both are infinite
 
@@ -153,13 +153,14 @@ class Outcomes:
         return 100 * (self.clean_correct.double() - self.correct.double())
 
     def rows(self, index: list[int]) -> "Outcomes":
-        """The outcomes of some of the sets."""
+        """Return the outcomes of some of the sets."""
         sets = tuple(self.sets[row] for row in index)
         return replace(self, sets=sets, log_odds=self.log_odds[index], correct=self.correct[index])
 
     @classmethod
     def join(cls, parts: "Sequence[Outcomes]", processes: Processes) -> "Outcomes":
-        """The outcomes of the same sets on all batches of all processes, in the order of the images; a collective."""
+        """Return the outcomes of the same sets on all batches of all processes, in the order of the images; a
+        collective."""
 
         def whole(name: str) -> Any:
             own = torch.cat([getattr(part, name).movedim(-1, 0) for part in parts])  # images first
@@ -189,7 +190,7 @@ Memory: TypeAlias = Callable[[Sequence[Removal], Callable[[], Stored]], Stored]
 
 
 def replacement_for(images: int, requested: Replacement | None) -> Replacement:
-    """The replacement for this many images; requested: None is the mean, or for few images resampling or zero.
+    """Return the replacement for this many images; requested: None is the mean, or for few images resampling or zero.
 
     The mean over few images is close to each image's own output, so removing a unit would seem to have no effect: with
     fewer than FEWEST_FOR_MEAN images the default is resampling, with a single image zero. Raises InputError for "mean"
@@ -213,14 +214,14 @@ def replacement_for(images: int, requested: Replacement | None) -> Replacement:
 
 
 def replacement_note(images: int, by: Replacement) -> str:
-    """The remark for a report where the default replacement was not the mean."""
+    """Return the remark for a report where the default replacement was not the mean."""
     instead = "another image's output" if by == "resample" else "zero, which overstates what they do"
     many = f"{images} images are" if images != 1 else "1 image is"
     return f"{many} too few for a mean over the data (at least {FEWEST_FOR_MEAN}), so units are replaced by {instead}"
 
 
 def silent(*_: object) -> AbstractContextManager[Callable[[int], object]]:
-    """The progress of a loop, shown nowhere."""
+    """Return the progress of a loop, shown nowhere."""
     return nullcontext(lambda _done: None)
 
 
@@ -251,7 +252,7 @@ class Bench:
 
     @cached_property
     def replacement(self) -> Replacement:
-        """What replaces a unit's output."""
+        """Return what replaces a unit's output."""
         return replacement_for(len(self.images), self.by)
 
     @property
@@ -261,11 +262,11 @@ class Bench:
 
     @property
     def one_batch(self) -> bool:
-        """Whether one batch holds all images, so that its clean pass gives their means."""
+        """Return True if one batch holds all images, so that its clean pass gives their means."""
         return self.processes.count == 1 and len(self.images) <= self.size
 
     def share(self, images: Some | None = None) -> Some:
-        """The part of these images (None: of all) that this process measures."""
+        """Return the part of these images (None: of all) that this process measures."""
         every = torch.arange(len(self.images)) if images is None else images
         return every[self.processes.index :: self.processes.count]
 
@@ -289,14 +290,14 @@ class Bench:
         return replace(self, means=found)
 
     def _outputs(self, units: Iterable[Unit]) -> tuple[Access, ...]:
-        """The places of the outputs of heads and MLPs, those of all heads of a layer together."""
+        """Return the places of the outputs of heads and MLPs, those of all heads of a layer together."""
         inner = (unit for unit in units if unit.kind != "block")
         return resolve_places(
             self.model, [f"blocks.{unit.layer}.{'mlp' if unit.head is None else 'heads'}" for unit in inner]
         )
 
     def changes(self, rows: Some, units: Collection[Unit]) -> dict[Unit, PlaceChange]:
-        """What is put in the place of each unit on some images; means are known where they are needed."""
+        """Return what is put in the place of each unit on some images; means are known where they are needed."""
         tensors: dict[str, Tensor] = {}
         if self.replacement == "resample":  # by another of all images, whatever the batches
             others = self.images[another_image(len(self.images), self.seed)[rows]]
@@ -323,7 +324,8 @@ class Bench:
         given: Removal = (),
         what: str = "Removing units",
     ) -> Outcomes:
-        """The outcomes of every image (or of some) without each of the sets; an empty set is the unchanged model.
+        """Return the outcomes of every image (or of some) without each of the sets; an empty set is the unchanged
+        model.
 
         Of all images they are stored in `memory`. given: units that are removed from the model before, also for its
         clean pass; what: the title of the progress. Raises NonFiniteError naming units and image.

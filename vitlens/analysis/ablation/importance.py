@@ -49,7 +49,7 @@ class MeanChange:
     p_holm: PerUnit
 
     def estimate(self, index: int, n: int, unit: str) -> Estimate:
-        """The mean change of one unit over n images; without an interval where it is not defined."""
+        """Return the mean change of one unit over n images; without an interval where it is not defined."""
         low = finite(self.low[index])
         high = finite(self.high[index])
         return Estimate(float(self.mean[index]), *((None, None) if None in (low, high) else (low, high)), n, unit)
@@ -81,7 +81,7 @@ class Importance(Table):
     log_odds: MeanChange | None = None
 
     def summary(self) -> Iterator[Line]:
-        """What was removed, and what it changes."""
+        """Yield what was removed, and what it changes."""
         yield Line("images", self.n)
         yield Line("replaced by", self.replace)
         yield Line("clean_loss", self.clean_loss, "nats")
@@ -93,7 +93,7 @@ class Importance(Table):
         yield Line("note", self.note)
 
     def boards(self) -> Iterator[HeadBoard]:
-        """The change of the loss without each head."""
+        """Yield the change of the loss without each head."""
         if self.of_kind("head"):
             yield HeadBoard("change of the loss without each head", self.delta_loss.tolist(), "nats")
 
@@ -115,11 +115,11 @@ class Importance(Table):
 
     @property
     def matters(self) -> Bool[Tensor, " units"]:
-        """Which units change the loss, after Holm's correction among the units of their kind."""
+        """Return which units change the loss, after Holm's correction among the units of their kind."""
         return self.loss.p_holm <= LEVEL
 
     def is_ranked(self, kind: UnitKind = "head") -> bool:
-        """Whether a unit of the kind has an effect after Holm's correction; otherwise a ranking orders noise."""
+        """Return True if a unit of the kind has an effect after Holm's correction; otherwise a ranking orders noise."""
         return bool((self._ranked_by.p_holm <= LEVEL)[self.of_kind(kind)].any())
 
     @property
@@ -147,11 +147,12 @@ class Importance(Table):
         return self.table(self.loss.high)
 
     def of_kind(self, kind: UnitKind) -> list[int]:
-        """The indices of a kind's units in `units`."""
+        """Return the indices of a kind's units in `units`."""
         return [index for index, unit in enumerate(self.units) if unit.kind == kind]
 
     def ranking(self, kind: UnitKind = "head") -> tuple[Unit, ...]:
-        """The units of a kind, the most important first: by change of loss, or of log-odds if the loss is near 0."""
+        """Return the units of a kind, the most important first: by change of loss, or of log-odds if the loss is near
+        0."""
         mean = self._ranked_by.mean.tolist()
         return tuple(self.units[index] for index in sorted(self.of_kind(kind), key=lambda index: -mean[index]))
 
@@ -177,7 +178,8 @@ def ablate(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Importance:
-    """How much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with intervals.
+    """Return how much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with
+    intervals.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read a batch at a time; intervals
     and tests are over its groups where it is a Split that has them; labels: class indices (n,), or "predicted" (None:
@@ -283,7 +285,7 @@ def mean_changes(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> list[MeanChange]:
-    """The mean, interval and test of each row of some metrics' differences, Holm within each family of rows.
+    """Return the mean, interval and test of each row of some metrics' differences, Holm within each family of rows.
 
     All metrics share their draws. Intervals and p-values are NaN for fewer than 2 images or groups.
     """
@@ -304,7 +306,7 @@ def mean_changes(
 
 
 def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
-    """Each image's gradient of the cross-entropy with respect to a head's output · (replacement - output), nats.
+    """Return each image's gradient of the cross-entropy with respect to a head's output · (replacement - output), nats.
 
     (units, images), signed, float64 on the CPU; NaN for MLPs and blocks. With "zero" this is the estimate of Michel
     2019 before the absolute value.

@@ -24,7 +24,8 @@ _ROWS = 4096  # samples of a similarity at once
 def removal_curves(
     bench: Bench, orders: Mapping[str, Sequence[Unit]], *, points: int, images: Some | None = None, what: str
 ) -> dict[str, Outcomes]:
-    """The outcomes without the first units of each order, the first removed first, per image so that they are paired.
+    """Return the outcomes without the first units of each order, the first removed first, per image so that they are
+    paired.
 
     For at most `points` numbers of units, evenly from none to all; images: some of the bench's (None: all). A set that
     several orders share, as their first and last, is measured once. The replacement of a removed unit is that of the
@@ -95,7 +96,8 @@ def greedy_order(
 def pairwise(
     bench: Bench, units: Sequence[Unit], pairs: Sequence[tuple[int, int]], images: Some | None = None, *, what: str
 ) -> tuple[MeanChange, Float[Tensor, " pairs"], Float[Tensor, " units"], str]:
-    """The synergy of pairs of units: the effect of removing both minus the sum of the effects, change of loss in nats.
+    """Return the synergy of pairs of units: the effect of removing both minus the sum of the effects, change of loss in
+    nats.
 
     Positive: one compensates for the removal of the other (removing both costs more than the sum); negative: they
     depend on each other (once one is removed, removing the other costs less). pairs: as indices of units; images: some

@@ -44,7 +44,7 @@ def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = Non
 
 
 def patch_attention(call: AttentionCall, layout: TokenLayout) -> Affinity:
-    """One layer's attention between patches, mean over heads, without the prefix; rows do not sum to 1."""
+    """Return one layer's attention between patches, mean over heads, without the prefix; rows do not sum to 1."""
     first = len(layout.prefix)
     device = (call.rows((0,)) if call.inputs is None else call.inputs.query).device
     with without_autocast(device):
@@ -73,7 +73,7 @@ def refined(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) -> M
 
 
 def require_affinity(model: Model, layers: Sequence[int] | None = None) -> Sequence[int]:
-    """The layers in which all tokens of one grid attend to each other, or these of them.
+    """Return the layers in which all tokens of one grid attend to each other, or these of them.
 
     Raises UnsupportedError for a model without any, InputError for a layer that is none.
     """

@@ -54,7 +54,7 @@ class Chain:
     seen: tuple[Tensor, Tensor] | None = None
 
     def start(self, pooling: Pooling, *, alpha: float | None, start_layer: int = 0) -> Vector:
-        """The readout as a row over the tokens of the last layer.
+        """Return the readout as a row over the tokens of the last layer.
 
         alpha: of rollout, whose rows are mixed with the identity by alpha and scaled to sum to 1; None: of relevance,
         R ← R + Ā R. A pooling query (SigLIP) has all tokens as keys: its last row is the readout. Class attention
@@ -92,7 +92,8 @@ class Chain:
         return row if alpha is None else _scaled(row)
 
     def follow(self, row: Vector, step: Step, *, start_layer: int = 0) -> Float[Tensor, "batch first_tokens"]:
-        """A row over the last layer's tokens, propagated down to start_layer; for windows, to the first stage."""
+        """Return a row over the last layer's tokens, propagated down to start_layer; for windows, to the first
+        stage."""
         finer: tuple[int, int] | None = None
         for call in reversed(self.calls):
             if call.site.kind == "class":
@@ -106,7 +107,7 @@ class Chain:
         return row
 
     def as_map(self, row: Vector) -> Maps:
-        """A propagated row as a map over the patches, without the prefix."""
+        """Return a propagated row as a map over the patches, without the prefix."""
         windows = self.calls[0].site.windows
         if self.model.anatomy.layout is not None or windows is None:
             return self.model.layout.as_map(row)
@@ -125,7 +126,7 @@ def chained(
     readout: Readout | None = None,
     module: str | None = None,
 ) -> Chain:
-    """The chain of a batch of images; gradient: with gradients of the targets' logits (None: predicted classes).
+    """Return the chain of a batch of images; gradient: with gradients of the targets' logits (None: predicted classes).
 
     rules: of the backward pass, "libra" for LibraGrad's (lens/libra.py); module: one whose output is kept with its
     gradient. Queries and keys of all layers are stored (tokens x dim each, not heads x tokens²). Raises
@@ -167,7 +168,7 @@ def _differentiated_chain(
 
 
 def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
-    """The calls, detached, each with its gradient of a number. Raises LensError where one does not affect it."""
+    """Return the calls, detached, each with its gradient of a number. Raises LensError where one does not affect it."""
     traced = [call.computed if call.inputs is None else call.output for call in calls]
     gradients = torch.autograd.grad(total, traced, allow_unused=True)  # type: ignore[arg-type]
     without_gradient = [call.site.module for call, gradient in zip(calls, gradients) if gradient is None]
@@ -177,7 +178,8 @@ def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[Atten
 
 
 def check_targets(targets: Labels | None, logits: Logits) -> Labels:
-    """The targets, or the predicted classes. Raises InputError unless there is an existing class for each image."""
+    """Return the targets, or the predicted classes. Raises InputError unless there is an existing class for each
+    image."""
     if targets is None:
         return logits.argmax(-1)
     classes = logits.shape[-1]
@@ -190,7 +192,7 @@ def check_targets(targets: Labels | None, logits: Logits) -> Labels:
 
 
 def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tensor) -> Vector:
-    """The readout as a row over the tokens that sums to 1: CLS, CLS and distillation token, or all patches."""
+    """Return the readout as a row over the tokens that sums to 1: CLS, CLS and distillation token, or all patches."""
     row = torch.zeros(batch, layout.tokens, dtype=like.dtype, device=like.device)
     if readout == "mean":
         row[:, len(layout.prefix) :] = 1 / layout.patches
@@ -210,7 +212,7 @@ def _scaled(row: Float[Tensor, "batch any"]) -> Float[Tensor, "batch any"]:
 
 
 def mean_of_heads(call: AttentionCall) -> Fused:
-    """All weights of a call, averaged over heads."""
+    """Return all weights of a call, averaged over heads."""
     return precise(call.precise().weights()).mean(1)
 
 
@@ -278,8 +280,8 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
 def _unmerge(
     row: Float[Tensor, "batch merged"], coarse: tuple[int, int], fine: tuple[int, int]
 ) -> Float[Tensor, "batch unmerged"]:
-    """A row over merged patches as one over the patches before merging, each patch's mass shared equally: merging
-    concatenates 2x2 patches and projects them."""
+    """Return a row over merged patches as one over the patches before merging, each patch's mass shared equally:
+    merging concatenates 2x2 patches and projects them."""
     if coarse == fine:
         return row
     padded = tuple(2 * side for side in coarse)

@@ -14,16 +14,18 @@ _TINY = 1e-30
 
 
 def map_bits(maps: Maps) -> PerMap:
-    """The information of each map: log2 of its patches minus its entropy, 0 for a uniform map and for one without
-    positive values."""
+    """Return the information of each map: log2 of its patches minus its entropy, 0 for a uniform map and for one
+    without positive values."""
     shares = _shares(maps)
     return (shares * (shares * shares.shape[1]).clamp_min(_TINY).log2()).sum(1).clamp_min(0)
 
 
 def fixed_share(maps: Maps) -> PerMap:
-    """The share of each map's information, at least one bit, that the mean of the maps of other images, of which there
-    is one, explains: its gain in log-likelihood over a uniform map. The mean is mixed with a uniform map with the
-    weight of one image."""
+    """Return the share of each map's information, at least one bit, that the mean of the maps of other images, of which
+    there is one, explains: its gain in log-likelihood over a uniform map.
+
+    The mean is mixed with a uniform map with the weight of one image.
+    """
     shares = _shares(maps)
     others = (shares.sum(0) - shares + 1 / shares.shape[1]) / len(maps)
     gain = (shares * (others * shares.shape[1]).log2()).sum(1)
@@ -31,7 +33,7 @@ def fixed_share(maps: Maps) -> PerMap:
 
 
 def alike(maps: Float[Tensor, "batch heads rows columns"]) -> PerMap:
-    """The mean cosine similarity of the maps of different heads of each image; 1 for a single head."""
+    """Return the mean cosine similarity of the maps of different heads of each image; 1 for a single head."""
     unit = F.normalize(maps.flatten(2).double(), dim=-1)
     heads = unit.shape[1]
     if heads == 1:

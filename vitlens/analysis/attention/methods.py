@@ -47,7 +47,7 @@ def rollout(
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
-    """The rollout of each image over its patches (batch, rows, columns), without the prefix, not scaled.
+    """Return the rollout of each image over its patches (batch, rows, columns), without the prefix, not scaled.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; fusion: of the heads, "mean",
     "max" or "min"; discard: the lowest fraction of each row, set to 0 (CLS kept); alpha: weight of the identity;
@@ -73,7 +73,7 @@ def relevance(
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
-    """The relevance of each patch for a target class through attention: (batch, rows, columns), not scaled.
+    """Return the relevance of each patch for a target class through attention: (batch, rows, columns), not scaled.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets: "predicted", "label"
     (of a Split or class folders), a class by name or index, or class indices (batch,). The target's logit is
@@ -93,7 +93,8 @@ def relevance(
 def maps_of(
     model: Model, images: Parts, way: MethodSettings, *, targets: Labels | None = None, readout: Readout | None = None
 ) -> Maps:
-    """The maps of one method, computed in batches that fit in memory; targets: None for the predicted classes."""
+    """Return the maps of one method, computed in batches that fit in memory; targets: None for the predicted
+    classes."""
     require_possible(model, [way])
     if targets is not None and len(targets) != len(images):
         raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
@@ -109,7 +110,10 @@ def maps_of(
 def method_maps(
     model: Model, images: Images, targets: Labels, *, method: str, readout: Readout | None = None, **options: Any
 ) -> Maps:
-    """The maps of one method for one batch; options: its settings. A method without gradients ignores the targets."""
+    """Return the maps of one method for one batch; options: its settings.
+
+    A method without gradients ignores the targets.
+    """
     return maps_of(model, images, MethodSettings(method, **options), targets=targets, readout=readout)
 
 
@@ -164,7 +168,7 @@ def require_start(start_layer: int, depth: int) -> None:
 def rollout_maps(
     chain: Chain, *, fusion: Fusion = "mean", discard: float = 0.0, alpha: float = ALPHA, start_layer: int = 0
 ) -> Maps:
-    """The rollout maps of a chain."""
+    """Return the rollout maps of a chain."""
     layout = chain.model.anatomy.layout
     keep = () if layout is None else layout.positions("cls")
 
@@ -186,7 +190,7 @@ def rollout_maps(
 
 
 def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
-    """The relevance maps of a chain with gradients: the readout's row of R - I."""
+    """Return the relevance maps of a chain with gradients: the readout's row of R - I."""
 
     def step(row: Vector, weights: Weights, gradient: Weights | None, _whole: bool) -> Vector:
         return row + (row.unsqueeze(1) @ gradient_weighted(weights, gradient)).squeeze(1)
@@ -210,14 +214,14 @@ def gradient_rollout_maps(chain: Chain, *, alpha: float = ALPHA, start_layer: in
 
 
 def fused(weights: Weights, fusion: Fusion) -> Fused:
-    """One weight per query and key: the mean, maximum or minimum over heads."""
+    """Return one weight per query and key: the mean, maximum or minimum over heads."""
     if fusion == "mean":
         return weights.mean(1)
     return weights.amax(1) if fusion == "max" else weights.amin(1)
 
 
 def discard_lowest(fused: Fused, fraction: float, *, keep: Sequence[int] = ()) -> Fused:
-    """The lowest fraction of every query row set to zero, except the columns in keep (CLS)."""
+    """Return the lowest fraction of every query row set to zero, except the columns in keep (CLS)."""
     count = int(fused.shape[-1] * fraction)
     if count == 0:
         return fused
@@ -264,8 +268,8 @@ def require_flow(model: Model) -> None:
 
 
 def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
-    """The maximum flow from the readout of a chain to each patch (Abnar & Zuidema 2020, section 3), from 0 to 1, in a
-    network whose capacities are the weights with the residual connection, (1 - alpha) A + alpha I."""
+    """Return the maximum flow from the readout of a chain to each patch (Abnar & Zuidema 2020, section 3), from 0 to 1,
+    in a network whose capacities are the weights with the residual connection, (1 - alpha) A + alpha I."""
     layout = chain.model.layout
     start = chain.start(lambda call: mean_of_heads(call)[:, 0], alpha=alpha)
     layers = [mean_of_heads(call).double().cpu().numpy() for call in chain.calls if call.site.kind == "patch"]
@@ -280,8 +284,8 @@ def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
 def maximum_flows(
     start: NDArray[np.floating], layers: Sequence[NDArray[np.float64]], targets: Sequence[int]
 ) -> NDArray[np.float64]:
-    """The maximum flow from a source to each target token of the input; 0 for the other tokens. start: (tokens,),
-    capacities from the source to the last layer's tokens; layers: (query, key), in forward order."""
+    """Return the maximum flow from a source to each target token of the input; 0 for the other tokens. start:
+    (tokens,), capacities from the source to the last layer's tokens; layers: (query, key), in forward order."""
     from scipy.sparse import csr_matrix  # takes 0.2 s to import
     from scipy.sparse.csgraph import maximum_flow
 

@@ -47,7 +47,7 @@ class AttentionMethod:
 
     @property
     def gradients(self) -> bool:
-        """Whether it needs gradients, and so a target class."""
+        """Return True if it needs gradients, and so a target class."""
         return self.backwards > 0
 
 
@@ -129,7 +129,7 @@ ATTENTION_METHODS: Final[Mapping[str, AttentionMethod]] = MappingProxyType({entr
 
 
 def attention_method(name: str) -> AttentionMethod:
-    """The attention method of this name. Raises UnknownNameError, which lists the known ones."""
+    """Return the attention method of this name. Raises UnknownNameError, which lists the known ones."""
     if name not in ATTENTION_METHODS:
         raise UnknownNameError("method", name, ATTENTION_METHODS)
     return ATTENTION_METHODS[name]
@@ -163,10 +163,10 @@ class MethodSettings:
 
     @property
     def name(self) -> str:
-        """Its name in reports and metrics: "rollout-mean", "relevance", "attention" ..."""
+        """Return its name in reports and metrics: "rollout-mean", "relevance", "attention" ..."""
         return f"{self.method}-{self.fusion}" if "fusion" in attention_method(self.method).options else self.method
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings that the method uses."""
+        """Return the settings that the method uses."""
         return {name: getattr(self, name) for name in attention_method(self.method).options}

@@ -57,7 +57,7 @@ def require_token_attention(model: Model) -> None:
 def token_attention(
     model: Model, images: Images, *, whole: int = WHOLE, pool: Callable[[Tensor], Tensor] = lambda weights: weights
 ) -> TokenAttention:
-    """The attention of every layer between all tokens of each image, of every head for the first `whole` images.
+    """Return the attention of every layer between all tokens of each image, of every head for the first `whole` images.
 
     images: (n, 3, height, width) in [0, 1]; pool: what is kept of weights (..., queries, keys) on the CPU, with fewer
     queries where they are many. Rollouts of a model with attention pooling start from the mean over patches. Raises
@@ -95,7 +95,7 @@ def token_attention(
 
 
 def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layers rows columns"]:
-    """The rollout of each image up to each layer: the map that a classifier behind that layer would read.
+    """Return the rollout of each image up to each layer: the map that a classifier behind that layer would read.
 
     images: (batch, 3, height, width) in [0, 1]. Where a model reads its classes by attention pooling, the mean over the
     patches is read in its place. Raises UnsupportedError as `rollout`, and for windows, whose stages have maps of
@@ -116,8 +116,9 @@ def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layer
 
 
 def rollouts_so_far(layers: Iterable[Fused | None], start: Vector) -> Float[Tensor, "batch layers tokens"]:
-    """The rollout from the same row through the layers up to each layer, in forward order; layers: weights averaged
-    over heads, whose rows sum to 1, from the last layer back, None for one that leaves the tokens as they are."""
+    """Return the rollout from the same row through the layers up to each layer, in forward order; layers: weights
+    averaged over heads, whose rows sum to 1, from the last layer back, None for one that leaves the tokens as they are.
+    """
     rows = start[:, None][:, :0]
     for weights in layers:  # all rows are propagated together, so each layer is read once
         rows = torch.cat((start[:, None], rows), 1)
@@ -127,6 +128,6 @@ def rollouts_so_far(layers: Iterable[Fused | None], start: Vector) -> Float[Tens
 
 
 def _readout(model: Model, like: Tensor) -> Vector:
-    """What the classifier reads, as a row over the tokens; with attention pooling the mean over patches."""
+    """Return what the classifier reads, as a row over the tokens; with attention pooling the mean over patches."""
     known = model.anatomy.readout
     return readout_row(model.layout, "mean" if known in (None, "pool") else known, batch=len(like), like=like)

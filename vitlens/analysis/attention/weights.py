@@ -41,7 +41,7 @@ _FOLLOWED: Final = 64  # patches whose reach is averaged, evenly spaced over the
 
 @takes_images
 def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
-    """The weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
+    """Return the weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; rows: "all", or "cls" for the
     CLS row only (query axis of length 1), which costs N instead of N² a head. For a windowed model, batch is images x
@@ -88,9 +88,12 @@ class LayerMaps:
 
 
 def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
-    """The attention of every layer as maps: the CLS row, the mean over patch rows where there is no CLS, the pooling
-    query's row, or, in windows, the attention that each patch receives. Layers of pooled keys or channels are left out,
-    as are windows whose place in the image is not known. Raises UnsupportedError where no layer is left."""
+    """Return the attention of every layer as maps: the CLS row, the mean over patch rows where there is no CLS, the
+    pooling query's row, or, in windows, the attention that each patch receives.
+
+    Layers of pooled keys or channels are left out, as are windows whose place in the image is not known. Raises
+    UnsupportedError where no layer is left.
+    """
     require(model, "maps")
     layers: list[LayerMaps] = []
 
@@ -120,7 +123,8 @@ def require_maps(model: Model) -> None:
 
 
 def map_grid(site: Site, model: Model) -> tuple[int, int] | None:
-    """The grid of the patches that a layer's heads attend to; None where its attention is no map of the image."""
+    """Return the grid of the patches that a layer's heads attend to; None where its attention is no map of the
+    image."""
     if site.kind == "class" and site.windows is None and model.anatomy.layout is not None:
         return model.layout.grid
     place = geometry_of(site, model)
@@ -128,7 +132,7 @@ def map_grid(site: Site, model: Model) -> tuple[int, int] | None:
 
 
 def layer_map(call: AttentionCall, model: Model) -> LayerMaps:
-    """The attention maps of the heads of a layer that has a `map_grid`."""
+    """Return the attention maps of the heads of a layer that has a `map_grid`."""
     site = call.site
     grid = map_grid(call.site, model)
     layout = model.anatomy.layout
@@ -150,7 +154,7 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps:
 
 
 def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
-    """The mean over heads of a layer's maps (layer from 0, None: the last that has one).
+    """Return the mean over heads of a layer's maps (layer from 0, None: the last that has one).
 
     Raises UnsupportedError for a layer without a map.
     """
@@ -167,7 +171,8 @@ def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batc
 
 
 def attention_moved(before: Model, after: Sequence[Model], images: Split) -> tuple[tuple[Moved, ...], ...]:
-    """How far the attention of each head moved: for each of the models after, by layer (images, heads), fractions.
+    """Return how far the attention of each head moved: for each of the models after, by layer (images, heads),
+    fractions.
 
     The distance of two rows is their total variation, half the sum of absolute differences: the share of the attention
     that lies on other keys, 0 for equal rows and 1 for rows without a common key (Levin 2017, section 4.1). A head's
@@ -190,7 +195,7 @@ def attention_moved(before: Model, after: Sequence[Model], images: Split) -> tup
 
 
 def patch_views(model: Model, images: Images, *, side: Side, patch: tuple[int, int]) -> tuple[LayerMaps, ...]:
-    """The attention of one patch, layer by layer.
+    """Return the attention of one patch, layer by layer.
 
     side: "query", where it attends, its row of the weights (map and prefix sum to 1); "key", what attends to it, its
     column, one number for each query patch, a share of that patch's row. patch: (row, column) from 0 in the first
@@ -240,14 +245,16 @@ def patch_views(model: Model, images: Images, *, side: Side, patch: tuple[int, i
 
 
 def merged(place: int, before: int, now: int) -> int:
-    """The index on an axis of `now` patches of one on an axis of `before`: whole patches are merged, with padding."""
+    """Return the index on an axis of `now` patches of one on an axis of `before`: whole patches are merged, with
+    padding."""
     each = -(-before // now)
     whole = -(-before // each) == now
     return place // each if whole else (2 * place + 1) * now // (2 * before)
 
 
 def _in_window(call: AttentionCall, windows: Windows, token: int, side: Side) -> Rows:
-    """The row or column of a patch of a windowed layer over the whole map, without padding; other windows are zero."""
+    """Return the row or column of a patch of a windowed layer over the whole map, without padding; other windows are
+    zero."""
     inside = window_index(windows)  # the patches of each window
     window, place = (inside == token).nonzero()[0].tolist()
     if side == "key":
@@ -284,7 +291,7 @@ class WindowLayer:
 
     @property
     def shift(self) -> tuple[int, int]:
-        """The shift that is applied: none on an axis on which one window holds the whole map."""
+        """Return the shift that is applied: none on an axis on which one window holds the whole map."""
         axes = zip(self.windows.resolution, self.windows.window, self.windows.shift)
         down, across = (0 if size <= window else step for size, window, step in axes)
         return down, across
@@ -296,7 +303,8 @@ class WindowLayer:
 
 
 def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
-    """Every layer of a model whose windows have a place in the image, from the weights on the first of the images.
+    """Return every layer of a model whose windows have a place in the image, from the weights on the first of the
+    images.
 
     Raises UnsupportedError for a model without such a layer.
     """

@@ -130,7 +130,8 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
 
 
 def crossover(flops: Mapping[str, int], tokens: int) -> float:
-    """The number of tokens at which the products of attention take as many FLOPs as the projections and the MLPs.
+    """Return the number of tokens at which the products of attention take as many FLOPs as the projections and the
+    MLPs.
 
     flops: by part, counted at this many tokens in a model with one sequence of tokens and attention.
     """
@@ -193,7 +194,7 @@ class Parts:
         self._containers = list(dict.fromkeys(name.rpartition(".")[0] for name in self._blocks))
 
     def of_module(self, name: str) -> str:
-        """The part that a module's own operations belong to; "" is the model itself."""
+        """Return the part that a module's own operations belong to; "" is the model itself."""
         if not name:
             return OTHER
         module = self._modules[name]
@@ -219,7 +220,7 @@ class Parts:
         return EMBEDDING if before or not self._blocks else HEAD if place > self._end else BETWEEN
 
     def of_parameter(self, name: str) -> str:
-        """The part that a parameter belongs to."""
+        """Return the part that a parameter belongs to."""
         owner, _, last = name.rpartition(".")
         if self._has_tokens and _POSITION.search(last):
             return POSITIONS
@@ -227,12 +228,12 @@ class Parts:
 
 
 def _within(name: str, others: Iterable[str]) -> str | None:
-    """The one of other modules that a module is, or is part of."""
+    """Return the one of other modules that a module is, or is part of."""
     return next((other for other in others if name == other or name.startswith(f"{other}.")), None)
 
 
 def in_order(parts: Iterable[str]) -> list[str]:
-    """Each part once, in the order of a forward pass."""
+    """Return each part once, in the order of a forward pass."""
     order = list(PARTS)
 
     def place(part: str) -> tuple[int, int]:
@@ -243,7 +244,7 @@ def in_order(parts: Iterable[str]) -> list[str]:
 
 
 def parameters_by_part(model: Model) -> dict[str, int]:
-    """How many parameters each part has; their sum is the model's parameter_count()."""
+    """Return how many parameters each part has; their sum is the model's parameter_count()."""
     parts = Parts(model)
     counts = Counter[str]()
     for name, parameter in model.module.named_parameters():

@@ -54,7 +54,7 @@ class TimedBatch:
 
 
 def quartiles(seconds: Sequence[float], images: int) -> Latency:
-    """The quartiles of passes over a batch of this many images."""
+    """Return the quartiles of passes over a batch of this many images."""
     low, median, high = (float(value) for value in np.quantile(seconds, (0.25, 0.5, 0.75)))
     return Latency(low, median, high, len(seconds), images)
 
@@ -89,7 +89,7 @@ def latencies(
     longest: float | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[list[TimedBatch]]:
-    """Every model on every batch size of random pixels, in turns, so that other load affects all models alike.
+    """Return every model on every batch size of random pixels, in turns, so that other load affects all models alike.
 
     longest: seconds of one pass; a model that took longer, or for whose batch a CUDA device had too little memory, is
     not timed on larger batches (None: every batch is measured); advance: called after each batch size of a model.
@@ -154,7 +154,7 @@ def saved_for_training(model: Model, images: Images, *, precision: str = "fp32")
 
 
 def inference_peak(model: Model, images: Images, *, precision: str = "fp32") -> int:
-    """The most bytes that the tensors of a forward pass without gradients take at one time, the images included.
+    """Return the most bytes that the tensors of a forward pass without gradients take at one time, the images included.
 
     Parameters and buffers are not counted, nor memory that a kernel allocates and frees within one operation.
     """
@@ -165,7 +165,8 @@ def inference_peak(model: Model, images: Images, *, precision: str = "fp32") -> 
 
 
 def process_peak() -> int | None:
-    """The peak resident memory of this process so far, in bytes, libraries included; None where it is not known."""
+    """Return the peak resident memory of this process so far, in bytes, libraries included; None where it is not
+    known."""
     if sys.platform == "win32":
         return None
     import resource

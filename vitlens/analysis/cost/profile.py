@@ -35,7 +35,7 @@ class Profile(Summary):
 
 
 def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str = "fp32") -> Profile:
-    """What a model costs, measured with random pixels on its device; the values of the weights do not matter.
+    """Return what a model costs, measured with random pixels on its device; the values of the weights do not matter.
 
     Raises LensError where counter and formula do not agree on our own ViT.
 
@@ -80,7 +80,8 @@ def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
 
 
 def tokens_of(model: Model) -> int:
-    """How many tokens a model's sequence has, prefix included; without one, the positions its first block works on."""
+    """Return how many tokens a model's sequence has, prefix included; without one, the positions its first block works
+    on."""
     if model.anatomy.layout is not None:
         return model.anatomy.layout.tokens
     blocks = model.anatomy.blocks

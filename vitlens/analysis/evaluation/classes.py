@@ -180,8 +180,8 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def label_columns(model: Sequence[str], split: Split) -> Labels:
-    """The label of each image as a column of the logits of a model of these classes: (n,), on the CPU. Labels are
-    converted only here; functions that take the result must not match names again."""
+    """Return the label of each image as a column of the logits of a model of these classes: (n,), on the CPU. Labels
+    are converted only here; functions that take the result must not match names again."""
     if split.labels is None:
         raise DataError(f"expected labelled images, found images without labels in {split.name}")
     columns, _ = match_classes(model, split.classes)
@@ -246,7 +246,7 @@ def class_targets(
 
 
 def class_index(target: str | int, classes: tuple[str, ...], *, words: tuple[str, str] = ("targets", LABEL)) -> int:
-    """The index of a class by its name, in any case, or by its number. Raises as `class_targets`."""
+    """Return the index of a class by its name, in any case, or by its number. Raises as `class_targets`."""
     if isinstance(target, str) and target in classes:
         return classes.index(target)
     what, label = words
@@ -278,7 +278,7 @@ def required_labels(model: Model, images: Parts, labels: Tensor | str | None, si
 
 
 def predicted_classes(model: Model, images: Parts, size: int) -> Labels:
-    """The predicted class of each image (n,), `size` images at a time; 0 of a model without a classifier."""
+    """Return the predicted class of each image (n,), `size` images at a time; 0 of a model without a classifier."""
     if not model.has_classifier:  # the methods that it supports ignore the targets
         return torch.zeros(len(images), dtype=torch.int64)
     with evaluating(model), torch.no_grad():

@@ -69,17 +69,17 @@ class Evaluation(Table):
 
     @property
     def confidence(self) -> Float[Tensor, " batch"]:
-        """The probability of each prediction."""
+        """Return the probability of each prediction."""
         return self.probabilities.amax(-1)
 
     @property
     def predictions(self) -> Labels:
-        """The most probable class of each image."""
+        """Return the most probable class of each image."""
         return self.logits.argmax(-1)
 
     @property
     def correct(self) -> Bool[Tensor, " batch"]:
-        """Whether each prediction is the label."""
+        """Return whether each prediction is the label."""
         return self.predictions == self.labels
 
 
@@ -93,7 +93,7 @@ def evaluate(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Evaluation:
-    """The model's logits and predictions for every one of labelled images.
+    """Return the model's logits and predictions for every one of labelled images.
 
     images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model (n,) (None: those of
     the Split or the class folders); batch_size: images at a time (None: chosen to fit); advance: called with the number
@@ -121,7 +121,7 @@ def evaluate(
 
 
 def require_labels(split: Split) -> Labels:
-    """The labels of a split. Raises DataError when it has none, or no images."""
+    """Return the labels of a split. Raises DataError when it has none, or no images."""
     if split.labels is None or not len(split):
         raise without_labels("images without labels" if len(split) else "no images", split.name)
     return split.labels
@@ -143,7 +143,8 @@ def predicted_logits(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Logits:
-    """The model's logits (n, classes) on a split, labelled or not: fp32, on the CPU, in the model's own order."""
+    """Return the model's logits (n, classes) on a split, labelled or not: fp32, on the CPU, in the model's own
+    order."""
     device = model.device
     parts = []
     size = batch_size or fitting_batch_size(model)
@@ -163,7 +164,7 @@ def predicted_logits(
 
 
 def fitting_batch_size(model: Model) -> int:
-    """A batch size that fits in memory, by the pixels of the model's input; at least 1, at most 512."""
+    """Return a batch size that fits in memory, by the pixels of the model's input; at least 1, at most 512."""
     height, width = model.input_size
     images_of_224 = 32 if model.device.type == "cpu" else 128
     return max(1, min(512, images_of_224 * 224 * 224 // (height * width)))
@@ -189,7 +190,7 @@ def per_class(evaluation: Evaluation, *, count: int) -> Iterator[tuple[str, int,
 
 
 def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor, "truth prediction"]:
-    """The number of images of each class (rows) predicted as each class (columns)."""
+    """Return the number of images of each class (rows) predicted as each class (columns)."""
     return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
 
 
@@ -230,7 +231,7 @@ def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[
 def calibration_error(
     probabilities: Logits, labels: Labels, *, groups: Tensor | None = None, seed: int = 0
 ) -> Estimate:
-    """The expected calibration error with a conservative 95 % interval from 1,000 bootstrap draws of images.
+    """Return the expected calibration error with a conservative 95 % interval from 1,000 bootstrap draws of images.
 
     Binning biases the error upwards, and resampling again. The upper end is therefore that of the percentile interval,
     which is too high rather than too low; the lower end that of the basic interval (twice the error minus the upper
@@ -284,5 +285,5 @@ def images(pictures: AnyImages, model: Model) -> Images:
 
 
 def images_of(split: Split) -> Images:
-    """All images of a split as one tensor, (n, 3, height, width) in [0, 1], on the CPU."""
+    """Return all images of a split as one tensor, (n, 3, height, width) in [0, 1], on the CPU."""
     return torch.cat([batch.images for batch in split.batches(max(1, len(split)))])

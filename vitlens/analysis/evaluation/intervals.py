@@ -40,7 +40,7 @@ _AT_ONCE: Final = 4_000_000  # numbers of drawn means at once: bounds memory to 
 def resampled_means(
     values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
 ) -> Float[Tensor, "draws cases"]:
-    """The means of values (cases, n) over bootstrap samples of the images, or of whole groups (n,)."""
+    """Return the means of values (cases, n) over bootstrap samples of the images, or of whole groups (n,)."""
     return torch.from_numpy(uncertainty.resampled_means(*_by_group(values, groups), seed=seed, draws=draws))
 
 
@@ -197,7 +197,7 @@ class Moments:
         self.count += images
 
     def mean(self, key: Key) -> Tensor:
-        """The mean over images, (heads,)."""
+        """Return the mean over images, (heads,)."""
         return self.sums[key] / self.count
 
     def half_width(self, key: Key) -> Tensor:
@@ -220,7 +220,8 @@ class Moments:
         return half
 
     def ends(self, key: Key, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-        """The 95 % interval of the mean, (heads,) each, within the possible values; NaN for one image or one group."""
+        """Return the 95 % interval of the mean, (heads,) each, within the possible values; NaN for one image or one
+        group."""
         mean = self.mean(key)
         half = self.half_width(key)
         return (mean - half).clamp_min(least), (mean + half).clamp_max(most)
@@ -228,7 +229,7 @@ class Moments:
     def estimate(
         self, key: Key, index: int, unit: str, *, least: float = -math.inf, most: float = math.inf
     ) -> Estimate:
-        """The mean over images of one number with its 95 % interval; without one for a single image."""
+        """Return the mean over images of one number with its 95 % interval; without one for a single image."""
         value = float(self.mean(key)[index])
         low, high = (float(end[index]) for end in self.ends(key, least=least, most=most))
         if not np.isfinite(low):
@@ -252,8 +253,8 @@ class AccuracyDifference(NamedTuple):
     spread: tuple[float, float] | None = None
 
     def detectable(self, level: float = LEVEL) -> float | None:
-        """The smallest true difference, in points, that a two-sided test at this level finds with probability POWER, by
-        Student's t with the spread that was found (Cohen 1988): the quantiles of level and power add."""
+        """Return the smallest true difference, in points, that a two-sided test at this level finds with probability
+        POWER, by Student's t with the spread that was found (Cohen 1988): the quantiles of level and power add."""
         if self.spread is None:
             return None
         error, freedom = self.spread

@@ -31,7 +31,7 @@ class Comparison(Table):
     second: Evaluation
 
     def summary(self) -> Iterator[Line]:
-        """The number of images in every cell, and the fields."""
+        """Yield the number of images in every cell, and the fields."""
         yield from (Line(cell, count, "images") for cell, count in self.counts.items())
         yield from super().summary()
 
@@ -58,7 +58,7 @@ class Comparison(Table):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of images in every cell; they sum to all images."""
+        """Return the number of images in every cell; they sum to all images."""
         return dict(zip(CELLS, torch.bincount(self.cells, minlength=len(CELLS)).tolist()))
 
     @property
@@ -67,7 +67,7 @@ class Comparison(Table):
         return paired_test(self.first.correct, self.second.correct, groups=self.first.groups)
 
     def accuracies(self) -> tuple[Estimate, Estimate]:
-        """The accuracy of each, with its interval."""
+        """Return the accuracy of each, with its interval."""
         first, second = (accuracy(each.correct, groups=each.groups) for each in (self.first, self.second))
         return first, second
 
@@ -88,7 +88,8 @@ def compare(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Comparison:
-    """The predictions of two models on the same labelled images, with the cell of the error taxonomy for each image.
+    """Return the predictions of two models on the same labelled images, with the cell of the error taxonomy for each
+    image.
 
     images: a Split, or any form that `vitlens.images` takes, prepared for the first model; labels: class indices of the
     first model (n,) (None: those of the Split or the class folders); second_images: the same images in the same order,
@@ -114,8 +115,11 @@ def compare(
 
 
 def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
-    """The comparison of two evaluations on the same labelled images; classes are matched by name, with a logit of minus
-    infinity for those that a model does not have. Raises InputError where the labels differ, by number or by name."""
+    """Return the comparison of two evaluations on the same labelled images; classes are matched by name, with a logit
+    of minus infinity for those that a model does not have.
+
+    Raises InputError where the labels differ, by number or by name.
+    """
     classes = tuple(dict.fromkeys((*first.classes, *second.classes)))
     both = []
     for each in (first, second):
@@ -140,7 +144,7 @@ class ClassBias:
 
     @property
     def share(self) -> float | None:
-        """The share of predictions by shape among those by shape or texture."""
+        """Return the share of predictions by shape among those by shape or texture."""
         either = self.shape + self.texture
         return self.shape / either if either else None
 
@@ -170,7 +174,7 @@ def shape_bias(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> ShapeBias:
-    """The model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped into Geirhos's 16.
+    """Return the model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped into Geirhos's 16.
 
     images: a Split, or the folder of such images in folders of their shape's class. Intervals are over the sources of
     shape, as images that share one are alike. Raises DataError for other images, InputError when the classes do not
@@ -205,7 +209,8 @@ def shape_bias(
 
 
 def require_cues(split: Split) -> Cues:
-    """The cues of a split. Raises DataError where its file names contain none, or no image has conflicting cues."""
+    """Return the cues of a split. Raises DataError where its file names contain none, or no image has conflicting
+    cues."""
     cues = cues_of(split)
     if cues is None or not cues.conflict.any():
         raise DataError(

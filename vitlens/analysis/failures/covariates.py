@@ -89,7 +89,7 @@ class Subject:
 
     @cached_property
     def independent(self) -> NDArray[np.intp]:
-        """The indices of all images; of those that share a source, of the first."""
+        """Return the indices of all images; of those that share a source, of the first."""
         groups = self.evaluation.groups
         if groups is None:
             return np.arange(len(self.split))
@@ -98,7 +98,7 @@ class Subject:
 
     @cached_property
     def _read(self) -> tuple[Mapping[str, PerImage], Cells]:
-        """The properties that are read off pixels and masks, and the cells in which a mark is sought."""
+        """Return the properties that are read off pixels and masks, and the cells in which a mark is sought."""
         split = self.split
         parts = list[dict[str, Tensor]]()
         cells = list[Cells]()
@@ -115,7 +115,7 @@ class Subject:
 
     @cached_property
     def mark(self) -> Mark | None:
-        """The place at which errors and correct predictions differ most; None of few of either."""
+        """Return the place at which errors and correct predictions differ most; None of few of either."""
         if not self._comparable:
             return None
         wrong = ~self.evaluation.correct.numpy()
@@ -123,7 +123,7 @@ class Subject:
 
     @cached_property
     def pair(self) -> Pair | None:
-        """The two classes that are confused most; None of few errors, or of two classes."""
+        """Return the two classes that are confused most; None of few errors, or of two classes."""
         if not self._comparable:
             return None
         labels = self.evaluation.labels
@@ -137,8 +137,10 @@ class Subject:
 
     @cached_property
     def values(self) -> Mapping[str, PerImage]:
-        """Every property (n,) that differs between these images, NaN where it is not known. Of maps: where the objects
-        are known, how much of each lies on them, else the place and size of what it marks."""
+        """Return every property (n,) that differs between these images, NaN where it is not known.
+
+        Of maps: where the objects are known, how much of each lies on them, else the place and size of what it marks.
+        """
         split = self.split
         maps = self.mapped
         found = dict(self._read[0])
@@ -188,9 +190,11 @@ def luminance(images: Images) -> Plane:
 
 
 def blur(planes: Plane) -> PerImage:
-    """How blurred an image is, 0 (sharp) to 1, by how little it changes when it is blurred again (Crete 2007). Along
-    each axis: the share of the differences between neighbouring pixels that remains after a mean over 9 pixels; the
-    larger of the two axes. An image that is constant along an axis counts as blurred along it."""
+    """Return how blurred an image is, 0 (sharp) to 1, by how little it changes when it is blurred again (Crete 2007).
+
+    Along each axis: the share of the differences between neighbouring pixels that remains after a mean over 9 pixels;
+    the larger of the two axes. An image that is constant along an axis counts as blurred along it.
+    """
     axes = []
     for rows in (planes, planes.transpose(1, 2)):
         window = min(_WINDOW, 2 * ((rows.shape[-1] - 1) // 2) + 1)
@@ -210,16 +214,18 @@ def _mean(planes: Tensor, weights: Tensor) -> PerImage:
 
 
 def centroids(masks: Masks) -> Float[Tensor, "batch 2"]:
-    """The mean row and column of each object's pixels, px; NaN without an object."""
+    """Return the mean row and column of each object's pixels, px; NaN without an object."""
     inside = masks.float()
     rows, columns = (torch.arange(side) + 0.5 for side in masks.shape[-2:])
     return torch.stack([(inside.sum(2) @ rows), (inside.sum(1) @ columns)], 1) / inside.sum((1, 2))[:, None]
 
 
 def look_alike(logits: Logits, labels: Labels) -> PerImage:
-    """Whether the most probable class other than the label is one of those that resemble the label most, 1 or 0. Two
-    classes resemble each other if their logits are correlated over the images of other classes than the label; the
-    nearest hundredth of the classes counts, at least one. NaN with fewer than 3 classes or 20 other images."""
+    """Return whether the most probable class other than the label is one of those that resemble the label most, 1 or 0.
+
+    Two classes resemble each other if their logits are correlated over the images of other classes than the label; the
+    nearest hundredth of the classes counts, at least one. NaN with fewer than 3 classes or 20 other images.
+    """
     found = torch.full((len(labels),), torch.nan)
     classes = logits.shape[1]
     rivals = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
@@ -249,19 +255,20 @@ class Pictures:
 
     @cached_property
     def layer(self) -> Float[Tensor, "batch 1 height width"]:
-        """The object with its smoothed edge, 1 or 0; nothing where it would be the whole image."""
+        """Return the object with its smoothed edge, 1 or 0; nothing where it would be the whole image."""
         assert self.masks is not None
         edge = F.max_pool2d(self.masks[:, None].float(), 3, stride=1, padding=1)
         return edge * ~(edge > 0).flatten(1).all(1)[:, None, None, None]
 
     @cached_property
     def ground(self) -> Images:
-        """The images with their objects filled in from what surrounds them."""
+        """Return the images with their objects filled in from what surrounds them."""
         return imputed(self.images, self.layer > 0)
 
     @cached_property
     def box(self) -> tuple[Float[Tensor, "batch 2"], Float[Tensor, "batch 2"]]:
-        """The first row and column of each object, and the ones after its last; without an object the whole image."""
+        """Return the first row and column of each object, and the ones after its last; without an object the whole
+        image."""
         assert self.masks is not None
         lines = [self.masks.any(axis) for axis in (2, 1)]
         lines = [line | ~line.any(1, keepdim=True) for line in lines]
@@ -270,7 +277,8 @@ class Pictures:
         return first.float(), last.float()
 
     def place(self) -> tuple[Shift, Shift, Shift]:
-        """Where the object (without masks: what the map marks) lies from the centre, and the ends of its shifts."""
+        """Return where the object (without masks: what the map marks) lies from the centre, and the ends of its
+        shifts."""
         if self.masks is None:
             middle = torch.stack([self.subject.mapped[name][self.indices] for name in ("row", "column")], 1) - 0.5
             room = (self.extent * _ROOM).expand_as(middle)
@@ -279,7 +287,7 @@ class Pictures:
         return (centroids(self.masks) - self.extent / 2).nan_to_num(0.0), -low, self.extent - high
 
     def placed(self, shift: Tensor, scale: Tensor | float = 1.0) -> Images:
-        """The object, or the image without masks, shifted (whole px) and scaled around its centre."""
+        """Return the object, or the image without masks, shifted (whole px) and scaled around its centre."""
         whole = shift.round()
         if self.masks is None:
             return _sampled(self.images, whole, torch.zeros_like(whole), scale, "reflection")
@@ -335,7 +343,7 @@ def off_border(pictures: Pictures, _sign: int) -> Edited:
 
 
 def uncovered(pictures: Pictures, _sign: int) -> Edited:
-    """What touches or covers the object filled in; control: as much of the same set next to the object."""
+    """Return what touches or covers the object filled in; control: as much of the same set next to the object."""
     images = pictures.images
     assert pictures.masks is not None
     outline = outlines(luminance(images), pictures.masks)
@@ -416,7 +424,7 @@ def with_sharpness(pictures: Pictures, sign: int) -> Edited:
 
 
 def without_clutter(pictures: Pictures, _sign: int) -> Edited:
-    """The ground without distractors, or blurred; control: another ground, or its own moved or mirrored."""
+    """Return the ground without distractors, or blurred; control: another ground, or its own moved or mirrored."""
     images = pictures.images
     scenes = pictures.split.scenes
     if scenes is not None:
@@ -438,7 +446,7 @@ def _from_the_left(images: Images, others: Images, size: PerImage) -> Images:
 
 
 def without_mark(pictures: Pictures, _sign: int) -> Edited:
-    """A place filled in from what surrounds it; control: another place changed by as much."""
+    """Return a place filled in from what surrounds it; control: another place changed by as much."""
     images = pictures.images
     mark = pictures.subject.mark
     assert mark is not None
@@ -453,7 +461,7 @@ def without_mark(pictures: Pictures, _sign: int) -> Edited:
 
 
 def distance(images: Images, others: Images) -> PerImage:
-    """The mean absolute distance of the pixels of each image."""
+    """Return the mean absolute distance of the pixels of each image."""
     return (images - others).abs().mean((1, 2, 3))
 
 
@@ -465,7 +473,7 @@ def _nearest(images: Images, changed: Images, options: Sequence[Images]) -> Imag
 
 
 def _lit(images: Images, changed: Images) -> Images:
-    """The images lit from one side, nearly as much as the change, at their own mean luminance.
+    """Return the images lit from one side, nearly as much as the change, at their own mean luminance.
 
     Of four sides the one whose light comes nearest to the size of the change. What is clipped is made up for.
     """

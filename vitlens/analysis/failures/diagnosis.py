@@ -61,12 +61,13 @@ class Diagnosis(Summary):
 
     @property
     def failures(self) -> int:
-        """The number of images that the first model misclassifies."""
+        """Return the number of images that the first model misclassifies."""
         return int((~self.correct).sum())
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The properties in which the first model's errors differ and whose change mends them, the strongest first."""
+        """Return the properties in which the first model's errors differ and whose change mends them, the strongest
+        first."""
         return tuple(cause.row.covariate for cause in causes(self.alias, self.covariates, self.interventions))
 
     @property
@@ -76,7 +77,7 @@ class Diagnosis(Summary):
         return tuple((cause.row.covariate, *(row.covariate for row in cause.rivals)) for cause in found if cause.rivals)
 
     def summary(self) -> Iterator[Line]:
-        """The causes, how each property separates errors, and what its change mends."""
+        """Yield the causes, how each property separates errors, and what its change mends."""
         yield Line("misclassified", self.failures, f"of {len(self.correct)} images")
         yield Line("causes", ", ".join(self.causes) or "not known")
         yield from (Line(f"AUC of {row.title}", row.area, row.model) for row in self.covariates)
@@ -95,7 +96,8 @@ def failures(
     seed: int = 0,
     advance: Advance = lambda _: None,
 ) -> Diagnosis:
-    """Why a model misclassifies labelled images: what its errors have in common, and what mends them when changed.
+    """Return why a model misclassifies labelled images: what its errors have in common, and what mends them when
+    changed.
 
     images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model (n,) (None: those of
     the Split or the class folders); second: another model of these classes, diagnosed on the same images; method: of
@@ -125,9 +127,11 @@ def diagnose(
     *,
     progress: Callable[[int], AbstractContextManager[Advance]] = lambda _: nullcontext(lambda _: None),
 ) -> Diagnosis:
-    """The diagnosis of one or two models. progress: of this number of passes over a changed image. All images are
-    changed in those properties that separate errors before any correction, as no others can be shown to be a cause,
-    towards what correct predictions have."""
+    """Return the diagnosis of one or two models. progress: of this number of passes over a changed image.
+
+    All images are changed in those properties that separate errors before any correction, as no others can be shown to
+    be a cause, towards what correct predictions have.
+    """
     rows = covariate_rows(subjects)
     plans = []
     tested = list[InterventionRow]()
@@ -152,7 +156,7 @@ def diagnose(
 
 
 def _is_changed(row: CovariateRow, subject: Subject) -> bool:
-    """Whether a property separates errors before any correction, and a change of it is possible."""
+    """Return True if a property separates errors before any correction, and a change of it is possible."""
     separates = any(p is not None and p <= LEVEL for p in (row.p, row.p_joint))
     ground = subject.split.masks is not None or subject.split.scenes is not None
     return separates and row.change != "" and (ground or row.covariate != "clutter")
@@ -160,7 +164,7 @@ def _is_changed(row: CovariateRow, subject: Subject) -> bool:
 
 @torch.no_grad()
 def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
-    """The predicted classes of images, in those of the evaluation."""
+    """Return the predicted classes of images, in those of the evaluation."""
     model = subject.model
     read = reading(model.classes, subject.split.classes).read
     with evaluating(model), autocast(model.device, subject.precision):
@@ -231,8 +235,8 @@ def _p_of_change(first: Tensor, second: Tensor, groups: Tensor | None) -> float:
 
 
 def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
-    """How each property separates the errors of each model, alone and given the others; images of NaN (not known) are
-    left out, as are properties without both errors and correct predictions."""
+    """Return how each property separates the errors of each model, alone and given the others; images of NaN (not
+    known) are left out, as are properties without both errors and correct predictions."""
     rows: list[CovariateRow] = []
     sizes = list[int]()
     for subject in subjects:
@@ -362,7 +366,7 @@ def _columns(subject: Subject, names: Sequence[str]) -> Array:
 
 
 def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...]:
-    """How much better each property separates the errors of the first of two models, where both make enough."""
+    """Return how much better each property separates the errors of the first of two models, where both make enough."""
     one = first.evaluation
     other = second.evaluation
     found = list[tuple[str, Estimate, float]]()
@@ -382,7 +386,7 @@ def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...
 
 
 def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
-    """The accuracy in each quarter of the images by every property; equal values are never separated."""
+    """Yield the accuracy in each quarter of the images by every property; equal values are never separated."""
     inner = torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]
     for subject in subjects:
         evaluation = subject.evaluation

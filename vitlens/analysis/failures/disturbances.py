@@ -27,8 +27,8 @@ class Disturbance:
     levels: tuple[float, ...] = ()
 
     def at(self, size: Size) -> tuple[float, ...]:
-        """The levels for images of this size; of tiles 1 and numbers that divide the sides, each at least 1.7 times the
-        one before."""
+        """Return the levels for images of this size; of tiles 1 and numbers that divide the sides, each at least 1.7
+        times the one before."""
         if self.levels:
             return self.levels
         chosen = [1]

@@ -37,7 +37,8 @@ class Outline:
 
     @property
     def share(self) -> Float[Tensor, " batch"]:
-        """The share of each outline that touches something else; NaN without an object, or without an outline."""
+        """Return the share of each outline that touches something else; NaN without an object, or without an
+        outline."""
         total = self.ring.sum((1, 2))
         touched = (self.ring & self.other).sum((1, 2))
         return torch.where(total > 0, touched / total.clamp_min(1), torch.nan)

@@ -49,7 +49,7 @@ def _noise(images: Images, strength: float, keys: Keys) -> Images:
 
 
 def blurred(images: Images, sigma: float) -> Images:
-    """A Gaussian blur of this standard deviation, px."""
+    """Return a Gaussian blur of this standard deviation, px."""
     most = 2 * ((min(images.shape[-2:]) - 1) // 2) + 1  # the padding must be smaller than the image
     size = min(2 * round(3 * sigma) + 1, most)
     smooth: Tensor = _torchvision().gaussian_blur(images, [size, size], [sigma, sigma])
@@ -88,8 +88,11 @@ def _occluded(images: Images, strength: float, keys: Keys) -> Images:
 
 
 def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
-    """The images' low (up to the cut-off) and high frequencies; their sum is the image. The mean is in the low part.
-    cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part has mean 0."""
+    """Return the images' low (up to the cut-off) and high frequencies; their sum is the image.
+
+    The mean is in the low part. cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part
+    has mean 0.
+    """
     height, width = images.shape[-2:]
     down = 2 * torch.fft.fftfreq(height, device=images.device)
     across = 2 * torch.fft.rfftfreq(width, device=images.device)
@@ -100,7 +103,7 @@ def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
 
 
 def shuffled(images: Images, level: float, keys: Keys) -> Images:
-    """Each image cut into level x level equal tiles in random order, which destroys shape before texture."""
+    """Return each image cut into level x level equal tiles in random order, which destroys shape before texture."""
     parts, (height, width) = int(level), images.shape[-2:]
     cut = images.unflatten(2, (parts, height // parts)).unflatten(4, (parts, width // parts))
     tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (batch, parts * parts, 3, rows, columns)
@@ -111,7 +114,8 @@ def shuffled(images: Images, level: float, keys: Keys) -> Images:
 
 
 def covered(images: Images, share: float, keys: Keys) -> Images:
-    """Each image with that share of its squares filled with its own mean colour, off the grid of a ViT's patches.
+    """Return each image with that share of its squares filled with its own mean colour, off the grid of a ViT's
+    patches.
 
     The squares, about an eighth of a side, begin half a square outside the image, with sides of no divisor in common
     with it (5 px, shifted by 3 px, in images of 32 px; 29 and 15 in 224 px): squares of the patches' own grid would
@@ -121,7 +125,8 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
     size = images.shape[-2], images.shape[-1]
 
     def coprime(least: int) -> int:
-        """The smallest number from `least` on without a divisor in common with a side, as patches that divide it."""
+        """Return the smallest number from `least` on without a divisor in common with a side, as patches that divide
+        it."""
         while any(math.gcd(least, whole) > 1 for whole in size):
             least += 1
         return least
@@ -166,7 +171,7 @@ def correct_after(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Bool[Tensor, "changes batch"]:
-    """Which images are classified correctly after each change, an operation at a level.
+    """Return which images are classified correctly after each change, an operation at a level.
 
     keys: (n,), one per image, which seeds its random numbers, so that all models and processes have the same pixels.
     Images are changed at the split's own size, before the model resizes them. advance: called with the number of passes
@@ -194,12 +199,13 @@ class Corrupted:
     groups: Tensor | None = None
 
     def accuracy(self, kind: str, severity: int) -> Estimate:
-        """The accuracy under one corruption at a severity from 1 to 5."""
+        """Return the accuracy under one corruption at a severity from 1 to 5."""
         row = self.correct[list(CORRUPTIONS).index(kind), severity - 1]
         return accuracy(row, groups=self.groups)
 
     def mean_error(self, *, seed: int = 0) -> Estimate:
-        """The mean of the errors of all kinds and severities, a fraction, with its bootstrap interval over images."""
+        """Return the mean of the errors of all kinds and severities, a fraction, with its bootstrap interval over
+        images."""
         errors = 1 - self.correct.double().mean((0, 1))
         return bootstrap_mean(errors, groups=self.groups, seed=seed, least=0.0, most=1.0)
 

@@ -34,7 +34,7 @@ class Property:
 
     @property
     def thing(self) -> str:
-        """What is changed."""
+        """Return what is changed."""
         if self.title.startswith("map:"):
             return "images with maps"
         return "objects" if "objects" in self.high else "images"
@@ -211,58 +211,59 @@ class CovariateRow(OfModel):
 
     @property
     def known(self) -> Property:
-        """What the property is."""
+        """Return what the property is."""
         return PROPERTIES[self.covariate]
 
     @property
     def differs_alone(self) -> bool:
-        """Whether errors are shown to differ from correct predictions in it."""
+        """Return True if errors are shown to differ from correct predictions in it."""
         return self.p_holm is not None and self.p_holm <= LEVEL
 
     @property
     def differs_given_others(self) -> bool:
-        """Whether it is shown to separate errors when all others are known."""
+        """Return True if it is shown to separate errors when all others are known."""
         return self.p_joint_holm is not None and self.p_joint_holm <= LEVEL
 
     @property
     def differs(self) -> bool:
-        """Whether errors are shown to differ in it, alone or given the others."""
+        """Return True if errors are shown to differ in it, alone or given the others."""
         return self.differs_alone or self.differs_given_others
 
     @property
     def more_in_errors(self) -> bool:
-        """Whether errors have more of it: given the others where they differ only then."""
+        """Return True if errors have more of it: given the others where they differ only then."""
         given_others = self.slope is not None and self.differs_given_others and not self.differs_alone
         return self.slope > 0 if given_others and self.slope is not None else self.area.value > 0.5
 
     @property
     def sign(self) -> int:
-        """The direction of the change towards what correct predictions have."""
+        """Return the direction of the change towards what correct predictions have."""
         return -1 if self.more_in_errors else 1
 
     @property
     def change(self) -> str:
-        """What the change does, "" where there is none."""
+        """Return what the change does, "" where there is none."""
         return (self.known.lowered if self.sign < 0 else self.known.raised).format(detail=self.detail, place=self.place)
 
     @property
     def where(self) -> str:
-        """The images on which errors are more frequent."""
+        """Return the images on which errors are more frequent."""
         return (self.known.high if self.sign < 0 else self.known.low).format(detail=self.detail, place=self.place)
 
     def is_stronger(self, other: "CovariateRow") -> bool:
-        """Whether it separates errors better than another property, alone and given the others."""
+        """Return True if it separates errors better than another property, alone and given the others."""
         alone = abs(self.area.value - 0.5) > abs(other.area.value - 0.5)
         return alone and (self.likelihood_ratio or 0.0) > (other.likelihood_ratio or 0.0)
 
     @property
     def needs_no_change(self) -> bool:
-        """Whether it is no property of pixels, so that no change of an image could test it: a pair of classes."""
+        """Return True if it is no property of pixels, so that no change of an image could test it: a pair of
+        classes."""
         return self.known.sought and not self.known.lowered
 
     @property
     def next_test(self) -> str:
-        """What would test an outcome."""
+        """Return what would test an outcome."""
         return self.known.next_high if self.sign < 0 else self.known.next_low
 
 
@@ -317,17 +318,17 @@ class InterventionRow(OfModel):
 
     @property
     def control_words(self) -> str:
-        """How strong the control is compared with the change, for a table."""
+        """Return how strong the control is compared with the change, for a table."""
         return "matched" if self.matched else "unmatched"
 
     @property
     def matched(self) -> bool:
-        """Whether the control changes the pixels by half to twice as much."""
+        """Return True if the control changes the pixels by half to twice as much."""
         return self.size > 0 and LEAST_RATIO <= self.control_size / self.size <= 1 / LEAST_RATIO
 
     @property
     def supported(self) -> bool:
-        """Whether it mends more than it breaks, and more than a control as large."""
+        """Return True if it mends more than it breaks, and more than a control as large."""
         gains = self.mended > self.broken and self.gain.value > 0
         return gains and self.matched and self.p_holm <= LEVEL
 
@@ -374,8 +375,8 @@ def explanations(
 
 
 def _may_explain(row: CovariateRow, denied: Set[str]) -> bool:
-    """Whether errors differ in a property; in what was sought in them alone and given the others, and unless its change
-    mends nothing: it is so well fitted to the errors that it would rival every cause."""
+    """Return True if errors differ in a property; in what was sought in them alone and given the others, and unless its
+    change mends nothing: it is so well fitted to the errors that it would rival every cause."""
     if row.known.outcome:
         return False
     if row.known.sought:

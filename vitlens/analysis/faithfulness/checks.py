@@ -47,7 +47,7 @@ class Stage:
 
 
 def judged_cascade(stages: Sequence[Stage]) -> Judgement:
-    """Whether a method passes, by the similarity of its maps at every stage from the head down.
+    """Return whether a method passes, by the similarity of its maps at every stage from the head down.
 
     It fails where the mean similarity is at least SIMILAR at every stage down to the one that randomises the middle
     block, or at the last stage. It passes where the interval lies below SIMILAR at one of the former and at the latter.
@@ -78,8 +78,8 @@ def judged_cascade(stages: Sequence[Stage]) -> Judgement:
 
 
 def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> Judgement:
-    """Whether a method's maps jump, by the mean rank correlation of its maps with the moved ones over the shifts and by
-    the share of images whose top point jumps (None: no image has a usable map).
+    """Return whether a method's maps jump, by the mean rank correlation of its maps with the moved ones over the shifts
+    and by the share of images whose top point jumps (None: no image has a usable map).
 
     They fail where the interval of the share lies above JUMPY, or that of the correlation below SIMILAR; they pass
     where neither can be, and it is inconclusive between the two or with fewer than ENOUGH images.

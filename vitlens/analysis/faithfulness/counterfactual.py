@@ -36,12 +36,13 @@ class Counterfactuals:
 
     @property
     def found(self) -> Bool[Tensor, " batch"]:
-        """Whether a set was found that changes the prediction."""
+        """Return whether a set was found that changes the prediction."""
         return self.prediction != self.turned
 
     @property
     def sizes(self) -> Int[Tensor, " batch"]:
-        """The number of patches of each set; where none was found, that of the image's patches, a lower bound."""
+        """Return the number of patches of each set; where none was found, that of the image's patches, a lower
+        bound."""
         patches = self.removed.shape[1] * self.removed.shape[2]
         return torch.where(self.found, self.removed.flatten(1).sum(1), patches)
 
@@ -56,7 +57,8 @@ def along_map(
     seed: int = 0,
     batch_size: int | None = None,
 ) -> tuple[Counterfactuals, ...]:
-    """The fewest top patches of every map of several methods whose removal changes the prediction, the top one first.
+    """Return the fewest top patches of every map of several methods whose removal changes the prediction, the top one
+    first.
 
     Exact: all numbers of patches up to that are tried, several in one batch. known: the deletion curves of these maps
     by `faithfulness` with the same arguments, whose points are not computed again. Arguments and errors as for
@@ -82,8 +84,8 @@ def along_map(
 def _first_turned(
     variants: Variants, ranks: Int[Tensor, "rows patches"], answers: Int[Tensor, "rows lengths"], images: int
 ) -> tuple[Int[Tensor, " rows"], Int[Tensor, " rows"], Int[Tensor, " rows"]]:
-    """The least number of patches whose removal changes the prediction (0: none does), the prediction and the class
-    after. rows: of orders and images; answers: the class by number of removed patches, where it is known."""
+    """Return the least number of patches whose removal changes the prediction (0: none does), the prediction and the
+    class after. rows: of orders and images; answers: the class by number of removed patches, where it is known."""
     lengths = torch.arange(answers.shape[1], device=answers.device)
     while True:
         turned = (answers != answers[:, :1]) & (answers != _UNKNOWN)
@@ -101,7 +103,7 @@ def _first_turned(
 def by_search(
     model: Model, images: Images, *, substrate: Substrate = SUBSTRATE, candidates: int = CANDIDATES
 ) -> Counterfactuals:
-    """A small set of patches for each image by greedy search, of which none can be restored.
+    """Return a small set of patches for each image by greedy search, of which none can be restored.
 
     Each step removes the patch that lowers the margin (the prediction's logit minus the next) most; candidates: how
     many are tried in a step after the first, those with the lowest margin when last tried. Then patches are restored,

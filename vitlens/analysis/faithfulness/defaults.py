@@ -36,7 +36,7 @@ class CompositeKind:
 
     @property
     def make(self) -> Callable[..., Any]:
-        """Its function."""
+        """Return its function."""
         return partial(resolved(f"vitlens.analysis.faithfulness.localisation:{self.function}"), **self.arguments)
 
 

@@ -72,7 +72,7 @@ def league(
     settings: Settings,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[MethodChecks, ...]:
-    """The results of all checks for every method, followed by the baselines random and centre.
+    """Return the results of all checks for every method, followed by the baselines random and centre.
 
     images, targets: on the model's device, all at once; masks: of the images, None if not known; images without an
     object or without background are left out of the scores. computed: maps that are computed already, by method, with
@@ -138,7 +138,7 @@ def league(
 
 
 def _timed(method: Explain, model: Model, images: Images, targets: Labels) -> tuple[Maps, float]:
-    """The maps of a method, and the seconds per image."""
+    """Return the maps of a method, and the seconds per image."""
     start = _now(images)
     with evaluating(model):
         maps = method(model, images, targets)
@@ -160,7 +160,7 @@ def explained(
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> dict[str, Maps]:
-    """The maps of every method, then of the baselines, on the CPU; values that are not finite count as 0."""
+    """Return the maps of every method, then of the baselines, on the CPU; values that are not finite count as 0."""
     found = {}
     for name, explain in methods.items():
         with evaluating(model):
@@ -171,7 +171,7 @@ def explained(
 
 
 def baselines(model: Model, count: int, seed: int) -> dict[str, Maps]:
-    """The maps of the baselines, which ignore the image, on the grid of the removed patches."""
+    """Return the maps of the baselines, which ignore the image, on the grid of the removed patches."""
     grid = removal_grid(model)
     return {RANDOM: random_maps(count, grid, seed=seed), CENTRE: centre_maps(count, grid)}
 
@@ -184,9 +184,10 @@ def randomised_images(forwards: float) -> int:
 def rank_agreement(
     first: Mapping[str, PerImage], second: Mapping[str, PerImage], *, groups: Tensor | None = None, seed: int = 0
 ) -> tuple[Estimate, list[tuple[str, str, Estimate, Estimate]]]:
-    """How far two checks agree about the ranking of methods: Kendall's tau-b of the mean results, 1 for the same order
-    and -1 for the reverse, 0 where one ranks nothing; and the pairs of methods (better, worse) that change places, with
-    the mean paired differences by either check: their intervals, as wide as all pairs require, lie above and below 0.
+    """Return how far two checks agree about the ranking of methods: Kendall's tau-b of the mean results, 1 for the same
+    order and -1 for the reverse, 0 where one ranks nothing; and the pairs of methods (better, worse) that change
+    places, with the mean paired differences by either check: their intervals, as wide as all pairs require, lie above
+    and below 0.
 
     first, second: the result of the same two methods or more for each image (n,), greater is better.
     """
@@ -218,7 +219,7 @@ def _negative(estimate: Estimate) -> Estimate:
 
 
 def forward_equivalents(model: Model, images: Images, targets: Labels, explain: Explain) -> float:
-    """The cost of a method's matrix products and convolutions, in forward passes of these images.
+    """Return the cost of a method's matrix products and convolutions, in forward passes of these images.
 
     Backward passes are counted by their operations. Other operations of a method (a blur, say) are counted only if they
     are matrix products or convolutions.

@@ -40,7 +40,7 @@ _TRIES: Final = 20  # draws of a composite that exists already, after which ther
 
 
 def pointing_hits(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask, 1 or 0.
+    """Return the pointing game (Zhang 2018): whether each map's highest point lies on its object's mask, 1 or 0.
 
     Where several points are equally high up to rounding, the share of them that lies on the mask counts: the chance
     that one of them, drawn at random, is a hit. So a uniform map, all of whose points are equally high, scores the
@@ -60,13 +60,15 @@ def _in_pixels(maps: AnyMaps, masks: Masks) -> Float[Tensor, "batch pixels"]:
 
 
 def _ranked(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The pixels of each map, equal where it is constant (interpolation's rounding would rank them), and the masks."""
+    """Return the pixels of each map, equal where it is constant (interpolation's rounding would rank them), and the
+    masks."""
     values = _in_pixels(maps, masks).double().masked_fill(map_faults(maps).constant[:, None], 0.0)
     return values.cpu().numpy(), masks.flatten(1).cpu().numpy()
 
 
 def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
-    """The mean of `pointing_hits`: with the interval of an accuracy, or the bootstrap's where a map's maxima tie."""
+    """Return the mean of `pointing_hits`: with the interval of an accuracy, or the bootstrap's where a map's maxima
+    tie."""
     if bool(((hits == 0) | (hits == 1)).all()):
         return accuracy(hits.bool(), groups=groups)
     members = None if groups is None else groups.numpy()
@@ -74,7 +76,8 @@ def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0
 
 
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The probability that a pixel of the object is ranked above one outside it; ties count half. 0.5 is chance."""
+    """Return the probability that a pixel of the object is ranked above one outside it; ties count half. 0.5 is
+    chance."""
     from scipy import stats  # takes half a second to import
 
     values, inside = _ranked(maps, masks)
@@ -85,7 +88,7 @@ def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
 
 
 def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The mean precision over the object's pixels, from the highest value down; equal values are taken together.
+    """Return the mean precision over the object's pixels, from the highest value down; equal values are taken together.
 
     Chance is the mask's area. As scikit-learn's average_precision_score.
     """
@@ -106,7 +109,7 @@ def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
 
 
 def pixel_accuracy(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The share of pixels that are above the map's mean inside the mask, or not above it outside."""
+    """Return the share of pixels that are above the map's mean inside the mask, or not above it outside."""
     return (_above_mean(maps, masks) == masks.flatten(1)).float().mean(1)
 
 
@@ -116,12 +119,12 @@ def _above_mean(maps: AnyMaps, masks: Masks) -> Bool[Tensor, "batch pixels"]:
 
 
 def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The share of the map's positive mass on the object; 0 where it has none. Chance is the mask's area."""
+    """Return the share of the map's positive mass on the object; 0 where it has none. Chance is the mask's area."""
     return share_of_mass(_in_pixels(maps, masks), masks.flatten(1))
 
 
 def share_of_mass(values: Float[Tensor, "batch pixels"], masks: Bool[Tensor, "batch pixels"]) -> PerImage:
-    """The share of the positive values that lies on the mask; 0 where there are none."""
+    """Return the share of the positive values that lies on the mask; 0 where there are none."""
     positive = values.clamp_min(0)
     total = positive.sum(1)
     mass = (positive * masks.to(positive.device)).sum(1)
@@ -141,7 +144,8 @@ SCORES: Final[Mapping[str, Score]] = {
 def baseline_scores(
     score: Score, maps: AnyMaps, masks: Masks, *, groups: Tensor | None = None, seed: int = 0
 ) -> dict[str, PerImage]:
-    """The scores of maps that ignore the image, on the grid of `maps`, image by image: what a localisation must exceed.
+    """Return the scores of maps that ignore the image, on the grid of `maps`, image by image: what a localisation must
+    exceed.
 
     A uniform map; a Gaussian at the centre; the mean mask of the other images; the map of another image, drawn with
     the seed. Others are of other groups (batch,); without any, the last two are left out.
@@ -183,19 +187,19 @@ def other_images(groups: Tensor, *, seed: int = 0) -> Tensor | None:
 
 
 def random_maps(count: int, grid: Size, *, seed: int = 0) -> Maps:
-    """A map of uniform noise for each of count images; a map does not depend on count."""
+    """Return a map of uniform noise for each of count images; a map does not depend on count."""
     return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
 
 
 def centre_maps(count: int, grid: Size) -> Maps:
-    """The same map for every image: a Gaussian at its centre, where the object of a photograph often is."""
+    """Return the same map for every image: a Gaussian at its centre, where the object of a photograph often is."""
     rows, columns = (torch.linspace(-0.5, 0.5, side + 1)[:-1] + 0.5 / side for side in grid)
     gaussian = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
     return gaussian.expand(count, *grid).clone()
 
 
 def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
-    """Whether a mask has both an object and background; localisation is not defined otherwise."""
+    """Return whether a mask has both an object and background; localisation is not defined otherwise."""
     flat = masks.flatten(1)
     return flat.any(1) & ~flat.all(1)
 
@@ -215,12 +219,12 @@ class Composites:
 
     @property
     def chance(self) -> float:
-        """The mean share of a composite that the evidence covers: the mass that a uniform map has there."""
+        """Return the mean share of a composite that the evidence covers: the mass that a uniform map has there."""
         return float(self.masks.float().mean())
 
 
 def cell_mass(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The share of each map's positive mass in its cell; 0 where it has none. Chance is the cell's area.
+    """Return the share of each map's positive mass in its cell; 0 where it has none. Chance is the cell's area.
 
     The mass of a patch lies evenly on its pixels, so that a map of whole patches in the cell has 1 (bilinear
     interpolation would move mass across the cell's edge).
@@ -233,7 +237,7 @@ COMPOSITE_SCORES: Final[Mapping[str, Score]] = {"mass": cell_mass, "pointing": p
 
 
 def confident_images(logits: Logits, labels: Labels, *, least: float = CONFIDENT) -> Int[Tensor, " usable"]:
-    """The images that are classified as their label with at least this probability, in their order."""
+    """Return the images that are classified as their label with at least this probability, in their order."""
     found = logits.float().softmax(-1)
     own = labels.to(logits.device)
     sure = found.gather(1, own[:, None]).squeeze(1) >= least
@@ -241,7 +245,7 @@ def confident_images(logits: Logits, labels: Labels, *, least: float = CONFIDENT
 
 
 def recognised(logits: Logits, targets: Labels, parts: int) -> Bool[Tensor, " batch"]:
-    """Whether each target is among the most probable classes of its composite, as many as it has parts."""
+    """Return whether each target is among the most probable classes of its composite, as many as it has parts."""
     most = logits.topk(min(parts, logits.shape[1]), dim=1).indices
     return (most == targets.to(most.device)[:, None]).any(1).cpu()
 

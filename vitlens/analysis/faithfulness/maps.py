@@ -43,8 +43,8 @@ def enlarged(maps: AnyMaps, size: Size) -> AnyMaps:
 
 
 def removal_grid(model: Model) -> Size:
-    """The cells (rows, columns) that are removed from an image: the model's patches, or for a model without patches
-    those of a ViT of its size (8x8 under 64 px, 14x14 above)."""
+    """Return the cells (rows, columns) that are removed from an image: the model's patches, or for a model without
+    patches those of a ViT of its size (8x8 under 64 px, 14x14 above)."""
     if model.anatomy.layout is not None:
         return model.anatomy.layout.grid
     side = _FEW if min(model.input_size) < _SMALL else _MANY
@@ -60,19 +60,19 @@ class MapFaults:
 
     @property
     def sound(self) -> Bool[Tensor, " batch"]:
-        """The maps that can be ranked."""
+        """Return the maps that can be ranked."""
         return ~(self.not_finite | self.constant)
 
     @property
     def words(self) -> str:
-        """The faults in words, such as "2 of 56 not finite, 1 of 56 constant"; "" without faults."""
+        """Return the faults in words, such as "2 of 56 not finite, 1 of 56 constant"; "" without faults."""
         counts = {"not finite": int(self.not_finite.sum()), "constant": int(self.constant.sum())}
         return ", ".join(f"{count} of {len(self.constant)} {kind}" for kind, count in counts.items() if count)
 
 
 def map_faults(maps: AnyMaps) -> MapFaults:
-    """Which maps are not finite, and which are constant: all-zero, or with a range below a millionth of the largest
-    value."""
+    """Return which maps are not finite, and which are constant: all-zero, or with a range below a millionth of the
+    largest value."""
     flat = maps.detach().flatten(1).double()
     broken = ~flat.isfinite().all(1)
     constant = flat.amax(1) - flat.amin(1) <= _CONSTANT * flat.abs().amax(1)
@@ -80,12 +80,12 @@ def map_faults(maps: AnyMaps) -> MapFaults:
 
 
 def usable(maps: AnyMaps) -> Bool[Tensor, " batch"]:
-    """Which maps are finite everywhere, somewhere positive, and not constant; on the CPU."""
+    """Return which maps are finite everywhere, somewhere positive, and not constant; on the CPU."""
     return (map_faults(maps).sound & (maps.detach().flatten(1).amax(1) > 0)).cpu()
 
 
 def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
-    """The rank correlation of two maps of each image, -1 to 1; NaN where one of them is constant.
+    """Return the rank correlation of two maps of each image, -1 to 1; NaN where one of them is constant.
 
     Maps of different resolutions are compared at the coarser one along each axis. Ties have their mean rank.
     """
@@ -93,7 +93,7 @@ def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
 
 
 def top_overlap(first: AnyMaps, second: AnyMaps) -> PerImage:
-    """The share of the top tenth of the places of one map that are among those of the other; chance is a tenth.
+    """Return the share of the top tenth of the places of one map that are among those of the other; chance is a tenth.
 
     Of equal values at the threshold, the first in reading order are taken.
     """
@@ -153,7 +153,7 @@ def as_shares(maps: AnyMaps, *, size: Size, grid: Size) -> Maps:
 
 
 def _multiple(size: Size, grid: Size) -> Size:
-    """The size, rounded up to whole cells."""
+    """Return the size, rounded up to whole cells."""
     return grid[0] * -(-size[0] // grid[0]), grid[1] * -(-size[1] // grid[1])
 
 
@@ -181,7 +181,7 @@ def map_shares(maps: AnyMaps, *, size: Size, grid: Size, masks: Masks | None = N
 
 
 def map_overlap(first: AnyMaps, second: AnyMaps, *, size: Size, grid: Size) -> MapOverlap:
-    """The similarity of two models' maps of the same n images; each may have its own resolution."""
+    """Return the similarity of two models' maps of the same n images; each may have its own resolution."""
     raw = [maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (first, second)]
     ranked = spearman(*raw).double()
     both = usable(first) & usable(second)
@@ -191,7 +191,7 @@ def map_overlap(first: AnyMaps, second: AnyMaps, *, size: Size, grid: Size) -> M
 
 
 def _half(cells: Maps) -> PerImage:
-    """The share of the cells, greatest first, that contain half of the mass; the last cell counts in part."""
+    """Return the share of the cells, greatest first, that contain half of the mass; the last cell counts in part."""
     ordered = cells.flatten(1).sort(1, descending=True).values
     cumulative = ordered.cumsum(1)
     last = (cumulative < 0.5 - 1e-12).sum(1).clamp_max(ordered.shape[1] - 1)

@@ -58,8 +58,8 @@ OneEach = Float[Tensor, "batch 1 height width"]
 
 
 def substrate_images(images: Images, substrate: Substrate) -> Images:
-    """The images that replace removed patches: blurred (by an eighth of the shorter side), of the mean colour, or
-    black."""
+    """Return the images that replace removed patches: blurred (by an eighth of the shorter side), of the mean colour,
+    or black."""
     if substrate == "blur":
         return blurred(images, BLUR * min(images.shape[-2:]))
     return images.mean((2, 3), keepdim=True).expand_as(images) if substrate == "mean" else torch.zeros_like(images)
@@ -79,7 +79,7 @@ def blurred(images: Images, sigma: float) -> Images:
 
 
 def has_substrate(model: Model, substrate: str) -> bool:
-    """Whether a model's patches can be removed in this way: only some models can do without their tokens."""
+    """Return True if a model's patches can be removed in this way: only some models can do without their tokens."""
     entry = entry_of(model) if substrate == "absent" else None
     return substrate != "absent" or (entry is not None and entry.only_tokens)
 
@@ -132,7 +132,7 @@ class Variants:
 
     @torch.no_grad()
     def logits(self, which: Which, removed: Removed) -> Float[Tensor, "variants classes"]:
-        """The logits (variants, classes) of images[which], each without its removed patches.
+        """Return the logits (variants, classes) of images[which], each without its removed patches.
 
         A variant that occurs twice is computed once.
         """
@@ -195,12 +195,13 @@ def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
 
 
 def pixel_masks(removed: Removed, grid: Size, size: Size) -> Bool[Tensor, "variants 1 h w"]:
-    """Which pixels (height, width) belong to removed patches."""
+    """Return which pixels (height, width) belong to removed patches."""
     return F.interpolate(removed.view(-1, 1, *grid).float(), size=size, mode="nearest-exact") > 0.5
 
 
 def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " different"], Which]:
-    """The first index of each distinct variant (different,), and for every variant the index of its distinct one."""
+    """Return the first index of each distinct variant (different,), and for every variant the index of its distinct
+    one."""
     bits = np.packbits(removed.cpu().numpy(), axis=1)
     names = which.cpu().numpy().astype(np.int64).view(np.uint8).reshape(len(which), -1)
     rows = np.ascontiguousarray(np.concatenate([names, bits], 1))
@@ -220,7 +221,8 @@ class RemovalCurve:
     predicted: Int[Tensor, "batch points"]  # the class
 
     def area(self, values: Tensor) -> PerImage:
-        """The area under one of the curves (batch, points) of each image (trapezoidal), over the range of shares."""
+        """Return the area under one of the curves (batch, points) of each image (trapezoidal), over the range of
+        shares."""
         if len(self.shares) == 1:
             return values[:, 0].float()
         return torch.trapezoid(values.float(), self.shares, dim=1) / (self.shares[-1] - self.shares[0])
@@ -235,7 +237,7 @@ class Faithfulness:
 
     @property
     def insertion(self) -> RemovalCurve:
-        """The curve of inserting the most relevant patches first; its shares are of the patches inserted."""
+        """Return the curve of inserting the most relevant patches first; its shares are of the patches inserted."""
         curve = self.least_first
         values = (curve.probability, curve.kept, curve.logit, curve.predicted)
         return RemovalCurve((1 - curve.shares).flip(0), *(each.flip(1) for each in values))
@@ -248,10 +250,12 @@ class Faithfulness:
 
     @property
     def values(self) -> dict[str, PerImage]:
-        """Every number of an image, by its name in the league. deletion, insertion: areas under the probability; gap;
-        the same under whether the target is still predicted (with labels as targets, the accuracy); relevance_gain:
-        the symmetric relevance gain (Blücher 2024), LeRF minus MoRF of the target's logit, in logits. Unlike a
-        probability, a logit does not saturate where the model is confident."""
+        """Return every number of an image, by its name in the league. deletion, insertion: areas under the probability;
+        gap; the same under whether the target is still predicted (with labels as targets, the accuracy);
+        relevance_gain: the symmetric relevance gain (Blücher 2024), LeRF minus MoRF of the target's logit, in logits.
+
+        Unlike a probability, a logit does not saturate where the model is confident.
+        """
         first = self.deletion
         last = self.least_first
         return {
@@ -276,7 +280,7 @@ def faithfulness(
     batch_size: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[Faithfulness, ...]:
-    """The curves of several methods' maps (batch, rows, columns), raw, of the same images and targets.
+    """Return the curves of several methods' maps (batch, rows, columns), raw, of the same images and targets.
 
     Images are processed a few at a time, all orders of an image together, so that variants that several curves share
     (the whole image, the empty one, the same patches removed) are computed once. steps: from no patch to all (None:
@@ -317,7 +321,7 @@ def faithfulness(
 
 
 def both_orders(maps: AnyMaps, grid: Size, *, images: int, seed: int = 0) -> tuple[Ranks, Ranks]:
-    """The rank of each patch when the most relevant is removed first, and when the least relevant is.
+    """Return the rank of each patch when the most relevant is removed first, and when the least relevant is.
 
     Ties are broken at random, by the seed, in the same way in both: the second order is the first reversed. Raises
     InputError for maps of other images or with values that are not finite.
@@ -402,7 +406,7 @@ def _solved(images: Images, holes: Holes) -> Images:
 
 
 def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
-    """One multigrid V-cycle for the error of a residual: symmetric, as conjugate gradients require.
+    """Return one multigrid V-cycle for the error of a residual: symmetric, as conjugate gradients require.
 
     A Jacobi step, a division by the weight, removes at least two thirds of the error that a coarser grid cannot
     represent.
@@ -429,7 +433,7 @@ def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
 
 
 def _neighbours(values: Grid) -> Grid:
-    """The weighted sum of each pixel's neighbours, zero beyond the edge.
+    """Return the weighted sum of each pixel's neighbours, zero beyond the edge.
 
     The kernel is (1, 2, 1) x (1, 2, 1) / 12 without its middle, computed separably, as a depthwise convolution is many
     times slower on CPUs.
@@ -445,7 +449,7 @@ def _dot(first: Grid, second: Grid) -> Float[Tensor, "batch channels 1 1"]:
 
 
 def _rough(images: Images, known: OneEach) -> Images:
-    """An initial guess: holes filled from means of known pixels at successively coarser resolutions."""
+    """Return an initial guess: holes filled from means of known pixels at successively coarser resolutions."""
     height, width = images.shape[-2:]
     if bool(known.flatten(1).all()) or min(height, width) < 2:
         return images

@@ -54,14 +54,14 @@ class Randomisation:
 
     @property
     def usable(self) -> Float[Tensor, "stages usable"]:
-        """The correlation of the images whose map before is not constant."""
+        """Return the correlation of the images whose map before is not constant."""
         return self.correlation[:, ~self.correlation[-1].isnan()]
 
     @property
     def values(self) -> dict[str, PerImage]:
-        """Every number of an image that is usable, by its name in the league. randomisation: the correlation with all
-        weights randomised; cascade: the mean over all stages, which count alike: 1 for maps that never change, about 0
-        for maps that change with the head already."""
+        """Return every number of an image that is usable, by its name in the league. randomisation: the correlation
+        with all weights randomised; cascade: the mean over all stages, which count alike: 1 for maps that never change,
+        about 0 for maps that change with the head already."""
         return {"randomisation": self.usable[-1], "cascade": self.usable.mean(0)}
 
     def groups_of_usable(self, groups: Tensor | None) -> Tensor | None:
@@ -71,7 +71,7 @@ class Randomisation:
         return groups[: self.correlation.shape[1]][~self.correlation[-1].isnan()]
 
     def stages(self, *, groups: Tensor | None = None, seed: int = 0) -> list[Stage]:
-        """The mean correlation of every stage with its interval, and the share of predictions that stay.
+        """Return the mean correlation of every stage with its interval, and the share of predictions that stay.
 
         groups (n,): of images that share a source.
         """
@@ -82,7 +82,7 @@ class Randomisation:
         return [Stage(*each) for each in zip(self.names, means, shares)]
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
-        """Whether the maps depend on the weights."""
+        """Return whether the maps depend on the weights."""
         return judged_cascade(self.stages(groups=groups, seed=seed))
 
 
@@ -117,8 +117,8 @@ def randomisation(
 
 @torch.no_grad()
 def predictions_kept(model: Model, images: Images, *, seed: int = 0) -> Bool[Tensor, "stages batch"]:
-    """Which images keep their predicted class when the weights are randomised, by the stages of `randomisation`: a map
-    can be expected to change only where the model does."""
+    """Return which images keep their predicted class when the weights are randomised, by the stages of `randomisation`:
+    a map can be expected to change only where the model does."""
     predicted = []
     for names in ((), *cascade(model).values()):
         with randomised(model, names, seed=seed), evaluating(model), quick_passes(model):
@@ -128,8 +128,8 @@ def predictions_kept(model: Model, images: Images, *, seed: int = 0) -> Bool[Ten
 
 
 def cascade(model: Model) -> dict[str, tuple[str, ...]]:
-    """The parameters that are randomised at each stage, which includes all before it: those after the blocks, the
-    blocks in PARTS from the last on, those before the blocks.
+    """Return the parameters that are randomised at each stage, which includes all before it: those after the blocks,
+    the blocks in PARTS from the last on, those before the blocks.
 
     A parameter outside the blocks counts where a forward pass uses it last: after the last block, before the first, or
     with the block that follows. Raises InputError for a model without blocks.
@@ -169,7 +169,7 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
 
 @per_model
 def blocks_before(model: Model) -> dict[str, int]:
-    """The number of blocks that have run when a forward pass uses a parameter last, by the parameter's name."""
+    """Return the number of blocks that have run when a forward pass uses a parameter last, by the parameter's name."""
     numbers = {block: number for number, block in enumerate(model.anatomy.blocks)}
     uses = _ParameterUses(model)
 
@@ -243,8 +243,9 @@ class Stability:
     def rows(
         self, *, groups: Tensor | None = None, seed: int = 0
     ) -> list[tuple[str, Estimate | None, Estimate | None]]:
-        """The mean correlation, and the share of images whose top point jumps: over all shifts (under any of them),
-        then under each disturbance, on the images whose maps are usable under all; without any, the first with None.
+        """Return the mean correlation, and the share of images whose top point jumps: over all shifts (under any of
+        them), then under each disturbance, on the images whose maps are usable under all; without any, the first with
+        None.
 
         groups (n,): of images that share a source.
         """
@@ -260,14 +261,14 @@ class Stability:
         return list(zip((OVERALL, *DISTURBANCES), means, shares))
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
-        """Whether the maps jump."""
+        """Return whether the maps jump."""
         return judged_stability(*self.rows(groups=groups, seed=seed)[0][1:])
 
 
 def stability(
     model: Model, images: Images, targets: Labels, explain: Explain, *, maps: AnyMaps | None = None
 ) -> Stability:
-    """The maps of a method under each disturbance of the images, for the same targets.
+    """Return the maps of a method under each disturbance of the images, for the same targets.
 
     maps: those of the images, where they are known. A map that is constant or not finite is not compared. Raises
     InputError for a method that gives maps of another size for a disturbed image.
@@ -292,7 +293,7 @@ def stability(
 
 
 def disturbed(images: Images, name: str) -> Images:
-    """The images under one of DISTURBANCES, their edges repeated."""
+    """Return the images under one of DISTURBANCES, their edges repeated."""
     moved = shifted(images, DISTURBANCES[name], DISTURBANCES[name])
     return moved.flip(-1) if name == FLIP else moved
 

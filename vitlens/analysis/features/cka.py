@@ -48,7 +48,7 @@ class Sums(NamedTuple):
     ab: Float[Tensor, " others"]
 
     def plus(self, other: "Sums", *, sign: int = 1) -> "Sums":
-        """The sums over the images of both; sign -1: over this one's images without the other's."""
+        """Return the sums over the images of both; sign -1: over this one's images without the other's."""
         return Sums(*(own + sign * another for own, another in zip(self, other)))
 
     def hsic(self, widths: Sequence[int], *, biased: bool = False) -> Float[Tensor, " others"]:
@@ -115,7 +115,7 @@ class CKAStream:
         self.sums = [known.plus(new) for known, new in zip(self.sums, batch)] or batch
 
     def without(self, other: "CKAStream") -> "CKAStream":
-        """The stream of this one's images without another's, which must have the same centres."""
+        """Return the stream of this one's images without another's, which must have the same centres."""
         remaining = copy(self)
         remaining.sums = [sums.plus(own, sign=-1) for sums, own in zip(self.sums, other.sums)]
         return remaining

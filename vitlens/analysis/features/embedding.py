@@ -98,8 +98,8 @@ def principal(
 def patch_colours(
     tokens: Float[Tensor, "images rows columns dim"],
 ) -> tuple[Float[Tensor, "images rows columns 3"], Float[Tensor, " 3"]]:
-    """The first three principal components of the patches of all images together as red, green and blue in [0, 1]
-    (Oquab 2023, figure 1), each from its minimum to its maximum, and their shares of the variance.
+    """Return the first three principal components of the patches of all images together as red, green and blue in [0,
+    1] (Oquab 2023, figure 1), each from its minimum to its maximum, and their shares of the variance.
 
     Patches of similar content have similar colours across images, because all images share one PCA. A component that
     does not vary is 0.5. Raises DataError for patches that are all the same.

@@ -83,11 +83,12 @@ class Features(Summary):
 
     @property
     def embedded(self) -> bool:
-        """Whether the first of the layers is the embedding (a CNN's stem)."""
+        """Return True if the first of the layers is the embedding (a CNN's stem)."""
         return bool(self.layers) and self.layers[0].index is None
 
     def at(self, layer: LayerChoice = -1) -> Float[Tensor, "images dim"]:
-        """The features of one layer by its index, from 0; -1 is the last layer read, "embedding" the embedding."""
+        """Return the features of one layer by its index, from 0; -1 is the last layer read, "embedding" the
+        embedding."""
         place = {EMBEDDING if known.index is None else known.index: place for place, known in enumerate(self.layers)}
         if layer == -1:
             return self.values[-1]
@@ -107,7 +108,7 @@ def features(
     embedding: bool = False,
     batch_size: int | None = None,
 ) -> Features:
-    """The features of each image at every block of a transformer, every stage of a CNN, in one pass.
+    """Return the features of each image at every block of a transformer, every stage of a CNN, in one pass.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None: chosen
     to fit); layer: from 0, -1 for the last, several, or None for all; pool: "cls", "mean" (of the patches or cells,
@@ -144,7 +145,7 @@ def extract(
     processes: Processes | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Features | None:
-    """The features of every image of a split, as `features` reads them.
+    """Return the features of every image of a split, as `features` reads them.
 
     cache: a folder, created if missing, which runs may share: every layer is written to it batch by batch and then
     memory-mapped, so that memory does not grow with the images, and read from it the next time; None: all is held in
@@ -202,7 +203,7 @@ def extract(
 def _chunks(
     reader: "_Reader", *, split: Split, workers: Processes, size: int, precision: str, advance: Callable[[int], object]
 ) -> Iterator[Sequence[Tensor]]:
-    """What all processes read, chunk by chunk in the images' order; size: images at a time in each process."""
+    """Yield what all processes read, chunk by chunk in the images' order; size: images at a time in each process."""
     device = reader.model.device
     widths = [0]
     for chunk in torch.arange(len(split)).split(size * workers.count):
@@ -226,7 +227,8 @@ def patch_tokens(
     norm: bool = True,
     batch_size: int | None = None,
 ) -> tuple[Float[Tensor, "images rows columns dim"], ...]:
-    """The tokens of layers' patches (a CNN's cells) on their grid, without prefix tokens, fp32 on the CPU, in one pass.
+    """Return the tokens of layers' patches (a CNN's cells) on their grid, without prefix tokens, fp32 on the CPU, in
+    one pass.
 
     layers, norm: as in `features`, and "embedding" for the patches that enter block 0, without a norm; a norm that the
     model applies to the pooled vector only is applied to each token here. Raises UnsupportedError where the order of
@@ -284,7 +286,8 @@ class _Reader:
         )
 
     def read(self, images: Images) -> list[Tensor]:
-        """The vectors (batch, dim) of a batch by layer, and its logits (batch, classes) last; fp32, on the CPU."""
+        """Return the vectors (batch, dim) of a batch by layer, and its logits (batch, classes) last; fp32, on the
+        CPU."""
         vectors: dict[int | None, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
@@ -309,7 +312,7 @@ class _Reader:
         return [*(vectors[stage.index] for stage in self.stages), logits]
 
     def joined(self, batches: Sequence[Sequence[Tensor]]) -> Features:
-        """The features of all batches."""
+        """Return the features of all batches."""
         *values, logits = (torch.cat(parts) for parts in zip(*batches))
         return Features(self.model.alias, self.layers, tuple(values), logits, self.pool)
 
@@ -322,7 +325,8 @@ class _Reader:
 
 
 def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
-    """The pooling; None: what the classifier reads. Raises UnsupportedError for the CLS of a model without one."""
+    """Return the pooling; None: what the classifier reads. Raises UnsupportedError for the CLS of a model without
+    one."""
     has_cls = "cls" in stages(model)[0].prefix
     if pool is None:
         return "cls" if has_cls and model.anatomy.readout in ("cls", "cls+distillation") else "mean"
@@ -370,12 +374,12 @@ class FeatureCache:
         self.origin = json.dumps(about, sort_keys=True)
 
     def file(self, name: str) -> Path:
-        """The path of one layer's features, whether the file exists or not."""
+        """Return the path of one layer's features, whether the file exists or not."""
         return self.root / hashlib.sha256(self.origin.encode()).hexdigest()[:20] / f"{name}.npy"
 
     def recall(self, names: Sequence[str]) -> tuple[dict[str, Tensor], list[str]]:
-        """The features (n, dim) of layers by name, where they are there, mapped from the files; and one line for every
-        file that is not used."""
+        """Return the features (n, dim) of layers by name, where they are there, mapped from the files; and one line for
+        every file that is not used."""
         found = dict[str, Tensor]()
         notes = []
         for name in names:
@@ -403,7 +407,7 @@ class FeatureCache:
             file.write(self._seal(name, np.memmap(temporary, np.uint8, "r")))
 
     def _seal(self, name: str, content: NDArray[np.uint8]) -> bytes:
-        """The SHA-256 of a file's content, of its origin and of the version."""
+        """Return the SHA-256 of a file's content, of its origin and of the version."""
         seal = hashlib.sha256(f"{VERSION} {name} {self.origin}".encode())
         seal.update(content.data)
         return seal.digest()

@@ -48,7 +48,7 @@ def nearest(
     leave_out: Int[Tensor, " left"] | None = None,
     sources: Int[Tensor, " bank"] | None = None,
 ) -> Neighbours:
-    """The k vectors of a bank that are most similar to each query by cosine.
+    """Return the k vectors of a bank that are most similar to each query by cosine.
 
     leave_out: for each query a row of the bank that is the query itself and is no neighbour, or, with the sources of
     the bank's rows, a source whose rows are none; None: nothing is left out. k must not be above the vectors that
@@ -88,7 +88,7 @@ def unit_vectors(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 
 
 
 def vote(neighbours: Neighbours, labels: Tensor, *, k: int, classes: int, weighting: Weighting = "dino") -> Labels:
-    """The class with most votes among the k nearest; labels: (bank,).
+    """Return the class with most votes among the k nearest; labels: (bank,).
 
     weighting: "majority" counts each neighbour once, "dino" by exp(similarity / 0.07). Of equal classes the lowest
     wins, as in scikit-learn. Raises InputError for a k above the number of neighbours.
@@ -210,7 +210,7 @@ def few_shot(
     draws: int,
     seed: int = 0,
 ) -> Float[Tensor, "shots draws"]:
-    """The accuracy (fraction) on the test images of the nearest class mean of a few training images, by draw.
+    """Return the accuracy (fraction) on the test images of the nearest class mean of a few training images, by draw.
 
     As SimpleShot (Wang 2019): features minus the mean of the drawn images, scaled to length 1; the class whose mean has
     the highest cosine. The draws are of images alone: they say nothing about another training.
@@ -264,8 +264,11 @@ def correspond(
 
 
 def patch_neighbours(tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k: int = NEIGHBOURS) -> Neighbours:
-    """The k patches of other images most similar to each patch: those of one image resemble each other whatever the
-    features. images: the image of each patch. Raises DataError where an image has fewer than k patches outside it."""
+    """Return the k patches of other images most similar to each patch: those of one image resemble each other whatever
+    the features. images: the image of each patch.
+
+    Raises DataError where an image has fewer than k patches outside it.
+    """
     fewest = len(images) - int(torch.bincount(images).max()) if len(images) else 0
     if fewest < k:
         raise DataError(f"expected at least {k} patches in other images, found {fewest}; give more images")
@@ -273,8 +276,8 @@ def patch_neighbours(tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k
 
 
 def shared(neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int = 0) -> tuple[Estimate, float]:
-    """The share of the neighbours that are like the patch, its interval over images; and by chance, of a patch drawn at
-    random from the other images. alike: (patches, patches), whether two patches are.
+    """Return the share of the neighbours that are like the patch, its interval over images; and by chance, of a patch
+    drawn at random from the other images. alike: (patches, patches), whether two patches are.
 
     If neighbours share the position far more often than chance, the features hold mostly the position embedding; if
     they share object or background, they hold content.
@@ -287,8 +290,8 @@ def shared(neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int =
 
 
 def near(centres: Float[Tensor, "patches plane"]) -> Pairs:
-    """Whether two patches lie at the same place of their images: centres at most an eighth of the image's sides apart,
-    in which they are given."""
+    """Return whether two patches lie at the same place of their images: centres at most an eighth of the image's sides
+    apart, in which they are given."""
     exact = centres.double()
     alike: Tensor = (exact[:, None] - exact).norm(dim=2) <= WITHIN + 1e-9  # equal up to rounding
     return alike

@@ -28,7 +28,7 @@ class Objectness:
 
 
 def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
-    """How well the best head's maps overlap the objects of images on which it was not chosen.
+    """Return how well the best head's maps overlap the objects of images on which it was not chosen.
 
     Images are halved by a seeded draw: the head of the highest mean on one half is measured on the other, both ways.
     For the maps of other images the best head is chosen anew, in the same way. Raises DataError for fewer than 4 images
@@ -77,6 +77,6 @@ def area_iou(maps: HeadMaps, masks: Bool[Tensor, "batch height width"]) -> Float
 
 
 def _cells(masks: Masks, maps: HeadMaps) -> Float[Tensor, "batch rows columns"]:
-    """The share of each cell of the maps that lies on the object."""
+    """Return the share of each cell of the maps that lies on the object."""
     rows, columns = maps.shape[-2:]
     return F.adaptive_avg_pool2d(masks.double().cpu(), (rows, columns))

@@ -116,8 +116,11 @@ def _fits(
 
 
 def held_out(labels: Tensor, *, groups: Tensor | None = None, seed: int = 0) -> Bool[Tensor, " batch"]:
-    """Which training images are held out to choose C: a seeded share of each class, whole groups together, so that one
-    of every class is left for the fit. Raises DataError where none can then be, or there is only one class."""
+    """Return which training images are held out to choose C: a seeded share of each class, whole groups together, so
+    that one of every class is left for the fit.
+
+    Raises DataError where none can then be, or there is only one class.
+    """
     if len(labels.unique()) < 2:
         raise DataError(f"expected images of at least 2 classes to probe, found {len(labels.unique())}; give more data")
     members = torch.arange(len(labels)) if groups is None else groups.unique(return_inverse=True)[1]

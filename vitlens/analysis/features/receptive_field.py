@@ -42,7 +42,8 @@ class ReceptiveField(Summary):
 def receptive_field(
     model: Model, images: Images, *, groups: Tensor | None = None, draws: int = DRAWS, seed: int = 0
 ) -> tuple[ReceptiveField, ...]:
-    """The effective receptive field of every block (of a CNN: stage), measured at the patch in the middle of its map.
+    """Return the effective receptive field of every block (of a CNN: stage), measured at the patch in the middle of its
+    map.
 
     The gradient of v · features(patch) with respect to the pixels, for `draws` random directions v of unit variance:
     the root of the mean square over draws, summed over colours, is the norm of all gradients of the patch's features at

@@ -93,7 +93,7 @@ def distance_correlation(
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """The ranks of the distances of all pairs, centred and of length 1; NaN where all are equal."""
+    """Return the ranks of the distances of all pairs, centred and of length 1; NaN where all are equal."""
     units = unit_vectors(values)
     rows, columns = torch.triu_indices(len(values), len(values), 1)
     cosines = (units @ units.T)[rows, columns].round(decimals=12)  # so that equal distances share a rank

@@ -29,7 +29,7 @@ class TemplateScore(NamedTuple):
 
 
 def prompted(model: Model, prompts: Sequence[str]) -> Model:
-    """A language-image model whose logits are the similarities of an image to each of these texts."""
+    """Return a language-image model whose logits are the similarities of an image to each of these texts."""
     tower = text_tower(model)
     return with_prompts(model, tuple(prompts), tower.embed(list(prompts), device=model.device))
 
@@ -43,7 +43,7 @@ def template_scores(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[TemplateScore, ...]:
-    """The accuracy of the ensemble of all templates, then of each template, on the same images.
+    """Return the accuracy of the ensemble of all templates, then of each template, on the same images.
 
     embeddings: of the images, of any length; groups: (batch,) which images share a source, for the intervals.
     """

@@ -66,20 +66,21 @@ class Geometry:
 
     @property
     def spacing(self) -> tuple[int, int]:
-        """How many patches apart (down, across) adjacent patches of a window are in the image."""
+        """Return how many patches apart (down, across) adjacent patches of a window are in the image."""
         if self.windows is None or not self.windows.dilated:
             return 1, 1
         return self.windows.resolution[0] // self.grid[0], self.windows.resolution[1] // self.grid[1]
 
     @property
     def span(self) -> tuple[int, int]:
-        """The patches (rows, columns) of the image from the first of a window to its last."""
+        """Return the patches (rows, columns) of the image from the first of a window to its last."""
         (rows, columns), (down, across) = self.grid, self.spacing
         return (rows - 1) * down + 1, (columns - 1) * across + 1
 
     def by_offset(self, weights: Float[Tensor, "*leading query key"]) -> Float[Tensor, "*leading down across"]:
-        """The weights between patches summed by offset in the image, key minus query: (.., 2 rows - 1, 2 columns - 1),
-        rows and columns being the span; offset 0 is in the middle, and 0 where no two patches of a window have it."""
+        """Return the weights between patches summed by offset in the image, key minus query: (.., 2 rows - 1, 2 columns
+        - 1), rows and columns being the span; offset 0 is in the middle, and 0 where no two patches of a window have
+        it."""
         apart = weights.unflatten(-1, self.grid).unflatten(-3, self.grid)  # (.., rows, columns, rows, columns)
         across = _by_difference(apart.transpose(-3, -2))  # (.., rows, rows, 2 columns - 1)
         sums = _by_difference(across.movedim(-1, -3)).transpose(-2, -1)
@@ -99,7 +100,7 @@ class Geometry:
 
     @lru_cache(maxsize=32)  # noqa: B019
     def places(self) -> Int[Tensor, "calls patches"]:
-        """The patch of the map at each position of each window; -1 for padding. One row without windows."""
+        """Return the patch of the map at each position of each window; -1 for padding. One row without windows."""
         return torch.arange(self.patches)[None] if self.windows is None else window_index(self.windows)
 
     @lru_cache(maxsize=32)  # noqa: B019
@@ -120,7 +121,7 @@ class Geometry:
 
     @lru_cache(maxsize=32)  # noqa: B019
     def share_of_queries(self) -> Float[Tensor, " keys"]:
-        """The share of all patches that can attend to each key: all of them, or those of its window."""
+        """Return the share of all patches that can attend to each key: all of them, or those of its window."""
         places = self.places()
         if self.windows is None:
             return torch.ones(self.prefix + self.patches, dtype=torch.float64)
@@ -153,7 +154,8 @@ class Geometry:
 
 
 def geometry_of(site: Site, model: Model) -> Geometry | None:
-    """The geometry of one layer; None where queries or keys are not patches (pooled keys, channels, one query)."""
+    """Return the geometry of one layer; None where queries or keys are not patches (pooled keys, channels, one
+    query)."""
     layout, (height, width) = model.anatomy.layout, model.input_size
     if site.windows is not None:
         rows, columns = site.windows.resolution
@@ -170,14 +172,15 @@ def geometry_of(site: Site, model: Model) -> Geometry | None:
 
 
 def of_layout(layout: TokenLayout) -> Geometry:
-    """The geometry of a layer in which the tokens of one grid attend to each other."""
+    """Return the geometry of a layer in which the tokens of one grid attend to each other."""
     (down, across), others = layout.patch_size, layout.positions("register") + layout.positions("distillation")
     pitch = float(down), float(across)
     return Geometry(layout.grid, pitch, len(layout.prefix), layout.positions("cls"), others)
 
 
 def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
-    """The (rows, columns) of square patches that cover an image of this size, or None if there is no such grid."""
+    """Return the (rows, columns) of square patches that cover an image of this size, or None if there is no such
+    grid."""
     rows = round((patches * size[0] / size[1]) ** 0.5)
     columns = patches // max(rows, 1)
     return (rows, columns) if rows * columns == patches and rows * size[1] == columns * size[0] else None

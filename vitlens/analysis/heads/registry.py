@@ -53,14 +53,14 @@ class Statistic:
 def _of_layer(
     title: str, unit: str, meaning: str, reading: str, source: str, *views: View, need: Need = "grid"
 ) -> Statistic:
-    """A statistic of a layer between patches; of the CLS row where it needs one."""
+    """Return a statistic of a layer between patches; of the CLS row where it needs one."""
     needs: tuple[Need, ...] = ("grid",) if need == "grid" else ("grid", need)
     rows: Literal["patches", "CLS"] = "CLS" if need == "cls" else "patches"
     return Statistic(title, unit, meaning, reading, source, rows=rows, needs=needs, views=views)
 
 
 def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
-    """The same statistic of the row of the CLS token or of a pooling query."""
+    """Return the same statistic of the row of the CLS token or of a pooling query."""
     known = _OF_ROWS[name]
     title = f"{known.title} of the CLS row"
     meaning = f"{known.meaning}; the row of CLS"
@@ -69,7 +69,7 @@ def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
 
 
 def _of_tokens(title: str, unit: str, meaning: str, reading: str, source: str) -> Statistic:
-    """A statistic of the residual stream after each block."""
+    """Return a statistic of the residual stream after each block."""
     return Statistic(title, unit, meaning, reading, source, "tokens", "tokens", views=())
 
 
@@ -250,17 +250,17 @@ STATISTICS: Final[dict[str, Statistic]] = {
 
 
 def head_statistics() -> dict[str, Statistic]:
-    """The statistics of attention: one number per layer and head."""
+    """Return the statistics of attention: one number per layer and head."""
     return {name: statistic for name, statistic in STATISTICS.items() if statistic.rows != "tokens"}
 
 
 def token_statistics() -> dict[str, Statistic]:
-    """The statistics of the residual stream: one number per block."""
+    """Return the statistics of the residual stream: one number per block."""
     return {name: statistic for name, statistic in STATISTICS.items() if statistic.rows == "tokens"}
 
 
 def shown_in(view: View) -> tuple[str, ...]:
-    """The names of the statistics that a view shows, in the registry's order."""
+    """Return the names of the statistics that a view shows, in the registry's order."""
     return tuple(name for name, statistic in STATISTICS.items() if view in statistic.views)
 
 
@@ -347,7 +347,7 @@ LABELS: Final[dict[str, Label]] = {
 
 
 def head_words(label: str, best: str, other: str | None, score: float) -> str:
-    """What a head attends to, in a few words, from its label; best, other: the labels of the highest scores."""
+    """Return what a head attends to, in a few words, from its label; best, other: the labels of the highest scores."""
     if label == MIXED and other is not None:
         return f"mixed: {best} and {other}"
     if label not in LABELS or label in (MIXED, UNLABELLED):

@@ -42,14 +42,14 @@ class Rows:
 
     @cached_property
     def keys(self) -> Number:
-        """The number of keys that each row may attend to; it broadcasts to one number per row."""
+        """Return the number of keys that each row may attend to; it broadcasts to one number per row."""
         if self.allowed is None:
             return self.weights.new_tensor(float(self.weights.shape[-1]))
         return self.allowed.sum(-1).to(self.weights)
 
     @cached_property
     def deviations(self) -> Row:
-        """Each weight minus that of uniform attention on the same keys; 0 for masked keys."""
+        """Return each weight minus that of uniform attention on the same keys; 0 for masked keys."""
         if self.allowed is None:
             return self.weights - 1 / self.weights.shape[-1]
         return (self.weights - 1 / self.keys[..., None]) * self.allowed
@@ -95,7 +95,7 @@ class PatchRows:
             self.on_neighbours = (calls * geometry.pairs().to(weights.device)[:, None]).flatten(0, 1)
 
     def statistics(self) -> dict[str, PerImage]:
-        """Every registered statistic that this layer has, by name."""
+        """Return every registered statistic that this layer has, by name."""
         place = self.geometry
         of_patches = row_statistics(self.queries, "patches", self._allowed_of(slice(place.prefix, None)))
         found = {name: self.mean(values) for name, values in of_patches.items()}
@@ -108,14 +108,14 @@ class PatchRows:
         return found
 
     def _allowed_of(self, queries: slice | int) -> Tensor | None:
-        """The keys that some queries of every call may attend to."""
+        """Return the keys that some queries of every call may attend to."""
         if self.allowed is None:
             return None
         query = queries if self.allowed.shape[-2] > 1 else (0 if isinstance(queries, int) else slice(None))
         return self.allowed[:, :, query].repeat(self.images, *[1] * (3 if isinstance(query, slice) else 2))
 
     def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
-        """The mean over the patch queries."""
+        """Return the mean over the patch queries."""
         each = values.unflatten(0, (self.images, -1)) * self.real[:, None]
         means: PerImage = each.sum((1, 3)) / self.count
         return means
@@ -127,24 +127,24 @@ class PatchRows:
 
     @cached_property
     def offsets(self) -> Float[Tensor, "images heads down across"]:
-        """The mass by offset, averaged over queries."""
+        """Return the mass by offset, averaged over queries."""
         return self.mean_sum(self.geometry.by_offset(self.on_neighbours))
 
     @cached_property
     def received(self) -> Float[Tensor, "images heads key"]:
-        """The mean weight that each key receives from the patches that can attend to it."""
+        """Return the mean weight that each key receives from the patches that can attend to it."""
         if self.geometry.windows is None:
             return self.queries.mean(-2)
         return received(self.weights, self.geometry.windows).flatten(2)
 
     @cached_property
     def received_of_all(self) -> Float[Tensor, "images heads key"]:
-        """The mean weight that each key receives from all patches."""
+        """Return the mean weight that each key receives from all patches."""
         return self.received * self.geometry.share_of_queries().to(self.weights)
 
     @cached_property
     def sinks(self) -> Bool[Tensor, "images heads key"]:
-        """Which keys receive more than their row's median + 5 median absolute deviations.
+        """Return which keys receive more than their row's median + 5 median absolute deviations.
 
         In units of what uniform attention gives them: in a padded or cut window fewer patches share the attention.
         """
@@ -152,7 +152,8 @@ class PatchRows:
 
     @cached_property
     def _received_of_uniform(self) -> Tensor:
-        """The mean weight that each key receives where attention is uniform; 1 where it is the same for all keys."""
+        """Return the mean weight that each key receives where attention is uniform; 1 where it is the same for all
+        keys."""
         if self.geometry.windows is None:
             return self.weights.new_ones(())
         calls = len(self.weights) // self.images
@@ -164,7 +165,7 @@ class PatchRows:
 
     @property
     def cls_row(self) -> Float[Tensor, "images heads key"]:
-        """The row of the CLS token."""
+        """Return the row of the CLS token."""
         return self.weights[..., self.geometry.cls[0], :]
 
 
@@ -182,7 +183,7 @@ class TokenNorms:
 
 
 def row_statistics(weights: Row, of: Literal["patches", "CLS"], allowed: Tensor | None = None) -> dict[str, Number]:
-    """The registered statistics of the rows of patches, or of CLS and pooling queries, one number per row.
+    """Return the registered statistics of the rows of patches, or of CLS and pooling queries, one number per row.
 
     allowed: see `Rows`.
     """
@@ -195,7 +196,8 @@ def row_statistics(weights: Row, of: Literal["patches", "CLS"], allowed: Tensor 
 
 
 def normalised_entropy(rows: Rows) -> Number:
-    """The entropy as a share of that of uniform attention on the same keys; 1 where a mask leaves a single key."""
+    """Return the entropy as a share of that of uniform attention on the same keys; 1 where a mask leaves a single
+    key."""
     share = (rows.entropy / rows.keys.log().clamp_min(_TINY)).clamp(0, 1)
     return share if rows.allowed is None else torch.where(rows.keys > 1, share, 1.0)
 
@@ -210,7 +212,7 @@ def hoyer(rows: Rows) -> Number:
 
 
 def gini(rows: Rows) -> Number:
-    """The Gini coefficient of each row's weights: 0 for uniform attention, 1 - 1/n for one key."""
+    """Return the Gini coefficient of each row's weights: 0 for uniform attention, 1 - 1/n for one key."""
     size = rows.weights.shape[-1]
     steps = torch.arange(1 - size, size, 2, dtype=rows.weights.dtype, device=rows.weights.device)  # 2 i - n - 1
     if rows.allowed is None:
@@ -242,21 +244,23 @@ def neighbour_mass(layer: PatchRows) -> PerImage:
 
 
 def ascending(values: Row) -> Row:
-    """Each row in ascending order."""
+    """Return each row in ascending order."""
     if values.device.type != "cpu":
         return values.sort(-1).values
     return torch.from_numpy(np.sort(values.detach().numpy(), axis=-1))  # 25 times faster than torch on the CPU
 
 
 def outliers(values: Float[Tensor, "*leading token"]) -> Bool[Tensor, "*leading token"]:
-    """Which values exceed their row's median by more than 5 median absolute deviations (and 0.01 % of the median)."""
+    """Return which values exceed their row's median by more than 5 median absolute deviations (and 0.01 % of the
+    median)."""
     middle = median(values)[..., None]
     deviation = median((values - middle).abs())[..., None]
     return values - middle > torch.maximum(DEVIATIONS * deviation, _ROUNDING * middle.abs())
 
 
 def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]:
-    """The median of each row; for an even number of values the mean of the two middle ones (torch takes the lower)."""
+    """Return the median of each row; for an even number of values the mean of the two middle ones (torch takes the
+    lower)."""
     ordered = ascending(values)
     size = values.shape[-1]
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2

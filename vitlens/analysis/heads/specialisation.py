@@ -74,11 +74,11 @@ class LayerEvidence:
 
     @cached_property
     def bits(self) -> Samples:
-        """The information in a row."""
+        """Return the information in a row."""
         return self.means["bits"].clamp_min(0)
 
     def share(self, bits: Samples) -> Samples:
-        """These bits as a share of the information in each head, of at least one bit."""
+        """Return these bits as a share of the information in each head, of at least one bit."""
         return (bits / self.bits.clamp_min(1)).clamp(0, 1)
 
     def of_dead(self) -> Samples:
@@ -88,11 +88,11 @@ class LayerEvidence:
         return (1 - self.means["output"] / self.output[0].clamp_min(_TINY) / DEAD).clamp_min(0).nan_to_num()
 
     def of_offsets(self, name: str) -> Samples:
-        """The bits that one of OFFSETS explains."""
+        """Return the bits that one of OFFSETS explains."""
         return offset_bits(self.means["offsets"], self.place, name)
 
     def of_local(self) -> Samples:
-        """The bits that the best neighbourhood explains."""
+        """Return the bits that the best neighbourhood explains."""
         best = torch.zeros_like(self.bits)
         for name in (f"within {square}" for square in DISCS):
             inside, keys = _cell_counts(self.place, name)
@@ -101,7 +101,8 @@ class LayerEvidence:
         return best
 
     def of_tokens(self, tokens: tuple[int, ...]) -> Samples:
-        """The bits that each of these prefix tokens' mass explains, 0 where together they have less than by chance."""
+        """Return the bits that each of these prefix tokens' mass explains, 0 where together they have less than by
+        chance."""
         mass = self.means["received"][..., list(tokens)]
         chance = self.place.uniform().received[0]
         rest = (1 - mass.sum(-1)).clamp_min(0)
@@ -111,7 +112,7 @@ class LayerEvidence:
 
     @cached_property
     def of_place(self) -> Samples:
-        """The bits that fixed places explain, each group's images predicted from the other groups'.
+        """Return the bits that fixed places explain, each group's images predicted from the other groups'.
 
         The prediction is mixed with uniform attention, with the weight of one image, as an unseen place is not
         impossible. A single group is predicted from itself: its places cannot be told from sinks.
@@ -137,7 +138,7 @@ class LayerEvidence:
         return torch.stack(samples)
 
     def of_mask(self, *, background: bool) -> Samples:
-        """The bits that the object's mask, or the patches off it, explain; 0 without masks."""
+        """Return the bits that the object's mask, or the patches off it, explain; 0 without masks."""
         if "object" not in self.means:
             return torch.zeros_like(self.bits)
         mass = self.means["object"]
@@ -149,13 +150,13 @@ class LayerEvidence:
         return bits_of_part(mass, chance)
 
     def of_high_norms(self) -> Samples:
-        """The bits that patches of exceptional norm explain; 0 where no stream was seen before the layer."""
+        """Return the bits that patches of exceptional norm explain; 0 where no stream was seen before the layer."""
         if "high_norm" not in self.means:
             return torch.zeros_like(self.bits)
         return bits_of_part(self.means["high_norm"], self.means["high_norm_share"][:, None])
 
     def of_border(self) -> Samples:
-        """The bits that the outermost patches explain."""
+        """Return the bits that the outermost patches explain."""
         edge = torch.ones(self.place.map_grid, dtype=torch.bool)
         edge[1:-1, 1:-1] = False
         keys = edge.flatten()
@@ -164,14 +165,14 @@ class LayerEvidence:
         return bits_of_part(mass, self.place.uniform().received[prefix:][keys].sum())
 
     def of_sinks(self) -> Samples:
-        """The bits that few keys chosen by the image explain, beyond fixed places, object and background."""
+        """Return the bits that few keys chosen by the image explain, beyond fixed places, object and background."""
         known = torch.maximum(self.of_mask(background=False), self.of_mask(background=True))
         if self.counts.sum() > 1:  # one image cannot tell the places that it chooses from fixed ones
             known = torch.maximum(known, self.of_place)
         return (self.means["sinks"] - known).clamp_min(0)
 
     def of_similar(self) -> Samples:
-        """The bits that similar colour explains, beyond the offset and how much each key receives."""
+        """Return the bits that similar colour explains, beyond the offset and how much each key receives."""
         pattern = self.means["offsets"] / self.place.uniform().pairs.clamp_min(_TINY)
         rows, columns = self.place.span
         pattern[..., rows - 1, columns - 1] = 0  # a patch is similar to itself: this is no part of what offsets explain
@@ -181,7 +182,7 @@ class LayerEvidence:
         return bits_of_part(self.means["similar"], expected)
 
     def marks(self, images: int) -> tuple["Marks", ...]:
-        """What the labels of the heads rest on, from so many images."""
+        """Return what the labels of the heads rest on, from so many images."""
         prefix = self.place.prefix
         columns = self.place.map_grid[1]
         mass = self.means["received"][..., prefix:]
@@ -261,7 +262,7 @@ class Specialisation:
 
     @property
     def labels(self) -> tuple[tuple[str, ...], ...]:
-        """The label of every head by layer."""
+        """Return the label of every head by layer."""
         return tuple(tuple(one.label for one in layer) for layer in self.given)
 
 
@@ -315,7 +316,7 @@ def specialise(table: Statistics) -> Specialisation:
 
 
 def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
-    """The label by the rule above; scores: of each label, over all images, then without each group of them."""
+    """Return the label by the rule above; scores: of each label, over all images, then without each group of them."""
     best = max(scores, key=lambda name: (LABELS[name].first and bool(scores[name][0] >= THRESHOLD), scores[name][0]))
     # those that contradict it: neither is a case of the other
     rivals = [name for name in scores if name not in (best, *LABELS[best].within) and best not in LABELS[name].within]
@@ -350,7 +351,8 @@ def _cell_counts(place: Geometry, name: str) -> tuple[Tensor, Tensor]:
 
 
 def offset_bits(mass: Float[Tensor, "*heads down across"], place: Geometry, name: str) -> Float[Tensor, "*heads"]:
-    """The bits that a pattern of offsets explains: keys in it have all the same weight, those outside another one.
+    """Return the bits that a pattern of offsets explains: keys in it have all the same weight, those outside another
+    one.
 
     The strength, the logarithm t of the ratio of both weights, is the most likely one: that at which the pattern gives
     its keys, on average over queries, the mass that they have.
@@ -378,7 +380,7 @@ def offset_bits(mass: Float[Tensor, "*heads down across"], place: Geometry, name
 
 
 def left_out(sums: Float[Tensor, "groups *rest"], counts: Tensor) -> Float[Tensor, "samples *rest"]:
-    """The mean over all images, then the means without the images of each group."""
+    """Return the mean over all images, then the means without the images of each group."""
     total = sums.sum(0)
     images = counts.sum()
     used = [group for group in range(len(counts)) if 0 < counts[group] < images]
@@ -401,7 +403,7 @@ def half_width(samples: Float[Tensor, " samples"]) -> float:
 def explained_by_offset(
     mass: Float[Tensor, "heads down across"], energy: Float[Tensor, " heads"], place: Geometry
 ) -> Float[Tensor, " heads"]:
-    """The share of the weights' variance that the offset from query to key explains, from 0 to 1 (R²).
+    """Return the share of the weights' variance that the offset from query to key explains, from 0 to 1 (R²).
 
     mass: mean attention by offset; energy: the mean over queries of the sum of squared weights on patches. The variance
     is around uniform attention, which in incomplete windows differs between queries. 1 where attention is uniform.

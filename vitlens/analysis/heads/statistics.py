@@ -89,7 +89,7 @@ def by_group(values: Float[Tensor, "images *rest"], groups: Int[Tensor, " images
 def evidence_of(
     layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tensor | None, high: Tensor | None
 ) -> dict[str, Tensor]:
-    """The evidence of some images of one layer, by name (images, ..); similar: see similar_pairs; mask: (images,
+    """Return the evidence of some images of one layer, by name (images, ..); similar: see similar_pairs; mask: (images,
     patches), the share of each patch on the object, or None; high: (images, patches) 1 for a patch of exceptional norm
     in the stream before the layer, or None."""
     place = layer.geometry
@@ -122,7 +122,8 @@ def evidence_of(
 
 
 def sink_bits(got: Float[Tensor, "images heads patches"]) -> PerImage:
-    """How many bits it tells that a key is among the most attended ones of its image, at most FEW of the patches."""
+    """Return how many bits it tells that a key is among the most attended ones of its image, at most FEW of the
+    patches."""
     patches = got.shape[-1]
     mass = got.sum(-1)
     most = max(1, int(FEW * patches))
@@ -132,8 +133,8 @@ def sink_bits(got: Float[Tensor, "images heads patches"]) -> PerImage:
 
 
 def bits_of_part(mass: Tensor, expected: Tensor) -> Tensor:
-    """The information in bits that a part of the keys has this share of the attention rather than the expected one;
-    0 where it has less."""
+    """Return the information in bits that a part of the keys has this share of the attention rather than the expected
+    one; 0 where it has less."""
     inside = mass.clamp(0, 1)
     chance = torch.as_tensor(expected).clamp(1e-9, 1 - 1e-9)
     bits = torch.xlogy(inside, inside / chance) + torch.xlogy(1 - inside, (1 - inside) / (1 - chance))
@@ -141,7 +142,7 @@ def bits_of_part(mass: Tensor, expected: Tensor) -> Tensor:
 
 
 def on_grid(pixels: Tensor, place: Geometry) -> Float[Tensor, "images patches channels"]:
-    """The mean of each channel over each patch of the map."""
+    """Return the mean of each channel over each patch of the map."""
     return F.adaptive_avg_pool2d(pixels.float(), place.map_grid).flatten(2).transpose(1, 2)
 
 
@@ -158,8 +159,8 @@ def similar_pairs(images: Images, place: Geometry) -> Bool[Tensor, "images calls
 
 
 def head_norms(output: Float[Tensor, "calls heads tokens head_dim"], projection: nn.Linear | None) -> Tensor:
-    """The mean norm over tokens (calls, heads) of what each head adds to the residual stream; of its output without a
-    projection."""
+    """Return the mean norm over tokens (calls, heads) of what each head adds to the residual stream; of its output
+    without a projection."""
     heads = output.shape[1]
     width = output.shape[-1]
     if projection is not None and projection.in_features == heads * width:
@@ -172,8 +173,11 @@ def head_norms(output: Float[Tensor, "calls heads tokens head_dim"], projection:
 
 
 def layers_of(model: Model) -> tuple[Site, ...]:
-    """One site for each layer, with the heads of all of its calls. Raises UnsupportedError where the numbers of tokens
-    of these differ, special tokens stand behind patches, or there is no attention."""
+    """Return one site for each layer, with the heads of all of its calls.
+
+    Raises UnsupportedError where the numbers of tokens of these differ, special tokens stand behind patches, or there
+    is no attention.
+    """
     require_special_first(model)
     layers: list[Site] = []
     for site in survey_weights(model, probe_images(model, 1)):
@@ -191,7 +195,7 @@ def layers_of(model: Model) -> tuple[Site, ...]:
 
 
 def allowed_keys(call: AttentionCall, place: Geometry | None) -> Bool[Tensor, "calls _ _ key"] | None:
-    """The keys that each query of an image may attend to, (calls of an image, heads or 1, query or 1, key).
+    """Return the keys that each query of an image may attend to, (calls of an image, heads or 1, query or 1, key).
 
     None where these are all keys, or are not known. Read from the mask of the first image; where a model in windows
     adds its mask itself, from the geometry, and from the weights for padding and the seams that it does not mask.
@@ -257,7 +261,8 @@ class BatchStatistics:
         return joined
 
     def _norms_of_heads(self, module: str, outputs: Tensor) -> Tensor:
-        """The norms of what each head adds to the residual stream, (groups, heads); outputs: (calls, heads, ..)."""
+        """Return the norms of what each head adds to the residual stream, (groups, heads); outputs: (calls, heads,
+        ..)."""
         norms = head_norms(precise(outputs), projection_of(self.model, module))
         return by_group(norms.unflatten(0, (len(self.images), -1)).mean(1), self.groups)
 
@@ -313,7 +318,7 @@ class BatchStatistics:
                     known[key] = torch.cat((known[key], value), 1)
 
     def _evidence(self, layer: PatchRows, entropy: PerImage, images: slice) -> dict[str, Tensor]:
-        """The evidence of some images of one layer, by name (images, ..)."""
+        """Return the evidence of some images of one layer, by name (images, ..)."""
         place = layer.geometry
         if not self.for_labels:
             return {"offsets": layer.offsets}
@@ -329,7 +334,7 @@ class BatchStatistics:
 def measure(
     model: Model, images: Images, *, renormalise: bool = True, groups: Tensor | None = None, masks: Tensor | None = None
 ) -> BatchStatistics:
-    """Every statistic of every head on these images, from one forward pass, in fp32 at least.
+    """Return every statistic of every head on these images, from one forward pass, in fp32 at least.
 
     renormalise: distances are of the attention on patches, scaled to sum to 1; otherwise the mass on CLS and other
     prefix tokens counts as 0 px. groups: (images,) the group of each, to gather the evidence for labels as well; masks:
@@ -373,13 +378,13 @@ class Statistics(Table):
         return sorted({*super().__dir__(), *STATISTICS})
 
     def summary(self) -> Iterator[Line]:
-        """The number of images, and every statistic with its unit."""
+        """Yield the number of images, and every statistic with its unit."""
         yield Line("images", self.images)
         for name, statistic in STATISTICS.items():
             yield Line(name, getattr(self, name), statistic.unit)
 
     def boards(self) -> Iterator[HeadBoard]:
-        """The distance and the normalised entropy of every head, as far as they are defined."""
+        """Yield the distance and the normalised entropy of every head, as far as they are defined."""
         for name in ("distance", "normalised_entropy"):
             values = getattr(self, name)
             if not bool(values.isnan().all()):
@@ -403,21 +408,21 @@ class Statistics(Table):
 
     @property
     def heads(self) -> int:
-        """The number of heads of the layer with most: columns of a table."""
+        """Return the number of heads of the layer with most: columns of a table."""
         return max(site.heads for site in self.sites)
 
     def low(self, name: str) -> PerHead:
-        """The lower end of the mean's 95 % interval (Student's t) over images, or over groups of images that share a
-        source; NaN for one."""
+        """Return the lower end of the mean's 95 % interval (Student's t) over images, or over groups of images that
+        share a source; NaN for one."""
         return self._table(name, lambda key: self._ends(key)[0])
 
     def high(self, name: str) -> PerHead:
-        """The upper end of the mean's 95 % interval."""
+        """Return the upper end of the mean's 95 % interval."""
         return self._table(name, lambda key: self._ends(key)[1])
 
     @property
     def keys(self) -> int:
-        """The number of keys of the layer with most."""
+        """Return the number of keys of the layer with most."""
         return max(site.keys for site in self.sites)
 
     def _ends(self, key: Key) -> tuple[Tensor, Tensor]:
@@ -427,7 +432,7 @@ class Statistics(Table):
         return self.moments.ends(key, least=least, most=most)
 
     def uniform_distance(self) -> Float[Tensor, " layers"]:
-        """The distance under uniform attention over patches in each layer, px; NaN where not defined."""
+        """Return the distance under uniform attention over patches in each layer, px; NaN where not defined."""
         pixels = [torch.nan if place is None else place.uniform().distance for place in self.geometries]
         return torch.tensor(pixels, dtype=torch.float64)
 
@@ -437,7 +442,8 @@ class Statistics(Table):
 
 
 def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int) -> PerHead:
-    """A table of rows (heads,) by layer, of at least `heads` columns; NaN where a layer has no row or fewer heads."""
+    """Return a table of rows (heads,) by layer, of at least `heads` columns; NaN where a layer has no row or fewer
+    heads."""
     table = torch.full((layers, max(heads, *map(len, rows.values()), 0)), torch.nan, dtype=torch.float64)
     for layer, row in rows.items():
         table[layer, : len(row)] = row
@@ -483,7 +489,7 @@ class Stream:
         self.evidence.join(total)
 
     def result(self) -> Statistics:
-        """The statistics so far. Raises InputError before the first image."""
+        """Return the statistics so far. Raises InputError before the first image."""
         count = self.moments.count
         sites = layers_of(self.model)
         if not count:

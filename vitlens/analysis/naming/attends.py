@@ -58,7 +58,7 @@ class AttendsBy:
 
 
 def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, groups: Tensor | None) -> AttendsBy:
-    """The word for one head; images: their number; sides: of the shuffled ones, or None; groups: of these."""
+    """Return the word for one head; images: their number; sides: of the shuffled ones, or None; groups: of these."""
     samples = {name: layer.shares[:, head, index] for index, name in enumerate(PRODUCTS)}
     shares = {name: float(each[0]) for name, each in samples.items()}
     merged = {SAME: torch.zeros_like(layer.shares[:, head, 0])}
@@ -102,7 +102,7 @@ def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, g
 
 
 def _predicted(word: str, shares: Mapping[str, float]) -> dict[str, str]:
-    """What each side that a word names follows; of the same keys, the larger of the two products."""
+    """Return what each side that a word names follows; of the same keys, the larger of the two products."""
     if word != SAME:
         return dict(zip(("query", "key"), PRODUCTS[word]))
     largest = max((name for name in PRODUCTS if PRODUCTS[name][0] == "mean"), key=lambda name: shares[name])
@@ -110,7 +110,7 @@ def _predicted(word: str, shares: Mapping[str, float]) -> dict[str, str]:
 
 
 def orders(layout: TokenLayout, count: int, *, seed: int = 0) -> Int[Tensor, "count patches"]:
-    """An order of the patches of each image: which one is at each place when they are shuffled."""
+    """Return an order of the patches of each image: which one is at each place when they are shuffled."""
     return uniform(keys(seed, torch.arange(count)), layout.patches, stream=3).argsort(1)
 
 
@@ -131,8 +131,8 @@ def shuffled(
 def agreement(
     model: Model, images: Parts, layers: Sequence[int], order: Int[Tensor, "some patches"], size: int
 ) -> dict[int, Sides]:
-    """How the attention logits of the first images, shuffled in this order, agree with those of the images, by layer:
-    correlations over all pairs of patches, without the mean over the keys. size: images at a time, at most."""
+    """Return how the attention logits of the first images, shuffled in this order, agree with those of the images, by
+    layer: correlations over all pairs of patches, without the mean over the keys. size: images at a time, at most."""
     if not layers:
         return {}
     layout = model.layout
@@ -147,8 +147,8 @@ def agreement(
 
 
 def _logits(model: Model, images: Images, layers: Sequence[int]) -> dict[int, Tensor]:
-    """The attention logits between patches (images, heads, query, key) of some layers, without their mean over keys,
-    each head's of one length."""
+    """Return the attention logits between patches (images, heads, query, key) of some layers, without their mean over
+    keys, each head's of one length."""
     found: dict[int, Tensor] = {}
 
     def take(call: AttentionCall) -> None:

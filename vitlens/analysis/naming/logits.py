@@ -52,8 +52,9 @@ class LayerParts:
 
 
 def logit_parts(model: Model, images: Parts, size: int, advance: Callable[[int], object]) -> Mapping[int, LayerParts]:
-    """The parts of the attention logits between patches, by layer: of all layers in which each patch attends to each,
-    and the model's scores are products of queries and keys, with a bias that is the same for all images or without.
+    """Return the parts of the attention logits between patches, by layer: of all layers in which each patch attends to
+    each, and the model's scores are products of queries and keys, with a bias that is the same for all images or
+    without.
 
     Images pass twice, `size` at a time: for the means of queries and keys at each position, then for the products.
     Raises InputError for fewer than FEWEST images.

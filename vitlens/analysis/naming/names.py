@@ -61,7 +61,7 @@ class HeadName:
 
     @property
     def words(self) -> str:
-        """All three in one line, with what their tests said."""
+        """Return all three in one line, with what their tests said."""
         return three_words(
             self.attends.word if self.attends else None,
             self.holds,
@@ -81,7 +81,7 @@ class HeadNames(Table):
     notes: tuple[str, ...] = ()
 
     def summary(self) -> Iterator[Line]:
-        """How many heads have each word, and how many of those that were tested hold."""
+        """Yield how many heads have each word, and how many of those that were tested hold."""
         yield Line("heads", len(self.heads))
         tested = [head for head in self.heads if head.holds is not None]
         yield Line("attends by: tested, holds", (len(tested), sum(bool(head.holds) for head in tested)))
@@ -119,7 +119,8 @@ def name_heads(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> HeadNames:
-    """Three words for every head, each tested by an intervention: by what it attends, what it looks at, what it writes.
+    """Return three words for every head, each tested by an intervention: by what it attends, what it looks at, what it
+    writes.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices (n,), or
     "predicted" (None: those of the Split or the class folders); attributes: of the images, by name (n,), True or False
@@ -222,7 +223,8 @@ def _statistics(
     advance: Callable[[int], object],
     order: Tensor | None = None,
 ) -> Statistics:
-    """The statistics of heads on the images, or on the first ones with their patches, and masks, in this order."""
+    """Return the statistics of heads on the images, or on the first ones with their patches, and masks, in this
+    order."""
     stream = Stream(model, groups=groups)
     count = len(images if order is None else order)
     for start in range(0, count, size):
@@ -332,7 +334,7 @@ def _scores_of_classes(
 
 
 def _outputs(model: Model, images: Parts, units: tuple[Unit, ...], size: int) -> Tensor:
-    """The output of every head (images, heads, width), the mean over the tokens that the classifier reads."""
+    """Return the output of every head (images, heads, width), the mean over the tokens that the classifier reads."""
     cls = model.anatomy.layout.positions("cls") if model.anatomy.layout is not None else ()
     where = f"[{cls[0]}]" if cls and model.anatomy.readout != "mean" else ""
     by_layer = sorted({unit.layer for unit in units})

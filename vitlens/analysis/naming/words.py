@@ -35,7 +35,7 @@ def any_of(names: Sequence[str]) -> str:
 
 
 def plain(word: str | None) -> str | None:
-    """The word as tables have it."""
+    """Return the word as tables have it."""
     return word if word is None else _PLAIN.get(word, word)
 
 
@@ -47,8 +47,8 @@ def three_words(
     writes: str | None,
     state: str | None,
 ) -> str:
-    """One line for a head; holds, stays: whether the first two words hold on shuffled patches, None without a test;
-    state: of STATES, what removing the head said, None where nothing was removed."""
+    """Return one line for a head; holds, stays: whether the first two words hold on shuffled patches, None without a
+    test; state: of STATES, what removing the head said, None where nothing was removed."""
     said = []
     if attends is not None:
         said.append(_ATTENDS.get(attends, f"attends by {attends}") + _tested(holds))

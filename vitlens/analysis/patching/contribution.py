@@ -50,7 +50,7 @@ class LogitLens(Summary):
 
     @property
     def predictions(self) -> Int[Tensor, "batch depths"]:
-        """The class with the highest logit at each depth."""
+        """Return the class with the highest logit at each depth."""
         return self.logits.argmax(-1)
 
 
@@ -72,13 +72,13 @@ class Contributions(Summary):
     targets: Int[Tensor, " batch"]
 
     def total(self) -> Float[Tensor, " batch"]:
-        """The sum of all parts: the logit, up to rounding."""
+        """Return the sum of all parts: the logit, up to rounding."""
         return self.heads.nansum((1, 2)) + self.mlps.sum(1) + self.embedding + self.bias + self.rest
 
 
 @takes_images
 def logit_lens(model: Model, images: AnyImages) -> LogitLens:
-    """The final norm and classifier applied to the residual stream before the first block and after every block.
+    """Return the final norm and classifier applied to the residual stream before the first block and after every block.
 
     The last depth is the model's own logits (nostalgebraist 2020). Earlier depths are read with a norm and a classifier
     that were trained on the last one. Raises UnsupportedError where the classifier reads more than one residual stream,
@@ -98,7 +98,8 @@ def logit_lens(model: Model, images: AnyImages) -> LogitLens:
 
 @takes_images
 def direct_logit_attribution(model: Model, images: AnyImages, targets: Targets = "predicted") -> Contributions:
-    """The direct contribution of every head and MLP to a logit, with the final norm's scale fixed at each image's own.
+    """Return the direct contribution of every head and MLP to a logit, with the final norm's scale fixed at each
+    image's own.
 
     targets: "predicted", "label", a class by name or index, or one for each image. `heads[:, 3, 7]` is what
     blocks.3.head.7 writes into the residual stream, as the classifier reads it; all parts sum to the logit (`total()`).
@@ -170,10 +171,13 @@ def above_mean(labels: Labels, classes: int) -> Logits:
 def key_contributions(
     model: Model, images: Images, wanted: Logits, layer: int, head: int
 ) -> Float[Tensor, "batch keys"]:
-    """What one head contributes to a sum of logits through each token that it attends to: the weight of the token times
-    the part of its value in that sum. wanted: the weight of each logit; images: of one batch, on the model's device. On
-    the CPU; NaN where the sum over tokens is not the head's contribution (a model that changes the outputs of heads
-    before it joins them). Raises UnsupportedError as `direct_logit_attribution`."""
+    """Return what one head contributes to a sum of logits through each token that it attends to: the weight of the
+    token times the part of its value in that sum. wanted: the weight of each logit; images: of one batch, on the
+    model's device.
+
+    On the CPU; NaN where the sum over tokens is not the head's contribution (a model that changes the outputs of heads
+    before it joins them). Raises UnsupportedError as `direct_logit_attribution`.
+    """
     calls: list[AttentionCall] = []
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         seen = _seen(model, images, mlps=False)
@@ -193,8 +197,11 @@ def key_contributions(
 
 @needs_gradients
 def class_contributions(model: Model, images: Images, layer: int, head: int) -> Float[Tensor, "batch classes"]:
-    """What one head contributes to the logit of every class, as `head_contributions` for all of them at once. images:
-    of one batch, on the model's device. On the CPU."""
+    """Return what one head contributes to the logit of every class, as `head_contributions` for all of them at once.
+    images: of one batch, on the model's device.
+
+    On the CPU.
+    """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False), evaluating(model):
         seen = _seen(model, images, mlps=False)
         of = layers(model)[layer]
@@ -239,7 +246,7 @@ def _seen(model: Model, images: Images, *, mlps: bool = True) -> _Seen:
 
 
 def _of_heads(model: Model, seen: _Seen, weights: Tokens) -> list[Float[Tensor, "batch heads"]]:
-    """What each head of each layer adds to a logit, of which these are the weights of the stream."""
+    """Return what each head of each layer adds to a logit, of which these are the weights of the stream."""
     read = seen.read(weights)
     heads = []
     for layer in layers(model):
@@ -252,7 +259,7 @@ def _of_heads(model: Model, seen: _Seen, weights: Tokens) -> list[Float[Tensor, 
 
 
 def _read_by(model: Model, seen: _Seen, weights: Tokens, layer: int, head: int) -> Float[Tensor, "batch read width"]:
-    """The weight of each number of a head's output at each token that the classifier reads."""
+    """Return the weight of each number of a head's output at each token that the classifier reads."""
     of = layers(model)[layer]
     projection = projection_of(model, of.attention)
     assert projection is not None  # as the layer has heads
@@ -312,7 +319,7 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
 
 
 def _tolerance(model: Model, weights: Tokens, streams: Sequence[Tokens], logits: Logits) -> Float[Tensor, " batch"]:
-    """How far the sum of the contributions may be from the logit: in fp32 TOLERANCE of the largest logit.
+    """Return how far the sum of the contributions may be from the logit: in fp32 TOLERANCE of the largest logit.
 
     A module in 16 bits rounds the two branches and the two sums of a block, each number of the stream s by up to
     u = eps / 2 of it, up or down. Of such independent errors a logit with the weights w has a standard deviation of at
@@ -378,13 +385,16 @@ def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
 
 
 def stacked(by_layer: Sequence[Float[Tensor, "batch _"]]) -> Float[Tensor, "batch layers widest"]:
-    """One table of all layers, NaN where one has fewer numbers than the widest."""
+    """Return one table of all layers, NaN where one has fewer numbers than the widest."""
     widest = max(values.shape[1] for values in by_layer)
     return torch.stack([F.pad(each, (0, widest - each.shape[1]), value=torch.nan) for each in by_layer], dim=1)
 
 
 def _reads(model: Model) -> list[int] | None:
-    """The tokens that the classifier reads (None: all). Raises UnsupportedError where contributions are not defined."""
+    """Return the tokens that the classifier reads (None: all).
+
+    Raises UnsupportedError where contributions are not defined.
+    """
     require_pre_norm(
         model, instead="vitlens ablate and vitlens.patch measure effects, vitlens.logit_lens reads each depth"
     )
@@ -440,7 +450,7 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
 
 
 def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = None) -> Logits:
-    """The logits of a residual stream after the last block; the model's own blocks do not run.
+    """Return the logits of a residual stream after the last block; the model's own blocks do not run.
 
     blocks: their names in forward order (None: blocks_of).
     """
@@ -464,7 +474,7 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
 
 @needs_gradients
 def _stream_weights(model: Model, stream: Tokens, targets: Labels | Logits) -> Tokens:
-    """The weight of each number of the last residual stream in a logit, with the final norm's scale fixed.
+    """Return the weight of each number of the last residual stream in a logit, with the final norm's scale fixed.
 
     targets: a class for each image, or the weights of a sum of logits. The logit is then the sum of weights times
     stream plus a constant.

@@ -46,7 +46,7 @@ class Patching:
     others: Int[Tensor, " pairs"]
 
     def restored(self, part: Literal["heads", "positions"]) -> Float[Tensor, "layers places"]:
-        """The restored share of the gap (clean minus corrupted): 1 is all of it, 0 none.
+        """Return the restored share of the gap (clean minus corrupted): 1 is all of it, 0 none.
 
         Of several pairs the mean, weighted by the size of their gaps.
         """

@@ -110,7 +110,7 @@ class _Effects:
 
     @property
     def size(self) -> float:
-        """The mean squared change of the logits."""
+        """Return the mean squared change of the logits."""
         return float(torch.cat(self._whole).mean())
 
     @property
@@ -127,7 +127,7 @@ class _Effects:
 
     @property
     def points(self) -> Float[Tensor, "heads images"]:
-        """The change of correctness, 100, 0 or -100 points."""
+        """Return the change of correctness, 100, 0 or -100 points."""
         return torch.cat(self._points, dim=1)
 
 

@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def own_levels(self) -> tuple[Level, ...]:
-        """The levels that are neither the first of their kind, which changes nothing, nor an intervention's."""
+        """Return the levels that are neither the first of their kind, which changes nothing, nor an intervention's."""
         shared = {(each.disturbance, each.level) for _, each in self.interventions if each.disturbance}
         return tuple(level for level in self.levels if level not in shared and not _is_first(level))
 

@@ -44,7 +44,7 @@ class Reliance(Table):
 
     @property
     def differences(self) -> tuple[tuple[str, str], ...]:
-        """The model that is shown to rely more on a cue, and the cue, the largest difference first."""
+        """Return the model that is shown to rely more on a cue, and the cue, the largest difference first."""
         return tuple((row.more, row.cue) for row in ranked_pairs(self.pairs))
 
     def records(self) -> Iterator[dict[str, object]]:
@@ -60,7 +60,7 @@ class Reliance(Table):
             yield {**record, "matched": row.is_matched, "relied_on": row.is_relied_on}
 
     def summary(self) -> Iterator[Line]:
-        """What each model relies on, every effect, and what could not be tested."""
+        """Yield what each model relies on, every effect, and what could not be tested."""
         for model in self.models:
             yield Line(f"{model} relies on", ", ".join(self.relied_on(model)) or "nothing that was tested")
         for more, cue in self.differences:

@@ -27,27 +27,27 @@ class OfIntervention:
 
     @property
     def of_cue(self) -> Cue:
-        """The cue."""
+        """Return the cue."""
         return CUES[self.cue]
 
     @property
     def of_intervention(self) -> Intervention:
-        """The intervention."""
+        """Return the intervention."""
         return next(each for each in self.of_cue.interventions if each.name == self.intervention)
 
     @property
     def title(self) -> str:
-        """The cue in words."""
+        """Return the cue in words."""
         return self.of_cue.title
 
     @property
     def change(self) -> str:
-        """What becomes of the images, after "on images"."""
+        """Return what becomes of the images, after "on images"."""
         return self.of_intervention.change
 
     @property
     def cue_and_change(self) -> str:
-        """The cue and the intervention, for tables."""
+        """Return the cue and the intervention, for tables."""
         return f"{self.title}: {self.change}"
 
 
@@ -101,7 +101,7 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def control(self) -> str:
-        """The control in words, or that it is not matched."""
+        """Return the control in words, or that it is not matched."""
         return self.of_intervention.control if self.is_matched else "unmatched"
 
     @property
@@ -133,7 +133,8 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def strength(self) -> float:
-        """The larger of predictions changed beyond the control and, where the cue misleads, accuracy gained, points."""
+        """Return the larger of predictions changed beyond the control and, where the cue misleads, accuracy gained,
+        points."""
         return max(self.changed.value, self.gained.value) if self.misleads else self.changed.value
 
 
@@ -164,7 +165,7 @@ class ReliancePairRow(OfIntervention):
 
     @property
     def more(self) -> str:
-        """The model that is shown to rely more on the cue, "" for neither.
+        """Return the model that is shown to rely more on the cue, "" for neither.
 
         It relies on it, and the difference is significant, not small, and not the control's: the intervention itself
         changes more of its predictions, too.
@@ -261,7 +262,7 @@ class LeftOutCueRow:
 
     @property
     def title(self) -> str:
-        """The cue in words."""
+        """Return the cue in words."""
         return CUES[self.cue].title
 
 

@@ -33,7 +33,7 @@ class View:
 
     @cached_property
     def partner(self) -> "View":
-        """The images with which these exchange something."""
+        """Return the images with which these exchange something."""
         return self.read_partner()
 
     def region(self, name: Region) -> Plane:
@@ -46,7 +46,7 @@ class View:
 
     @cached_property
     def layer(self) -> Plane:
-        """The object with its smoothed edge; an image without object, or without background, is all layer."""
+        """Return the object with its smoothed edge; an image without object, or without background, is all layer."""
         edge = F.max_pool2d(self.region("object"), 3, stride=1, padding=1)
         share = edge.mean((1, 2, 3))
         is_plain = ((share == 0) | (share == 1))[:, None, None, None]
@@ -54,19 +54,20 @@ class View:
 
     @cached_property
     def cutout(self) -> Plane:
-        """The object with its smoothed edge; nothing for an image without object, or without background."""
+        """Return the object with its smoothed edge; nothing for an image without object, or without background."""
         is_plain = (self.layer == 1).flatten(1).all(1)[:, None, None, None]
         return torch.where(is_plain, 0.0, self.layer)
 
     @cached_property
     def flat(self) -> Images:
-        """The object and what surrounds it, each in its mean colour; an image without object in that of the whole."""
+        """Return the object and what surrounds it, each in its mean colour; an image without object in that of the
+        whole."""
         inside = self.region("object") * (self.cutout > 0)
         return inside * _mean_colour(self.images, inside) + (1 - inside) * _mean_colour(self.images, 1 - inside)
 
     @cached_property
     def centre(self) -> Float[Tensor, "batch 2"]:
-        """The centre of each object, down and across from -1 to 1; 0 where no object is known."""
+        """Return the centre of each object, down and across from -1 to 1; 0 where no object is known."""
         if self.masks is None:
             return torch.zeros(len(self.images), 2).to(self.images)
         inside = self.region("object")[:, 0]
@@ -80,7 +81,7 @@ class View:
 
     @cached_property
     def ground(self) -> Images:
-        """The background, filled in where the object stands."""
+        """Return the background, filled in where the object stands."""
         holes = self.layer > 0
         holes = holes & ~holes.flatten(1).all(1)[:, None, None, None]
         return imputed(self.images, holes)

@@ -130,7 +130,7 @@ class Walkthrough(Summary):
     logits: Float[Tensor, " classes"]
 
     def summary(self) -> Iterator[Line]:
-        """The shapes of the steps, and how closely each equals the model's own."""
+        """Yield the shapes of the steps, and how closely each equals the model's own."""
         yield Line("head", f"L{self.layer}.H{self.head}")
         for name in ("queries", "keys", "values", "scores", "weights", "outputs", "projected", "after"):
             yield Line(name, getattr(self, name))
@@ -143,7 +143,7 @@ class Walkthrough(Summary):
 def walkthrough(
     model: Model, images: AnyImages, *, layer: int | None = None, head: int | None = None, seed: int = 0
 ) -> Walkthrough:
-    """One head's attention on one image, from patches to the residual stream, every step computed again by hand.
+    """Return one head's attention on one image, from patches to the residual stream, every step computed again by hand.
 
     images: one image (1, 3, height, width) in [0, 1], or any form of one that `vitlens.images` takes; layer, head:
     from 0 (None: the middle layer, the head whose weights have the least entropy); seed: of the permutation. Each of
@@ -185,7 +185,7 @@ def require_walkthrough(model: Model) -> None:
 
 
 def _chosen_layer(model: Model, layer: int | None) -> Layer:
-    """The layer of that number, by default the one in the middle. Raises InputError where there is none."""
+    """Return the layer of that number, by default the one in the middle. Raises InputError where there is none."""
     tokens = model.layout.tokens
     known = [each for each in layers(model) if each.queries == each.keys == tokens]
     numbers = [each.index for each in known]
@@ -244,8 +244,8 @@ def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]
 
 
 def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float]]:
-    """The entropy of every head that attends from all tokens to all tokens, with and without scaling; and the scale of
-    each such layer, by the place of its scores."""
+    """Return the entropy of every head that attends from all tokens to all tokens, with and without scaling; and the
+    scale of each such layer, by the place of its scores."""
     rows: list[tuple[Tensor, Tensor]] = []
     scales: dict[str, float] = {}
 
@@ -271,7 +271,7 @@ def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float
 
 
 def _last_residual(model: Model) -> str:
-    """The place of the residual stream after the last block of all tokens."""
+    """Return the place of the residual stream after the last block of all tokens."""
     tokens = (model.layout.tokens,)
     return [place.name for place in model.places() if place.kind == "residual" and place.shape[:1] == tokens][-1]
 
@@ -301,7 +301,8 @@ def _permutations(
 def _changes(
     model: Model, last: str, patches: Float[Tensor, "batch patches dim"] | None, scales: dict[str, float]
 ) -> dict[Change, Changes]:
-    """Each change that the model has the parts for; patches: without positions; scales: by the place of the scores."""
+    """Return each change that the model has the parts for; patches: without positions; scales: by the place of the
+    scores."""
     layout = model.layout
     prefix = len(model.layout.prefix)
     found: dict[Change, Changes] = {} if patches is None else {"no-positions": {"patches": patches}}

@@ -61,7 +61,7 @@ class StepCheck:
 
     @property
     def equal(self) -> bool:
-        """Whether the difference is rounding."""
+        """Return True if the difference is rounding."""
         return self.difference is not None and self.difference <= TOLERANCE * max(self.largest, 1e-12)
 
 
@@ -80,8 +80,8 @@ class Embedding:
 
 
 def patch_embedding(model: Model, images: Images) -> Embedding | None:
-    """The patch embedding as unfold and a linear map; None for a model whose patches are not cut by one convolution:
-    one whose stride is its kernel, the size of a patch, and which reads three channels."""
+    """Return the patch embedding as unfold and a linear map; None for a model whose patches are not cut by one
+    convolution: one whose stride is its kernel, the size of a patch, and which reads three channels."""
     size = model.layout.patch_size
     found = [
         (name, module)
@@ -108,8 +108,11 @@ def patch_embedding(model: Model, images: Images) -> Embedding | None:
 def before_blocks(
     model: Model, images: Images, embedding: Embedding | None
 ) -> tuple[Float[Tensor, "patches dim"] | None, list[StepCheck]]:
-    """What is added to the embeddings of the patches, and the checks of embedding and positions; None where it is no
-    fixed vector a patch. Position embeddings do not depend on the image, so another image's differ by rounding."""
+    """Return what is added to the embeddings of the patches, and the checks of embedding and positions; None where it
+    is no fixed vector a patch.
+
+    Position embeddings do not depend on the image, so another image's differ by rounding.
+    """
     if embedding is None:
         note = "patches are not cut by one convolution"
         return None, [StepCheck("embedding", None, 0.0, note), StepCheck("positions", None, 0.0, note)]
@@ -134,8 +137,8 @@ def before_blocks(
 def layer_steps(
     model: Model, images: Images, layer: Layer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float, tuple[StepCheck, ...]]:
-    """One layer step by step, under the names of a Walkthrough's fields: tensors of its heads (batch, heads, ...),
-    others (batch, tokens, dim), the scale of the scores, and the check of each step against the model's own.
+    """Return one layer step by step, under the names of a Walkthrough's fields: tensors of its heads (batch, heads,
+    ...), others (batch, tokens, dim), the scale of the scores, and the check of each step against the model's own.
 
     Raises UnsupportedError where queries or keys are not seen.
     """
@@ -230,7 +233,7 @@ def _changed_scores(model: Model, layer: Layer) -> str:
 
 
 def _seen(model: Model, images: Images, layer: Layer) -> tuple[AttentionCall, Tokens]:
-    """The layer's attention call, and what entered its attention module."""
+    """Return the layer's attention call, and what entered its attention module."""
     calls: list[AttentionCall] = []
     entered: list[Tensor] = []
 

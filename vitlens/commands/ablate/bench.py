@@ -74,12 +74,12 @@ class Bench:
 
     @property
     def heads(self) -> tuple[Unit, ...]:
-        """The units that are heads."""
+        """Return the units that are heads."""
         return tuple(unit for unit in self.units if unit.kind == "head")
 
     @property
     def replacement(self) -> Replacement:
-        """The replacement of the figures, and of all measurements that use only one."""
+        """Return the replacement of the figures, and of all measurements that use only one."""
         return self.run.options.replace[0]
 
     @property
@@ -88,12 +88,12 @@ class Bench:
         return self.run.run.batch_size or fitting_batch_size(self.run.model)
 
     def groups(self, indices: Tensor | None = None) -> Tensor | None:
-        """The groups of the images (n,), or of those at these indices; None where images have no groups."""
+        """Return the groups of the images (n,), or of those at these indices; None where images have no groups."""
         groups = self.run.split.groups
         return groups if groups is None or indices is None else groups[indices]
 
     def by(self, replacement: Replacement) -> ablation.Bench:
-        """What the analysis measures with, for one of the replacements."""
+        """Return what the analysis measures with, for one of the replacements."""
         run = self.run
         return ablation.Bench(
             run.model,
@@ -110,8 +110,8 @@ class Bench:
         )
 
     def measured_means(self) -> Means | None:
-        """The mean outputs over all processes, where they are needed; None where one batch holds all images, whose
-        clean pass gives them."""
+        """Return the mean outputs over all processes, where they are needed; None where one batch holds all images,
+        whose clean pass gives them."""
         options = self.run.options
         if "mean" not in options.replace:
             return None
@@ -121,8 +121,10 @@ class Bench:
         )
 
     def _memory(self, name: str, images: Tensor, labels: Tensor) -> Memory:
-        """The stored outcomes of one batch, in parts for the units of one layer. It raises InputError where they are of
-        other images, or damaged."""
+        """Return the stored outcomes of one batch, in parts for the units of one layer.
+
+        It raises InputError where they are of other images, or damaged.
+        """
         digest = batch_digest(images, labels)
 
         def remembered(sets: Sequence[Removal], measure: Callable[[], Stored]) -> Stored:
@@ -147,14 +149,14 @@ class Bench:
 
 
 def name_of(unit: Unit) -> str:
-    """A unit as it is recorded: L3.H7, L3.MLP, L3.block."""
+    """Return a unit as it is recorded: L3.H7, L3.MLP, L3.block."""
     part = f"H{unit.head}" if unit.kind == "head" else "MLP" if unit.kind == "mlp" else unit.kind
     return f"L{unit.layer}.{part}"
 
 
 @phase("What each head attends to")
 def head_labels(bench: Bench) -> dict[tuple[int, int], str]:
-    """What each head attends to, by layer and head; none for attention without a place in the image."""
+    """Return what each head attends to, by layer and head; none for attention without a place in the image."""
     split = bench.run.split.pick(torch.arange(min(IMAGES, len(bench.run.split))))
     stream = Stream(bench.run.model, groups=split.groups)
     try:
@@ -218,9 +220,9 @@ def _patching(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def _pair(bench: Bench, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, tuple[str, str], str]:
-    """The images of --clean and --corrupted; or the correctly classified image of highest confidence whose prediction a
-    corruption changes, and its corrupted copy, so that positions correspond. (1, 3, height, width) each, with their
-    names and the corruption."""
+    """Return the images of --clean and --corrupted; or the correctly classified image of highest confidence whose
+    prediction a corruption changes, and its corrupted copy, so that positions correspond. (1, 3, height, width) each,
+    with their names and the corruption."""
     model = bench.run.model
     options = bench.run.options
     if options.clean is not None and options.corrupted is not None:
@@ -247,7 +249,7 @@ def _pair(bench: Bench, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor,
 
 @torch.no_grad()
 def _predictions(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The confidence and the class of each prediction, (batch,)."""
+    """Return the confidence and the class of each prediction, (batch,)."""
     confidence, predicted = model(images).float().softmax(-1).max(-1)
     return confidence, predicted
 

@@ -51,7 +51,7 @@ class UnitEffects:
 
     @property
     def ranking(self) -> Tensor:
-        """The change by which units are ranked (units, images)."""
+        """Return the change by which units are ranked (units, images)."""
         return self.effects.delta_loss if self.importance.log_odds is None else self.effects.delta_log_odds
 
 
@@ -127,7 +127,7 @@ def measure(options: AblateOptions) -> Path | None:
 
 
 def _unit_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
-    """The effects of all units on all images, and the first-order estimates, gathered from all processes."""
+    """Return the effects of all units on all images, and the first-order estimates, gathered from all processes."""
     by = bench.by(replacement)
     sets = [(unit,) for unit in bench.units]
     effects = by.without(sets, what=f"Removing each unit ({replacement})")
@@ -138,7 +138,7 @@ def _unit_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
 
 
 def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int], str]) -> Iterator[rows.UnitRow]:
-    """One row for each unit, with its effects and their tests."""
+    """Yield one row for each unit, with its effects and their tests."""
     main = measured[bench.replacement].importance
     smallest = rows.smallest_effect(main.clean_loss)
     hidden = _hidden_by_mean(bench, measured)
@@ -174,7 +174,8 @@ def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int]
 
 
 def _hidden_by_mean(bench: Bench, measured: Measured) -> dict[int, tuple[Estimate, float | None]]:
-    """The rise of the loss under resampling minus that under mean ablation, of each head, where both were measured."""
+    """Return the rise of the loss under resampling minus that under mean ablation, of each head, where both were
+    measured."""
     heads = [index for index, unit in enumerate(bench.units) if unit.kind == "head"]
     if not heads or not {"mean", "resample"} <= measured.keys():
         return {}
@@ -298,8 +299,8 @@ def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tup
 
 
 def _heads_in_pairs(bench: Bench, importance: Importance, similar: Tensor) -> tuple[tuple[rows.HeadPairRow, ...], str]:
-    """The most important heads removed in pairs, where heads are ranked, and those of the most similar outputs, which
-    may each do the work of the other, where there are enough images for a test of these to be significant; and a
+    """Return the most important heads removed in pairs, where heads are ranked, and those of the most similar outputs,
+    which may each do the work of the other, where there are enough images for a test of these to be significant; and a
     remark. similar: (heads, others), as head_similarity gives it."""
     most = bench.run.options.pairs
     heads = bench.heads

@@ -24,12 +24,13 @@ REPLACED: Final[Mapping[str, str]] = {
 
 
 def smallest_effect(clean_loss: float) -> Estimate:
-    """The smallest change of the mean loss that is worth reporting, nats: LOSS or OF_CLEAN, whichever is larger."""
+    """Return the smallest change of the mean loss that is worth reporting, nats: LOSS or OF_CLEAN, whichever is
+    larger."""
     return Estimate(max(LOSS, OF_CLEAN * clean_loss), unit="nats")
 
 
 def judged(loss: Estimate, p: float | None, smallest: Estimate, looks: int) -> Judged:
-    """Whether removing a unit changes the loss by more than the smallest effect, by less, or neither is shown.
+    """Return whether removing a unit changes the loss by more than the smallest effect, by less, or neither is shown.
 
     p: of the change, corrected over the units of the kind; looks: these units, for which the interval is widened.
     """
@@ -104,17 +105,17 @@ class UnitRow(OfModel):
 
     @property
     def matters(self) -> bool:
-        """Whether its removal changes the loss significantly."""
+        """Return True if its removal changes the loss significantly."""
         return self.p is not None and self.p <= LEVEL
 
     @property
     def rank(self) -> Estimate:
-        """The change by which units are ranked, the fall of the log-odds or the rise of the loss."""
+        """Return the change by which units are ranked, the fall of the log-odds or the rise of the loss."""
         return self.log_odds or self.loss
 
     @property
     def is_ranked(self) -> bool:
-        """Whether that change is significant."""
+        """Return True if that change is significant."""
         p = self.p if self.log_odds is None else self.log_odds_p
         return p is not None and p <= LEVEL
 
@@ -149,7 +150,7 @@ class HeadPairRow:
 
     @property
     def larger(self) -> float:
-        """The larger change of the loss without one of both, nats."""
+        """Return the larger change of the loss without one of both, nats."""
         return max(abs(self.first_alone), abs(self.second_alone))
 
 
@@ -271,15 +272,15 @@ class AblateRecord(Record):
 
     @property
     def model(self) -> AblatedModelRow:
-        """The one model."""
+        """Return the one model."""
         return self.ablated[0]
 
     @property
     def heads(self) -> tuple[UnitRow, ...]:
-        """The units that are heads."""
+        """Return the units that are heads."""
         return tuple(row for row in self.units if row.kind == "head")
 
     @property
     def has_few_images(self) -> bool:
-        """Whether the images are too few for a claim."""
+        """Return True if the images are too few for a claim."""
         return self.images < FEWEST

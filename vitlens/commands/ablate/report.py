@@ -22,8 +22,11 @@ _FAINTEST: Final = 0.01  # nats, of the full colour: below it differences are ro
 
 
 def claims(record: AblateRecord) -> Iterator[Claim]:
-    """Which units matter, how many heads can be spared, and what single removals hide. How many heads have an effect,
-    have none, alone and in pairs, or may have one is counted, not judged, as heads back each other up."""
+    """Yield which units matter, how many heads can be spared, and what single removals hide.
+
+    How many heads have an effect, have none, alone and in pairs, or may have one is counted, not judged, as heads back
+    each other up.
+    """
     if record.has_few_images:
         return
     yield _most_important(record)
@@ -99,7 +102,7 @@ def _claim(
 
 
 def without_effect(record: AblateRecord) -> list[UnitRow]:
-    """The heads shown to have no effect: with no replacement, nor as one of a redundant pair."""
+    """Return the heads shown to have no effect: with no replacement, nor as one of a redundant pair."""
     needed = {unit for row in redundant(record) for unit in (row.first, row.second)}
     return [
         row
@@ -109,7 +112,8 @@ def without_effect(record: AblateRecord) -> list[UnitRow]:
 
 
 def redundant(record: AblateRecord) -> list[HeadPairRow]:
-    """The pairs of which each head alone changes nothing worth reporting, and both together do, the most first."""
+    """Return the pairs of which each head alone changes nothing worth reporting, and both together do, the most
+    first."""
     smallest = record.model.smallest.value
     looks = len(record.pairs)
     found = [
@@ -132,7 +136,7 @@ def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> E
 
 
 def _most_important(record: AblateRecord) -> Claim:
-    """The head whose removal costs most; of a model of which no head was removed, the MLP or block."""
+    """Return the head whose removal costs most; of a model of which no head was removed, the MLP or block."""
     kinds = grouped(record.units, "kind")
     model = record.model.model
     kind = next(each for each in ("head", "mlp", "block") if each in kinds)
@@ -186,7 +190,7 @@ def _most_important(record: AblateRecord) -> Claim:
 
 
 def _hidden(record: AblateRecord) -> Iterator[Claim]:
-    """The heads whose effect a replacement by the mean hides: they matter where they are resampled."""
+    """Yield the heads whose effect a replacement by the mean hides: they matter where they are resampled."""
     smallest = record.model.smallest.value
     looks = len(record.heads)
     found = [
@@ -218,7 +222,7 @@ def _hidden(record: AblateRecord) -> Iterator[Claim]:
 
 
 def unknown(record: AblateRecord) -> Iterator[str]:
-    """What removing units of this model on these images does not show."""
+    """Yield what removing units of this model on these images does not show."""
     model = record.model
     heads = record.heads
     rest = [row for row in heads if row.effect == "undecided"]
@@ -261,7 +265,7 @@ def unknown(record: AblateRecord) -> Iterator[str]:
 
 
 def definitions(record: AblateRecord) -> Iterator[tuple[str, str]]:
-    """What replaces an output, and what the labels of the heads are."""
+    """Yield what replaces an output, and what the labels of the heads are."""
     for name in record.effects:
         yield name, f"a unit's output is replaced by {REPLACED[name]}; a block is skipped with any replacement."
     for label in dict.fromkeys(row.label for row in record.heads if row.label in LABELS):
@@ -274,7 +278,7 @@ def _by_importance(rows: Sequence[UnitRow]) -> list[UnitRow]:
 
 
 def _heads(record: AblateRecord) -> str:
-    """What is shown of the heads, and what was done to them."""
+    """Return what is shown of the heads, and what was done to them."""
     heads = record.heads
     fewest = fewest_images(max(1, len(record.heads)))
     return say(
@@ -290,7 +294,7 @@ def _heads(record: AblateRecord) -> str:
 
 
 def _paired(record: AblateRecord) -> str:
-    """Which heads were removed in pairs."""
+    """Return which heads were removed in pairs."""
     chosen = {row.chosen for row in record.pairs}
     if chosen == {"similarity"}:
         return "The pairs of heads with the most similar outputs were removed; no head matters enough to be ranked."
@@ -325,7 +329,7 @@ def _restored(record: AblateRecord) -> list[Restored]:
 
 
 def _pair(record: AblateRecord) -> Iterator[Picture]:
-    """The two images."""
+    """Yield the two images."""
     if record.patched is not None:
         row = record.patching[0]
         yield Picture(record.patched.clean, below=f"clean: {row.clean}")
@@ -333,7 +337,8 @@ def _pair(record: AblateRecord) -> Iterator[Picture]:
 
 
 def _tokens(record: AblateRecord) -> Iterator[Picture]:
-    """What each token restores before each block: the patches at their places, and those before them with numbers."""
+    """Yield what each token restores before each block: the patches at their places, and those before them with
+    numbers."""
     if record.patched is None:
         return
     row = record.patching[0]

@@ -108,8 +108,10 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
 
 
 def _on_corruptions(work: ModelAttack) -> Corrupted:
-    """A model on all kinds at all severities, each process on its share of the images. With --predicted, an image
-    counts as correct where its prediction stays the same."""
+    """Return a model on all kinds at all severities, each process on its share of the images.
+
+    With --predicted, an image counts as correct where its prediction stays the same.
+    """
     run = work.run
     processes = work.run.processes
     split = work.run.split
@@ -222,7 +224,7 @@ def _with_checks(record: rows.AttackRecord, checks: Sequence[rows.AttackCheckRow
 
 
 def title_of(entry: Attack) -> str:
-    """An attack with its norm, in a few words: "PGD L∞", "C&W L2"."""
+    """Return an attack with its norm, in a few words: "PGD L∞", "C&W L2"."""
     norm = {"linf": " L∞", "l2": " L2"}.get(entry.norm, "")
     return entry.title.partition(" (")[0] + norm
 
@@ -323,7 +325,7 @@ def _pair_rows(works: Sequence[ModelAttack], survivors: Sequence[Survivors]) -> 
 
 
 def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterator[rows.TransferRow]:
-    """Every model on the adversarial images of every model; no rows for one model."""
+    """Yield every model on the adversarial images of every model; no rows for one model."""
     run = works[0].run
     if len(works) < 2 or not run.options.transfer:
         return
@@ -344,8 +346,8 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
 
 @phase("What changes inside the model")
 def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, Any]:
-    """What changes inside one model for images that fool it: rows, examples, and halfway, the block from which on its
-    outputs are halfway to those for another image; nothing where there are no such images."""
+    """Return what changes inside one model for images that fool it: rows, examples, and halfway, the block from which
+    on its outputs are halfway to those for another image; nothing where there are no such images."""
     places = evenly_spaced(sample.fooled[index].nonzero().flatten(), MEASURED)
     if not len(places) or not work.run.options.inside:
         return {}
@@ -410,7 +412,8 @@ def _agreement_rows(
 
 
 def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tensor:
-    """The clean images with random noise of each perturbation's norm, as a baseline for the effect of its size."""
+    """Return the clean images with random noise of each perturbation's norm, as a baseline for the effect of its
+    size."""
     generator = torch.Generator().manual_seed(seed)
     change = changed - clean
     if norm == "linf":
@@ -423,7 +426,7 @@ def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tenso
 
 
 def _distance(values: Tensor, groups: NDArray[Any] | None, seed: int) -> Estimate:
-    """One minus the mean cosine, with its interval; at least 0."""
+    """Return one minus the mean cosine, with its interval; at least 0."""
     cosines = values.double().numpy()
     mean = bootstrap_mean(cosines, groups=groups, seed=seed, unit="", draws=_DRAWS, least=-1.0, most=1.0)
     low, high = (None if end is None else max(0.0, 1 - end) for end in (mean.high, mean.low))

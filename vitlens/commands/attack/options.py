@@ -153,7 +153,7 @@ class AttackOptions(ModelsOnImages):
             raise InputError(f"expected --downwards with an attack at several epsilons, found {known}; leave it out")
 
     def steps_for(self, attack: str) -> int | None:
-        """The number of steps of this attack; None for its default."""
+        """Return the number of steps of this attack; None for its default."""
         return self.steps.get(attack) if isinstance(self.steps, Mapping) else self.steps
 
     def epsilons_of(self, attack: str) -> tuple[float, ...]:

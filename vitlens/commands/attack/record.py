@@ -28,17 +28,17 @@ _EPSILON: Final = "the largest change that an attack may make: of a pixel in 255
 
 
 def scale_of(norm: NormName) -> float:
-    """The factor from pixel units to the unit of the command line: 255 for L∞, else 1."""
+    """Return the factor from pixel units to the unit of the command line: 255 for L∞, else 1."""
     return UNIT if norm == "linf" else 1.0
 
 
 def typed_epsilon(epsilon: float, norm: NormName) -> float:
-    """An epsilon in pixel units as on the command line and in names of metrics: 4, 0.5."""
+    """Return an epsilon in pixel units as on the command line and in names of metrics: 4, 0.5."""
     return float(f"{round(epsilon * scale_of(norm), 6):g}")
 
 
 def epsilon_words(epsilon: float, norm: NormName) -> str:
-    """An epsilon in the unit of the command line, in words: "4/255", "an L2 distance of 0.5"."""
+    """Return an epsilon in the unit of the command line, in words: "4/255", "an L2 distance of 0.5"."""
     if norm == "patch":
         return f"{100 * epsilon:.3g} % of the pixels covered"
     return f"{epsilon:g}/255" if norm == "linf" else f"an L2 distance of {epsilon:g}"
@@ -96,18 +96,18 @@ class AttackCurveRow(OfModel):
 
     @property
     def axis(self) -> str:
-        """The unit of epsilon, the title of a panel with all attacks of one norm."""
+        """Return the unit of epsilon, the title of a panel with all attacks of one norm."""
         return f"epsilon ({AXES[self.norm]})"
 
     @property
     def panel(self) -> str:
-        """The attack with its unit, the title of a panel."""
+        """Return the attack with its unit, the title of a panel."""
         return f"{self.title} ({AXES[self.norm]})"
 
 
 def strongest(curves: Iterable[AttackCurveRow], epsilon: float | None = None) -> AttackCurveRow | None:
-    """The row of the lowest accuracy under an L∞ attack at an epsilon (None: at any); of equals the last, as FGSM is
-    named first."""
+    """Return the row of the lowest accuracy under an L∞ attack at an epsilon (None: at any); of equals the last, as
+    FGSM is named first."""
     tried = [row for row in curves if row.norm == "linf" and row.epsilon > 0 and epsilon in (None, row.epsilon)]
     return min(reversed(tried), key=lambda row: row.accuracy.value, default=None)
 
@@ -162,12 +162,12 @@ class RobustPairRow:
 
     @property
     def test(self) -> str:
-        """The attack with its epsilon, the label of a line."""
+        """Return the attack with its epsilon, the label of a line."""
         return "clean" if self.attack == "clean" else f"{self.title}, {self.epsilon:g} ({AXES[self.norm]})"
 
     @property
     def models(self) -> str:
-        """The two models, the name of a series."""
+        """Return the two models, the name of a series."""
         return f"{self.first} − {self.second}"
 
 
@@ -186,12 +186,12 @@ class SurvivorsRow(OfModel):
 
     @property
     def missed(self) -> int:
-        """How many survivors the stronger attacks broke."""
+        """Return how many survivors the stronger attacks broke."""
         return (self.margin or 0) + (self.square or 0)
 
     @property
     def at(self) -> str:
-        """The epsilon in words."""
+        """Return the epsilon in words."""
         return epsilon_words(self.epsilon, "linf")
 
 
@@ -211,12 +211,12 @@ class CorruptionPairRow:
 
     @property
     def words(self) -> str:
-        """The corruption with its severity, the label of a line."""
+        """Return the corruption with its severity, the label of a line."""
         return f"{self.title}, severity {self.severity}"
 
     @property
     def models(self) -> str:
-        """The two models, the name of a series."""
+        """Return the two models, the name of a series."""
         return f"{self.first} − {self.second}"
 
 
@@ -254,7 +254,7 @@ class AttackCheckRow(OfModel):
 
     @property
     def share(self) -> Estimate | None:
-        """The share of the images that contradicts the expectation, with its interval."""
+        """Return the share of the images that contradicts the expectation, with its interval."""
         return None if self.against is None or not self.of else wilson(self.against, self.of)
 
 

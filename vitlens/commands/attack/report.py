@@ -80,7 +80,8 @@ def _of_one_image(record: AttackRecord) -> Iterator[Claim]:
 
 
 def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
-    """The strongest sign that the attacks on a model fail because of its gradients, and transfer that beats them."""
+    """Yield the strongest sign that the attacks on a model fail because of its gradients, and transfer that beats
+    them."""
     signs = [_fault(row, row.share) for row in _failed(record, model) if row.share is not None]
     clearly = [each for each in signs if each.effect and clear(each.effect, each.reference)]
     yield from sorted(clearly, key=lambda claim: -claim.rank)[:1]
@@ -104,7 +105,7 @@ def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
 
 
 def _fault(row: rows.AttackCheckRow, share: Estimate) -> Claim:
-    """A failed self-check, with the share of the images that contradict it."""
+    """Return a failed self-check, with the share of the images that contradict it."""
     compared = ", " in row.attack
     masks = compared or row.name in ("gradients", "gradients read")
     fault = "The gradients of {{ m }} are masked" if masks else "The attacks on {{ m }} are too weak"
@@ -131,7 +132,8 @@ def _failed(record: AttackRecord, model: str) -> list[rows.AttackCheckRow]:
 
 
 def _difference(record: AttackRecord, first: str, second: str) -> Claim:
-    """Which of two models keeps more accuracy, at the test with the largest difference of those that can show one."""
+    """Return which of two models keeps more accuracy, at the test with the largest difference of those that can show
+    one."""
     tests = [row for row in record.pairs if (row.first, row.second) == (first, second) and row.attack != "clean"]
     telling = [row for row in tests if informative(record, row)]
     large = [row for row in telling if row.p_holm <= LEVEL and abs(row.difference.value) >= SMALLEST]
@@ -199,14 +201,14 @@ def _difference_at(
 
 
 def _kept(record: AttackRecord, row: rows.RobustPairRow) -> dict[str, Estimate]:
-    """The accuracies that a pair compares, by model."""
+    """Return the accuracies that a pair compares, by model."""
     here = [each for each in record.curves if (each.attack, each.epsilon) == (row.attack, row.epsilon)]
     return {each.model: each.accuracy for each in here if each.model in (row.first, row.second)}
 
 
 def informative(record: AttackRecord, row: rows.RobustPairRow) -> bool:
-    """Whether a test under attack can show a difference: the models are neither both at 0 % nor both at their clean
-    accuracy."""
+    """Return True if a test under attack can show a difference: the models are neither both at 0 % nor both at their
+    clean accuracy."""
     clean = {each.model: each.clean.value for each in record.overall}
     kept = {model: accuracy.value for model, accuracy in _kept(record, row).items()}
     return any(kept.values()) and any(value != clean.get(model) for model, value in kept.items())
@@ -318,7 +320,7 @@ def not_robust(upper_bound: Estimate) -> bool:
 
 
 def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:
-    """The self-checks of the attacks on one model: those that could not have failed are not passed."""
+    """Return the self-checks of the attacks on one model: those that could not have failed are not passed."""
     own = [check for check in record.checks if check.model == row.model]
     failed = _failed(record, row.model)
     open_ = [check for check in own if check.state == "inconclusive"]
@@ -343,7 +345,7 @@ def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:
 
 
 def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimate) -> Claim:
-    """What common corruptions cost."""
+    """Return what common corruptions cost."""
     own = [each for each in record.corruptions if each.model == row.model]
     said = say(
         "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy on average. The worst is "
@@ -441,7 +443,7 @@ def effects(record: AttackRecord) -> Iterator[Claim]:
 
 
 def unknown(record: AttackRecord) -> Iterator[str]:
-    """What could overturn this report, the most serious first."""
+    """Yield what could overturn this report, the most serious first."""
     open_ = [row for row in record.checks if row.state == "inconclusive"]
     if any(row.failed is None for row in record.overall):
         yield "The self-checks of the attacks are not finished: a faulty attack makes a model look robust."
@@ -474,7 +476,7 @@ def unknown(record: AttackRecord) -> Iterator[str]:
 
 
 def _sampled(record: AttackRecord) -> dict[str, list[Any]]:
-    """The rows of the tables of images that fool a model, where there are enough of them."""
+    """Return the rows of the tables of images that fool a model, where there are enough of them."""
     transfer = [row for row in record.transfer if row.made_for != row.shown_to]
     return {
         "transfer": [row for row in transfer if enough(row.rate)],
@@ -483,7 +485,7 @@ def _sampled(record: AttackRecord) -> dict[str, list[Any]]:
 
 
 def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
-    """The strongest attack at each epsilon of each norm, on each model, of equals the last."""
+    """Return the strongest attack at each epsilon of each norm, on each model, of equals the last."""
     falling = sorted(record.curves, key=lambda row: -row.accuracy.value)
     return list({(row.norm, row.epsilon, row.model): row for row in falling if row.epsilon > 0}.values())
 
@@ -536,7 +538,7 @@ def _examples(record: AttackRecord) -> Iterator[Picture]:
 
 
 def _gap_at_one(record: AttackRecord) -> Estimate | None:
-    """The difference of two models at 1/255, where one attack is the strongest on both."""
+    """Return the difference of two models at 1/255, where one attack is the strongest on both."""
     best = [strongest(own, JUDGED) for own in by(record.curves, "model").values()]
     names = {None if row is None else row.attack for row in best}
     return next((row.difference for row in record.pairs if {row.attack} == names and row.epsilon == JUDGED), None)

@@ -46,7 +46,7 @@ class ModelAttack:
 
     @property
     def clean(self) -> Tensor:
-        """Which clean images are classified correctly, (n,)."""
+        """Return which clean images are classified correctly, (n,)."""
         return next(iter(self.swept.values())).clean
 
     @property
@@ -63,22 +63,22 @@ class ModelAttack:
         return min(whole, few) if self.model.device.type == "cpu" else whole
 
     def images(self, indices: Tensor) -> Tensor:
-        """The pixels of these images (n, 3, height, width) in [0, 1], on the CPU."""
+        """Return the pixels of these images (n, 3, height, width) in [0, 1], on the CPU."""
         return self.run.split.source.read(indices).float().div_(255)
 
     def logits(self, images: Tensor) -> Tensor:
-        """The model's logits for images in fp32, (n, classes), on the CPU."""
+        """Return the model's logits for images in fp32, (n, classes), on the CPU."""
         with evaluating(self.model), torch.no_grad():
             return torch.cat(
                 [self.model(part.to(self.model.device)).float().cpu() for part in images.split(self.batch_size)]
             )
 
     def steps_of(self, entry: Attack) -> int:
-        """The number of steps of an attack; 1 for a single-step attack."""
+        """Return the number of steps of an attack; 1 for a single-step attack."""
         return (self.run.options.steps_for(entry.name) or entry.steps) if entry.steps else 1
 
     def settings(self, name: str) -> dict[str, Any]:
-        """What an attack takes beside images and epsilons."""
+        """Return what an attack takes beside images and epsilons."""
         options = self.run.options
         run = self.run.run
         return {
@@ -93,7 +93,7 @@ class ModelAttack:
         }
 
     def attempt(self, name: str) -> Callable[..., AttackResult]:
-        """An attack of the registry, as the checks call it; a patch is bounded by its size, not epsilon."""
+        """Return an attack of the registry, as the checks call it; a patch is bounded by its size, not epsilon."""
 
         def attempt(images: Tensor, labels: Tensor, *, epsilon: float, **more: Any) -> AttackResult:
             bound = epsilon if ATTACKS[name].takes_epsilon else None
@@ -117,7 +117,7 @@ def sweep_all(work: ModelAttack) -> None:
 
 
 def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Advance) -> dict[str, NDArray[Any]]:
-    """One attack on some of the images, or its stored result from an earlier attempt."""
+    """Return one attack on some of the images, or its stored result from an earlier attempt."""
     key = f"{work.model.alias}-{name}-{start}"
     digest = batch_digest(work.images(indices), work.labels[indices])
     forms = dict.fromkeys(("clean", "broken_at", "distance", "silent"), Form("bf", (len(indices),)))
@@ -142,7 +142,7 @@ def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Ad
 def attempted(
     work: ModelAttack, name: str, indices: Tensor, *, advance: Advance = lambda _: None, **more: Any
 ) -> Outcome:
-    """One attack on these images at all epsilons; more: fields of the plan."""
+    """Return one attack on these images at all epsilons; more: fields of the plan."""
     return sweep(
         work.model,
         work.images(indices),
@@ -195,7 +195,7 @@ class AttackSample:
 
 
 def example_attack(names: Sequence[str]) -> str:
-    """The attack of these names that makes the examples, by its rank in the registry."""
+    """Return the attack of these names that makes the examples, by its rank in the registry."""
     return min(names, key=lambda name: ATTACKS[name].examples or len(ATTACKS) + 1)
 
 
@@ -231,7 +231,7 @@ def attack_sample(works: Sequence[ModelAttack]) -> AttackSample:
 
 
 def checked(work: ModelAttack) -> Iterator[Check]:
-    """All checks of one model: of its gradients, of every attack, and of pairs of attacks.
+    """Yield all checks of one model: of its gradients, of every attack, and of pairs of attacks.
 
     None where the model classifies no image correctly, as there is none to attack.
     """
@@ -270,7 +270,8 @@ def _more_steps(work: ModelAttack, name: str, right: Tensor) -> Check:
 
 
 def _of_attack(work: ModelAttack, name: str, right: Tensor) -> Iterator[Check]:
-    """The checks of one attack; right: the images on which it is checked, fewer and in fewer steps where it is slow."""
+    """Yield the checks of one attack; right: the images on which it is checked, fewer and in fewer steps where it is
+    slow."""
     entry = ATTACKS[name]
     outcome = work.swept[name]
     attempt = work.attempt(name)

@@ -193,7 +193,7 @@ def _layer_rows(
     masses: Sequence[OnObjectRow],
     by_image: kept.HeadArrays,
 ) -> Iterator[kept.LayerRow]:
-    """Every layer, with what its maps tell, how alike they are, and where their mean lies."""
+    """Yield every layer, with what its maps tell, how alike they are, and where their mean lies."""
     groups: NDArray[Any] | None = None if split.groups is None else split.groups.numpy()
     cosine = partial(student_mean, groups=groups, unit="", least=-1.0, most=1.0)
     means = [layer.maps.mean(1) for layer in layers]
@@ -231,7 +231,7 @@ def _layer_rows(
 
 @phase("Rollout up to each layer")
 def _rollouts(model: Model, images: Images, layers: Sequence[LayerMaps]) -> Tensor | None:
-    """The rollout up to each layer, on the CPU; None where not all layers are those of whole sequences."""
+    """Return the rollout up to each layer, on the CPU; None where not all layers are those of whole sequences."""
     whole = [layer for layer in layers if layer.site.kind in ("patch", "class")]
     if model.anatomy.layout is None or model.supports("rollout") is not None or len(whole) < len(layers):
         return None
@@ -241,7 +241,8 @@ def _rollouts(model: Model, images: Images, layers: Sequence[LayerMaps]) -> Tens
 def _on_object(
     model: Model, split: Split, layers: Sequence[LayerMaps], rollouts: Tensor | None
 ) -> Iterator[OnObjectRow]:
-    """The share of each map on the object, where masks are known: of layers, of the rollout up to them, of heads."""
+    """Yield the share of each map on the object, where masks are known: of layers, of the rollout up to them, of
+    heads."""
     if split.masks is None:
         return
     maps: dict[tuple[str, int, int | None], Maps] = {}
@@ -257,8 +258,8 @@ def _on_object(
 
 
 def _layout(model: Model, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
-    """The layout of the patches, and how the similarity of their position embeddings follows their places: numbers
-    without intervals, as pairs of positions are not independent."""
+    """Yield the layout of the patches, and how the similarity of their position embeddings follows their places:
+    numbers without intervals, as pairs of positions are not independent."""
     layout = model.anatomy.layout
     distance = None
     ranks = None
@@ -280,7 +281,8 @@ def _layout(model: Model, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
 
 
 def _views(model: Model, images: Images, options: AttentionOptions) -> dict[str, Any]:
-    """The attention of --query, and to --key, in every layer. Raises InputError for a patch that is not there."""
+    """Return the attention of --query, and to --key, in every layer. Raises InputError for a patch that is not
+    there."""
     found: dict[str, Any] = {"views": {}}
     given: dict[Side, tuple[int, int] | None] = {"query": options.query, "key": options.key}
     for name, patch in given.items():
@@ -292,7 +294,7 @@ def _views(model: Model, images: Images, options: AttentionOptions) -> dict[str,
 
 
 def _patch_row(view: LayerMaps, name: str) -> kept.PatchRow:
-    """One layer of a view."""
+    """Return one layer of a view."""
     (row, column), received = view.patch, view.maps.sum((2, 3))
     prefix = view.prefix.sum(-1) if name == "query" else view.prefix.mean(-1)
     own = kept.PatchRow(
@@ -319,7 +321,7 @@ def _require_layer(layers: Sequence[LayerMaps], number: int, option: str) -> Non
 
 
 def _windows(model: Model, images: Images) -> dict[str, Any]:
-    """The windows of each layer that has some, and the receptive field; nothing for other models."""
+    """Return the windows of each layer that has some, and the receptive field; nothing for other models."""
     try:
         layers = window_layers(model, images) if model.anatomy.family == "windowed" else ()
     except UnsupportedError:  # windows whose place in the image is not known
@@ -358,5 +360,5 @@ def _windows(model: Model, images: Images) -> dict[str, Any]:
 
 
 def as_array(values: Tensor) -> NDArray[np.float32]:
-    """A tensor on any device, in any precision, as the float32 array that is stored."""
+    """Return a tensor on any device, in any precision, as the float32 array that is stored."""
     return np.asarray(values.float().cpu().numpy())

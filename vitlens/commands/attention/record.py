@@ -148,7 +148,7 @@ class AttentionArrays:
 
     @property
     def pixels(self) -> NDArray[np.floating]:
-        """The images in [0, 1]."""
+        """Return the images in [0, 1]."""
         return np.asarray(self.images / np.float32(255))
 
 
@@ -216,5 +216,5 @@ class AttentionRecord(Record):
 
     @property
     def names(self) -> list[str]:
-        """The images by the names of their files."""
+        """Return the images by the names of their files."""
         return file_names([row.image for row in self.shown])

@@ -39,7 +39,7 @@ _ROWS: Final = 8  # layers of the first page's table
 
 
 def claims(record: AttentionRecord) -> Iterator[Claim]:
-    """Which layers attend to the object, which maps are uniform, fixed, alike or sinks, and whether positions are
+    """Yield which layers attend to the object, which maps are uniform, fixed, alike or sinks, and whether positions are
     known."""
     if record.images >= FEWEST:
         yield from _on_object(record)
@@ -84,7 +84,7 @@ def _on_object(record: AttentionRecord) -> Iterator[Claim]:
 
 
 def _information(rows: Sequence[LayerRow], alias: str) -> Iterator[Claim]:
-    """The sharpest layer; the layers whose maps are uniform, fixed to places, or, up to the last, all alike."""
+    """Yield the sharpest layer; the layers whose maps are uniform, fixed to places, or, up to the last, all alike."""
     tests, sharp = len(rows), max(rows, key=lambda row: row.information.value)
     yield found(
         "information",
@@ -144,7 +144,7 @@ def _information(rows: Sequence[LayerRow], alias: str) -> Iterator[Claim]:
 
 
 def unknown(record: AttentionRecord) -> Iterator[str]:
-    """What maps of attention do not show."""
+    """Yield what maps of attention do not show."""
     if record.mixed_heads:
         yield mixed_heads_words(record.mixed_heads)
     yield (
@@ -163,7 +163,7 @@ def unknown(record: AttentionRecord) -> Iterator[str]:
 
 
 def explorer(record: AttentionRecord) -> Explorer | None:
-    """What looks where in the images."""
+    """Return what looks where in the images."""
     return explorer_of(record, Shown(record.maps.images, [row.image for row in record.shown])) if record.maps else None
 
 
@@ -208,7 +208,7 @@ class _Head(Picture):
 
 
 def _heads(record: AttentionRecord) -> Iterator[_Head]:
-    """Every head on the first image; a stage is a sequence of layers with equal heads and maps."""
+    """Yield every head on the first image; a stage is a sequence of layers with equal heads and maps."""
     if record.maps is None:
         return
     places = range(len(record.layers))
@@ -222,14 +222,14 @@ def _heads(record: AttentionRecord) -> Iterator[_Head]:
 
 
 def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **given: Any) -> list[Picture]:
-    """The images that fit on a page, each with these maps (images, rows, columns) beside it."""
+    """Return the images that fit on a page, each with these maps (images, rows, columns) beside it."""
     count = images_on_a_page(len(titles))
     shares = [100 * own[:count] for own in maps]
     return list(with_maps(record.maps.pixels[:count], shares, titles, record.names[:count], **given))
 
 
 def _layer(record: Any) -> list[Picture]:
-    """Every head of --layer, by default the last."""
+    """Return every head of --layer, by default the last."""
     known = [row.layer for row in record.layers]
     chosen = record.options.get("layer")
     index = known.index(chosen) if chosen in known else len(known) - 1
@@ -238,7 +238,8 @@ def _layer(record: Any) -> list[Picture]:
 
 
 def _draw_windows(record: Any, title: str) -> Figure:
-    """Two layers after one another: the first pair of which the second connects something, else the first two."""
+    """Return two layers after one another: the first pair of which the second connects something, else the first
+    two."""
     own = record.windows
     arrays = record.window_maps
     pairs = [at for at in range(1, len(own)) if own[at].map == own[at - 1].map]
@@ -256,7 +257,7 @@ def _draw_windows(record: Any, title: str) -> Figure:
 
 
 def _view(view: str, record: Any) -> list[Picture]:
-    """The attention of a patch, or to it, layer by layer, the mean of heads."""
+    """Return the attention of a patch, or to it, layer by layer, the mean of heads."""
     arrays = record.views.get(view)
     rows = getattr(record, view)
     return (

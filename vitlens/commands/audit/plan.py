@@ -80,7 +80,7 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Return all of it."""
         return 60 * self.minutes
 
     @property

@@ -58,15 +58,15 @@ class AuditRecord(Chaptered, FailuresRecord, RelianceRecord):
 
     @property
     def named(self) -> Mapping[str, Chapter]:
-        """The chapters that were run, by command, or by which one it is of several of a command."""
+        """Return the chapters that were run, by command, or by which one it is of several of a command."""
         return {chapter.row.part or chapter.row.word: chapter for chapter in self.parts}
 
     @property
     def predicted(self) -> bool:
-        """Whether the model's predictions were used as labels."""
+        """Return True if the model's predictions were used as labels."""
         return "evaluate" not in self.named
 
     @property
     def chosen(self) -> CandidateRow | None:
-        """The attack that was run."""
+        """Return the attack that was run."""
         return next((row for row in self.attacks_considered if row.state == "chosen"), None)

@@ -46,7 +46,7 @@ _RELEASE: Final = (  # begins the title where requirements were typed
 
 
 def _requirements(record: AuditRecord) -> dict[str, Any]:
-    """The requirements that do not hold, and all of them, in words."""
+    """Return the requirements that do not hold, and all of them, in words."""
     judged = requirement_outcomes(record)
     words = [f"{each.requirement.metric} {each.requirement.bound} {each.requirement.value:g}" for each in judged]
     unmet = [text for text, each in zip(words, judged) if not each.holds]
@@ -55,7 +55,7 @@ def _requirements(record: AuditRecord) -> dict[str, Any]:
 
 
 def claims(record: AuditRecord) -> Iterator[Claim]:
-    """How many judgements pass, then each of them."""
+    """Yield how many judgements pass, then each of them."""
     misled = list(shortcut.claims(record))
     of_chapters = list(_judged(record))
     judged = [*misled, *of_chapters]
@@ -152,14 +152,14 @@ def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
 
 
 def requirement_outcomes(record: AuditRecord) -> tuple[RequirementOutcome, ...]:
-    """What became of --at-least and --at-most."""
+    """Return what became of --at-least and --at-most."""
     run = record.options.get("run", {})
     asked = requirements_of(tuple(run.get("at_least", ())), tuple(run.get("at_most", ())))
     return tuple(outcomes(asked, record))
 
 
 def unknown(record: AuditRecord) -> Iterator[str]:
-    """What could overturn the judgement, the most serious first."""
+    """Yield what could overturn the judgement, the most serious first."""
     taken = record.chosen
     tried = record.attacks_considered
     stronger = [row for row in tried[: tried.index(taken)] if row.minutes] if taken else []
@@ -198,7 +198,7 @@ def attack_words(row: CandidateRow) -> str:
 
 
 def _answers(record: AuditRecord) -> Iterator[Section]:
-    """The questions that chapters answer; of an audit that was stopped, also its other chapters."""
+    """Yield the questions that chapters answer; of an audit that was stopped, also its other chapters."""
     sections = tuple(answered(record.parts, _QUESTIONS, list(_judged(record))))
     yield from sections
     if not record.budget:  # which is written at the end
@@ -206,7 +206,7 @@ def _answers(record: AuditRecord) -> Iterator[Section]:
 
 
 def glance(record: AuditRecord) -> Table:
-    """The judgements, failing ones first."""
+    """Return the judgements, failing ones first."""
     every = [*shortcut.claims(record), *_judged(record)]
     judged = [(claim, claim.verdict) for claim in every if claim.verdict is not None]
     judged.sort(key=lambda pair: ORDER.index(pair[1].state))

@@ -111,7 +111,7 @@ def measure(options: CompareOptions) -> Path | None:
 def _recorded(
     run: Run[CompareOptions], named: Sequence[Sequence[str]], conflicts: Sequence[Split]
 ) -> rows.CompareRecord:
-    """All rows of the comparison."""
+    """Return all rows of the comparison."""
     options = run.options
     split = run.split
     own = run.run
@@ -145,7 +145,8 @@ def _recorded(
 
 
 def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
-    """The rows of the predictions: accuracy, the paired test, cells of errors, classes, confusions, calibration."""
+    """Return the rows of the predictions: accuracy, the paired test, cells of errors, classes, confusions,
+    calibration."""
     both = comparison.first, comparison.second
     first, second = aliases = comparison.first.alias, comparison.second.alias
     names = comparison.first.classes
@@ -206,7 +207,7 @@ def _examples(comparison: Comparison) -> list[Tensor]:
 def _images(
     comparison: Comparison, split: Split, maps: Maps, by_cell: Sequence[Tensor], panels: int
 ) -> list[rows.ImageRow]:
-    """The images that are shown: panels by rising agreement, then examples of each cell.
+    """Return the images that are shown: panels by rising agreement, then examples of each cell.
 
     The panels are evenly spaced over the ranking of all usable sampled maps, so that they show its whole range.
     """
@@ -240,7 +241,7 @@ def _images(
 
 
 def _shown(images: Sequence[rows.ImageRow], split: Split, maps: Maps) -> rows.ShownArrays:
-    """Their pixels, and the positive part of both maps, with 0 for values that are not finite."""
+    """Return their pixels, and the positive part of both maps, with 0 for values that are not finite."""
     where = torch.tensor([row.image for row in images], dtype=torch.long)
     place = torch.searchsorted(maps.indices, where)
     first, second = (each[place].nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy() for each in maps.values)
@@ -306,7 +307,7 @@ def _cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
 def _bias(
     run: Run[CompareOptions], conflicts: Sequence[Split]
 ) -> tuple[tuple[rows.BiasRow, ...], tuple[rows.ConflictRow, ...]]:
-    """The shape bias of both models, overall and by class of shape; nothing where there is no cue conflict."""
+    """Return the shape bias of both models, overall and by class of shape; nothing where there is no cue conflict."""
     overall = []
     by_shape = []
     for model, split in zip(run.models, conflicts):
@@ -320,7 +321,7 @@ def _bias(
 
 
 def candidates(method: Sequence[str], models: Sequence[Model]) -> tuple[tuple[str, ...], ...]:
-    """The methods of each model that are checked: the one of `method`, or the first and second of two, else the
+    """Return the methods of each model that are checked: the one of `method`, or the first and second of two, else the
     preferred ones of its family.
 
     Raises InputError for more than two, UnknownNameError and UnsupportedError as the registry does.
@@ -339,8 +340,8 @@ def candidates(method: Sequence[str], models: Sequence[Model]) -> tuple[tuple[st
 
 
 def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequence[str]) -> tuple[MapCheckRow, ...]:
-    """The checks of a model's methods on a seeded, class-balanced subset of at most --checked images, of the target
-    class's logit."""
+    """Return the checks of a model's methods on a seeded, class-balanced subset of at most --checked images, of the
+    target class's logit."""
     options = run.run
     target = run.options.target
     chosen = balanced(len(split), split.labels, run.options.checked, options.seed)
@@ -364,15 +365,15 @@ def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequenc
 
 
 def best_method(checks: Sequence[MapCheckRow]) -> str:
-    """The method of the best verdict, then of the greatest ROAD; where no verdict is better than inconclusive, the
-    first, which is the preferred one."""
+    """Return the method of the best verdict, then of the greatest ROAD; where no verdict is better than inconclusive,
+    the first, which is the preferred one."""
     best = judged_maps(checks)[0]
     return best.method if best.state in ("pass", "warn") else checks[0].method
 
 
 def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor) -> Maps:
-    """Both models' maps of the images at these indices, of the target class's logit, with their properties on the
-    patches of the first model that has patches (else about 14 cells a side)."""
+    """Return both models' maps of the images at these indices, of the target class's logit, with their properties on
+    the patches of the first model that has patches (else about 14 cells a side)."""
     options = run.run
     both = []
     for model, split, method in zip(run.models, run.splits, methods):
@@ -396,7 +397,8 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
 
 
 def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> dict[str, Any]:
-    """The fields of the record that describe the maps: means over those of the sampled images that are usable."""
+    """Return the fields of the record that describe the maps: means over those of the sampled images that are
+    usable."""
     split = run.split
     seed = run.run.seed
     known = []

@@ -110,7 +110,7 @@ class ImageRow:
 
     @property
     def predicted(self) -> tuple[tuple[str, float], tuple[str, float]]:
-        """Both models' predictions with their probabilities."""
+        """Return both models' predictions with their probabilities."""
         return (self.first_prediction, self.first_probability), (self.second_prediction, self.second_probability)
 
 
@@ -125,7 +125,7 @@ class HarderRow(OfModel):
 
     @property
     def panel(self) -> str:
-        """The disturbance and what its level is."""
+        """Return the disturbance and what its level is."""
         return f"{self.kind}: {DISTURBANCES[self.kind].description}"
 
 

@@ -43,7 +43,7 @@ _DISTURBED: Final = {  # what images are like at a level
 
 
 def claims(record: CompareRecord) -> Iterator[Claim]:
-    """Which model is better, how each is judged, and where one is furthest ahead on disturbed images."""
+    """Yield which model is better, how each is judged, and where one is furthest ahead on disturbed images."""
     accuracies = {score.model: score.accuracy for score in record.scores}
     if record.images >= FEW:
         yield from which_is_better(accuracies, record.pairs)
@@ -59,7 +59,7 @@ def claims(record: CompareRecord) -> Iterator[Claim]:
 
 
 def _explanation(record: CompareRecord, model: str) -> Claim:
-    """Whether the map of a model that is shown may be believed."""
+    """Return whether the map of a model that is shown may be believed."""
     best = best_map([check for check in record.map_checks if check.model == model])
     if best is None:
         return unjudged("explanation", model, "its maps were not checked", state="not tested")
@@ -90,7 +90,7 @@ def _uniform_maps(record: CompareRecord, model: str) -> Iterator[Claim]:
 
 
 def _judged(record: CompareRecord) -> list[JudgedMap]:
-    """The verdict on the method of each model's maps."""
+    """Return the verdict on the method of each model's maps."""
     shown = {(row.model, row.method) for row in record.methods}
     of_model = ([check for check in record.map_checks if check.model == alias] for alias in record.aliases)
     return [each for own in of_model for each in judged_maps(own) if (each.model, each.method) in shown]
@@ -159,7 +159,7 @@ def effects(record: CompareRecord) -> Iterator[Claim]:
 
 
 def unknown(record: CompareRecord) -> Iterator[str]:
-    """What could overturn these numbers, the most serious first."""
+    """Yield what could overturn these numbers, the most serious first."""
     n = record.images
     if n < FEW:
         scores = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
@@ -190,7 +190,7 @@ def unknown(record: CompareRecord) -> Iterator[str]:
 
 
 def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> Iterator[Picture]:
-    """A column an image: input, and both models' maps with their predictions."""
+    """Yield a column an image: input, and both models' maps with their predictions."""
     shown = record.shown
     places = {row.image: at for at, row in enumerate(record.images_shown)}
     if shown is None:
@@ -213,7 +213,8 @@ def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> Iterator[Pic
 
 
 def _disagreed(record: CompareRecord) -> Iterator[Picture]:
-    """The errors with the highest confidence that one model alone makes, three of each; else images of the panels."""
+    """Return the errors with the highest confidence that one model alone makes, three of each; else images of the
+    panels."""
     alone = list[ImageRow]()
     for cell, sure in (("only-first-wrong", "first_probability"), ("only-second-wrong", "second_probability")):
         own = [row for row in record.images_shown if row.example and row.cell == cell]
@@ -222,7 +223,7 @@ def _disagreed(record: CompareRecord) -> Iterator[Picture]:
 
 
 def _panels(record: CompareRecord) -> list[ImageRow]:
-    """The images of the panels by rising agreement."""
+    """Return the images of the panels by rising agreement."""
     known = [row for row in record.images_shown if row.panel is not None]
     return sorted(known, key=lambda row: row.panel or 0)
 
@@ -235,7 +236,7 @@ def _spread(record: CompareRecord) -> Iterator[Picture]:
 
 
 def _shown_one_by_one(record: CompareRecord) -> Iterator[ImagePanel]:
-    """The panels by rising agreement, then the examples of each cell, for a page that filters them."""
+    """Yield the panels by rising agreement, then the examples of each cell, for a page that filters them."""
     panels = _panels(record)
     cells = {row.cell: row.name for row in record.cells}
     for row in [*panels, *(row for row in record.images_shown if row.panel is None)]:
@@ -263,7 +264,7 @@ def _pixels(record: CompareRecord, row: ImageRow) -> tuple[np.ndarray[tuple[int,
 
 
 def agreement_words(agreement: float | None) -> str:
-    """A rank correlation of two maps as one of four words to filter by."""
+    """Return a rank correlation of two maps as one of four words to filter by."""
     if agreement is None:
         return "not known"
     if agreement < _LITTLE:
@@ -272,7 +273,7 @@ def agreement_words(agreement: float | None) -> str:
 
 
 def _relation(correlation: Estimate) -> str:
-    """How far two maps agree by their mean rank correlation."""
+    """Return how far two maps agree by their mean rank correlation."""
     if beyond(correlation, 0.0) is Side.UNDECIDED:
         return "show no relation"
     if correlation.value < _LITTLE:
@@ -281,7 +282,7 @@ def _relation(correlation: Estimate) -> str:
 
 
 def _panels_said(record: CompareRecord) -> str:
-    """Whether the maps agree, and where the panels are that the figure leaves out."""
+    """Return whether the maps agree, and where the panels are that the figure leaves out."""
     count = len(_panels(record))
     if count <= _PICTURED:
         return _alike(record)
@@ -297,7 +298,7 @@ def _panels_said(record: CompareRecord) -> str:
 
 
 def _alike(record: CompareRecord) -> str:
-    """Whether the two models' maps agree and which are more concentrated, where that can be said."""
+    """Return whether the two models' maps agree and which are more concentrated, where that can be said."""
     if not record.agreement:
         return "No image has a usable map of both models."
     (row,) = record.agreement
@@ -351,7 +352,7 @@ def _ahead(record: CompareRecord) -> str:
 
 
 def _biased(record: CompareRecord) -> str:
-    """Which model relies more on shape."""
+    """Return which model relies more on shape."""
     one, two = record.shape_bias
     undecided = [row.model for row in record.shape_bias if row.bias is None]
     if one.bias is None or two.bias is None:
@@ -371,13 +372,13 @@ def _biased(record: CompareRecord) -> str:
 
 
 def _classified(record: CompareRecord) -> list[ClassRow]:
-    """The classes of enough images, the worst first."""
+    """Return the classes of enough images, the worst first."""
     known = [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST]
     return sorted(known, key=lambda row: row.accuracy.value if row.accuracy else 0.0)
 
 
 def _errors(record: CompareRecord) -> str:
-    """Which errors both models make, the classes they are on, and the pairs that are confused most."""
+    """Return which errors both models make, the classes they are on, and the pairs that are confused most."""
     _, one, other, alike, unlike = (row.count for row in record.cells)  # in the order of CELLS
     (first, second), wrong = record.aliases, one + other + alike + unlike
     pairs: dict[tuple[str, str], dict[str, int]] = {}
@@ -415,7 +416,7 @@ def _errors(record: CompareRecord) -> str:
 
 
 def _confident(record: CompareRecord) -> str:
-    """Whether the models are too confident on average."""
+    """Return whether the models are too confident on average."""
     gaps = [
         say(
             "{{ gap }} for **{{ model }}**",

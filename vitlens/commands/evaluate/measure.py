@@ -105,7 +105,7 @@ def _with_more_scenes(run: Run[EvaluateOptions]) -> Sequence[Split]:
 
 
 def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> rows.EvaluateRecord:
-    """The rows of models on the same images. classes: those of the data."""
+    """Return the rows of models on the same images. classes: those of the data."""
     groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
     return rows.EvaluateRecord(
         scores=tuple(_score(each, seed) for each in evaluations),
@@ -122,7 +122,7 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
 def _with_candidates(
     record: rows.EvaluateRecord, run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]
 ) -> rows.EvaluateRecord:
-    """The record with the number of classes among which a model that only reads their names chooses."""
+    """Return the record with the number of classes among which a model that only reads their names chooses."""
     scores = []
     for score, model, evaluation in zip(record.scores, run.models, evaluations):
         count = len(evaluation.classes)

@@ -76,5 +76,5 @@ class EvaluateRecord(Record):
 
     @property
     def errors(self) -> int:
-        """The images that are misclassified, over all models."""
+        """Return the images that are misclassified, over all models."""
         return sum(row.count for row in self.confusion if row.truth != row.prediction)

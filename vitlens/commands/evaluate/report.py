@@ -22,7 +22,7 @@ _PICTURED: Final = 3  # models
 
 
 def claims(record: EvaluateRecord) -> Iterator[Claim]:
-    """Which model is better, what is judged of each, and where its confidence and its classes are worst."""
+    """Yield which model is better, what is judged of each, and where its confidence and its classes are worst."""
     accuracies = {score.model: score.accuracy for score in record.scores}
     if len(accuracies) > 1:
         yield from which_is_better(accuracies, record.pairs) if record.images >= FEW else ()
@@ -52,8 +52,8 @@ def claims(record: EvaluateRecord) -> Iterator[Claim]:
 
 
 def misjudged(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
-    """The predicted classes, of enough images, whose confidence differs from their accuracy, also after the correction
-    for their number, those with the most images too few or too many correct first."""
+    """Return the predicted classes, of enough images, whose confidence differs from their accuracy, also after the
+    correction for their number, those with the most images too few or too many correct first."""
     known = [r for r in rows if r.n >= FEWEST and r.p_holm <= FOUND and 100 * abs(r.gap.value) >= SMALLEST]
     return sorted((row for row in known if clear(row.gap, 0.0)), key=lambda row: -abs(row.gap.value) * row.n)
 
@@ -63,7 +63,8 @@ def _leans(gap: Estimate) -> str:
 
 
 def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
-    """The predicted class whose confidence misleads most; where that is not so of a minority of them, all images."""
+    """Yield the predicted class whose confidence misleads most; where that is not so of a minority of them, all
+    images."""
     rows = [row for row in record.by_prediction if row.model == score.model]
     leaning = misjudged(rows)
     gap = score.confidence_gap
@@ -95,7 +96,7 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
 
 
 def unknown(record: EvaluateRecord) -> Iterator[str]:
-    """What could overturn these numbers, the most serious first."""
+    """Yield what could overturn these numbers, the most serious first."""
     n = record.images
     if n < FEW:
         scores = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
@@ -133,7 +134,7 @@ def _of_explained(rows: Rows) -> Callable[[EvaluateRecord], list[Any]]:
 
 
 def _errors(record: EvaluateRecord) -> list[Picture]:
-    """The errors with the highest confidence, of several models a row each."""
+    """Return the errors with the highest confidence, of several models a row each."""
     known = {alias: record.predictions[alias] for alias in record.aliases[:_PICTURED] if alias in record.predictions}
     return [
         Picture.predicted(

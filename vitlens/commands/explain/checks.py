@@ -57,7 +57,7 @@ def check_methods(
     made: Mapping[str, tuple[Tensor, float]],
     options: ExplainOptions,
 ) -> dict[str, object]:
-    """The fields of the record. made: maps that were computed before, with the seconds for each image."""
+    """Return the fields of the record. made: maps that were computed before, with the seconds for each image."""
     run = options.run
     alias = model.alias
     settings = Settings(
@@ -105,7 +105,7 @@ def check_methods(
 
 
 def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
-    """Where the maps of each method lie, beside maps that ignore the image; none without masks."""
+    """Yield where the maps of each method lie, beside maps that ignore the image; none without masks."""
     named = [(checks.name, checks.maps) for checks in checked.results if checks.name in checked.methods]
     for score in ("roc_auc", "mass", "pointing") if split.masks is not None else ():
         assert split.masks is not None
@@ -121,7 +121,7 @@ def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
 
 
 def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed: int) -> tuple[kept.LeagueRow, ...]:
-    """The means of every check with their intervals, the best method first, by ROAD."""
+    """Return the means of every check with their intervals, the best method first, by ROAD."""
     by_image = [{**checks.values, **checks.scores} for checks in results]
     means = dict[str, list[Estimate]]()
     rows = []
@@ -149,14 +149,14 @@ def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed:
 
 
 def _masked_groups(split: Split) -> Tensor | None:
-    """The groups of the images whose mask can be scored; None where images have no groups or no masks."""
+    """Return the groups of the images whose mask can be scored; None where images have no groups or no masks."""
     if split.groups is None or split.masks is None:
         return None
     return split.groups[has_edge(split.masks).cpu()]
 
 
 def _stage_rows(checked: CheckedMaps) -> Iterator[kept.StageRow]:
-    """The similarity of each method's maps at every stage of the randomisation."""
+    """Yield the similarity of each method's maps at every stage of the randomisation."""
     for checks in checked.results:
         found = checks.randomisation
         for stage in () if found is None else found.stages(groups=checked.groups, seed=checked.settings.seed):
@@ -164,7 +164,7 @@ def _stage_rows(checked: CheckedMaps) -> Iterator[kept.StageRow]:
 
 
 def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
-    """How similar the maps of each pair of methods are, on the grid of the checks.
+    """Yield how similar the maps of each pair of methods are, on the grid of the checks.
 
     A constant map has no ranks: its correlation with any other counts as 0.
     """
@@ -199,12 +199,12 @@ def _order_rows(checked: CheckedMaps, searched: Counterfactuals) -> Iterator[kep
 
 
 def _by_map(checked: CheckedMaps) -> dict[str, Counterfactuals]:
-    """The sets of patches in the order of each map."""
+    """Return the sets of patches in the order of each map."""
     return {each.name: each.counterfactuals for each in checked.results if each.counterfactuals is not None}
 
 
 def _sets(checked: CheckedMaps, searched: Counterfactuals, split: Split) -> kept.SetArrays:
-    """The sets of the images that are drawn."""
+    """Return the sets of the images that are drawn."""
     shown = torch.arange(min(_DRAWN, len(searched.prediction)))
     orders = _by_map(checked) | {kept.SEARCH: searched}
     return kept.SetArrays(
@@ -251,7 +251,7 @@ def _substrate_rows(checked: CheckedMaps) -> dict[str, object]:
 
 
 def _stability_rows(checked: CheckedMaps) -> Iterator[kept.StabilityRow]:
-    """Whether the maps of each method follow shifts of the images, and a flip."""
+    """Yield whether the maps of each method follow shifts of the images, and a flip."""
     seed = checked.settings.seed
     for method, found in checked.steady.items():
         for row in found.rows(groups=checked.groups, seed=seed):
@@ -259,7 +259,8 @@ def _stability_rows(checked: CheckedMaps) -> Iterator[kept.StabilityRow]:
 
 
 def _power_rows(checked: CheckedMaps, split: Split) -> Iterator[kept.PowerRow]:
-    """What paired comparisons of the best method with the others can see, in each check that has a value an image."""
+    """Yield what paired comparisons of the best method with the others can see, in each check that has a value an
+    image."""
     by_image = {
         checks.name: {**checks.values, **checks.scores} for checks in checked.results if checks.name not in BASELINES
     }
@@ -281,7 +282,7 @@ def _power_rows(checked: CheckedMaps, split: Split) -> Iterator[kept.PowerRow]:
 
 
 def composite_names(chosen: Sequence[str], *, has_masks: bool) -> tuple[str, ...]:
-    """The kinds of `--composites`: "auto" is the default kinds where masks are not known."""
+    """Return the kinds of `--composites`: "auto" is the default kinds where masks are not known."""
     names = [name for name in chosen if name not in (AUTO, NONE)]
     if AUTO in chosen and not has_masks:
         names += [kind.name for kind in COMPOSITE_KINDS.values() if kind.default]
@@ -340,7 +341,7 @@ def _composite_rows(
 
 
 def _labels(checked: CheckedMaps, split: Split) -> tuple[Labels, str]:
-    """The class of each image as a column of the logits, and whether it is a label or a prediction."""
+    """Return the class of each image as a column of the logits, and whether it is a label or a prediction."""
     if split.labels is not None:
         try:
             return label_columns(checked.model.classes, split).cpu(), "labels"
@@ -355,7 +356,7 @@ def _logits(model: Model, images: Images) -> Logits:
 
 
 def _refusal(kind: CompositeKind, usable: int, classes: int, masks: Masks | None) -> str:
-    """Why there are no composites of a kind, in a line; empty where there are."""
+    """Return why there are no composites of a kind, in a line; empty where there are."""
     if kind.needs_masks and masks is None:
         return "the objects' masks are not known"
     least = max(FEWEST, kind.classes)
@@ -370,7 +371,7 @@ def _refusal(kind: CompositeKind, usable: int, classes: int, masks: Masks | None
 def _method_rows(
     checked: CheckedMaps, kind: str, made: Composites, maps: Mapping[str, Maps]
 ) -> list[kept.CompositeRow]:
-    """The scores of every method with their intervals, the greatest mass first."""
+    """Return the scores of every method with their intervals, the greatest mass first."""
     alias = checked.model.alias
     seed = checked.settings.seed
     above = {name: list[str]() for name in maps}
@@ -395,7 +396,7 @@ def _method_rows(
 
 
 def _arrays(checked: CheckedMaps, made: Composites, maps: Mapping[str, Maps]) -> kept.CompositeArrays:
-    """The first composites with the maps of every method."""
+    """Return the first composites with the maps of every method."""
     shown = slice(0, min(_COMPOSITES, len(made)))
     own = {name: values for name, values in maps.items() if name not in BASELINES}
     return kept.CompositeArrays(

@@ -17,12 +17,12 @@ _VERBS: Final = {"confirmed": "confirm", "contradicted": "contradict"}
 
 
 def judged_of(record: ExplainRecord) -> dict[str, tuple[JudgedMap, ...]]:
-    """The verdicts on the methods of each model, the best first."""
+    """Return the verdicts on the methods of each model, the best first."""
     return {alias: judged_maps(rows) for alias, rows in by(record.checks, "model").items()}
 
 
 def claims(record: ExplainRecord) -> Iterator[Claim]:
-    """Which method was chosen, which map may be believed, and what speaks against the others."""
+    """Yield which method was chosen, which map may be believed, and what speaks against the others."""
     for row in record.chosen:
         yield _choice(record, row)
     checks = by(record.checks, "model")
@@ -35,7 +35,7 @@ def claims(record: ExplainRecord) -> Iterator[Claim]:
 
 
 def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
-    """The chosen method, how sure that is, and what the other half of the images says."""
+    """Return the chosen method, how sure that is, and what the other half of the images says."""
     margins = {
         each.against: each.difference
         for each in record.choice_margins
@@ -62,7 +62,7 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
 
 
 def unknown(record: ExplainRecord) -> Iterator[str]:
-    """What could overturn the verdicts, the most serious first."""
+    """Yield what could overturn the verdicts, the most serious first."""
     options = record.options
     data = record.config.data
     if not record.checks:

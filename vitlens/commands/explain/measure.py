@@ -103,7 +103,7 @@ class Work:
     options: ExplainOptions
 
     def record(self, drawn: int, *, explorer: bool) -> kept.ExplainRecord:
-        """The record of this model. drawn: images in figures; explorer: whether to keep its attention."""
+        """Return the record of this model. drawn: images in figures; explorer: whether to keep its attention."""
         model = self.model
         split = self.split
         run = self.options.run
@@ -134,7 +134,7 @@ class Work:
         )
 
     def _choice(self) -> MethodChoice:
-        """The method that quick checks choose."""
+        """Return the method that quick checks choose."""
         model = self.model
         split = self.split
         run = self.options.run
@@ -146,7 +146,8 @@ class Work:
             )
 
     def _passes(self, method: str) -> int:
-        """The map of one image in forward passes of about the same time, the maps that it is multiplied by included."""
+        """Return the map of one image in forward passes of about the same time, the maps that it is multiplied by
+        included."""
         refinement = refinement_of(self.options.refine)
         entries = [ATTRIBUTIONS[name] for name in (method, refinement.times) if name is not None]
         return max(1, round(refinement.views * sum(each.forwards + _BACKWARD * each.backwards for each in entries)))
@@ -154,8 +155,8 @@ class Work:
     def _explained(
         self, name: str, targets: Labels | None, precision: str, advance: Advance
     ) -> tuple[kept.MethodRow, Tensor]:
-        """One method on every image: what was done with its maps, their faults, cost and completeness; and the maps
-        (n, rows, columns) on the CPU, raw."""
+        """Return one method on every image: what was done with its maps, their faults, cost and completeness; and the
+        maps (n, rows, columns) on the CPU, raw."""
         model = self.model
         split = self.split
         options = self.options
@@ -204,7 +205,7 @@ class Work:
         return row, maps
 
     def _arrays(self, maps: Sequence[Tensor], drawn: int) -> kept.ExplainArrays:
-        """The drawn images with their maps, and as many further maps as are small enough."""
+        """Return the drawn images with their maps, and as many further maps as are small enough."""
         split = self.split
         shown = torch.arange(min(drawn, len(self.split)))
         stored = max(drawn, _STORED_BYTES // sum(4 * each[0].numel() for each in maps))
@@ -216,7 +217,7 @@ class Work:
 
 
 def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[kept.ImageRow]:
-    """The prediction of each image, and the class that is explained; None where the model has no classifier."""
+    """Return the prediction of each image, and the class that is explained; None where the model has no classifier."""
     labels = [None] * len(split) if split.labels is None else [split.classes[int(label)] for label in split.labels]
     names = file_names(split.names)
     if targets is None:
@@ -237,7 +238,7 @@ def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | Non
 
 
 def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
-    """The tables of the choice; of the chosen method, what its check says in the table of checks."""
+    """Return the tables of the choice; of the chosen method, what its check says in the table of checks."""
     margins = {name: choice.margin(name, FAITHFULNESS) for name in BASELINES}
     known = {name: margin for name, margin in margins.items() if margin is not None}
     value = next((each.report.get(FAITHFULNESS) for each in choice.scores if each.method == choice.method), None)
@@ -267,8 +268,10 @@ def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
 
 
 def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
-    """The methods of each model, with --auto the candidates. Raises as `chosen_methods`, and InputError for fewer than
-    two candidates."""
+    """Return the methods of each model, with --auto the candidates.
+
+    Raises as `chosen_methods`, and InputError for fewer than two candidates.
+    """
     how: dict[str, Any] = {"refinement": refinement_of(options.refine), "engine": options.engine}
     if not options.auto:
         return chosen_methods(models, options.method or ((ALL,) if options.verify else ()), **how)
@@ -277,7 +280,7 @@ def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[s
 
 
 def refinement_of(options: RefineOptions) -> Refinement:
-    """What is done with every map."""
+    """Return what is done with every map."""
     times = None if options.times == NONE else options.times
     return Refinement(options.refine, options.layers, options.steps, times, options.views, options.upsample)
 
@@ -285,7 +288,7 @@ def refinement_of(options: RefineOptions) -> Refinement:
 def chosen_methods(
     models: Sequence[Model], method: Sequence[str], *, engine: Engine = "vitlens", refinement: Refinement | None = None
 ) -> list[tuple[str, ...]]:
-    """The methods of each model, in the order of `method`; without any, the default ones.
+    """Return the methods of each model, in the order of `method`; without any, the default ones.
 
     refinement: what is done with the maps; of methods that are not named, those whose maps it does not apply to are
     left out. Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, for a
@@ -320,7 +323,7 @@ def chosen_methods(
 
 
 def as_function(name: str, options: ExplainOptions) -> Callable[[Model, Images, Labels | None], MapsOf]:
-    """A method as a function of (model, images, targets), refined as the options say."""
+    """Return a method as a function of (model, images, targets), refined as the options say."""
     refinement = refinement_of(options.refine)
     engine = options.engine
     run = options.run

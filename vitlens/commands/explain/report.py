@@ -33,7 +33,8 @@ _GREY: Final = 0.8  # share of grey in a removed patch
 
 
 def sheets(record: ExplainRecord) -> Iterator[Picture]:
-    """The drawn images of each model, a sheet for at most EACH images and _METHODS methods; none without a map."""
+    """Yield the drawn images of each model, a sheet for at most EACH images and _METHODS methods; none without a
+    map."""
     number = 0
     judged = judged_of(record)
     for alias in [alias for alias in record.aliases if alias in record.maps]:
@@ -72,19 +73,19 @@ def sheets(record: ExplainRecord) -> Iterator[Picture]:
 
 
 def _evenly(count: int, most: int) -> list[slice]:
-    """The fewest parts of at most that many, of about equal size."""
+    """Return the fewest parts of at most that many, of about equal size."""
     parts = -(-count // most)
     edges = [round(count * part / parts) for part in range(parts + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def is_drawable(values: Any) -> bool:
-    """Whether a map is finite and not constant."""
+    """Return True if a map is finite and not constant."""
     return bool(np.isfinite(values).all() and np.ptp(values) > 1e-6 * np.abs(values).max())
 
 
 def _below(row: ImageRow) -> str:
-    """The text below an image: the prediction, and the target where it is another class."""
+    """Return the text below an image: the prediction, and the target where it is another class."""
     if row.target is None or row.target_probability is None:
         return Path(row.image).name
     target = f"{row.target} ({100 * row.target_probability:.0f} %)"
@@ -94,7 +95,7 @@ def _below(row: ImageRow) -> str:
 
 
 def explorer(record: ExplainRecord) -> Explorer | None:
-    """The attention of the first model that has one, its drawn images with their maps."""
+    """Return the attention of the first model that has one, its drawn images with their maps."""
     alias = next((row.model for row in record.explorer if row.model in record.explorer_arrays), None)
     if alias is None:
         return None
@@ -111,20 +112,20 @@ def explorer(record: ExplainRecord) -> Explorer | None:
 
 
 def definitions(record: ExplainRecord) -> Iterator[tuple[str, str]]:
-    """What each method is."""
+    """Yield what each method is."""
     for name in dict.fromkeys(row.method for row in record.methods):
         if name in ATTRIBUTIONS:
             yield name, ATTRIBUTIONS[name].description
 
 
 def believed(record: ExplainRecord) -> list[JudgedMap]:
-    """The best maps of each model, as many as a table holds."""
+    """Return the best maps of each model, as many as a table holds."""
     judged = judged_of(record).values()
     return [each for own in judged for each in own[: max(1, ROWS // len(judged))]]
 
 
 def _states(record: ExplainRecord) -> str:
-    """How many methods of each model have each verdict."""
+    """Return how many methods of each model have each verdict."""
     words = {
         "pass": "passing every check",
         "warn": "better than random only",
@@ -150,7 +151,7 @@ class CurvePoint:
 
 
 def _curves(record: ExplainRecord) -> Iterator[CurvePoint]:
-    """The curves of the best methods and of the baselines."""
+    """Yield the curves of the best methods and of the baselines."""
     for alias, rows in by(record.league, "model").items():
         arrays = record.curves[alias]
         best = [row.method for row in rows if not row.baseline][:_CURVES]
@@ -165,7 +166,7 @@ def _curves(record: ExplainRecord) -> Iterator[CurvePoint]:
 
 
 def _ranking(record: ExplainRecord) -> str:
-    """How far the replacements agree about the methods, and what changes places."""
+    """Return how far the replacements agree about the methods, and what changes places."""
     if not record.rankings:
         return ""
     least = min(record.rankings, key=lambda row: row.tau.value)
@@ -182,7 +183,7 @@ def _ranking(record: ExplainRecord) -> str:
 
 
 def _weights(record: ExplainRecord) -> str:
-    """The rank correlation above which maps count as unchanged, and the predictions that were kept."""
+    """Return the rank correlation above which maps count as unchanged, and the predictions that were kept."""
     rows = [row for row in record.stages if row.similarity is not None and row.kept is not None]
     return say(
         "Weights are randomised from the head down. A map that depends on them falls to zero; one that stays above "
@@ -194,7 +195,7 @@ def _weights(record: ExplainRecord) -> str:
 
 
 def _removed(record: ExplainRecord) -> Iterator[Picture]:
-    """The first images with the patches greyed whose removal changes the prediction, in the best orders."""
+    """Yield the first images with the patches greyed whose removal changes the prediction, in the best orders."""
     for alias, arrays in list(record.sets.items())[:1]:
         known = arrays.methods.tolist()
         rows = [row for row in record.league if row.model == alias]
@@ -227,7 +228,7 @@ def _fewest(record: ExplainRecord) -> str:
 
 
 def _composites(row: CompositeSetRow) -> str:
-    """Whether composites judge the maps."""
+    """Return whether composites judge the maps."""
     kind = COMPOSITE_KINDS[row.kind].title
     if row.refused:
         return f"No {kind} of {{{{ model }}}}: {{{{ refused|whole }}}}."
@@ -239,7 +240,7 @@ def _composites(row: CompositeSetRow) -> str:
 
 
 def _composite_sheets(record: ExplainRecord) -> Iterator[Picture]:
-    """The first composites of each kind with the maps of the methods that have most mass in the right place."""
+    """Yield the first composites of each kind with the maps of the methods that have most mass in the right place."""
     methods = {row.method: row for row in record.methods}
     for sheet, row in enumerate(row for row in record.composite_sets if not row.refused):
         arrays = record.composite_maps[f"{row.kind}-{row.model}"]
@@ -261,7 +262,7 @@ def _composite_sheets(record: ExplainRecord) -> Iterator[Picture]:
 
 
 def _slowest(record: ExplainRecord) -> str:
-    """The cost of the methods, their faults, and the errors of those whose maps sum to a change of the logit."""
+    """Return the cost of the methods, their faults, and the errors of those whose maps sum to a change of the logit."""
     rows = sorted(record.methods, key=lambda row: row.seconds)
     missed = {row.completeness.value / (row.gain or 1.0): row for row in rows if row.completeness}
     return say(
@@ -275,7 +276,7 @@ def _slowest(record: ExplainRecord) -> str:
 
 
 def _many(table: str) -> Callable[[ExplainRecord], Any]:
-    """The rows of a table that says nothing of few images."""
+    """Return the rows of a table that says nothing of few images."""
     return lambda record: getattr(record, table) if record.images >= FEWEST else ()
 
 

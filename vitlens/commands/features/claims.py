@@ -20,17 +20,19 @@ _FEW: Final = 30  # images below which an accuracy beside another is not judged
 
 
 def most_neighbours(record: FeaturesRecord) -> str:
-    """The classifier by the most neighbours: "knn-20"."""
+    """Return the classifier by the most neighbours: "knn-20"."""
     return f"knn-{max(record.options['ks'])}"
 
 
 def tested(record: FeaturesRecord, rows: Sequence[kept.PairRow | kept.HeadRow | kept.DepthRow]) -> list[str]:
-    """The classifiers that conclusions are drawn from: the probe and the most neighbours, where they were run."""
+    """Return the classifiers that conclusions are drawn from: the probe and the most neighbours, where they were
+    run."""
     return [name for name in (PROBE, most_neighbours(record)) if any(row.classifier == name for row in rows)]
 
 
 def claims(record: FeaturesRecord) -> Iterator[Claim]:
-    """Which model's features serve best, what each classifier leaves unread, and layers and wordings that differ."""
+    """Yield which model's features serve best, what each classifier leaves unread, and layers and wordings that
+    differ."""
     for model, arrays in record.shown.items():
         if arrays.prompts is not None:
             maps = arrays.prompts.reshape(-1, *arrays.prompts.shape[-2:])
@@ -69,13 +71,13 @@ def effects(record: FeaturesRecord) -> Iterator[Claim]:
 
 
 def _objectives(rows: Sequence[FeaturesRow]) -> list[str]:
-    """The objectives of pretraining that are known, each once."""
+    """Return the objectives of pretraining that are known, each once."""
     return [objective for objective in OBJECTIVES if any(row.objective == objective for row in rows)]
 
 
 def _ahead(record: FeaturesRecord) -> Claim:
-    """Whether the model with the highest accuracy is ahead of all others, or, where several objectives are known, of
-    all models of another."""
+    """Return whether the model with the highest accuracy is ahead of all others, or, where several objectives are
+    known, of all models of another."""
     told = len(_objectives(record.features)) > 1
     known = [row for row in record.features if not told or row.objective in OBJECTIVES]
     parts = []
@@ -126,7 +128,7 @@ def _ahead(record: FeaturesRecord) -> Claim:
 
 
 def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
-    """What a probe (without one, neighbours) reads from the last layer, beside the model's own classifier."""
+    """Yield what a probe (without one, neighbours) reads from the last layer, beside the model's own classifier."""
     named = tested(record, [each for each in record.depth if each.model == row.model])
     if not named:
         return
@@ -170,7 +172,7 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
 
 
 def _better_layer(rows: Sequence[kept.DepthRow]) -> Iterator[Claim]:
-    """A layer whose probe is better than that of the last, also for as many looks as layers."""
+    """Yield a layer whose probe is better than that of the last, also for as many looks as layers."""
     if len(rows) < 2:
         return
     last, best = rows[-1], max(rows, key=lambda row: row.accuracy.value)
@@ -268,7 +270,7 @@ def _unlike(record: FeaturesRecord) -> Iterator[Claim]:
 
 
 def _places(row: kept.PatchesRow) -> Claim:
-    """Whether, of images without classes, positions decide which patches are similar before any attention."""
+    """Return whether of images without classes, positions decide which patches are similar before any attention."""
     return found(
         "positions",
         row.model,
@@ -285,7 +287,7 @@ def _places(row: kept.PatchesRow) -> Claim:
 
 
 def unknown(record: FeaturesRecord) -> Iterator[str]:
-    """What could overturn this, the most serious first."""
+    """Yield what could overturn this, the most serious first."""
     (data,), rows = record.sets, record.features
     yield from few_images(record.images)
     if data.bank is None:

@@ -60,8 +60,8 @@ class PatchSample:
 
 
 def draw_patches(own: FeatureSets) -> dict[LayerChoice, PatchSample]:
-    """The patches of the embedding, where the model has one, and of the last layer (-1), from one pass; layers whose
-    tokens cannot be placed in the image are left out."""
+    """Return the patches of the embedding, where the model has one, and of the last layer (-1), from one pass; layers
+    whose tokens cannot be placed in the image are left out."""
     model = own.model
     run = own.options.run
     known: dict[LayerChoice, FeatureStage | None] = {EMBEDDING: embedding_stage(model), -1: stages(model)[-1]}
@@ -106,7 +106,7 @@ def _cells(stage: FeatureStage) -> int:
 
 
 def neighbour_rows(own: FeatureSets, samples: Mapping[LayerChoice, PatchSample]) -> Iterator[PatchesRow]:
-    """What the nearest patches of other images share; nothing with too few patches in other images."""
+    """Yield what the nearest patches of other images share; nothing with too few patches in other images."""
     for layer in samples.values():
         images = layer.images.unique(return_inverse=True)[1]
         try:
@@ -137,7 +137,7 @@ def neighbour_rows(own: FeatureSets, samples: Mapping[LayerChoice, PatchSample])
 def map_model(
     own: FeatureSets, test: Features, wrong: Tensor | None, samples: Mapping[LayerChoice, PatchSample]
 ) -> tuple[list[MapRow], MapArrays]:
-    """The maps of one model's last layer and patch embeddings by each method, where there are enough points."""
+    """Return the maps of one model's last layer and patch embeddings by each method, where there are enough points."""
     split = own.test
     options = own.options
     seed = own.seed
@@ -206,7 +206,8 @@ def _cut(split: Split, patches: PatchSample, chosen: Tensor) -> Tensor:
 
 
 def draw(own: FeatureSets, read: Mapping[str, Features]) -> tuple[ShownArrays, dict[str, Any], list[MatchRow]]:
-    """What is only drawn, of the same few images for all models; the columns of FeaturesRow that say how; matches."""
+    """Return what is only drawn, of the same few images for all models; the columns of FeaturesRow that say how;
+    matches."""
     model = own.model
     chosen = own.chosen
     images = own.drawn

@@ -47,51 +47,53 @@ class FeatureSets:
 
     @property
     def alias(self) -> str:
-        """The model's alias."""
+        """Return the model's alias."""
         return self.model.alias
 
     @property
     def seed(self) -> int:
-        """The seed of every random number."""
+        """Return the seed of every random number."""
         return self.options.run.seed
 
     @property
     def parts(self) -> dict[str, Split]:
-        """The images to be read, by what they are for."""
+        """Return the images to be read, by what they are for."""
         named = {"test": self.test, "bank": self.bank, "query": self.query, "shown": self.shown}
         return {name: split for name, split in named.items() if split is not None}
 
     @property
     def groups(self) -> NDArray[Any] | None:
-        """The source of each test image, for intervals."""
+        """Return the source of each test image, for intervals."""
         return None if self.test.groups is None else self.test.groups.cpu().numpy()
 
     @property
     def chance(self) -> float:
-        """The accuracy of always predicting the most frequent class; 0 without labels."""
+        """Return the accuracy of always predicting the most frequent class; 0 without labels."""
         labels = self.test.labels
         return 0.0 if labels is None else float(torch.bincount(labels.cpu().long()).max()) / len(labels)
 
     @property
     def drawn(self) -> Split:
-        """The images of which some are drawn."""
+        """Return the images of which some are drawn."""
         return self.test if self.shown is None else self.shown
 
     @property
     def chosen(self) -> Tensor:
-        """The numbers of those that are drawn: the first of --show, else a seeded sample."""
+        """Return the numbers of those that are drawn: the first of --show, else a seeded sample."""
         if self.shown is not None:
             return torch.arange(min(SHOWN, len(self.shown)))
         return self.sample(SHOWN)
 
     def sample(self, most: int) -> Tensor:
-        """The numbers of a seeded sample of the test images, balanced over classes."""
+        """Return the numbers of a seeded sample of the test images, balanced over classes."""
         return balanced(len(self.test), self.test.labels, most, self.seed)
 
 
 def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[FeatureSets]:
-    """The same images for every model, loaded once for models with the same preprocessing. Raises InputError or
-    DataError."""
+    """Return the same images for every model, loaded once for models with the same preprocessing.
+
+    Raises InputError or DataError.
+    """
     data = options.data
     images = options.images
     run = options.run
@@ -110,8 +112,11 @@ def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[Feature
 
 
 def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:
-    """One part of the data for each model. The training part holds the images that the models were trained on; where
-    that is none or all of them, a folder without parts is divided by seed, in the same way for all models."""
+    """Return one part of the data for each model.
+
+    The training part holds the images that the models were trained on; where that is none or all of them, a folder
+    without parts is divided by seed, in the same way for all models.
+    """
     known = training_images_of(models, seed=options.seed)
     drawn_in_scenes = part == "test" and data in SETS and SETS[data].scenes
     seed = known.seed if known.unknown else options.seed
@@ -146,7 +151,7 @@ def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) 
 
 
 def _banks(models: Sequence[Model], options: FeaturesOptions, tests: Sequence[Split]) -> tuple[list[Split | None], str]:
-    """The labelled training images of each model; or None for each, and why."""
+    """Return the labelled training images of each model; or None for each, and why."""
     run = options.run
     no_banks: list[Split | None] = [None] * len(models)
     if options.images or tests[0].labels is None:
@@ -160,12 +165,15 @@ def _banks(models: Sequence[Model], options: FeaturesOptions, tests: Sequence[Sp
 
 
 def default_bank(limit: int) -> int:
-    """The default number of training images for this many test images."""
+    """Return the default number of training images for this many test images."""
     return max(_BANK_RATIO * limit, _SMALLEST_BANK)
 
 
 def _relabelled(test: Split, bank: Split) -> Split:
-    """The test images with labels that index the bank's classes. Raises InputError where a class is not in the bank."""
+    """Return the test images with labels that index the bank's classes.
+
+    Raises InputError where a class is not in the bank.
+    """
     if test.classes == bank.classes:
         return test
     missing = [name for name in test.classes if name not in bank.classes]
@@ -176,7 +184,7 @@ def _relabelled(test: Split, bank: Split) -> Split:
 
 
 def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
-    """The images of --show: files or folders where all are paths, else images of the data by name."""
+    """Return the images of --show: files or folders where all are paths, else images of the data by name."""
     if not options.show:
         return None
     if options.thumbnails:
@@ -198,13 +206,13 @@ def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
 
 
 def batch_of(split: Split, indices: Tensor, model: Model) -> Images:
-    """Some images as one batch on the model's device."""
+    """Return some images as one batch on the model's device."""
     (batch,) = split.pick(indices).batches(max(1, len(indices)), device=model.device)
     return batch.images
 
 
 def names_of(split: Split, indices: Tensor) -> list[str]:
-    """The labels of images in figures: their class, else the end of their file name, else their number."""
+    """Return the labels of images in figures: their class, else the end of their file name, else their number."""
     chosen = [int(index) for index in indices]
     if split.labels is not None and split.classes:
         return [split.classes[int(split.labels[index])] for index in chosen]

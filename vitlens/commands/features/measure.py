@@ -96,7 +96,7 @@ def _require(run: Run[Any], sets: Sequence[FeatureSets], options: FeaturesOption
 
 
 def _read(own: FeatureSets, run: Run[Any]) -> dict[str, Features]:
-    """The features of one model's images, by what they are for; nothing in all processes but the first."""
+    """Return the features of one model's images, by what they are for; nothing in all processes but the first."""
     model = own.model
     options = own.options
     whole: dict[str, Any] = {
@@ -124,7 +124,7 @@ def _read(own: FeatureSets, run: Run[Any]) -> dict[str, Features]:
 def _record(
     sets: Sequence[FeatureSets], read: Sequence[Mapping[str, Features]], options: FeaturesOptions
 ) -> kept.FeaturesRecord:
-    """The record of all models; read: the features of each."""
+    """Return the record of all models; read: the features of each."""
     own = sets[0]
     told = told_objectives(options.objective, [each.alias for each in sets])
     classified = {one.alias: _classified(one, each) for one, each in zip(sets, read)}
@@ -159,7 +159,7 @@ class _Classified:
 def _of_model(
     own: FeatureSets, read: Mapping[str, Features], found: _Classified, told: Objective | None
 ) -> kept.FeaturesRecord:
-    """The tables and arrays of one model alone."""
+    """Return the tables and arrays of one model alone."""
     alias = own.alias
     test = read["test"]
     model = own.model
@@ -265,7 +265,7 @@ def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
 
 
 def _own_answers(model: Model, split: Split, test: Features) -> Tensor | None:
-    """Whether the model's own predictions are correct; None without a classifier of the data's classes."""
+    """Return whether the model's own predictions are correct; None without a classifier of the data's classes."""
     if split.labels is None or not model.has_classifier:
         return None
     try:
@@ -276,7 +276,7 @@ def _own_answers(model: Model, split: Split, test: Features) -> Tensor | None:
 
 
 def _rare_classes(labels: Tensor, known: Tensor, classes: int) -> Iterator[str]:
-    """How many classes of the test images have no training image, or one."""
+    """Yield how many classes of the test images have no training image, or one."""
     counts = torch.bincount(known, minlength=classes)
     tested = labels.unique()
     for number, description in (
@@ -299,7 +299,7 @@ def _pairs(correct: Mapping[str, Mapping[str, NDArray[np.bool_]]], own: FeatureS
 
 
 def _heads(correct: Mapping[str, Mapping[str, NDArray[np.bool_]]], own: FeatureSets) -> Iterator[kept.HeadRow]:
-    """The classifiers on each model's last layer beside its own classifier, corrected together."""
+    """Yield the classifiers on each model's last layer beside its own classifier, corrected together."""
     tests = [
         (alias, name, right, each[_OWN])
         for alias, each in correct.items()
@@ -313,7 +313,7 @@ def _heads(correct: Mapping[str, Mapping[str, NDArray[np.bool_]]], own: FeatureS
 
 
 def _similar(tests: Sequence[Features], sources: Tensor | None, *, seed: int) -> Iterator[kept.LayersRow]:
-    """Every pair of layers, of one model and of two; none for so few images that CKA is not defined."""
+    """Yield every pair of layers, of one model and of two; none for so few images that CKA is not defined."""
     for first, second in combinations_with_replacement(tests, 2) if len(tests[0]) >= FEWEST else ():
         other = None if first is second else second
         found = similarity(first, other, sources=sources, seed=seed)
@@ -331,7 +331,7 @@ def _similar(tests: Sequence[Features], sources: Tensor | None, *, seed: int) ->
 
 
 def _templates(options: FeaturesOptions) -> tuple[str, ...]:
-    """The templates of the options: of named sets, of files with one per line, and as typed."""
+    """Return the templates of the options: of named sets, of files with one per line, and as typed."""
     words: list[str] = []
     for name in options.templates:
         file = Path(name)
@@ -369,7 +369,7 @@ def _zero_shot(own: FeatureSets, test: Features) -> tuple[list[kept.TemplateRow]
 
 
 def _prompted(own: FeatureSets) -> tuple[list[kept.PromptRow], NDArray[np.floating] | None]:
-    """The similarity of the images that are drawn to each prompt, and its relevance over them."""
+    """Return the similarity of the images that are drawn to each prompt, and its relevance over them."""
     model = own.model
     prompts = own.options.prompts
     chosen = own.chosen

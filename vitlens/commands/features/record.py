@@ -21,7 +21,7 @@ _Places = Annotated[NDArray[np.integer], Form("iu", (None, 2))]
 
 
 def classifier_name(name: str) -> str:
-    """A classifier in words: "20 nearest neighbours", "linear probe"."""
+    """Return a classifier in words: "20 nearest neighbours", "linear probe"."""
     k = name.partition("-")[2]
     return "linear probe" if name == PROBE else "nearest neighbour" if k == "1" else f"{k} nearest neighbours"
 
@@ -40,7 +40,7 @@ class SetsRow:
 
     @property
     def largest(self) -> int:
-        """How many test images the largest class has; 0 without labels."""
+        """Return how many test images the largest class has; 0 without labels."""
         return round(self.chance * self.test)
 
 
@@ -82,12 +82,12 @@ class FeaturesRow(OfModel):
     colours: float | None = col("variance in three colours", unit="fraction", default=None)
 
     def reached(self, classifier: str) -> Estimate | None:
-        """The accuracy of a classifier with the last layer."""
+        """Return the accuracy of a classifier with the last layer."""
         return self.probe if classifier == PROBE else self.knn.get(classifier.partition("-")[2])
 
     @property
     def words(self) -> str:
-        """The objective with its recipe: "self-supervised (DINOv2)"."""
+        """Return the objective with its recipe: "self-supervised (DINOv2)"."""
         return f"{self.objective} ({self.recipe})" if self.recipe else self.objective
 
 
@@ -107,12 +107,12 @@ class DepthRow(OfModel):
 
     @property
     def name(self) -> str:
-        """The classifier in words."""
+        """Return the classifier in words."""
         return classifier_name(self.classifier)
 
     @property
     def place(self) -> str:
-        """The layer in a sentence: "block 5", "the embedding"."""
+        """Return the layer in a sentence: "block 5", "the embedding"."""
         return f"the {self.title}" if self.layer is None else self.title
 
 
@@ -138,7 +138,7 @@ class PairRow:
         return self.probe or self.knn or Estimate(0.0, unit="points")
 
     def gain(self, of: str) -> Estimate:
-        """The difference as one of the two models minus the other."""
+        """Return the difference as one of the two models minus the other."""
         return signed(self.difference, of == self.first)
 
 
@@ -166,7 +166,7 @@ class LayersRow:
 
     @property
     def alone(self) -> bool:
-        """Whether the layers are of one model."""
+        """Return True if the layers are of one model."""
         return self.first == self.second
 
     @property
@@ -228,7 +228,7 @@ class PatchesRow(OfModel):
 
     @property
     def place(self) -> str:
-        """The layer in a sentence."""
+        """Return the layer in a sentence."""
         return f"the {self.title}" if self.layer == "embedding" else self.title
 
 

@@ -29,7 +29,7 @@ _METHODS: Final = {"tsne": "t-SNE", "pca": "PCA"}
 
 
 def _over_depth(record: FeaturesRecord) -> str:
-    """The accuracy at the first, the last and the best layer of each model."""
+    """Return the accuracy at the first, the last and the best layer of each model."""
     name = tested(record, record.depth)[0]
     said = []
     for rows in by([row for row in _curves(record) if row.classifier == name], "model").values():
@@ -55,7 +55,7 @@ def _over_depth(record: FeaturesRecord) -> str:
 
 
 def _curves(record: FeaturesRecord) -> list[DepthRow]:
-    """The probe, the most and the fewest neighbours (votes by similarity)."""
+    """Return the probe, the most and the fewest neighbours (votes by similarity)."""
     names = list(dict.fromkeys(row.classifier for row in record.depth if row.classifier != PROBE))
     shown = {PROBE, *names[:1], *names[-1:]}
     return [row for row in record.depth if row.weighting != "majority" and row.classifier in shown]
@@ -66,14 +66,14 @@ def _layers(record: FeaturesRecord) -> list[LayersRow]:
 
 
 def _ends(record: FeaturesRecord) -> Iterator[LayersRow]:
-    """The last layers of each pair of models, and the first and the last layer of each model."""
+    """Yield the last layers of each pair of models, and the first and the last layer of each model."""
     for own in by(_layers(record), "models").values():
         first = [row for row in own if row.layer == "0" and row.other == own[-1].other]
         yield from first if own[-1].alone else own[-1:]
 
 
 def _shared(record: FeaturesRecord) -> str:
-    """What neighbours share before any attention and in the last layer."""
+    """Return what neighbours share before any attention and in the last layer."""
     said = []
     for share, words in _SHARED.items():
         for model, own in by([row for row in record.patches if row.share == share], "model").items():
@@ -84,8 +84,9 @@ def _shared(record: FeaturesRecord) -> str:
 
 
 def _clouds(of: str, record: FeaturesRecord) -> list[Cloud]:
-    """The maps of all models' images, or of their patches (coloured by object or background where masks are known),
-    none where classes are too small to form groups, unless asked for; of more than two models by one method each."""
+    """Return the maps of all models' images, or of their patches (coloured by object or background where masks are
+    known), none where classes are too small to form groups, unless asked for; of more than two models by one method
+    each."""
     masked = record.sets[0].masked and of == "patches"
     several = len(record.features) > 1
     clouds: dict[tuple[str, str], Cloud] = {}
@@ -110,12 +111,12 @@ def _clouds(of: str, record: FeaturesRecord) -> list[Cloud]:
 
 
 def _groups(record: FeaturesRecord) -> bool:
-    """Whether a map may show groups by class, or was asked for."""
+    """Return True if a map may show groups by class, or was asked for."""
     return not 0 < record.sets[0].largest < GROUP or record.options["tsne"] is True
 
 
 def _trusted(record: FeaturesRecord) -> str:
-    """How far the maps may be trusted, and why maps of images are missing."""
+    """Return how far the maps may be trusted, and why maps of images are missing."""
     rows = [row.trustworthiness for row in record.maps if row.of in ("images", "patches")]
     low, high = (choose(rows, key=lambda each: each.value) for choose in (min, max))
     return say(
@@ -146,7 +147,7 @@ def _patch_maps(record: FeaturesRecord) -> Iterator[PatchMap]:
 
 
 def _colours(record: FeaturesRecord) -> Iterator[Picture]:
-    """The images, and below them the colours of their patches by every model."""
+    """Yield the images, and below them the colours of their patches by every model."""
     known = [(row.model, record.shown[row.model]) for row in record.features if row.colours is not None]
     for _, arrays in known[:1]:
         for at, pixels in enumerate(arrays.pixels):
@@ -178,7 +179,7 @@ def _retrieved(record: FeaturesRecord) -> Iterator[Picture]:
 
 
 def _near(row: FeaturesRow) -> str:
-    """The share of the nearest images that are of the image's class."""
+    """Return the share of the nearest images that are of the image's class."""
     words = "{{ s|alone }} of the {% if k %}{{ k }} {% endif %}nearest"
     shares = [say(words, s=share, k="" if k == "1" else k) for k, share in row.precision.items()]
     return f"**{{{{ model }}}}**: {listed(shares)} are of the image's class." if shares else ""
@@ -201,7 +202,7 @@ def _matched(record: FeaturesRecord) -> Iterator[Matches]:
 
 
 def _prompted(record: FeaturesRecord) -> Iterator[Picture]:
-    """The relevance of each prompt over the images."""
+    """Yield the relevance of each prompt over the images."""
     for model, rows in by(record.prompts, "model").items():
         arrays = record.shown[model]
         if arrays.prompts is not None:
@@ -216,7 +217,7 @@ def _gap(record: FeaturesRecord, classifier: str) -> Estimate | None:
 
 
 def _last_layers(record: FeaturesRecord) -> list[FeaturesRow]:
-    """The models, with what the most neighbours say under one name."""
+    """Return the models, with what the most neighbours say under one name."""
     k = most_neighbours(record).partition("-")[2]
     rows = [row for row in record.features if k in row.knn]
     return [replace(row, knn={"most": row.knn[k]}, precision={"most": row.precision[k]}) for row in rows]

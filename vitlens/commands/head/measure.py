@@ -90,7 +90,8 @@ def measure(options: HeadOptions) -> Path | None:
 
 
 def head_of(text: str, model: Model) -> tuple[int, int]:
-    """The layer and head of a text as L3.H7. Raises InputError for another text, and a head that is not there."""
+    """Return the layer and head of a text as L3.H7. Raises InputError for another text, and a head that is not
+    there."""
     found = re.fullmatch(r"[lL](\d{1,4})\.[hH](\d{1,4})", text)
     if found is None:
         raise InputError(f"expected a head as L3.H7, layer and head counted from 0, found {text!r}")
@@ -162,7 +163,7 @@ def _writes(alias: str, one: HeadName) -> Iterator[rows.WritesRow]:
 def _classes(
     model: Model, one: HeadName, labels: Tensor | None, attributes: Mapping[str, Tensor], split: Split
 ) -> Iterator[rows.ClassRow]:
-    """What the images of each class and attribute lose, the most first."""
+    """Yield what the images of each class and attribute lose, the most first."""
     if one.writes is None or labels is None:
         return
     tested = things_of(labels, model.classes, attributes, split.groups)
@@ -247,14 +248,14 @@ def _exemplars(one: HeadName, split: Split) -> list[tuple[int, rows.ExemplarRow]
 
 
 def _through(row: rows.ExemplarRow, values: NDArray[np.float32]) -> rows.ExemplarRow:
-    """The row with the patch through which the head adds most; values: its map."""
+    """Return the row with the patch through which the head adds most; values: its map."""
     at = divmod(int(np.abs(values).argmax()), values.shape[1])
     return replace(row, patch=at, patch_adds=float(values[at]))
 
 
 @phase("What the head adds to each class")
 def _pushed(run: Run[HeadOptions], one: HeadName) -> tuple[rows.PushedRow, ...]:
-    """What the head adds to the logit of every class, the largest first, on the first images."""
+    """Return what the head adds to the logit of every class, the largest first, on the first images."""
     if one.writes is None:
         return ()
     model = run.model
@@ -274,8 +275,11 @@ def _pushed(run: Run[HeadOptions], one: HeadName) -> tuple[rows.PushedRow, ...]:
 
 
 def _arrays(model: Model, split: Split, one: HeadName, shown: Tensor) -> tuple[rows.HeadArrays, bool]:
-    """The exemplars with what the head adds to its class, above the mean of the classes, through each patch; or with
-    its attention on their patches. And whether it is the former."""
+    """Return the exemplars with what the head adds to its class, above the mean of the classes, through each patch; or
+    with its attention on their patches.
+
+    And whether it is the former.
+    """
     (batch,) = split.pick(shown).batches(len(shown), device=model.device)
     pixels = (batch.images.float().cpu() * 255).round().byte().numpy()
     layout = model.layout
@@ -292,7 +296,8 @@ def _arrays(model: Model, split: Split, one: HeadName, shown: Tensor) -> tuple[r
 
 
 def _attention(model: Model, images: Images, one: HeadName) -> Tensor | None:
-    """The head's attention on patches (batch, rows, columns), from CLS, or a mean over the patches; None in windows."""
+    """Return the head's attention on patches (batch, rows, columns), from CLS, or a mean over the patches; None in
+    windows."""
     seen: list[Tensor] = []
 
     def take(call: AttentionCall) -> None:
@@ -308,8 +313,11 @@ def _attention(model: Model, images: Images, one: HeadName) -> Tensor | None:
 
 
 def _placed(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> Iterator[rows.PlacedRow]:
-    """How much of the head's attention lies on the object's mask; without masks on the patches with most evidence for
-    the class. Of the first images."""
+    """Yield how much of the head's attention lies on the object's mask; without masks on the patches with most evidence
+    for the class.
+
+    Of the first images.
+    """
     model = run.model
     split = run.split.pick(torch.arange(min(PLACED, len(run.split))))
     if len(split) < 2 or (split.masks is None and not model.has_classifier):

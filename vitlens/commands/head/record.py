@@ -75,7 +75,7 @@ class PlacedRow(OfHead):
 
     @property
     def clear(self) -> bool:
-        """Whether the images show a difference."""
+        """Return True if the images show a difference."""
         return self.p <= LEVEL
 
 

@@ -18,7 +18,7 @@ PAIRS: Final = 8  # other heads that are drawn
 
 
 def claims(record: HeadRecord) -> Iterator[Claim]:
-    """The three words, and whether each stands its test."""
+    """Yield the three words, and whether each stands its test."""
     for row in record.writes:
         yield _written(row)
     for by in record.attends:
@@ -103,7 +103,7 @@ def _no_change(row: WritesRow) -> bool:
 
 
 def _pictures(record: HeadRecord) -> Iterator[Picture]:
-    """The exemplars, the one to whose class the head adds most first."""
+    """Yield the exemplars, the one to whose class the head adds most first."""
     shown = record.shown.get(record.aliases[0])
     if shown is None:
         return
@@ -134,7 +134,7 @@ def _strongest(record: HeadRecord) -> list[PartnerRow]:
 
 
 def _ends(record: HeadRecord) -> list[PushedRow]:
-    """The classes that it pushes most, and those that it suppresses most."""
+    """Return the classes that it pushes most, and those that it suppresses most."""
     ends = PAIRS // 2
     return list(record.pushed if len(record.pushed) <= 2 * ends else record.pushed[:ends] + record.pushed[-ends:])
 
@@ -168,7 +168,7 @@ def _pairs(record: HeadRecord) -> str:
 
 
 def unknown(record: HeadRecord) -> Iterator[str]:
-    """What the words leave open."""
+    """Yield what the words leave open."""
     yield from noted(record.notes)
     for row in record.heads:
         yield say(

@@ -133,8 +133,8 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
 
 
 def chosen_model(options: LookOptions) -> tuple[ModelName, str]:
-    """The model's name, and how it came to be taken ("" where it was named): the smallest ViT in the hubs' caches, else
-    DeiT-tiny, which is downloaded, else the bundled ViT of digits.
+    """Return the model's name, and how it came to be taken ("" where it was named): the smallest ViT in the hubs'
+    caches, else DeiT-tiny, which is downloaded, else the bundled ViT of digits.
 
     Raises InputError for weights of no model.
     """
@@ -214,7 +214,7 @@ def given(options: LookOptions, file: Path) -> Path:
 
 
 def _given_layers(seen: GivenAttention) -> Iterator[rows.GivenLayerRow]:
-    """Every layer of given weights."""
+    """Yield every layer of given weights."""
     side = seen.row.keys[0]
     special = seen.prefix
     places = np.stack(np.divmod(np.arange(side * side), side), 1)
@@ -232,7 +232,7 @@ def _given_layers(seen: GivenAttention) -> Iterator[rows.GivenLayerRow]:
 
 
 def given_images(given: Sequence[str], model: Model, run: RunOptions) -> Split:
-    """The images that can be read, at most --limit or MOST of them, the first ones given.
+    """Return the images that can be read, at most --limit or MOST of them, the first ones given.
 
     What is no image is one line on stderr each. Raises DataError where none is left.
     """
@@ -264,7 +264,7 @@ def given_images(given: Sequence[str], model: Model, run: RunOptions) -> Split:
 
 
 def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[rows.LookHeadRow]:
-    """Every head for every image, the head that matters most first."""
+    """Yield every head for every image, the head that matters most first."""
     for number, name in enumerate(names):
         for each in seen.heads(number, most=len(seen.places)):
             yield rows.LookHeadRow(
@@ -280,7 +280,7 @@ def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[rows.LookHeadRow]:
 
 
 def _stage_rows(alias: str, seen: Look) -> Iterator[rows.StageRow]:
-    """How the model works on these images, by stage; nothing where its heads have no labels."""
+    """Yield how the model works on these images, by stage; nothing where its heads have no labels."""
     if seen.statistics is None or not any(seen.labels):
         return
     known = seen.statistics.distance
@@ -303,12 +303,12 @@ def _stage_rows(alias: str, seen: Look) -> Iterator[rows.StageRow]:
 
 
 def _few_places(given: HeadLabel, images: int) -> bool:
-    """Whether all that is known of a head is that it attends to a few places."""
+    """Return True if all that is known of a head is that it attends to a few places."""
     return images == 1 and ({given.best, given.other} if given.label == MIXED else {given.label}) <= PLACED
 
 
 def attends_to(given: HeadLabel | None, images: int) -> str:
-    """What a head attends to, in a few words; images: that its label rests on."""
+    """Return what a head attends to, in a few words; images: that its label rests on."""
     if given is None:
         return "not labelled"
     if _few_places(given, images):

@@ -92,7 +92,7 @@ class LookArrays:
 
     @property
     def named(self) -> Mapping[str, NDArray[np.floating[Any]]]:
-        """The maps that there are, by whose evidence they show."""
+        """Return the maps that there are, by whose evidence they show."""
         return {"prediction": self.prediction} | ({} if self.runner_up is None else {"runner-up": self.runner_up})
 
 
@@ -155,9 +155,9 @@ class LookRecord(Record):
 
     @property
     def names(self) -> list[str]:
-        """The images by the names of their files, with a number where these repeat."""
+        """Return the images by the names of their files, with a number where these repeat."""
         return file_names([row.image for row in self.predictions])
 
     def heads_of(self, image: int, most: int = 3) -> tuple[LookHeadRow, ...]:
-        """The heads that matter most for an image's prediction."""
+        """Return the heads that matter most for an image's prediction."""
         return tuple(row for row in self.heads if row.number == image)[:most]

@@ -35,7 +35,7 @@ _BY: Final = {"zero": "zero", "resample": "its output for another of the images"
 
 
 def digits_words(alias: str) -> str:
-    """What a model of digits can say of a photograph."""
+    """Return what a model of digits can say of a photograph."""
     return say(
         "**{{ alias }} knows only the digits {{ first }} to {{ last }}**: for a photograph of anything else every "
         "answer is wrong, however probable, and only shows what such a page looks like.",
@@ -46,8 +46,8 @@ def digits_words(alias: str) -> str:
 
 
 def claims(record: LookRecord) -> Iterator[Claim]:
-    """What the model predicts, the heads without which the prediction loses most, and sinks; or what given weights
-    show."""
+    """Yield what the model predicts, the heads without which the prediction loses most, and sinks; or what given
+    weights show."""
     if record.given:
         yield from _given(record, record.given[0])
         return
@@ -86,7 +86,7 @@ def claims(record: LookRecord) -> Iterator[Claim]:
 
 
 def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
-    """Where in the image the evidence for its prediction lies, and whether its maximum is on the border."""
+    """Yield where in the image the evidence for its prediction lies, and whether its maximum is on the border."""
     if record.maps is None:
         return
     blank = count_uniform(record.maps.prediction)
@@ -143,7 +143,7 @@ def _region(values: NDArray[np.float64]) -> tuple[str, float]:
 
 
 def _given(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
-    """The shape of given weights, the sharpest layer, rows that are no distributions, and sinks."""
+    """Yield the shape of given weights, the sharpest layer, rows that are no distributions, and sinks."""
     says = say(
         "**{{ row.file }}** holds {{ row.layers }} layer{{ row.layers|s }} of {{ row.heads }} head{{ row.heads|s }}: "
         "{{ row.tokens }} tokens, {{ row.prefix }} of them before {{ grid[0] }}x{{ grid[1] }} patches"
@@ -196,7 +196,7 @@ def _unknown_of_given(row: GivenRow) -> Iterator[str]:
 
 
 def unknown(record: LookRecord) -> Iterator[str]:
-    """What a look at a few images, or at given weights, does not show."""
+    """Yield what a look at a few images, or at given weights, does not show."""
     if record.given:
         yield from _unknown_of_given(record.given[0])
         return
@@ -238,7 +238,7 @@ def _verifying(record: LookRecord) -> str:
 
 
 def pictures(record: LookRecord) -> Iterator[Picture]:
-    """Each image with its maps, EACH a sheet."""
+    """Yield each image with its maps, EACH a sheet."""
     if record.maps is None:
         return
     names = record.names[: EACH * _SHEETS]
@@ -254,7 +254,7 @@ def pictures(record: LookRecord) -> Iterator[Picture]:
 
 
 def given_pictures(record: LookRecord) -> Iterator[Picture]:
-    """The image of given weights, and the mean map of at most _LAYERS layers."""
+    """Yield the image of given weights, and the mean map of at most _LAYERS layers."""
     if record.given_maps is None:
         return
     image = record.given_maps.pixels[0] / np.float32(255)
@@ -266,25 +266,25 @@ def given_pictures(record: LookRecord) -> Iterator[Picture]:
 
 
 def _positive(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
-    """A map without what is below zero, and why it says nothing, where that is so."""
+    """Return a map without what is below zero, and why it says nothing, where that is so."""
     flaw = "not finite" if not np.isfinite(values).all() else "all equal" if is_constant(values) else ""
     positive = np.zeros_like(values) if flaw else np.clip(values, 0, None)
     return positive, flaw or ("" if positive.any() else "no value above 0")
 
 
 def _leading(record: LookRecord) -> list[LookHeadRow]:
-    """The heads that matter most: of one or two images three each, of more the first."""
+    """Return the heads that matter most: of one or two images three each, of more the first."""
     most = 3 if len(record.predictions) < 3 else 1
     return [row for at in range(len(record.predictions)) for row in record.heads_of(at, most)]
 
 
 def _named(record: LookRecord) -> list[PredictionRow]:
-    """The predictions with the names of the images' files in the place of their paths."""
+    """Return the predictions with the names of the images' files in the place of their paths."""
     return [replace(row, image=name) for row, name in zip(record.predictions, record.names)]
 
 
 def explorer(record: LookRecord) -> Explorer | None:
-    """The images with both maps; heads with their labels and the mean rise of the loss without them."""
+    """Return the images with both maps; heads with their labels and the mean rise of the loss without them."""
     if record.given and record.given_maps is not None:
         own = explorer_of(record, Shown(record.given_maps.pixels, [record.given[0].image]))
         return None if own is None else replace(own, model=record.given[0].file)
@@ -310,7 +310,7 @@ def explorer(record: LookRecord) -> Explorer | None:
 
 
 def map_definitions(rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    """What the maps of rows with a method and its title are."""
+    """Yield what the maps of rows with a method and its title are."""
     for row in rows:
         if row.method in ATTRIBUTIONS:
             known = ATTRIBUTIONS[row.method]
@@ -318,7 +318,7 @@ def map_definitions(rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _at_a_glance(record: LookRecord) -> Table | None:
-    """The predictions of the images, or some layers of given weights."""
+    """Return the predictions of the images, or some layers of given weights."""
     if record.given_layers:
         layers = [record.given_layers[at] for at in evenly(len(record.given_layers), _ROWS)]
         return table_of(layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers")

@@ -51,7 +51,7 @@ def measure(options: ModelsOptions) -> Iterator[str]:
 
 
 def _described(source: ModelSource, name: str) -> tuple[str, str]:
-    """The kind of a model, and the commands that it supports: from its shapes, without downloading weights."""
+    """Return the kind of a model, and the commands that it supports: from its shapes, without downloading weights."""
     if source.weights == "own":
         model = load(name)
         return f"{model.anatomy.family}, {source.kind}", " ".join(supported(model))
@@ -67,7 +67,7 @@ def _described(source: ModelSource, name: str) -> tuple[str, str]:
 
 
 def _without_weights(source: ModelSource, name: str) -> Model:
-    """A model on the meta device, which has shapes but no weights."""
+    """Return a model on the meta device, which has shapes but no weights."""
     with torch.device("meta"):
         if not source.build:
             return load(f"{name}@{RANDOM}", device="meta")

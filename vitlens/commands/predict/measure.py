@@ -17,7 +17,7 @@ _SHOWN: Final = 18  # images of the prediction grid
 
 
 def measure(options: PredictOptions) -> list[PredictionRow]:
-    """The five most probable classes of every image, in order; with --out a report folder is written, too."""
+    """Return the five most probable classes of every image, in order; with --out a report folder is written, too."""
     if options.run.html and options.run.out is None:
         raise InputError("expected --out with --html, as predict writes a folder only there; e.g. --out predictions")
     run = Run("predict", options, scenes=1)

@@ -21,7 +21,7 @@ _CERTAIN: Final = 0.5  # probability of a class that is more probable than all o
 
 
 def claims(record: PredictRecord) -> Iterator[Claim]:
-    """How often the prediction is the label, or which classes are predicted; and one class for everything."""
+    """Yield how often the prediction is the label, or which classes are predicted; and one class for everything."""
     rows, (alias,) = record.predictions, record.aliases
     if not rows:
         return
@@ -91,7 +91,7 @@ def claims(record: PredictRecord) -> Iterator[Claim]:
 
 
 def unknown(record: PredictRecord) -> Iterator[str]:
-    """What a list of predictions does not show."""
+    """Yield what a list of predictions does not show."""
     rows = record.predictions
     labelled = [row for row in rows if row.label is not None]
     if not labelled:

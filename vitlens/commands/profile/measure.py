@@ -91,7 +91,7 @@ def _variants(options: ProfileOptions) -> Variants:
 
 
 def _loaded(options: ProfileOptions, run: RunOptions, variants: Variants) -> tuple[Model, ...]:
-    """The models; one without weights of its own (a preset, a name of a hub) stays untrained."""
+    """Return the models; one without weights of its own (a preset, a name of a hub) stays untrained."""
     given = options.model_options
     if given.weights is not None:
         return load_models(options.models, model_options=given, options=run)
@@ -137,7 +137,7 @@ def _cost_row(model: Model, cost: Profile) -> rows.CostRow:
 
 
 def _part_rows(alias: str, cost: Profile) -> Iterator[rows.PartRow]:
-    """The parts of one model in the order of a forward pass."""
+    """Yield the parts of one model in the order of a forward pass."""
     totals = [sum(each.values()) for each in (cost.parameters, cost.flops)]
     for part in in_order({*cost.parameters, *cost.flops}):
         meaning = PARTS[STAGE if part.startswith(f"{STAGE} ") else part]
@@ -147,7 +147,7 @@ def _part_rows(alias: str, cost: Profile) -> Iterator[rows.PartRow]:
 
 
 def speed_row(alias: str, timed: TimedBatch) -> rows.SpeedRow:
-    """The passes of one model at one batch size."""
+    """Return the passes of one model at one batch size."""
     quartiles = timed.latency
     time = _median(timed)
     low, high = (None if end is None else 1000 * quartiles.images / end for end in (time.high, time.low))
@@ -180,7 +180,7 @@ def _growth(
 
 
 def _at(model: Model, size: rows.Size) -> Model:
-    """The model itself at its own size, else an untrained one of the same architecture. Raises InputError."""
+    """Return the model itself at its own size, else an untrained one of the same architecture. Raises InputError."""
     return model if size == model.input_size else untrained_like(model, seed=0, size=size)
 
 
@@ -206,7 +206,8 @@ def _point(alias: str, sweep: rows.Sweep, model: Model, precision: str) -> rows.
 
 
 def _exponent_rows(points: Sequence[rows.TokensRow]) -> Iterator[rows.ExponentRow]:
-    """The exponents of latency, FLOPs and attention products; none without attention, or for one number of tokens."""
+    """Yield the exponents of latency, FLOPs and attention products; none without attention, or for one number of
+    tokens."""
     for model, sweep in dict.fromkeys((row.model, row.sweep) for row in points):
         own = [row for row in points if (row.model, row.sweep) == (model, sweep)]
         tokens = [row.tokens for row in own]

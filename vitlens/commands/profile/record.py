@@ -119,7 +119,7 @@ class ExponentRow(OfModel):
 
     @property
     def varied(self) -> tuple[Cost, Sweep]:
-        """Which cost, by what the number of tokens was varied."""
+        """Return which cost, by what the number of tokens was varied."""
         return self.cost, self.sweep
 
 

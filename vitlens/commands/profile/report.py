@@ -20,25 +20,25 @@ _COSTS: Final = {"latency": "The latency", "flops": "The FLOPs", "products": "Th
 
 
 def disturbed(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
-    """The batch sizes whose passes differ too much."""
+    """Return the batch sizes whose passes differ too much."""
     return [row for row in rows if row.spread > DISTURBED]
 
 
 def _common(record: ProfileRecord) -> list[list[SpeedRow]]:
-    """The timings at each batch size of all models, from the smallest; of each the fastest model first."""
+    """Return the timings at each batch size of all models, from the smallest; of each the fastest model first."""
     batches = by(sorted(record.speed, key=lambda row: (row.images, row.latency.value)), "images").values()
     return [list(rows) for rows in batches if len(rows) == len(record.costs)]
 
 
 def ratio(slow: Estimate, fast: Estimate) -> Estimate:
-    """How many times one latency is of another; the widest interval that those of the two allow."""
+    """Return how many times one latency is of another; the widest interval that those of the two allow."""
     if slow.low is None or slow.high is None or fast.low is None or fast.high is None:
         return Estimate(slow.value / fast.value, unit="times")
     return Estimate(slow.value / fast.value, slow.low / fast.high, slow.high / fast.low, unit="times")
 
 
 def claims(record: ProfileRecord) -> Iterator[Claim]:
-    """Which model is faster, where the FLOPs are, whether the timings can be compared, and how cost grows."""
+    """Yield which model is faster, where the FLOPs are, whether the timings can be compared, and how cost grows."""
     timings = _timings(record)
     batches = _common(record)
     speeds = [_fastest(record, rows) for rows in (batches[:1] + batches[1:][-1:])]
@@ -76,7 +76,7 @@ _VARYING: Final = "batch sizes whose passes vary too much, as other work ran on 
 
 
 def _timings(record: ProfileRecord) -> Claim:
-    """Whether the timings can be compared; a cost has no limit of its own."""
+    """Return whether the timings can be compared; a cost has no limit of its own."""
     noisy = disturbed(record.speed)
     n = len(record.speed)
     value = Estimate(len(noisy) / n, n=n)
@@ -99,7 +99,8 @@ def _timings(record: ProfileRecord) -> Claim:
 
 
 def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
-    """The fastest model at a batch size beside the next whose interval lies apart; its subject is the fastest."""
+    """Return the fastest model at a batch size beside the next whose interval lies apart; its subject is the
+    fastest."""
     first, *others = rows
     slower = next((row for row in others if apart(first.latency, row.latency) is Side.BELOW), None)
     factor = None if slower is None else ratio(slower.latency, first.latency)
@@ -150,7 +151,7 @@ _NEAR: Final = 1.25  # ratio of two ratios, below which time follows the FLOPs
 
 
 def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
-    """The FLOPs of one model, or of the fastest and the slowest beside their times."""
+    """Return the FLOPs of one model, or of the fastest and the slowest beside their times."""
     most, least = (choose(record.costs, key=lambda row: row.flops) for choose in (max, min))
     times = {row.model: row.latency.value for row in timed}
     given = {
@@ -190,7 +191,7 @@ def _is_near(time: float, flops: float) -> bool:
 
 
 def unknown(record: ProfileRecord) -> Iterator[str]:
-    """What could overturn a comparison of costs, the most serious first."""
+    """Yield what could overturn a comparison of costs, the most serious first."""
     if disturbed(record.speed):
         yield "Other work ran on this machine while models were timed: repeat it on an idle one before comparing times."
     yield say(
@@ -220,12 +221,12 @@ def in_pixels(size: Size) -> str:
 
 
 def _best(record: ProfileRecord) -> list[SpeedRow]:
-    """The batch size with the greatest throughput of each model."""
+    """Return the batch size with the greatest throughput of each model."""
     return [max(own, key=lambda row: (row.rate.value, row.images)) for own in by(record.speed, "model").values()]
 
 
 def _products(record: ProfileRecord) -> str:
-    """The share of attention's products, and from how many tokens on they would dominate."""
+    """Return the share of attention's products, and from how many tokens on they would dominate."""
     known = [
         say(
             "{{ share|percent(1) }} of the FLOPs of **{{ row.model }}** at its {{ row.tokens }} tokens{% if "

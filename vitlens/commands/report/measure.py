@@ -92,13 +92,13 @@ def _copy(folder: Path, copy: Path) -> None:
 
 
 def _within(folder: Path, name: str) -> list[Path]:
-    """What lies in a folder of a run; nothing where it has none."""
+    """Return what lies in a folder of a run; nothing where it has none."""
     place = inside(folder, name)
     return sorted(place.iterdir()) if place.is_dir() else []
 
 
 def _shortened(value: Any) -> Any:
-    """A value of JSON, or an array of texts, with the paths in it shortened, in keys too; others as they are."""
+    """Return a value of JSON, or an array of texts, with the paths in it shortened, in keys too; others as they are."""
     if isinstance(value, str):
         return without_machine_paths(value)
     if isinstance(value, list):

@@ -61,24 +61,26 @@ class MetricChange:
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is a model's accuracy on all images."""
+        """Return True if it is a model's accuracy on all images."""
         return self.metric.partition("/")[0] == ACCURACY
 
     @property
     def family(self) -> Literal["accuracy", "judged", "described"]:
-        """The tests that it is corrected for: what a release is decided by, what has a good direction, the rest."""
+        """Return the tests that it is corrected for: what a release is decided by, what has a good direction, the
+        rest."""
         if self.is_accuracy:
             return "accuracy"
         return "described" if self.better is None else "judged"
 
     @property
     def changed(self) -> bool:
-        """Whether it changed beyond chance."""
+        """Return True if it changed beyond chance."""
         return self.p_holm is not None and self.p_holm <= LEVEL
 
     @property
     def direction(self) -> Literal["better", "worse", ""]:
-        """Whether a change beyond chance is for the better or the worse, "" where there is none or neither is known."""
+        """Return whether a change beyond chance is for the better or the worse, "" where there is none or neither is
+        known."""
         if not self.changed or self.better is None or not self.difference.value:
             return ""
         return "better" if (self.difference.value > 0) == (self.better == "higher") else "worse"
@@ -117,34 +119,36 @@ class ComparedRuns(Record):
 
     @property
     def tested(self) -> Sequence[MetricChange]:
-        """The metrics with an interval in both."""
+        """Return the metrics with an interval in both."""
         return [row for row in self.changes if row.p is not None]
 
     @property
     def changed(self) -> Sequence[MetricChange]:
-        """Those that changed beyond chance: accuracies, what is better or worse, then the rest, the clearest first."""
+        """Return those that changed beyond chance: accuracies, what is better or worse, then the rest, the clearest
+        first."""
         changed = (row for row in self.changes if row.changed)
         return sorted(changed, key=lambda row: (_FAMILIES.index(row.family), row.p_holm or 0))
 
     @property
     def accuracies(self) -> Sequence[MetricChange]:
-        """The accuracies that are not what they were, the largest fall first."""
+        """Return the accuracies that are not what they were, the largest fall first."""
         rows = (row for row in self.changes if row.is_accuracy and row.difference.value)
         return sorted(rows, key=lambda row: row.difference.value)
 
     @property
     def fell(self) -> Sequence[MetricChange]:
-        """The accuracies that are lower beyond chance or, be it by chance, by more than a negligible difference."""
+        """Return the accuracies that are lower beyond chance or, be it by chance, by more than a negligible
+        difference."""
         return [row for row in self.accuracies if row.direction == "worse" or row.difference.value <= -SMALLEST]
 
     @property
     def worse(self) -> Sequence[MetricChange]:
-        """Those that got worse beyond chance."""
+        """Return those that got worse beyond chance."""
         return [row for row in self.changed if row.direction == "worse"]
 
 
 def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
-    """Two runs of one command; command_line: that compares them.
+    """Return two runs of one command; command_line: that compares them.
 
     Raises InputError unless both are done, with as many models.
     """
@@ -177,7 +181,7 @@ def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
 
 
 def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
-    """Every metric of both runs, models matched by their place on the command line."""
+    """Return every metric of both runs, models matched by their place on the command line."""
     found = [_change(before, after, name, other) for name, other in _renamed(before, after).items()]
     tested = {change.metric: change for change in found if change.p is not None}
     corrected: dict[str, float] = {}
@@ -188,7 +192,7 @@ def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
 
 
 def _renamed(before: Record, after: Record) -> dict[str, str]:
-    """The metrics of both runs: name after -> name before, which differ by the models' aliases."""
+    """Return the metrics of both runs: name after -> name before, which differ by the models' aliases."""
     aliases = dict(zip(after.aliases, before.aliases))
     declared = COMMANDS[after.command].contents.metrics
     names: dict[str, str] = {}
@@ -201,7 +205,8 @@ def _renamed(before: Record, after: Record) -> dict[str, str]:
 
 
 def _change(before: Record, after: Record, name: str, other: str) -> MetricChange:
-    """One metric, called `other` before: of an accuracy by the answers to the same images where both runs keep them."""
+    """Return one metric, called `other` before: of an accuracy by the answers to the same images where both runs keep
+    them."""
     was, now, (word, _, alias) = before.metrics[other], after.metrics[name], name.partition("/")
     better = after.better(name)
     words = _in_words(after, name)
@@ -232,7 +237,7 @@ def _change(before: Record, after: Record, name: str, other: str) -> MetricChang
 
 
 def _in_words(record: Record, name: str) -> str:
-    """A metric as its column is called, with what else its name says: "robust accuracy of vit (pgd-linf, 8)"."""
+    """Return a metric as its column is called, with what else its name says: "robust accuracy of vit (pgd-linf, 8)"."""
     column = record.column(name)
     if column is None:
         return name
@@ -277,7 +282,7 @@ def _correct(answers: PredictionArrays) -> NDArray[np.bool_]:
 
 
 def _evaluation(record: Any) -> EvaluateRecord | None:
-    """A run of evaluate, or that chapter of a study or an audit."""
+    """Return a run of evaluate, or that chapter of a study or an audit."""
     if isinstance(record, EvaluateRecord):
         return record
     chapters = record.of("evaluate") if isinstance(record, Chaptered) else ()
@@ -285,7 +290,7 @@ def _evaluation(record: Any) -> EvaluateRecord | None:
 
 
 def _images(before: Any, after: Any) -> SameImages:
-    """Whether two runs saw the same images; "" where they take none."""
+    """Return whether two runs saw the same images; "" where they take none."""
     if before.config.data is None and _evaluation(before) is not None:  # a study, whose chapters have the images
         before = _evaluation(before)
         after = _evaluation(after)
@@ -298,7 +303,7 @@ def _images(before: Any, after: Any) -> SameImages:
 
 
 def _same_images(before: Record, after: Record) -> bool | None:
-    """Whether all images that both runs read are the same; None for folders of versions that did not say."""
+    """Return whether all images that both runs read are the same; None for folders of versions that did not say."""
     first = before.config.fingerprints
     second = after.config.fingerprints
     parts = first.keys() & second.keys()
@@ -306,7 +311,7 @@ def _same_images(before: Record, after: Record) -> bool | None:
 
 
 def _claims(record: Any) -> Sequence[Claim]:
-    """The judgements of a report; none of a folder without its arrays, of which no report can be made."""
+    """Return the judgements of a report; none of a folder without its arrays, of which no report can be made."""
     written = COMMANDS[record.command].report
     with suppress(InputError), foreign_contents(record):
         return tuple(written.claims(record)) if isinstance(written, Report) else written(record).claims
@@ -314,7 +319,7 @@ def _claims(record: Any) -> Sequence[Claim]:
 
 
 def _judged(before: Any, after: Any) -> Iterator[JudgedRow]:
-    """The judgements of both reports, those that differ first."""
+    """Yield the judgements of both reports, those that differ first."""
     was = _claims(before)
     now = _claims(after)
     aliases = dict(zip(after.aliases, before.aliases))
@@ -329,7 +334,7 @@ def _judged(before: Any, after: Any) -> Iterator[JudgedRow]:
 
 
 def _settings(before: Any, after: Any) -> Iterator[SettingRow]:
-    """What differs between the runs: options, versions, data, device, weights."""
+    """Return what differs between the runs: options, versions, data, device, weights."""
     first = before.config
     second = after.config
     pairs: list[tuple[str, object, object]] = []
@@ -347,7 +352,7 @@ def _settings(before: Any, after: Any) -> Iterator[SettingRow]:
 
 
 def claims(runs: ComparedRuns) -> Iterator[Claim]:
-    """Whether the later model can be released, how accuracy changed, then what else did."""
+    """Yield whether the later model can be released, how accuracy changed, then what else did."""
     yield _release(runs)
     for row in runs.accuracies:
         word = "rose" if row.difference.value > 0 else "fell"
@@ -375,14 +380,14 @@ def claims(runs: ComparedRuns) -> Iterator[Claim]:
 
 
 def _size(difference: Estimate) -> Estimate:
-    """A difference without its sign, for a sentence that says its direction."""
+    """Return a difference without its sign, for a sentence that says its direction."""
     if difference.value >= 0 or difference.low is None or difference.high is None:
         return replace(difference, value=abs(difference.value))
     return replace(difference, value=-difference.value, low=-difference.high, high=-difference.low)
 
 
 def _release(runs: ComparedRuns) -> Claim:
-    """Whether the later model can be released."""
+    """Return whether the later model can be released."""
     fallen = runs.fell[:1]
     others = [row for row in runs.worse if not row.is_accuracy]
     undecided = not runs.tested or bool(fallen) or runs.same_images in ("others", "not known")
@@ -447,7 +452,7 @@ _UNDECIDED: Final = (
 
 
 def unknown(runs: ComparedRuns) -> Iterator[str]:
-    """What could overturn this."""
+    """Yield what could overturn this."""
     if runs.same_images == "others":
         yield (
             "The runs saw other images or labels, or these in another order. So nothing is paired, and a change can be "

@@ -103,7 +103,7 @@ def _maps(
 def _rows(
     model: Model, split: Split, ways: Sequence[MethodSettings], maps: Tensor, readout: Readout | None
 ) -> Iterator[RolloutRow]:
-    """Each kind of map, with the pointing game where masks are known."""
+    """Yield each kind of map, with the pointing game where masks are known."""
     named = [(way.name, maps[:, at]) for at, way in enumerate(ways)]
     groups = None if split.groups is None else split.groups.numpy()
     for way, (_, each), row in zip(ways, named, map_rows(model.alias, named, split)):
@@ -122,7 +122,7 @@ def _rows(
 
 
 def _pair_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> Iterator[PairRow]:
-    """The agreement of any two kinds of map."""
+    """Yield the agreement of any two kinds of map."""
     groups = None if split.groups is None else split.groups.numpy()
     for one, two in combinations(range(len(ways)), 2):
         found = spearman(maps[:, one].flatten(1), maps[:, two].flatten(1)).nan_to_num(0.0).numpy()
@@ -131,12 +131,12 @@ def _pair_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> It
 
 
 def _name(way: MethodSettings) -> str:
-    """What a kind of map is called in figures."""
+    """Return what a kind of map is called in figures."""
     return f"{way.method} ({way.fusion})" if "fusion" in attention_method(way.method).options else way.method
 
 
 def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> Iterator[ImageRow]:
-    """The prediction of each image, and the target class; None where the model has no classifier."""
+    """Yield the prediction of each image, and the target class; None where the model has no classifier."""
     files = split.names[:KEPT]
     if not model.has_classifier:
         yield from map(ImageRow, files)

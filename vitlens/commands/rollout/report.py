@@ -24,7 +24,8 @@ AGREEING: Final = 0.5  # Spearman's correlation, below which two maps disagree
 
 
 def claims(record: RolloutRecord) -> Iterator[Claim]:
-    """Which maps find the object, which are zero, uniform, fixed to places or at odds with each other, and sinks."""
+    """Yield which maps find the object, which are zero, uniform, fixed to places or at odds with each other, and
+    sinks."""
     rows, (alias,) = record.methods, record.aliases
     for row in rows:
         if row.zero:
@@ -106,7 +107,7 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
 
 
 def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
-    """How many kinds of map find the object more often, and which less often, than maps that ignore the image."""
+    """Yield how many kinds of map find the object more often, and which less often, than maps that ignore the image."""
     if not rows:
         return
     more, less = ([row for row in rows if test(row.difference, 0.0, len(rows))] for test in (above, below))
@@ -156,7 +157,7 @@ def _uniform(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
 
 
 def unknown(record: RolloutRecord) -> Iterator[str]:
-    """What these maps do not show."""
+    """Yield what these maps do not show."""
     yield "No patch was removed: whether the output depends on what a map shows, `vitlens explain` measures."
     yield from few_images(record.images)
     if all(row.pointing is None for row in record.methods):
@@ -169,7 +170,7 @@ def unknown(record: RolloutRecord) -> Iterator[str]:
 
 
 def pictures(record: RolloutRecord) -> Iterator[Picture]:
-    """The drawn images, EACH a sheet, each with all its maps."""
+    """Yield the drawn images, EACH a sheet, each with all its maps."""
     if record.maps is None:
         return
     arrays = record.maps
@@ -189,7 +190,7 @@ def pictures(record: RolloutRecord) -> Iterator[Picture]:
 
 
 def _facts(row: ImageRow) -> Iterator[str]:
-    """The prediction of an image, and the class of maps with gradients where that is another."""
+    """Yield the prediction of an image, and the class of maps with gradients where that is another."""
     if row.prediction is not None and row.probability is not None:
         yield f"{row.prediction} ({percent(row.probability)})"
         if row.target != row.prediction:
@@ -197,7 +198,7 @@ def _facts(row: ImageRow) -> Iterator[str]:
 
 
 def explorer(record: RolloutRecord) -> Explorer | None:
-    """Each drawn image with its maps by every method, its prediction and target."""
+    """Return each drawn image with its maps by every method, its prediction and target."""
     if record.maps is None:
         return None
     maps = {row.name: record.maps.maps[:, index] for index, row in enumerate(record.methods)}
@@ -206,7 +207,7 @@ def explorer(record: RolloutRecord) -> Explorer | None:
 
 
 def definitions(record: RolloutRecord) -> Iterator[tuple[str, str]]:
-    """What each kind of map is."""
+    """Yield what each kind of map is."""
     for row in record.methods:
         yield row.name, ATTENTION_METHODS[row.method].description
 

@@ -53,7 +53,7 @@ class PlannedChapter:
 
 
 def as_typed(model: ModelName) -> str:
-    """A model's name as text, for the options of a command and its command line."""
+    """Return a model's name as text, for the options of a command and its command line."""
     return f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
 
 
@@ -75,7 +75,7 @@ class ChapterImages:
 
     @property
     def digest(self) -> str:
-        """A digest of the images: of their files, or the name of a data set that is drawn.
+        """Return a digest of the images: of their files, or the name of a data set that is drawn.
 
         A data set that is not there yet is downloaded first, so that a later run finds the same files.
         """
@@ -138,7 +138,7 @@ class ChapterRunner:
         return replace(options, run=replace(run, command=line))
 
     def at_most(self, images: int) -> RunOptions:
-        """The run options with this number of images, or that of --limit where it is smaller."""
+        """Return the run options with this number of images, or that of --limit where it is smaller."""
         return replace(self.run_options, limit=min(self.run_options.limit or images, images))
 
 
@@ -154,7 +154,7 @@ def return_free_memory() -> None:
 
 
 def cache_folder() -> Path:
-    """Where chapters are kept: $VITLENS_CACHE, or vitlens/chapters in the user's cache."""
+    """Return where chapters are kept: $VITLENS_CACHE, or vitlens/chapters in the user's cache."""
     named = os.environ.get(_PLACE)
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlens"
 
@@ -234,7 +234,7 @@ class ChapterCache:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _as_now(self, config: dict[str, Any], names: Sequence[str], options: Any) -> dict[str, Any]:
-        """The config.json of a chapter under the models' names and the run options of this run.
+        """Return the config.json of a chapter under the models' names and the run options of this run.
 
         names: of the models when it was made, ALIAS=NAME.
         """
@@ -250,7 +250,7 @@ class ChapterCache:
         return {**config, "command_line": options.run.command, "options": settings, "models": models}
 
     def _key(self, word: str, options: Any) -> str:
-        """A digest of all that decides what the chapter holds."""
+        """Return a digest of all that decides what the chapter holds."""
         fields = _as_json(asdict(options))
         run = {name: value for name, value in fields.pop("run").items() if name not in _OPEN}
         run["device"] = str(resolve_device(options.run.device))
@@ -263,12 +263,13 @@ class ChapterCache:
 
 
 def _as_json(value: Any) -> Any:
-    """A value as it is read back from JSON."""
+    """Return a value as it is read back from JSON."""
     return json.loads(json.dumps(value, default=str))
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """A value of JSON in which each text that is one of these names is replaced; texts that only hold one stay."""
+    """Return a value of JSON in which each text that is one of these names is replaced; texts that only hold one
+    stay."""
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, list):
@@ -279,14 +280,16 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def machine(device: str) -> tuple[str, ...]:
-    """What of this machine changes the last digits: the device's name, the processor's instructions, the threads."""
+    """Return what of this machine changes the last digits: the device's name, the processor's instructions, the
+    threads."""
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     return device, name, torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads())
 
 
 @cache
 def libraries() -> tuple[str, ...]:
-    """All installed libraries with their versions: any of them may be imported by a command or by a model's code."""
+    """Return all installed libraries with their versions: any of them may be imported by a command or by a model's
+    code."""
     return tuple(sorted({f"{library.name} {library.version}" for library in metadata.distributions()}))
 
 
@@ -303,7 +306,7 @@ def code_digest() -> str:
 
 
 def files_digest(paths: Iterable[str | Path]) -> str:
-    """A digest of files and folders by name, size and times of change: their contents are not read."""
+    """Return a digest of files and folders by name, size and times of change: their contents are not read."""
     digest = hashlib.sha256()
     for path in map(Path, paths):
         for file in _files_below(path) if path.is_dir() else [path]:

@@ -55,37 +55,38 @@ class Chapter:
 
     @cached_property
     def document(self) -> Document:
-        """Its report."""
+        """Return its report."""
         return COMMANDS[self.row.word].report(self.record)
 
     @property
     def name(self) -> str:
-        """Its command, or which one it is of several chapters of one command."""
+        """Return its command, or which one it is of several chapters of one command."""
         return self.row.part or self.row.word
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """All that its report claims."""
+        """Return all that its report claims."""
         report = COMMANDS[self.row.word].report
         return report.register(self.record) if isinstance(report, Report) else self.document.claims
 
     @property
     def effects(self) -> tuple[Claim, ...]:
-        """All effects that it measured, also those that are not significant."""
+        """Return all effects that it measured, also those that are not significant."""
         report = COMMANDS[self.row.word].report
         return tuple(report.effects(self.record)) if isinstance(report, Report) else ()
 
     @property
     def report(self) -> str:
-        """Its report.md, from the folder of the larger run."""
+        """Return its report.md, from the folder of the larger run."""
         return f"{self.row.folder}/report.md"
 
     def figure(self, name: str) -> str:
-        """The name of one of its figures in the larger run; "" for none."""
+        """Return the name of one of its figures in the larger run; "" for none."""
         return f"{self.row.folder.rpartition('/')[2].replace('-', '_', 1)}_{name}" if name else ""
 
     def section(self, chart: str) -> Section | None:
-        """The section of its report that holds a chart, or the first page as one where its picture is that chart.
+        """Return the section of its report that holds a chart, or the first page as one where its picture is that
+        chart.
 
         chart: the beginning of the figure's name; other figures of the section are left out. None: nothing has it.
         """
@@ -100,8 +101,8 @@ class Chapter:
         return None if found is None else self._placed(found, chart)
 
     def _placed(self, section: Section, chart: str) -> Section:
-        """A section whose figures have the larger run's names and are those of the chart alone; tables are named by
-        their places in the chapter."""
+        """Return a section whose figures have the larger run's names and are those of the chart alone; tables are named
+        by their places in the chapter."""
 
         def placed(caption: str) -> str:
             return caption.replace(" tables/", f" {self.row.folder}/tables/")
@@ -117,7 +118,7 @@ class Chapter:
         return replace(section, figures=figures, tables=tables)
 
     def glance(self, title: str) -> Mapping[str, Cell]:
-        """A line of its first page's table by the titles of the columns; empty where there is none."""
+        """Return a line of its first page's table by the titles of the columns; empty where there is none."""
         table = self.document.first.glance
         lines = [] if table is None else [dict(zip(table.columns, row)) for row in table.rows if row[0] == title]
         return lines[0] if lines else {}
@@ -138,8 +139,8 @@ class Question:
 def answered(
     chapters: Sequence[Chapter], questions: Sequence[Question], claims: Sequence[Claim] = ()
 ) -> Iterator[Section]:
-    """A section for each question, from the report of each chapter of the first name that answers it: at most three
-    sentences, one chart and one table, and the way to the chapter."""
+    """Yield a section for each question, from the report of each chapter of the first name that answers it: at most
+    three sentences, one chart and one table, and the way to the chapter."""
     for question in questions:
         for name in question.names:
             own = [
@@ -167,7 +168,7 @@ def answered(
 
 
 def finished(chapters: Sequence[Chapter], shown: Sequence[Section]) -> Iterator[Section]:
-    """A section for each chapter of a run that was stopped that no other section leads to.
+    """Yield a section for each chapter of a run that was stopped that no other section leads to.
 
     shown: the other sections.
     """
@@ -193,23 +194,23 @@ class Chaptered(Record):
 
     @cached_property
     def parts(self) -> tuple[Chapter, ...]:
-        """The chapters with their records. Raises UnknownNameError for a command that is no chapter."""
+        """Return the chapters with their records. Raises UnknownNameError for a command that is no chapter."""
         for row in self.chapters:
             if row.word not in _COMMANDS:
                 raise UnknownNameError("chapter", row.word, _COMMANDS)
         return tuple(Chapter(row, read(read_run(inside(self.folder, row.folder)))) for row in self.chapters)
 
     def of(self, word: str) -> tuple[Chapter, ...]:
-        """The chapters of one command."""
+        """Return the chapters of one command."""
         return tuple(each for each in self.parts if each.row.word == word)
 
     def about(self, word: str, alias: str) -> Chapter | None:
-        """The chapter of one command about one model."""
+        """Return the chapter of one command about one model."""
         return next((each for each in self.of(word) if each.row.alias == alias), None)
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """Its own metrics and the chapters'; where two have the same one, the first's, as later ones use fewer
+        """Return its own metrics and the chapters'; where two have the same one, the first's, as later ones use fewer
         images."""
         found = dict(super().metrics)
         for record in (chapter.record for chapter in self.parts if chapter.row.word != "train"):  # as evaluate has it
@@ -228,7 +229,7 @@ class Chaptered(Record):
 
     @classmethod
     def contents(cls) -> Contents:
-        """What it writes: the metrics of every command that can be a chapter, too."""
+        """Return what it writes: the metrics of every command that can be a chapter, too."""
         own = super().contents()
         others = (metric for word in _COMMANDS for metric in COMMANDS[word].contents.metrics)
         return replace(own, metrics=tuple(dict.fromkeys((*own.metrics, *others))))

@@ -37,17 +37,18 @@ class Flag:
 
 
 def option(name: str, help: str, *, default: Any = None, **more: Any) -> Any:
-    """A field that an option sets; more: the other fields of Flag."""
+    """Return a field that an option sets; more: the other fields of Flag."""
     return dataclasses.field(default=default, metadata={_KEY: Flag(name, help, **more)})
 
 
 def argument(metavar: str, help: str, *, default: Any = MISSING, **more: Any) -> Any:
-    """A field that an argument sets."""
+    """Return a field that an argument sets."""
     return dataclasses.field(default=default, metadata={_KEY: Flag("", help, metavar, shown=False, **more)})
 
 
 def choices(name: str, help: str, known: Iterable[str], *, default: Any, **more: Any) -> Any:
-    """A field of several names, typed as a comma-separated list of known ones; known: or a registry, as it then is."""
+    """Return a field of several names, typed as a comma-separated list of known ones; known: or a registry, as it then
+    is."""
 
     def parse(option: str, text: str) -> tuple[str, ...]:
         return one_of(option, text, tuple(known))
@@ -56,12 +57,12 @@ def choices(name: str, help: str, known: Iterable[str], *, default: Any, **more:
 
 
 def bundle(kind: type) -> Any:
-    """A field that is itself a dataclass of options."""
+    """Return a field that is itself a dataclass of options."""
     return dataclasses.field(default_factory=kind)
 
 
 def flags_of(kind: type) -> "list[tuple[dataclasses.Field[Any], Any, Flag | None]]":
-    """The fields of an options dataclass, with their types and flags; last the bundles, whose flag is None."""
+    """Return the fields of an options dataclass, with their types and flags; last the bundles, whose flag is None."""
     hints = get_type_hints(kind)
     found = [(each, hints[each.name], each.metadata.get(_KEY)) for each in dataclasses.fields(kind)]
     known = [each for each in found if each[2] is not None or dataclasses.is_dataclass(each[1])]
@@ -69,7 +70,7 @@ def flags_of(kind: type) -> "list[tuple[dataclasses.Field[Any], Any, Flag | None
 
 
 def typed(options: Any) -> Iterator[str]:
-    """The words that give these options on the command line: arguments, and what differs from its default."""
+    """Yield the words that give these options on the command line: arguments, and what differs from its default."""
     for field, _, flag in flags_of(type(options)):
         value = getattr(options, field.name)
         if flag is None:
@@ -86,7 +87,7 @@ def typed(options: Any) -> Iterator[str]:
 
 
 def as_text(value: Any, between: str = ",") -> str:
-    """A value as it would be typed."""
+    """Return a value as it would be typed."""
     if isinstance(value, Mapping):
         return between.join(f"{name}={as_text(each)}" for name, each in value.items())
     if isinstance(value, tuple):

@@ -157,7 +157,8 @@ class RunFolder:
     def reopen(
         cls, path: Path, *, needs: Mapping[str, object | None] | None = None, config: Mapping[str, object] | None = None
     ) -> "RunFolder":
-        """The folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is running.
+        """Return the folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is
+        running.
 
         needs: what its config.json must say besides what every command writes, by name, with its value where that is
         known; None: nothing at all. config: what the run that goes on knows itself, as for `opened`; it takes the place
@@ -202,7 +203,7 @@ class RunFolder:
             self._hold.release()
 
     def _left(self) -> str:
-        """What an interrupted run leaves, and the command that goes on with it where there is one."""
+        """Return what an interrupted run leaves, and the command that goes on with it where there is one."""
         options = self.config.get("options")
         known = options if isinstance(options, Mapping) else {}
         whole_study = self.command == "study" and "points" not in self.config  # its chapters are in the cache
@@ -231,7 +232,8 @@ class RunFolder:
         write_arrays(self.place("arrays", files.named_file(name, ".npz")), arrays)
 
     def place(self, *parts: str) -> Path:
-        """Where something is written in this folder. Raises InputError for a link, and for what leads out of it."""
+        """Return where something is written in this folder. Raises InputError for a link, and for what leads out
+        of it."""
         return inside(self.path, *parts)
 
     def record(self) -> RunRecord:
@@ -246,7 +248,7 @@ class RunFolder:
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken, or took."""
+        """Return how long the run has taken, or took."""
         return round((self._end or time.monotonic()) - self._start, 3)
 
     def _write(self, status: Status) -> None:
@@ -277,7 +279,7 @@ def _require_same_images(path: Path, before: object, now: object) -> None:
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide the numbers: vitlens, python and the libraries, without importing them."""
+    """Return the versions that decide the numbers: vitlens, python and the libraries, without importing them."""
     installed = {"vitlens": __version__, "python": platform.python_version()}
     for library in ("torch", "torchvision", "timm", "numpy"):
         try:
@@ -296,7 +298,7 @@ def settings(
     others: "Sequence[Split]" = (),
     **more: object,
 ) -> dict[str, object]:
-    """The settings of a run for RunFolder.opened, read back as `Record.config`.
+    """Return the settings of a run for RunFolder.opened, read back as `Record.config`.
 
     options: the dataclass that the command took; run: its run options as they hold in this process; others: the other
     parts of the data that it reads; more: further entries of config.json.
@@ -407,7 +409,7 @@ def _clear(path: Path) -> None:
 
 
 def _holds_no_results(path: Path) -> bool:
-    """Whether a folder is that of a run that failed or was interrupted before it had written any result.
+    """Return True if a folder is that of a run that failed or was interrupted before it had written any result.
 
     A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or file of the user's.
     """

@@ -29,7 +29,7 @@ from vitlens.models.support import needs_of, require
 def load_models(
     models: Sequence[str | ModelName], *, command: str | None = None, model_options: ModelOptions, options: RunOptions
 ) -> tuple[Model, ...]:
-    """The named models on the chosen device, each under its own alias; names are texts, or parsed already.
+    """Return the named models on the chosen device, each under its own alias; names are texts, or parsed already.
 
     command: what they are loaded for. Raises UnsupportedError for a model that does not support it, InputError when
     --weights is given for several models, and whatever load raises.
@@ -55,7 +55,7 @@ def load_models(
 
 
 def load_split(model: Model, **given: Any) -> Split:
-    """The images of one model; given: as load_splits."""
+    """Return the images of one model; given: as load_splits."""
     (split,) = load_splits((model,), **given)
     return split
 
@@ -72,8 +72,8 @@ def load_splits(
     repeat: bool = False,
     first: Sequence[str] = (),
 ) -> list[Split]:
-    """The images of --images or --data, the same in the same order for each model, preprocessed for it (read once where
-    preprocessing agrees); without either, digits for a model of digits.
+    """Return the images of --images or --data, the same in the same order for each model, preprocessed for it (read
+    once where preprocessing agrees); without either, digits for a model of digits.
 
     Of a folder or .npz without a test part those are given that neither these models nor those beside them (others that
     answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit: at
@@ -142,7 +142,7 @@ def _with_note(split: Split, model: Model) -> Split:
 
 
 def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[Split]:
-    """What is read for each model, once for those with the same preprocessing."""
+    """Return what is read for each model, once for those with the same preprocessing."""
     known: dict[object, Split] = {}
     keys = [each.preprocessing.geometry for each in models]
     for key, model in zip(keys, models):
@@ -166,7 +166,8 @@ def _tell(lines: Sequence[str], options: RunOptions) -> None:
 
 
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:
-    """The splits, with a first note where a model's classes are mapped to the data's; the note goes to stderr, too.
+    """Return the splits, with a first note where a model's classes are mapped to the data's; the note goes to stderr,
+    too.
 
     Raises InputError where a model does not know the data's classes.
     """

@@ -132,13 +132,13 @@ _RESUMED = "Left out with --resume."
 
 
 def one_model(**default: str) -> Any:
-    """The argument MODEL; default: "" where --resume knows it."""
+    """Return the argument MODEL; default: "" where --resume knows it."""
     more = f" {_RESUMED}" if default else ""
     return argument("MODEL", f"One model: {describe_names()}; see vitlens models.{more}", complete="model", **default)
 
 
 def several_models(**default: tuple[str, ...]) -> Any:
-    """The argument MODEL...; default: () where --resume knows them."""
+    """Return the argument MODEL...; default: () where --resume knows them."""
     more = f" {_RESUMED}" if default else ""
     return argument(
         "MODEL...",

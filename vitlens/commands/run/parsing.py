@@ -10,7 +10,7 @@ Word = TypeVar("Word", bound=str)
 
 
 def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
-    """The words of a comma-separated list, each once and each known.
+    """Return the words of a comma-separated list, each once and each known.
 
     Raises InputError for an empty list, UnknownNameError for a word that is not in known.
     """
@@ -25,7 +25,7 @@ def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
 
 
 def names_of(option: str, text: str) -> tuple[str, ...]:
-    """The names of a comma-separated list, each once. Raises InputError for an empty list."""
+    """Return the names of a comma-separated list, each once. Raises InputError for an empty list."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise InputError(f"expected {option} with at least one name, found {text!r}")
@@ -33,7 +33,7 @@ def names_of(option: str, text: str) -> tuple[str, ...]:
 
 
 def numbers(option: str, text: str) -> tuple[float, float, float]:
-    """Three channels "R,G,B" in [0, 1]; one number stands for all three. Raises InputError."""
+    """Return three channels "R,G,B" in [0, 1]; one number stands for all three. Raises InputError."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -49,7 +49,7 @@ def numbers(option: str, text: str) -> tuple[float, float, float]:
 
 
 def two_counts(option: str, text: str) -> tuple[int, int]:
-    """Two whole numbers from 0, "3,4": a patch's row and column. Raises InputError."""
+    """Return two whole numbers from 0, "3,4": a patch's row and column. Raises InputError."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(_is_whole(part) for part in parts):
         raise InputError(f"expected {option} ROW,COL with two whole numbers from 0, found {text!r}; e.g. {option} 3,4")
@@ -101,7 +101,7 @@ def amounts(option: str, text: str) -> tuple[float, ...]:
 
 
 def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | None:
-    """A whole number "20", or one for each of several names "pgd=20,cw=50"; None stays. Raises InputError."""
+    """Return a whole number "20", or one for each of several names "pgd=20,cw=50"; None stays. Raises InputError."""
     if text is None:
         return None
     parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
@@ -115,7 +115,7 @@ def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | Non
 
 
 def named_amounts(option: str, text: str) -> dict[str, float]:
-    """A number for each of several names: "pgd=8,bim=0.5". Raises InputError."""
+    """Return a number for each of several names: "pgd=8,bim=0.5". Raises InputError."""
     parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
     if not all(name and value for name, _, value in parts):
         raise InputError(f"expected {option} NAME=NUMBER,NAME=NUMBER, found {text!r}; e.g. {option} low-frequency=8")
@@ -135,12 +135,12 @@ def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a text is a whole number from 0 that fits 64 bits."""
+    """Return True if a text is a whole number from 0 that fits 64 bits."""
     return text.isdecimal() and len(text) < 19
 
 
 def _read(text: str) -> object:
-    """A number or a truth value where the text reads as one, else the text."""
+    """Return a number or a truth value where the text reads as one, else the text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -251,7 +251,7 @@ class ProgressStore:
     process: int = 0
 
     def recall(self, key: str, digest: str, forms: Mapping[str, Form]) -> dict[str, NDArray[np.generic]] | None:
-        """The arrays stored under a key, or None; forms: their expected types and shapes.
+        """Return the arrays stored under a key, or None; forms: their expected types and shapes.
 
         Raises InputError when they were computed from something else (digest: of what they should be computed from), or
         are damaged.

@@ -81,13 +81,13 @@ def write_report(path: Path) -> None:
 
 
 def read(run: RunRecord) -> Any:
-    """The record of a run, as its command declares it; names in it are as they were written, and escaped where they are
-    put into a report."""
+    """Return the record of a run, as its command declares it; names in it are as they were written, and escaped where
+    they are put into a report."""
     return read_record(COMMANDS[run.command].recorded, run)
 
 
 def read_folder(path: Path) -> Any:
-    """The record of an earlier run's folder. Raises InputError and UnknownNameError as `report`."""
+    """Return the record of an earlier run's folder. Raises InputError and UnknownNameError as `report`."""
     run = read_run(path)
     reporting = [word for word, command in COMMANDS.items() if command.reports]
     if run.command not in reporting:
@@ -194,7 +194,7 @@ _SIGNATURE: Final = b"Matplotlib"  # in the metadata of each of them
 
 
 def shown_in(report: Path) -> tuple[str, ...]:
-    """The names of the figures in an earlier report.md; none where there is no such file."""
+    """Return the names of the figures in an earlier report.md; none where there is no such file."""
     return figures_shown(report.read_text(encoding="utf-8", errors="replace")) if report.is_file() else ()
 
 

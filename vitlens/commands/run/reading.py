@@ -34,7 +34,7 @@ class ArrayFiles(Mapping[str, Mapping[str, NDArray[np.generic]]]):
         return read_arrays(inside(self._folder, "arrays", named_file(name, ".npz")))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The arrays of a file, or the default where there is none."""
+        """Return the arrays of a file, or the default where there is none."""
         return self[name] if name in self else default  # noqa: SIM401  this is what it is
 
     def __contains__(self, name: object) -> bool:
@@ -84,12 +84,12 @@ class ReportFolder(Summary):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of its tables."""
+        """Return the names of its tables."""
         return tuple(self._record.tables)
 
     @property
     def report(self) -> Path:
-        """The path of report.md. Raises InputError where there is none."""
+        """Return the path of report.md. Raises InputError where there is none."""
         path = self.folder / REPORT
         if not path.is_file():
             raise InputError(
@@ -98,19 +98,22 @@ class ReportFolder(Summary):
         return path
 
     def table(self, name: str) -> list[Any]:
-        """The rows of a table, each of the dataclass that the command declares. Raises UnknownNameError."""
+        """Return the rows of a table, each of the dataclass that the command declares. Raises UnknownNameError."""
         if name not in self._record.tables:
             raise UnknownNameError(f"table of {self.command}", name, self._record.tables)
         return list(self._record.tables[name])
 
     def to_pandas(self, name: str) -> "DataFrame":
-        """A table as a pandas DataFrame, a column for each field. Raises InputError where pandas is not installed."""
+        """Return a table as a pandas DataFrame, a column for each field.
+
+        Raises InputError where pandas is not installed.
+        """
         rows = self.table(name)
         kind = type(self._record).contents().tables[name]
         return data_frame(map(flat, rows), columns=None if rows else [column.name for column in fields(kind)])
 
     def summary(self) -> Iterator[Line]:
-        """The command, its status, the first metrics, the tables with their rows, and the files of arrays."""
+        """Yield the command, its status, the first metrics, the tables with their rows, and the files of arrays."""
         yield Line("folder", str(self.folder))
         yield Line("command", self.command)
         yield Line("status", self.status)
@@ -125,7 +128,7 @@ class ReportFolder(Summary):
 
 
 def read(folder: str | Path, *, unfinished: bool = False) -> ReportFolder:
-    """The report of a run, as typed values: metrics, rows of tables, arrays; needs no torch.
+    """Return the report of a run, as typed values: metrics, rows of tables, arrays; needs no torch.
 
     folder: as a command printed it; unfinished: also of a run that is running, failed or was interrupted, whose later
     tables are empty. Raises InputError, one line, where `vitlens report` does: for what is no run, is damaged, or was

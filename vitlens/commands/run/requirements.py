@@ -38,7 +38,7 @@ class RequirementOutcome:
 
 
 def requirements_of(at_least: Sequence[str], at_most: Sequence[str]) -> tuple[Requirement, ...]:
-    """The requirements that were typed. Raises InputError for anything but METRIC=VALUE."""
+    """Return the requirements that were typed. Raises InputError for anything but METRIC=VALUE."""
     least = (_parsed(text, "at least", "--at-least") for text in at_least)
     most = (_parsed(text, "at most", "--at-most") for text in at_most)
     return (*least, *most)
@@ -70,7 +70,7 @@ def require_known(requirements: Sequence[Requirement], metrics: Sequence[MetricN
 
 
 def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[RequirementOutcome]:
-    """Each requirement on each metric of its name; one that names no metric of the run does not hold."""
+    """Yield each requirement on each metric of its name; one that names no metric of the run does not hold."""
     for requirement in requirements:
         chosen = [name for name in record.metrics if requirement.metric in (name, _without_alias(name))]
         if not chosen:

@@ -89,7 +89,7 @@ def resumable(
 
 
 def _begun_run(resume: Path, command: str) -> Mapping[str, Any]:
-    """The config.json of a stopped run. Raises InputError for the folder of another command."""
+    """Return the config.json of a stopped run. Raises InputError for the folder of another command."""
     record = read_run(resume)
     if record.command != command:
         raise InputError(f"expected the folder of vitlens {command} to resume, found one of vitlens {record.command}")
@@ -109,7 +109,7 @@ def _require_same(resume: Path, config: Mapping[str, Any], identity: Mapping[str
 
 
 def with_its_settings(options: Any, command: str) -> Any:
-    """The options of a run; of one that is resumed without its MODEL being typed, those that it began with.
+    """Return the options of a run; of one that is resumed without its MODEL being typed, those that it began with.
 
     Where the MODEL is typed, the other options hold as they are typed, too.
     """
@@ -120,7 +120,7 @@ def with_its_settings(options: Any, command: str) -> Any:
 
 
 def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] = ()) -> Any:
-    """The options that a stopped run began with, so that it can go on in its folder.
+    """Return the options that a stopped run began with, so that it can go on in its folder.
 
     typed: those that hold as they are typed now, as do the run options that change no result. Raises InputError for the
     folder of another command, and for any other option that is typed with another value than the run began with.
@@ -138,7 +138,8 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
 
 
 def _begun(options: Any, begun: Any, typed: Collection[str], expected: str) -> Any:
-    """The options that a run began with, those in bundles, too, but for those that hold as they are typed now."""
+    """Return the options that a run began with, those in bundles, too, but for those that hold as they are typed
+    now."""
     kept = {}
     for each in fields(options):
         value = getattr(options, each.name)

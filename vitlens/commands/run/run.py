@@ -24,7 +24,7 @@ Options = TypeVar("Options")
 
 
 def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
-    """The processes of this run, and the options for this one of them.
+    """Return the processes of this run, and the options for this one of them.
 
     It has its own device, and is quiet unless it is the first. To be called before models are loaded; a run then
     makes its folder in the first process alone, and returns None in the others.
@@ -92,36 +92,36 @@ class Run(Generic[Options]):
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes."""
+        """Return True if this is the process that writes."""
         return self.processes.is_first
 
     @property
     def model(self) -> Model:
-        """The first model."""
+        """Return the first model."""
         return self.models[0]
 
     @property
     def split(self) -> Split:
-        """The images of the first model."""
+        """Return the images of the first model."""
         return self.splits[0]
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The models' aliases."""
+        """Return the models' aliases."""
         return tuple(model.alias for model in self.models)
 
     @cached_property
     def shares(self) -> tuple[Split, ...]:
-        """The images of this process, for each model."""
+        """Return the images of this process, for each model."""
         return tuple(share_of(split, self.processes) for split in self.splits)
 
     @property
     def passes(self) -> dict[str, Any]:
-        """How images pass through a model: batch size and precision, as arguments of an analysis."""
+        """Return how images pass through a model: batch size and precision, as arguments of an analysis."""
         return {"batch_size": self.run.batch_size, "precision": self.run.precision}
 
     def progress(self, what: str, total: int, unit: str = "images") -> AbstractContextManager[Advance]:
-        """The progress of a loop on stderr, nothing with --quiet."""
+        """Return the progress of a loop on stderr, nothing with --quiet."""
         return progress(what, total, unit=unit, quiet=self.run.quiet)
 
     def batches(self, what: str, *, size: int | None = None) -> Iterator[tuple[Batch, ...]]:
@@ -135,7 +135,7 @@ class Run(Generic[Options]):
                 advance(len(batches[0].images))
 
     def numbers(self, batch: Batch) -> Any:
-        """The numbers of a batch's images among those of all processes."""
+        """Return the numbers of a batch's images among those of all processes."""
         return self.processes.index + batch.indices * self.processes.count
 
     @contextmanager

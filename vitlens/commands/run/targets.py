@@ -33,7 +33,7 @@ def chosen_targets(target: str, model: Model, split: Split) -> Tensor | None:
 
 
 def labels_of(model: Model, split: Split, *, predicted: bool, doing: str, options: RunOptions) -> Tensor:
-    """The class of each image as a column of the model's logits (n,): its label, or the prediction (predicted).
+    """Return the class of each image as a column of the model's logits (n,): its label, or the prediction (predicted).
 
     doing: what the labels are for, in the words of the message ("attack"). Raises DataError for images without labels.
     """

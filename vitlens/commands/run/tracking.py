@@ -129,7 +129,7 @@ class TrackerWatcher:
                 self.say(f"{what} failed and is left out from here on ({reason}); the training goes on")
 
     def _open(self, step: int) -> Any:
-        """The library's tracker, which begins at this step."""
+        """Return the library's tracker, which begins at this step."""
         if self._backend is None:
             # not by Accelerator(log_with=...): a second Accelerator would share, and change, the first one's state
             from accelerate.tracking import TensorBoardTracker, WandBTracker
@@ -146,7 +146,8 @@ class TrackerWatcher:
 
 
 def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
-    """The tracked statistics of each layer, mean over heads: entropy of CLS and patch rows as a share of ln(keys)."""
+    """Yield the tracked statistics of each layer, mean over heads: entropy of CLS and patch rows as a share of
+    ln(keys)."""
     measured = {name for name, _ in table.moments.sums}
     for name, statistic in STATISTICS.items():
         if statistic.tracked_as and name in measured:

@@ -40,7 +40,8 @@ class KnownTrainingImages:
 
 
 def split_by_seed(data: str) -> bool:
-    """Whether the parts of this --data may have been drawn by a seed, so that training images are known by content."""
+    """Return True if the parts of this --data may have been drawn by a seed, so that training images are known by
+    content."""
     return data not in SETS or SETS[data].parts == "none"
 
 
@@ -66,7 +67,7 @@ def copy_training_images(model: Model, folder: Path) -> None:
 
 
 def training_images_of(models: Sequence[Model], *, seed: int) -> KnownTrainingImages:
-    """The training images of all these models together.
+    """Return the training images of all these models together.
 
     seed: the one assumed for a model whose training images are unknown and whose run names none.
     """
@@ -83,7 +84,7 @@ def training_images_of(models: Sequence[Model], *, seed: int) -> KnownTrainingIm
 
 
 def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Split:
-    """The images to evaluate, with a note that says which they are, and why.
+    """Return the images to evaluate, with a note that says which they are, and why.
 
     read: all images (True), or the part that a seed holds out. Images that none of the models was trained on are
     evaluated; where none are left, all are, and the note says that the model was trained on them. Where a model's
@@ -110,14 +111,14 @@ def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Sp
 
 
 def seen(split: Split, known: KnownTrainingImages) -> torch.Tensor:
-    """Which images (n,) of a split one of the models was trained on."""
+    """Return which images (n,) of a split one of the models was trained on."""
     if not len(known.numbers):
         return torch.zeros(len(split), dtype=torch.bool)
     return torch.from_numpy(np.isin(image_numbers(split), known.numbers))
 
 
 def _held_out(split: Split, known: KnownTrainingImages) -> Split:
-    """A part drawn by seed, with a note that says why; as it is where the data has a test part of its own."""
+    """Return a part drawn by seed, with a note that says why; as it is where the data has a test part of its own."""
     hold_out = describe_hold_out(known.seed)
     if hold_out not in split.notes:
         return split
@@ -135,8 +136,8 @@ def _noted(split: Split, note: str) -> Split:
 
 
 def _numbers_of(model: Model) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]] | None:
-    """The training images of a model by content: none for random weights, a bundled model and others' weights; None
-    where nothing is known."""
+    """Return the training images of a model by content: none for random weights, a bundled model and others' weights;
+    None where nothing is known."""
     none = np.zeros(0, np.uint64)
     if model.provenance.weights == "random" or model.provenance.name in BUNDLED:
         return none

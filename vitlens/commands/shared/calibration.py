@@ -36,7 +36,7 @@ def calibration_rows(model: str, bins: Sequence["Tensor"]) -> Iterator[Calibrati
 
 
 def calibration_claim(model: str, error: Estimate) -> Claim:
-    """The judgement of a model's expected calibration error; inconclusive for fewer than ENOUGH images."""
+    """Return the judgement of a model's expected calibration error; inconclusive for fewer than ENOUGH images."""
     if (error.n or 0) >= ENOUGH:
         return judge("calibration", model, error, "calibration", because="expected calibration error")
     because = say("expected calibration error of fewer than {{ n }} images, which bins bias upwards", n=ENOUGH)
@@ -53,7 +53,7 @@ class _Bin:
 
 
 def _bins(record: Any) -> list[_Bin]:
-    """The filled bins of the first models; none of few images."""
+    """Return the filled bins of the first models; none of few images."""
     errors = {row.model: row.calibration_error.value for row in record.scores}
     return [
         _Bin(

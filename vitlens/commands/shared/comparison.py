@@ -41,16 +41,16 @@ class PairRow:
 
     @property
     def decided(self) -> bool:
-        """Whether one of the two is better."""
+        """Return True if one of the two is better."""
         return self.better != UNDECIDED
 
     def gain(self, of: str) -> Estimate:
-        """The difference as one of the two models minus the other."""
+        """Return the difference as one of the two models minus the other."""
         return signed(self.difference or Estimate(0.0, unit="points"), of == self.first)
 
 
 def signed(difference: Estimate, keep: bool) -> Estimate:
-    """A difference, or its negative."""
+    """Return a difference, or its negative."""
     if keep:
         return difference
     low, high = (None if end is None else -end for end in (difference.high, difference.low))
@@ -63,7 +63,8 @@ def compared(
     groups: NDArray[Any] | None = None,
     seed: int = 0,
 ) -> list[PairRow]:
-    """The rows of comparisons that are corrected together: two models, and which images each classifies correctly."""
+    """Return the rows of comparisons that are corrected together: two models, and which images each classifies
+    correctly."""
     alone = [(int((one & ~two).sum()), int((two & ~one).sum())) for *_, one, two in correct]
     tests = [paired_test(one, two, groups=groups) for *_, one, two in correct]
     rows = []
@@ -80,13 +81,13 @@ def compared(
 def in_pairs(
     correct: Mapping[str, NDArray[np.bool_]], *, groups: NDArray[Any] | None = None, seed: int = 0
 ) -> tuple[PairRow, ...]:
-    """The rows of all pairs of models, in their order."""
+    """Return the rows of all pairs of models, in their order."""
     pairs = [(first, second, correct[first], correct[second]) for first, second in combinations(correct, 2)]
     return tuple(compared(pairs, groups=groups, seed=seed))
 
 
 def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """The answer: which models the one with the highest accuracy exceeds, and which it does not."""
+    """Yield the answer: which models the one with the highest accuracy exceeds, and which it does not."""
     top = max(accuracies, key=lambda name: accuracies[name].value)
     pairs = {row.second if row.first == top else row.first: row for row in rows if top in (row.first, row.second)}
     alike = [other for other, row in pairs.items() if not row.decided]

@@ -82,14 +82,16 @@ class Shown:
 
 
 def explorer_of(record: Any, shown: Shown) -> Explorer | None:
-    """The explorer of the first model that has one. A record class has it as the fields `explorer`, a table, and
-    `explorer_arrays`, by model."""
+    """Return the explorer of the first model that has one.
+
+    A record class has it as the fields `explorer`, a table, and `explorer_arrays`, by model.
+    """
     row = next((row for row in record.explorer if row.model in record.explorer_arrays), None)
     return None if row is None else explorer(row, record.explorer_arrays[row.model], shown)
 
 
 def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
-    """Why a model has no explorer, as a sentence of the first page."""
+    """Yield why a model has no explorer, as a sentence of the first page."""
     for row in rows:
         if row.reason:
             reason = Marked(protected(visible(row.reason)))  # a whole sentence, which is not to be shortened
@@ -108,7 +110,7 @@ class SinkRow:
 
 
 def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
-    """The sinks of every layer, in the images of which every head is kept."""
+    """Yield the sinks of every layer, in the images of which every head is kept."""
     special = len(row.special)
     for layer, (bytes_, most) in enumerate(zip(arrays.heads.swapaxes(0, 1), arrays.heads_most.swapaxes(0, 1))):
         received = restored(bytes_, most, special, LEVELS)[..., special:, :].mean(-2, dtype=np.float64)
@@ -155,7 +157,7 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
 
 
 def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer:
-    """The explorer of one model's arrays."""
+    """Return the explorer of one model's arrays."""
     images = tuple(_image(row, arrays, shown, index) for index in range(min(row.images, len(shown.pictures))))
     return Explorer(
         row.model,

@@ -51,7 +51,7 @@ _BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one
 
 @phase("Attention of every head, for the page")
 def explored(model: Model, images: Images) -> dict[str, Any]:
-    """What looks where in these images, or why this model has no explorer: the fields of a record."""
+    """Return what looks where in these images, or why this model has no explorer: the fields of a record."""
     try:
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:
@@ -62,7 +62,7 @@ def explored(model: Model, images: Images) -> dict[str, Any]:
 
 
 def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:
-    """What looks where in these images. Raises UnsupportedError for a model of which there is no explorer."""
+    """Return what looks where in these images. Raises UnsupportedError for a model of which there is no explorer."""
     layout = model.layout
     special = len(model.layout.prefix)
 
@@ -79,7 +79,8 @@ def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[Explo
 
 
 def _fitting(model: Model) -> tuple[int, int]:
-    """How many images are kept, and of how many of them every head, so that a folder stays small: _BYTES of each."""
+    """Return how many images are kept, and of how many of them every head, so that a folder stays small: _BYTES of
+    each."""
     layout = model.layout
     rows, columns = _queries(layout)
     sites = [site for site in survey_weights(model, probe_images(model, 1)) if site.kind == "patch"]
@@ -89,7 +90,7 @@ def _fitting(model: Model) -> tuple[int, int]:
 
 
 def _queries(layout: TokenLayout) -> tuple[int, int]:
-    """The grid of the queries that are kept."""
+    """Return the grid of the queries that are kept."""
     return pooled(np.zeros((layout.tokens, 1)), len(layout.prefix), layout.grid)[1]
 
 
@@ -108,7 +109,7 @@ class ExplorerView(Summary):
         return Path(path)
 
     def summary(self) -> Iterator[Line]:
-        """The model, its images, and what is shown of them."""
+        """Yield the model, its images, and what is shown of them."""
         shown = self.explorer
         first = self.explorer.images[0].weights
         yield Line("model", shown.model)
@@ -136,7 +137,8 @@ def explorer(
     names: HeadNames | None = None,
     whole: int = WHOLE,
 ) -> ExplorerView:
-    """What looks where in the images: point at a patch and see where every head looks from it, and who looks at it.
+    """Return what looks where in the images: point at a patch and see where every head looks from it, and who looks at
+    it.
 
     images: at most 24, in any form that `vitlens.images` takes; maps: (batch, rows, columns) as `rollout`, `relevance`
     and `explain` give them, one or several by name, to be shown beside; statistics, ablation, names: what
@@ -178,7 +180,7 @@ def explorer(
 
 
 def _facts(model: Model, images: Images) -> list[tuple[str, ...]]:
-    """The prediction of each image, of a model with a classifier."""
+    """Return the prediction of each image, of a model with a classifier."""
     if not model.has_classifier:
         return [()] * len(images)
     with evaluating(model), torch.no_grad():
@@ -199,7 +201,7 @@ def _map(values: Tensor, name: str, count: int) -> Any:
 
 
 def _checked(table: Any, shape: tuple[int, int], name: str) -> Any:
-    """The table. Raises InputError unless it is of these layers and heads."""
+    """Return the table. Raises InputError unless it is of these layers and heads."""
     found = (len(table), max((len(layer) for layer in table), default=0))
     if found != shape:
         raise InputError(f"expected {name} of {shape[0]} layers and {shape[1]} heads, found {found[0]} and {found[1]}")
@@ -222,7 +224,7 @@ class GivenAttention:
 
 
 def read_attention(path: Path) -> NDArray[np.floating[Any]]:
-    """The array in an .npy, mapped into memory and not read yet; nothing is unpickled.
+    """Return the array in an .npy, mapped into memory and not read yet; nothing is unpickled.
 
     Raises InputError, one line, for what is no array of floating-point numbers, and for one beyond the bounds.
     """
@@ -244,7 +246,7 @@ def read_attention(path: Path) -> NDArray[np.floating[Any]]:
 def given_attention(
     weights: NDArray[np.floating[Any]], *, prefix: int | None = None, name: str = "attention", option: str = "prefix"
 ) -> GivenAttention:
-    """What an explorer shows of weights (layers, heads, tokens, tokens) of one image, each row over the keys.
+    """Return what an explorer shows of weights (layers, heads, tokens, tokens) of one image, each row over the keys.
 
     prefix: tokens before the patches (None: the fewest that leave a square of patches); name: of the weights, for
     display; option: how the caller gives the prefix. Raises InputError for another shape or type, weights below 0 or
@@ -314,7 +316,7 @@ def _require_form(weights: NDArray[Any]) -> None:
 
 
 def _prefix(tokens: int, prefix: int | None, option: str) -> int:
-    """The number of tokens before the patches. Raises InputError where the others are no square."""
+    """Return the number of tokens before the patches. Raises InputError where the others are no square."""
     if prefix is not None:
         if prefix < 0 or prefix >= tokens or isqrt(tokens - prefix) ** 2 != tokens - prefix:
             raise InputError(
@@ -332,8 +334,10 @@ def _prefix(tokens: int, prefix: int | None, option: str) -> int:
 
 
 def picture_of(image: Any) -> NDArray[np.uint8]:
-    """The centre square of one picture, (3, SIDE, SIDE). Raises DataError for what is no picture, InputError for
-    several."""
+    """Return the centre square of one picture, (3, SIDE, SIDE).
+
+    Raises DataError for what is no picture, InputError for several.
+    """
     pixels = read_pictures(image, Preprocessing((SIDE, SIDE), SIDE, "bicubic"))
     if len(pixels) != 1:
         raise InputError(f"expected one image, the one of the weights, found {len(pixels)}")
@@ -343,7 +347,7 @@ def picture_of(image: Any) -> NDArray[np.uint8]:
 def attention_explorer(
     weights: Tensor | NDArray[np.floating[Any]], image: Any, *, prefix: int | None = None, name: str = "attention"
 ) -> ExplorerView:
-    """The explorer of attention weights of any model: where every head looks from a patch, and who looks at it.
+    """Return the explorer of attention weights of any model: where every head looks from a patch, and who looks at it.
 
     weights: (layers, heads, tokens, tokens) of one image, after the softmax, the patches row by row after the prefix;
     image: that image, in any form that `vitlens.images` takes, of which the centre square is shown; prefix: tokens

@@ -162,7 +162,8 @@ def _causes(record: FailuresRecord, model: str) -> tuple[Cause, ...]:
 
 
 def _ends(record: FailuresRecord, row: CovariateRow) -> tuple[list[QuarterRow], Estimate, Estimate]:
-    """The parts of the images by a property, and the accuracy in the one with most errors and in the opposite one."""
+    """Return the parts of the images by a property, and the accuracy in the one with most errors and in the opposite
+    one."""
     parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
     worst, best = (parts[-1], parts[0]) if row.more_in_errors else (parts[0], parts[-1])
     return parts, worst.accuracy, best.accuracy
@@ -199,7 +200,7 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
 
 
 def _confuses(record: FailuresRecord, row: CovariateRow, title: str) -> Claim:
-    """The claim of two classes that are confused, which no change of an image tests."""
+    """Return the claim of two classes that are confused, which no change of an image tests."""
     _, worst, best = _ends(record, row)
     says = say(
         "**{{ row.model }}** fails on {{ row.where|whole }}, which it confuses: its accuracy is {{ worst|value }} "
@@ -213,7 +214,7 @@ def _confuses(record: FailuresRecord, row: CovariateRow, title: str) -> Claim:
 
 
 def _undecided(cause: Cause) -> str:
-    """The sentence on properties that the data cannot separate."""
+    """Return the sentence on properties that the data cannot separate."""
     rows = [cause.row, *cause.rivals]
     return say(
         "We do not know why **{{ model }}** fails: its errors are more frequent on {{ places }}, and these images "
@@ -225,7 +226,7 @@ def _undecided(cause: Cause) -> str:
 
 
 def _not_known(record: FailuresRecord, model: str) -> str:
-    """What errors differ in, why that is no cause, and the test that would come next."""
+    """Return what errors differ in, why that is no cause, and the test that would come next."""
     rows = by(record.covariates, "model")[model]
     errors = rows[0].errors
     total = max(row.area.n or 0 for row in rows)
@@ -297,7 +298,7 @@ def _same(test: InterventionRow, row: CovariateRow) -> bool:
 
 
 def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
-    """What one model's errors differ in most: of the images given all others, else of its predictions."""
+    """Return what one model's errors differ in most: of the images given all others, else of its predictions."""
     known = [row for row in rows if row.differs and (not row.known.outcome or row.next_test)]
     return min(known, key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p), default=None)
 

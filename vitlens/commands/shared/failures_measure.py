@@ -19,7 +19,7 @@ _TRIED: Final = 100  # errors among which examples are looked for
 
 @phase("Why images are misclassified")
 def failure_fields(subjects: Sequence[Subject], *, quiet: bool) -> dict[str, Any]:
-    """The tables and arrays of one or of two models' failures, as keyword arguments of a record."""
+    """Return the tables and arrays of one or of two models' failures, as keyword arguments of a record."""
     found = diagnose(subjects, progress=partial(progress, "changing images", quiet=quiet))
     return {
         "covariates": found.covariates,

@@ -39,8 +39,8 @@ class Named(NamedTuple):
 def heads_named(
     run: Run[Any], split: Split, attributes: Mapping[str, Tensor], *, slow: str = "", known: Statistics | None = None
 ) -> Named:
-    """The words for every head on these images, with a note where what heads write cannot be said. attributes: see
-    `attributes_of`; slow: why no head is removed, "" where each is; known: see `named`."""
+    """Return the words for every head on these images, with a note where what heads write cannot be said. attributes:
+    see `attributes_of`; slow: why no head is removed, "" where each is; known: see `named`."""
     model = run.model
     labels = None
     why = slow

@@ -38,19 +38,19 @@ class PredictionRow:
     def of(
         cls, image: str, classes: Sequence[str], probabilities: Sequence[float], label: str | None = None
     ) -> "PredictionRow":
-        """A row of one to five classes."""
+        """Return a row of one to five classes."""
         (first, share), *others = zip(classes, probabilities, strict=True)
         return cls(image, first, share, label, *(cell for pair in others for cell in pair))  # type: ignore[arg-type]
 
     @property
     def top_classes(self) -> tuple[tuple[str, float], ...]:
-        """The classes with their probabilities."""
+        """Return the classes with their probabilities."""
         pairs = [(getattr(self, f"class_{rank}"), getattr(self, f"probability_{rank}")) for rank in range(1, TOP + 1)]
         return tuple((name, share) for name, share in pairs if name is not None)
 
     @property
     def correct(self) -> bool | None:
-        """Whether the most probable class is the label; None where that is not known."""
+        """Return whether the most probable class is the label; None where that is not known."""
         return None if self.label is None else self.class_1 == self.label
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class PredictionRow:
 
 
 def by_file_name(rows: Sequence[PredictionRow]) -> list[PredictionRow]:
-    """The rows with their files' names, and with the whole path where two files share a name."""
+    """Return the rows with their files' names, and with the whole path where two files share a name."""
     names = Counter(Path(row.image).name for row in rows)
     return [replace(row, image=name) if names[name := Path(row.image).name] == 1 else row for row in rows]
 
@@ -70,7 +70,7 @@ def _shown(name: str) -> str:
 
 
 def for_images(predicted: Counter[str]) -> Marked:
-    """How many images have each prediction: "tabby for 3, lynx for 2 and others for 7"."""
+    """Return how many images have each prediction: "tabby for 3, lynx for 2 and others for 7"."""
     most = predicted.most_common(TOP)
     parts = [say("{{ name }} for {{ k }}", name=name, k=count) for name, count in most]
     rest = predicted.total() - sum(count for _, count in most)

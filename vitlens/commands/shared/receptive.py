@@ -47,7 +47,7 @@ class FieldArrays:
 def field_rows(
     fields: "Mapping[tuple[str, str], Sequence[ReceptiveField]]",
 ) -> tuple[tuple[FieldRow, ...], FieldArrays | None]:
-    """The fields of each model, by its alias and its name in words; None for the arrays of no model."""
+    """Return the fields of each model, by its alias and its name in words; None for the arrays of no model."""
     known = [(alias, words, field) for (alias, words), of_model in fields.items() for field in of_model]
     rows = tuple(
         FieldRow(alias, words, each.layer, each.title, each.distance, each.uniform, each.half, each.seen)
@@ -58,7 +58,7 @@ def field_rows(
 
 
 def field_charts() -> tuple[Chart, ...]:
-    """The distance and the share of the pixels by layer, and the maps, of a record with both."""
+    """Return the distance and the share of the pixels by layer, and the maps, of a record with both."""
     from vitlens.charts import images, lines
 
     return (
@@ -90,7 +90,7 @@ def field_charts() -> tuple[Chart, ...]:
 
 
 def _maps(record: Any) -> "Iterator[Picture]":
-    """The square roots of the norms at each pixel; of several models evenly spaced layers."""
+    """Yield the square roots of the norms at each pixel; of several models evenly spaced layers."""
     from vitlens.charts import Picture
 
     models = by(record.receptive_fields, "model")

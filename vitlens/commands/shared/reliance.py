@@ -41,14 +41,14 @@ class RelianceRecord(Record):
 
     @property
     def misled(self) -> str:
-        """The model that a cue misleads most, "" for none."""
+        """Return the model that a cue misleads most, "" for none."""
         rows = [row for row in self.reliance if row.misleads]
         strongest = max(rows, key=lambda row: row.gained.value, default=None)
         return "" if strongest is None else strongest.model
 
 
 def claims(record: RelianceRecord) -> Iterator[Claim]:
-    """What each model relies on most, and what one relies on more than another."""
+    """Yield what each model relies on most, and what one relies on more than another."""
     for model in record.aliases:
         supported = [row for row in ranked(record.reliance, model) if row.changes_predictions]
         for row in supported[:_CLAIMED]:
@@ -107,7 +107,7 @@ def _same(row: RelianceRow, pair: ReliancePairRow) -> bool:
 
 
 def unknown(record: RelianceRecord) -> Iterator[str]:
-    """What could not be tested, and controls that are not matched."""
+    """Yield what could not be tested, and controls that are not matched."""
     for reason, rows in groupby(record.reliance_left_out, lambda row: row.reason):
         titles = list(dict.fromkeys(row.title for row in rows))
         yield say("Not tested: reliance on {{ titles }}, as {{ reason|whole }}.", titles=listed(titles), reason=reason)
@@ -119,7 +119,7 @@ def unknown(record: RelianceRecord) -> Iterator[str]:
 
 
 def _answer(record: RelianceRecord) -> str:
-    """What each model is shown to rely on, in the order of the effects."""
+    """Return what each model is shown to rely on, in the order of the effects."""
     sentences = list[str]()
     for model in record.aliases:
         rows = ranked(record.reliance, model)[:_NAMED]

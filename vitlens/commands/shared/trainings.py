@@ -69,7 +69,8 @@ _AUGMENTATION: Final = {
 
 
 def differences(budgets: Sequence[Budget]) -> Mapping[str, tuple[str | int, ...]]:
-    """The fields in which the trainings differ, of those known of all of them, with their values in this order."""
+    """Return the fields in which the trainings differ, of those known of all of them, with their values in this
+    order."""
     values = {each.name: tuple(getattr(budget, each.name) for budget in budgets) for each in fields(Budget)[1:]}
     return {name: own for name, own in values.items() if None not in own and len(set(own)) > 1}
 
@@ -97,12 +98,13 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
 
 
 def trainings_of(models: "Sequence[Model]") -> tuple[Budget, ...]:
-    """How the models were trained, where there are several to compare."""
+    """Return how the models were trained, where there are several to compare."""
     return tuple(map(budget_of, models)) if len(models) > 1 else ()
 
 
 def budget_of(model: "Model") -> Budget:
-    """How a model was trained, from the folder of its run; for the bundled pairs as benchmarks/bundle.py made them."""
+    """Return how a model was trained, from the folder of its run; for the bundled pairs as benchmarks/bundle.py made
+    them."""
     alias = model.alias
     name = model.provenance.name
     if model.provenance.weights == "random":
@@ -115,7 +117,7 @@ def budget_of(model: "Model") -> Budget:
 
 
 def training_run(model: "Model") -> RunRecord | None:
-    """The run of `vitlens train` that wrote the weights; None where there is none."""
+    """Return the run of `vitlens train` that wrote the weights; None where there is none."""
     place = Path(model.provenance.name)
     with suppress(InputError):
         run = read_run(place if place.is_dir() else place.parent)
@@ -124,7 +126,7 @@ def training_run(model: "Model") -> RunRecord | None:
 
 
 def budget_of_run(alias: str, run: RunRecord) -> Budget:
-    """How the model of a run of `vitlens train` was trained, from its config.json and results.json."""
+    """Return how the model of a run of `vitlens train` was trained, from its config.json and results.json."""
     options, data, recipe = (_mapping(run.config.get(name)) for name in ("options", "data", "recipe"))
     history = _mapping(run.results["tables"]).get("history")
     last = _mapping(history[-1]) if isinstance(history, list) and history else {}
@@ -146,7 +148,7 @@ def budget_of_run(alias: str, run: RunRecord) -> Budget:
 
 
 def augmentation_words(recipe: Mapping[str, Any]) -> str:
-    """The augmentation of a recipe's numbers in words: "crop 4 px, flip, CutMix 1"; "none"."""
+    """Return the augmentation of a recipe's numbers in words: "crop 4 px, flip, CutMix 1"; "none"."""
     values = {**Recipe().numbers(), **recipe}
     return ", ".join(text.format(values[name]) for name, text in _AUGMENTATION.items() if values[name]) or "none"
 

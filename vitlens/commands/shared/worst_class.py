@@ -35,7 +35,7 @@ class ConfusionRow(OfModel):
 
 
 def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iterator[Claim]:
-    """The class with the lowest accuracy, where it is below the overall one also for as many tests as classes."""
+    """Yield the class with the lowest accuracy, where it is below the overall one also for as many tests as classes."""
     own = [row for row in rows if row.model == model and row.n >= FEWEST]
     judged = [(row, row.accuracy) for row in own if row.accuracy is not None]
     if len(judged) < _FEWEST_CLASSES:
@@ -55,7 +55,7 @@ def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iter
 
 
 def class_sections() -> tuple[Section, Section]:
-    """Which classes are recognised worst, and which are confused, of a record with per_class and confusion."""
+    """Return which classes are recognised worst, and which are confused, of a record with per_class and confusion."""
     from vitlens.charts import bars, matrix
 
     return (
@@ -116,7 +116,7 @@ class _Cell:
 
 
 def _cells(record: Any) -> Iterator[_Cell]:
-    """All pairs of the classes that the first models confuse most, at most _CLASSES, in the order of the data."""
+    """Yield all pairs of the classes that the first models confuse most, at most _CLASSES, in the order of the data."""
     for model in record.aliases[:_DRAWN]:
         counts = {(row.truth, row.prediction): row.count for row in record.confusion if row.model == model}
         occur = {name for pair in counts for name in pair}

@@ -78,7 +78,8 @@ def measure(options: StatsOptions) -> Path | None:
 
 
 def _names(run: Run[StatsOptions], attributes: Mapping[str, Tensor], known: Statistics) -> HeadNames:
-    """The words for every head, on at most IMAGES images, in each process the same; known: the statistics of all."""
+    """Return the words for every head, on at most IMAGES images, in each process the same; known: the statistics of
+    all."""
     split = _named_images(run)
     asked = run.options.names or run.options.attributes is not None
     slow = "" if asked or _removal(run.model, len(split)) <= QUICK else "removing every head takes long; add --names"
@@ -96,7 +97,8 @@ def _removal(model: Model, images: int) -> float:
 
 
 def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str], keys: int) -> rows.Numbers:
-    """The means over images of one head (or of all, in `Statistics.overall`), those that it has; keys: of its layer."""
+    """Return the means over images of one head (or of all, in `Statistics.overall`), those that it has; keys: of its
+    layer."""
     found = {}
     for name in names:
         if (name, layer) in moments.sums and index < len(moments.sums[name, layer]):
@@ -109,7 +111,7 @@ def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str], k
 
 
 def head_rows(alias: str, found: Statistics, roles: Specialisation) -> Iterator[rows.HeadRow]:
-    """Every head with its statistics, its label, and what that rests on."""
+    """Yield every head with its statistics, its label, and what that rests on."""
     names = list(head_statistics())
     for site, place in zip(found.sites, found.geometries):
         for head in range(site.heads):
@@ -142,7 +144,7 @@ def head_rows(alias: str, found: Statistics, roles: Specialisation) -> Iterator[
 
 
 def layer_rows(alias: str, found: Statistics) -> Iterator[rows.LayerRow]:
-    """Every layer, with the statistics of the tokens after its block."""
+    """Yield every layer, with the statistics of the tokens after its block."""
     uniform = found.uniform_distance()
     names = list(token_statistics())
     for site in found.sites:
@@ -162,7 +164,7 @@ def layer_rows(alias: str, found: Statistics) -> Iterator[rows.LayerRow]:
 
 
 def heads_row(alias: str, found: Statistics, roles: Specialisation, heads: Sequence[rows.HeadRow]) -> rows.HeadsRow:
-    """All heads of a model: labels, means of statistics, faults."""
+    """Return all heads of a model: labels, means of statistics, faults."""
     labels = [row.label for row in heads if row.label is not None]
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     faulty = sum(counts.get(label, 0) for label in FAULTY)
@@ -177,7 +179,7 @@ def heads_row(alias: str, found: Statistics, roles: Specialisation, heads: Seque
 
 
 def local_rows(heads: Sequence[rows.HeadRow], layers: Sequence[rows.LayerRow]) -> Iterator[rows.LocalHeadsRow]:
-    """The first and the last quarter of the layers that have a distance; none for a model without any."""
+    """Yield the first and the last quarter of the layers that have a distance; none for a model without any."""
     uniform = {row.layer: row.uniform_distance for row in layers}
     shares: dict[int, list[float]] = {}
     for row in heads:
@@ -203,7 +205,7 @@ def _offsets(found: Statistics, roles: Specialisation) -> rows.OffsetArrays | No
 
 
 def kept_weights(model: str) -> tuple[KeptWeights, ...]:
-    """The weights that a run kept, and its final ones. Raises InputError where it kept none."""
+    """Return the weights that a run kept, and its final ones. Raises InputError where it kept none."""
     folder = Path(parse_model(model).name)
     checkpoints = weights_over_training(folder) if folder.is_dir() else ()
     if len(checkpoints) < 2:

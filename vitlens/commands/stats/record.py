@@ -53,7 +53,7 @@ class HeadRow(OfModel):
 
     @property
     def is_clear(self) -> bool:
-        """Whether its label names one pattern."""
+        """Return True if its label names one pattern."""
         return self.label in LABELS and self.label not in (MIXED, UNLABELLED)
 
 

@@ -32,12 +32,12 @@ _TOKENS: Final = ("token_norm", "greatest_norm", "high_norm_patches")
 
 
 def title_of(name: str) -> str:
-    """The title of a statistic, or of a column that holds it."""
+    """Return the title of a statistic, or of a column that holds it."""
     return STATISTICS[name.rpartition(".")[2]].title
 
 
 def claims(record: StatsRecord) -> Iterator[Claim]:
-    """How many heads follow a pattern, and which are at fault."""
+    """Yield how many heads follow a pattern, and which are at fault."""
     for row in record.means:
         heads = [each for each in record.heads if each.model == row.model]
         clear = [head for head in heads if head.is_clear]
@@ -103,7 +103,7 @@ def _written(record: StatsRecord, model: str) -> Iterator[Claim]:
 
 
 def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
-    """The share of dead and uniform heads; its upper end counts those that more images may show to be so."""
+    """Return the share of dead and uniform heads; its upper end counts those that more images may show to be so."""
     undecided = sum(
         head.best in FAULTY and not below(head.score, THRESHOLD) for head in heads if head.label not in (None, *FAULTY)
     )
@@ -118,7 +118,7 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
 
 
 def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterator[Claim]:
-    """The heads that are dead, attend uniformly, or to one fixed place."""
+    """Yield the heads that are dead, attend uniformly, or to one fixed place."""
     keys = {row.layer: row.keys for row in record.layers if row.model == model}
     tests = len(heads)
     even = {layer: 1 - UNIFORM / log2(count) if count > 1 else 2.0 for layer, count in keys.items()}
@@ -174,13 +174,13 @@ def _keys(view: View) -> list[str]:
 
 
 def _range(name: str) -> tuple[float, float] | None:
-    """The whole range of a statistic, where its colours have it."""
+    """Return the whole range of a statistic, where its colours have it."""
     known = STATISTICS[name.rpartition(".")[2]]
     return (0.0, 100.0) if known.whole_range and known.unit == "fraction" else None
 
 
 def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
-    """What each statistic and each label is that the report shows."""
+    """Yield what each statistic and each label is that the report shows."""
     numbers = [row.statistics for row in record.heads] + [row.statistics for row in record.layers]
     measured = {name for each in numbers for name in each}
     shown = {*_OVERVIEW, *_TOKENS, *shown_in("maps")}
@@ -195,7 +195,7 @@ def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
 
 
 def _unclear(record: StatsRecord) -> str:
-    """What was found for the heads without a clear label."""
+    """Return what was found for the heads without a clear label."""
     heads = [head for head in record.heads if head.label is not None and not head.is_clear]
     if not heads:
         return ""
@@ -239,7 +239,7 @@ def _rank(head: HeadRow) -> tuple[object, ...]:
 
 
 def _offsets(record: StatsRecord) -> Iterator[Picture]:
-    """The mean weight by offset of every head, layers down, or across where they are more than twice as many."""
+    """Yield the mean weight by offset of every head, layers down, or across where they are more than twice as many."""
     alias = record.aliases[0]
     labelled = [head for head in record.heads if head.label is not None and head.model == alias in record.offsets]
     layers = {head.layer for head in labelled}
@@ -276,7 +276,7 @@ def _with_norms(record: StatsRecord) -> list[LayerRow]:
 
 
 def _outliers(record: StatsRecord) -> str:
-    """How much longer than the others the longest token is."""
+    """Return how much longer than the others the longest token is."""
     rows = _with_norms(record)
     lead, most = max(rows, key=_ratio), max(rows, key=lambda row: row.statistics["high_norm_patches"].value)
     return say(
@@ -317,7 +317,7 @@ def _learned(record: StatsRecord) -> str:
 
 
 def unknown(record: StatsRecord) -> Iterator[str]:
-    """What statistics of attention do not show."""
+    """Yield what statistics of attention do not show."""
     heads = [head for head in record.heads if head.label is not None]
     near = [
         head for head in heads if head.score and not above(head.score, THRESHOLD) and not below(head.score, THRESHOLD)

@@ -103,7 +103,7 @@ FULL: Final = Depth(  # --full
 
 
 def supported_methods(model: Model, methods: tuple[str, ...]) -> tuple[str, ...]:
-    """The methods of these that a model supports."""
+    """Return the methods of these that a model supports."""
     entries = [ATTRIBUTIONS[name] for name in methods]
     return tuple(
         entry.name
@@ -113,7 +113,7 @@ def supported_methods(model: Model, methods: tuple[str, ...]) -> tuple[str, ...]
 
 
 def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
-    """Whether a name is that of a preset without weights, which is trained first."""
+    """Return True if a name is that of a preset without weights, which is trained first."""
     has_weights = model.weights or model_options.weights or model_options.random_weights
     return model.name in PRESETS and not has_weights
 
@@ -138,7 +138,8 @@ class Chapters(ChapterRunner):
         self.clock: StudyClock | None = None
 
     def trained(self, model: ModelName, budget: Mapping[str, object]) -> ModelName:
-        """A preset's name as that of the run folder of the chapter that trains it; budget: changes to its recipe."""
+        """Return a preset's name as that of the run folder of the chapter that trains it; budget: changes to its
+        recipe."""
         recipe = RecipeChanges(settings=tuple(f"{name}={value}" for name, value in budget.items()))
         done = self.run(
             "train", model.alias, TrainOptions(model.name, self.images.data, recipe=recipe, run=self.run_options)
@@ -167,7 +168,8 @@ class Chapters(ChapterRunner):
             print(f"study: {words}{rest}", file=sys.stderr)  # noqa: T201
 
     def analyse(self, names: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> tuple[Model, ...]:
-        """All chapters of analysis: of each model, of a ViT compared with another model, and of all models together.
+        """Return all chapters of analysis: of each model, of a ViT compared with another model, and of all models
+        together.
 
         Returns the models. Raises InputError, before a later chapter does, where one does not know the data's classes.
         """

@@ -46,7 +46,7 @@ class StudyClock:
 
     @property
     def left(self) -> float:
-        """The seconds that the other chapters take, as much longer than expected as those that are done."""
+        """Return the seconds that the other chapters take, as much longer than expected as those that are done."""
         rest = sum(self.expected[len(self.done) :])
         before = sum(expected for expected, _ in self.done)
         return rest * sum(taken for _, taken in self.done) / before if before else rest

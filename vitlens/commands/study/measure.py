@@ -90,7 +90,7 @@ def _measure_whole(options: StudyOptions) -> Path:
 def _checked(
     named: Sequence[ModelName], presets: Sequence[str], images: ChapterImages, options: StudyOptions
 ) -> tuple[list[ModelName], bool]:
-    """The models that are analysed, with which the others are compared, and whether the images have labels.
+    """Return the models that are analysed, with which the others are compared, and whether the images have labels.
 
     presets: those that are trained first. Raises, before anything is written, UnsupportedError where no model can be
     analysed or one cannot be compared, InputError for a preset that would have to be trained on images without labels,

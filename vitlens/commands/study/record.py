@@ -80,7 +80,8 @@ class PointRow(OfPoint):
 
     @property
     def costs(self) -> Mapping[str, float]:
-        """What it costs, by name; of two points the one with less of the first in which they differ is cheaper."""
+        """Return what it costs, by name; of two points the one with less of the first in which they differ is
+        cheaper."""
         return {
             "training images": self.train_images,
             "operations": self.flops,
@@ -334,7 +335,7 @@ class ObjectnessRow(OfPoint):
 
     @property
     def finds_objects(self) -> bool:
-        """Whether it is significantly above both baselines."""
+        """Return True if it is significantly above both baselines."""
         return all(
             gain.value > 0 and p <= LEVEL
             for gain, p in ((self.over_shuffled, self.p_shuffled), (self.over_mean, self.p_mean))
@@ -342,7 +343,7 @@ class ObjectnessRow(OfPoint):
 
     @property
     def learned_objects(self) -> bool:
-        """Whether it is significantly above random weights, too."""
+        """Return True if it is significantly above random weights, too."""
         above = self.over_random is not None and self.over_random.value > 0
         return self.finds_objects and above and self.p_random is not None and self.p_random <= LEVEL
 
@@ -430,11 +431,11 @@ class StudyRecord(Chaptered):
 
     @property
     def vits(self) -> tuple[str, ...]:
-        """The models whose attention is analysed."""
+        """Return the models whose attention is analysed."""
         return tuple(chapter.row.alias for chapter in self.of("stats"))
 
     @property
     def studied(self) -> tuple[str, ...]:
-        """All models, in the order in which they were given."""
+        """Return all models, in the order in which they were given."""
         first = self.of("evaluate") or self.of("profile")
         return first[0].record.aliases if first else self.vits

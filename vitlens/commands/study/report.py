@@ -162,7 +162,7 @@ def _weakest(record: StudyRecord) -> Claim | None:
 
 
 def unknown(record: StudyRecord) -> Iterator[str]:
-    """What could overturn the first page, the most serious first, and what would tell."""
+    """Yield what could overturn the first page, the most serious first, and what would tell."""
     trained = [row for row in record.training if row.epochs]
     unequal = differences(record.training)
     weakest = _weakest(record)
@@ -228,7 +228,7 @@ def glance(record: StudyRecord) -> Table | None:
 
 
 def _apart(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
-    """Both models under the attack in which they differ most clearly."""
+    """Yield both models under the attack in which they differ most clearly."""
     for chapter in record.of("attack")[:1]:
         pairs = [row for row in chapter.record.pairs if row.epsilon and row.p_holm <= LEVEL]
         row = min(pairs, key=lambda row: row.p_holm, default=None)
@@ -257,7 +257,7 @@ def picture(record: StudyRecord) -> FigureSpec | None:
 
 
 def _sections(record: StudyRecord) -> Iterator[Section]:
-    """The questions that chapters answer; of a study that was stopped, also its other chapters."""
+    """Yield the questions that chapters answer; of a study that was stopped, also its other chapters."""
     sections = (*answered(record.parts, _BEFORE), *works.sections(record), *answered(record.parts, _AFTER))
     yield from sections
     if not record.training:  # which is written at the end
@@ -265,7 +265,7 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
 
 
 def explorer(record: StudyRecord) -> Explorer | None:
-    """The explorer of the first ViT, with its heads' labels, words and importance."""
+    """Return the explorer of the first ViT, with its heads' labels, words and importance."""
     for alias in record.vits:
         attention, ablate, stats = (record.about(word, alias) for word in ("attention", "ablate", "stats"))
         found = None if attention is None else attention.document.explorer
@@ -303,7 +303,7 @@ REPORTS: Final = (WHOLE, KINDS)  # all that it may be
 
 
 def report(record: StudyRecord) -> Document:
-    """The report of a whole study, or of one --kind."""
+    """Return the report of a whole study, or of one --kind."""
     return KINDS(record) if record.design else WHOLE(record)
 
 

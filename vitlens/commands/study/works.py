@@ -67,36 +67,36 @@ class _Measured:
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """The layers with heads."""
+        """Return the layers with heads."""
         return tuple(sorted({row.layer for row in self.stats.record.heads}))
 
     @cached_property
     def stages(self) -> Mapping[str, tuple[int, ...]]:
-        """The layers of each stage."""
+        """Return the layers of each stage."""
         count = min(len(self.layers), max(_STAGES))
         parts = np.array_split(np.asarray(self.layers), count)
         return {name: tuple(part.tolist()) for name, part in zip(_STAGES[count], parts, strict=True)}
 
     @cached_property
     def names(self) -> Mapping[tuple[int, int], NameRow]:
-        """The tested labels by layer and head."""
+        """Return the tested labels by layer and head."""
         return {(row.layer, row.head): row for row in self.stats.record.names}
 
     @cached_property
     def units(self) -> Mapping[tuple[int, int], Any]:
-        """The effects of removing each head, by layer and head."""
+        """Return the effects of removing each head, by layer and head."""
         heads = () if self.ablate is None else self.ablate.record.heads
         return {(row.layer, row.head): row for row in heads}
 
     @cached_property
     def lens(self) -> Mapping[int, Any]:
-        """The accuracy of the logit lens after each layer."""
+        """Return the accuracy of the logit lens after each layer."""
         rows = () if self.ablate is None else self.ablate.record.lens
         return {row.depth - 1: row.accuracy for row in rows if row.depth}
 
     @cached_property
     def distances(self) -> Mapping[tuple[int, int], float]:
-        """The attention distance of each head, as a share of that of uniform attention."""
+        """Return the attention distance of each head, as a share of that of uniform attention."""
         uniform = {row.layer: row.uniform_distance for row in self.stats.record.layers}
         shares = {}
         for row in self.stats.record.heads:
@@ -108,7 +108,7 @@ class _Measured:
 
     @cached_property
     def maps(self) -> Mapping[tuple[int, int], Any]:
-        """The attention of each head on the first image (rows, columns)."""
+        """Return the attention of each head on the first image (rows, columns)."""
         if self.attention is None or self.attention.record.maps is None:
             return {}
         record = self.attention.record
@@ -120,7 +120,7 @@ class _Measured:
 
     @cached_property
     def exemplars(self) -> Mapping[tuple[int, int], list[Any]]:
-        """The images that each head helps most, by layer and head."""
+        """Return the images that each head helps most, by layer and head."""
         found: dict[tuple[int, int], list[Any]] = {}
         if self.ablate is not None and self.ablate.record.pictures is not None:
             for row in self.ablate.record.exemplars:
@@ -129,7 +129,7 @@ class _Measured:
 
     @property
     def image(self) -> Any:
-        """The image of the maps (3, height, width), in [0, 1]; None without maps."""
+        """Return the image of the maps (3, height, width), in [0, 1]; None without maps."""
         return self.attention.record.maps.pixels[0] if self.attention is not None and self.maps else None
 
     def picture(self, row: Any) -> Any:
@@ -139,7 +139,7 @@ class _Measured:
 
     @property
     def chance(self) -> float | None:
-        """The accuracy of guessing."""
+        """Return the accuracy of guessing."""
         models = () if self.ablate is None else self.ablate.record.config.models
         return 1 / models[0].classes if models and models[0].classes else None
 

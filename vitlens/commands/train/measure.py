@@ -89,7 +89,7 @@ def _train(options: TrainOptions, processes: Processes) -> Path | None:
 
 
 def _folder(start: Start) -> RunFolder:
-    """The run's folder: new, or that of --resume."""
+    """Return the run's folder: new, or that of --resume."""
     options = start.options
     split = start.train
     alias = start.model.alias
@@ -171,7 +171,7 @@ def _fit(start: Start, directory: Path) -> TrainingResult:
 
 
 def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
-    """What a training came to, on the test images."""
+    """Return what a training came to, on the test images."""
     split = start.test
     recipe = start.recipe
     own = evaluate(start.model, split, batch_size=start.run.batch_size)
@@ -211,7 +211,8 @@ def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
 def _pretrained(
     pretraining: Pretraining, untrained: Mapping[str, float], start: Start, result: TrainingResult
 ) -> TrainRecord:
-    """What a training without labels came to: its features, and the accuracy of the classifier where it made one."""
+    """Return what a training without labels came to: its features, and the accuracy of the classifier where it made
+    one."""
     model = pretraining.exported(start.model)
     alias = start.model.alias
     entry = pretraining.entry
@@ -269,7 +270,7 @@ def _score(evaluation: Evaluation, role: str | None, **more: Estimate | None) ->
 
 
 def _fine_tuned(start: Start) -> rows.FineTunedRow:
-    """The model that is fine-tuned, and which part of it."""
+    """Return the model that is fine-tuned, and which part of it."""
     last = start.options.tuning.trained
     origin = start.model.provenance
     trained, whole = trained_share(start.model, last=last)
@@ -307,7 +308,8 @@ def gain(history: Sequence[EpochMetrics], *, tested: int, sources: int | None = 
 
 
 def _taught(record: TrainRecord, own: Evaluation, how: Distillation, start: Start) -> TrainRecord:
-    """The record of a student with its distillation, compared with its teacher and the model trained without one."""
+    """Return the record of a student with its distillation, compared with its teacher and the model trained without
+    one."""
     seed = start.run.seed
     data = str(start.options.data)
     run = start.options.run
@@ -340,7 +342,7 @@ def _pairs(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:
 
 
 def _check(options: TrainOptions, processes: Processes) -> Conclusion | None:
-    """The findings of a check as lines; nothing is written."""
+    """Return the findings of a check as lines; nothing is written."""
     if not processes.is_first:
         return None
     start = prepare(options, processes.count)

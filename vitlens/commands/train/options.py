@@ -60,7 +60,7 @@ class Shape:
 
     @property
     def sides(self) -> dict[str, Any]:
-        """The changed sizes by field of the preset."""
+        """Return the changed sizes by field of the preset."""
         return {name: value for name, value in vars(self).items() if name != "image_size" and value is not None}
 
 
@@ -90,7 +90,7 @@ class RecipeChanges:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """The changed settings by field of the recipe. Raises InputError for a setting that cannot be read."""
+        """Return the changed settings by field of the recipe. Raises InputError for a setting that cannot be read."""
         own = {name: value for name, value in vars(self).items() if name not in ("named", "settings")}
         return {name: value for name, value in own.items() if value is not None} | recipe_settings(self.settings)
 
@@ -125,12 +125,12 @@ class Tuning:
 
     @property
     def trained(self) -> int | None:
-        """The last K blocks, 0 for the head alone, None for all weights."""
+        """Return the last K blocks, 0 for the head alone, None for all weights."""
         return 0 if self.freeze else self.last
 
     @property
     def way(self) -> str:
-        """The option that freezes weights, "" where all are trained."""
+        """Return the option that freezes weights, "" where all are trained."""
         return "--freeze-backbone" if self.freeze else "" if self.last is None else "--train-last"
 
     def require_learned(self, model: str) -> None:
@@ -250,7 +250,7 @@ class TrainOptions:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The changed settings of the objective. Raises InputError for a wrong one."""
+        """Return the changed settings of the objective. Raises InputError for a wrong one."""
         known = objective_named(self.objective).settings
         given = {name: value for name, value in self.recipe.numbers.items() if name in known}
         objective_named(self.objective).changed(given)
@@ -258,12 +258,12 @@ class TrainOptions:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The changed settings of the recipe."""
+        """Return the changed settings of the recipe."""
         return {name: value for name, value in self.recipe.numbers.items() if name not in self.settings}
 
     @property
     def fresh(self) -> bool:
-        """Whether the weights are random when training begins."""
+        """Return True if the weights are random when training begins."""
         return self.model in PRESETS and self.tuning.weights is None
 
 

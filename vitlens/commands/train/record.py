@@ -108,7 +108,7 @@ class DistillationRow:
 
     @property
     def hard(self) -> bool:
-        """Whether the student learns the teacher's prediction alone."""
+        """Return True if the student learns the teacher's prediction alone."""
         return self.kind == "hard"
 
 
@@ -215,7 +215,7 @@ class TrainRecord(Record):
 
 
 def last_tenth(history: Sequence[EpochMetrics]) -> tuple[EpochMetrics, EpochMetrics] | None:
-    """The latest evaluation that is at least a tenth of the epochs before the last one, and the last one."""
+    """Return the latest evaluation that is at least a tenth of the epochs before the last one, and the last one."""
     evaluated = [row for row in history if row.test_accuracy is not None]
     apart = max(1, len(history) // 10)
     earlier = [row for row in evaluated if evaluated[-1].epoch - row.epoch >= apart]

@@ -62,8 +62,8 @@ _STATES: Final = {  # how a training ended: the end of the title, the sentence, 
 
 
 def claims(record: TrainRecord) -> Iterator[Claim]:
-    """How accurate the model is and whether it had converged; of two models which is better; of a training without
-    labels what its features tell, and whether they have collapsed."""
+    """Yield how accurate the model is and whether it had converged; of two models which is better; of a training
+    without labels what its features tell, and whether they have collapsed."""
     for row in record.pretraining:
         yield from _of_features(row, record)
     if not _enough(record):
@@ -226,12 +226,12 @@ def _span(k: int) -> Marked:
 
 
 def _enough(record: TrainRecord) -> bool:
-    """Whether there are test images enough for a claim."""
+    """Return True if there are test images enough for a claim."""
     return bool(record.scores) and (record.scores[0].accuracy.n or 0) >= FEWEST
 
 
 def _state(record: TrainRecord) -> str:
-    """Whether accuracy is at chance, or still rose when training ended: a key of _STATES."""
+    """Return whether accuracy is at chance, or still rose when training ended: a key of _STATES."""
     score = record.scores[0]
     rise = record.scores[0].gain
     if not above(score.accuracy, _chance(record)):
@@ -245,7 +245,7 @@ def _state(record: TrainRecord) -> str:
 
 
 def _chance(record: TrainRecord) -> float:
-    """The share of the most frequent class among the test images."""
+    """Return the share of the most frequent class among the test images."""
     return max(row.n for row in record.per_class) / sum(row.n for row in record.per_class)
 
 
@@ -275,12 +275,12 @@ def _pairs(record: TrainRecord) -> Iterator[Claim]:
 
 
 def _named(score: ScoreRow) -> Marked:
-    """A model with what it is."""
+    """Return a model with what it is."""
     return Marked(say("**{{ s.model }}**{% if s.role %} ({{ s.role }}){% endif %}", s=score))
 
 
 def unknown(record: TrainRecord) -> Iterator[str]:
-    """What could overturn the result, the most serious first."""
+    """Yield what could overturn the result, the most serious first."""
     if not record.scores:
         return
     own = record.scores[0]
@@ -363,7 +363,7 @@ def _how(record: TrainRecord) -> str:
 
 
 def _batch(record: TrainRecord) -> list[Picture]:
-    """The first images of the first batch: as given, and as the model is trained on them, with their targets."""
+    """Return the first images of the first batch: as given, and as the model is trained on them, with their targets."""
     arrays = record.first_batch
     names = [row.class_name for row in record.per_class]
     if arrays is None or not names:

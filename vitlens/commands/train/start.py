@@ -58,12 +58,12 @@ class Start:
 
     @property
     def run(self) -> RunOptions:
-        """The run options."""
+        """Return the run options."""
         return self.options.run
 
 
 def prepare(options: TrainOptions, processes: int) -> Start:
-    """The model, data and recipe of a training. Raises InputError where they do not fit together."""
+    """Return the model, data and recipe of a training. Raises InputError where they do not fit together."""
     name = options.model
     data = str(options.data)
     run = options.run
@@ -96,7 +96,7 @@ def prepare(options: TrainOptions, processes: int) -> Start:
 
 
 def base_recipe(options: TrainOptions) -> Recipe:
-    """The recipe before changes: the preset's, the named one, or that of fine-tuning."""
+    """Return the recipe before changes: the preset's, the named one, or that of fine-tuning."""
     data = str(options.data)
     named = options.recipe.named
     own = objective_named(options.objective).recipe
@@ -110,7 +110,7 @@ def base_recipe(options: TrainOptions) -> Recipe:
 
 
 def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, processes: int) -> Recipe:
-    """The recipe with smaller batches for few images, unless an option sets their size."""
+    """Return the recipe with smaller batches for few images, unless an option sets their size."""
     if "batch_size" in changes:
         return recipe
     return fitted(recipe, len(split), processes=processes, rate_given="learning_rate" in changes)
@@ -136,12 +136,12 @@ def part_of(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions
 
 
 def both_parts(data: str, preprocessing: Preprocessing, run: RunOptions) -> tuple[Split, Split]:
-    """The images to train on, and those to test on."""
+    """Return the images to train on, and those to test on."""
     return part_of(data, "train", preprocessing, run), part_of(data, "test", preprocessing, run)
 
 
 def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split]:
-    """A trained model with a head for the data's classes, and both parts of the data preprocessed for it.
+    """Return a trained model with a head for the data's classes, and both parts of the data preprocessed for it.
 
     Raises InputError for options of shape, for more blocks than it has, for freezing a model with random weights, and
     for a recipe whose images cannot be cached.
@@ -173,7 +173,7 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
 
 
 def taught(start: Start) -> Start:
-    """A training with its teacher, where the options name one.
+    """Return a training with its teacher, where the options name one.
 
     Raises InputError where the teacher, or the model to compare with, has other classes than the student, and for a
     number out of range.

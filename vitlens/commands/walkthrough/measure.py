@@ -46,7 +46,7 @@ def measure(options: WalkthroughOptions) -> Path | None:
 
 
 def _record(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> rows.WalkthroughRecord:
-    """The steps, what the layer adds, and what happens without a part."""
+    """Return the steps, what the layer adds, and what happens without a part."""
     parts = {
         "input": walk.input,
         f"part of head {walk.head}": walk.projected,
@@ -139,7 +139,7 @@ def _walk_row(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> 
 
 
 def _token(layout: TokenLayout, position: int) -> str:
-    """A token in words."""
+    """Return a token in words."""
     if position < len(layout.prefix):
         kind = layout.prefix[position]
         return "CLS" if kind == "cls" else f"the {kind} token"
@@ -148,7 +148,7 @@ def _token(layout: TokenLayout, position: int) -> str:
 
 
 def _answer(model: Model, logits: Logits) -> tuple[str | None, float | None]:
-    """The predicted class and its probability; None without a classifier."""
+    """Return the predicted class and its probability; None without a classifier."""
     if not model.has_classifier:
         return None, None
     probability, index = logits.softmax(-1)[0].max(-1)
@@ -170,5 +170,5 @@ def _embedding_arrays(walk: Walkthrough, layout: TokenLayout) -> rows.EmbeddingA
 
 
 def _as_array(values: Tensor) -> NDArray[np.float32]:
-    """A tensor on any device as the float32 array that is stored."""
+    """Return a tensor on any device as the float32 array that is stored."""
     return np.asarray(values.detach().float().cpu().numpy())

@@ -109,7 +109,7 @@ class PermutationRow:
 
     @property
     def equivariant(self) -> bool:
-        """Whether permuted patches give permuted outputs, up to rounding."""
+        """Return True if permuted patches give permuted outputs, up to rounding."""
         return self.difference <= 1e-4 * self.largest
 
 
@@ -166,5 +166,5 @@ class WalkthroughRecord(Record):
 
     @property
     def row(self) -> WalkRow:
-        """The head."""
+        """Return the head."""
         return self.walk[0]

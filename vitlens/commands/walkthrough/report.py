@@ -22,7 +22,8 @@ _READ: Final = {"cls": "CLS", "cls+distillation": "CLS and the distillation toke
 
 
 def claims(record: WalkthroughRecord) -> Iterator[Claim]:
-    """Whether every step equals the model's own, what the head attends to, and which changes change the prediction."""
+    """Yield whether every step equals the model's own, what the head attends to, and which changes change the
+    prediction."""
     yield _equal(record)
     row = record.row
     yield Claim(
@@ -60,7 +61,7 @@ def claims(record: WalkthroughRecord) -> Iterator[Claim]:
 
 
 def _equal(record: WalkthroughRecord) -> Claim:
-    """The verdict on the steps, by the one that differs most."""
+    """Return the verdict on the steps, by the one that differs most."""
     alias = record.aliases[0]
     name = record.row.name
     known = _by_difference([row for row in record.steps if row.relative is not None])
@@ -101,7 +102,7 @@ def _by_difference(rows: Sequence[StepRow]) -> list[StepRow]:
 
 
 def unknown(_: WalkthroughRecord) -> Iterator[str]:
-    """What one head on one image does not show."""
+    """Yield what one head on one image does not show."""
     yield "What this head does on other images: `vitlens stats` measures all heads on many."
     yield "Whether the prediction depends on what the head attends to: `vitlens ablate` tests it."
     yield "How a model trained without positions, scaling or CLS would do: here a trained model loses them."
@@ -132,12 +133,12 @@ def _without_scaling(record: WalkthroughRecord) -> str:
 
 
 def _pixels(record: Any) -> NDArray[np.floating]:
-    """The image (3, height, width) in [0, 1]."""
+    """Return the image (3, height, width) in [0, 1]."""
     return np.asarray(record.head.pixels[0] / np.float32(255))
 
 
 def _embedding(record: Any, title: str) -> Figure:
-    """The patch that the query attends to most, filters, and the embedding both ways."""
+    """Return the patch that the query attends to most, filters, and the embedding both ways."""
     arrays = record.embedding
     row = record.row
     (tall, wide), (down, across) = row.patch_size, divmod(row.key - len(row.prefix), row.grid[1])
@@ -175,7 +176,8 @@ def _values(record: Any, title: str) -> Figure:
 
 
 def in_order(picture: NDArray[np.floating], order: Sequence[int], grid: tuple[int, int]) -> NDArray[np.floating]:
-    """An image (3, height, width) with its patches in another order; pixels that the patches do not cover are cut."""
+    """Return an image (3, height, width) with its patches in another order; pixels that the patches do not cover are
+    cut."""
     height = picture.shape[1] // grid[0]
     width = picture.shape[2] // grid[1]
     covered = picture[:, : grid[0] * height, : grid[1] * width]
@@ -185,7 +187,7 @@ def in_order(picture: NDArray[np.floating], order: Sequence[int], grid: tuple[in
 
 
 def _permuted(record: Any) -> list[Picture]:
-    """The image and its patches in another order, with the predictions."""
+    """Return the image and its patches in another order, with the predictions."""
     own = _pixels(record)
     moved = record.head.order.tolist()
     pictures = (

@@ -53,7 +53,7 @@ class _Listed(tuple[str, ...]):
 
 
 def load(request: ModelRequest) -> Model:
-    """The model that the function returns. Runs the code of the file, so request.code_files must name it.
+    """Return the model that the function returns. Runs the code of the file, so request.code_files must name it.
 
     Raises InputError where it is not named, ModelError for a file or function that is missing, takes arguments, raises
     or returns something else than a `vitlens.Model`.
@@ -101,7 +101,7 @@ def load(request: ModelRequest) -> Model:
 def restore(
     request: ModelRequest, architecture: Architecture, classes: tuple[str, ...], preprocessing: Preprocessing
 ) -> Model:
-    """The model that `save` described, made by the same function, but for its weights.
+    """Return the model that `save` described, made by the same function, but for its weights.
 
     Raises InputError where --model-file does not name that function, and for random weights or another size.
     """
@@ -127,12 +127,12 @@ def restore(
 
 
 def _allowed(request: ModelRequest) -> list[str]:
-    """Each FILE.py:FUNCTION whose code may be run, from ALIAS=FILE.py:FUNCTION too."""
+    """Return each FILE.py:FUNCTION whose code may be run, from ALIAS=FILE.py:FUNCTION too."""
     return [each for file in request.code_files for each in (file, file.partition("=")[2]) if each]
 
 
 def _function(module: ModuleType, name: str, shown: str) -> Callable[[], Any]:
-    """The function of the file, which takes no arguments. Raises ModelError."""
+    """Return the function of the file, which takes no arguments. Raises ModelError."""
     function = getattr(module, name, None)
     if not callable(function):
         own = [each for each, value in vars(module).items() if inspect.isfunction(value) and not each.startswith("_")]
@@ -148,7 +148,7 @@ def _function(module: ModuleType, name: str, shown: str) -> Callable[[], Any]:
 
 
 def _module(path: Path) -> ModuleType:
-    """The file as a module, executed once a process and content."""
+    """Return the file as a module, executed once a process and content."""
     digest = hashlib.sha256(f"{path.resolve()}\0".encode() + path.read_bytes()).hexdigest()[:16]
     unique = f"{_UNIQUE}{digest}"
     if unique not in sys.modules:
@@ -185,7 +185,7 @@ def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str
 
 
 def _named_modules(module: ModuleType | None) -> set[str]:
-    """The names of the modules that a module's globals are, or come from."""
+    """Return the names of the modules that a module's globals are, or come from."""
     values = [] if module is None else list(vars(module).values())
     names = (value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in values)
     return {name for name in names if isinstance(name, str)}

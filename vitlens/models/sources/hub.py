@@ -29,7 +29,7 @@ _HASH: Final = re.compile(r"-[0-9a-f]{8,}$")  # that torch.hub appends to the na
 
 
 def endpoint() -> str:
-    """The address of Hugging Face's hub, or of the mirror that HF_ENDPOINT names."""
+    """Return the address of Hugging Face's hub, or of the mirror that HF_ENDPOINT names."""
     return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
 
@@ -109,7 +109,7 @@ def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> 
 
 
 def _bar(advance: Callable[[int], None]) -> type[Any]:
-    """The class of the client's bar, which shows nothing itself and hands on whole MB."""
+    """Return the class of the client's bar, which shows nothing itself and hands on whole MB."""
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *_: object, initial: float = 0, **__: object) -> None:

@@ -39,7 +39,7 @@ _TRAINED: Final = ("mean", "std", "interpolation", "resize_mode")
 
 
 def load(request: ModelRequest) -> Model:
-    """The image tower of `open-clip:ARCH[/TAG]` as a model whose outputs are embeddings.
+    """Return the image tower of `open-clip:ARCH[/TAG]` as a model whose outputs are embeddings.
 
     TAG: open_clip's name of the weights, downloaded unless a file or random weights are requested; QuickGELU and the
     preprocessing are those of the tag, or without one those that all weights of the architecture share. Raises
@@ -151,7 +151,7 @@ def _triple(numbers: Any) -> tuple[float, float, float]:
 
 
 def _wrapped(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
-    """The image tower with the layout of its tokens, None for a CNN."""
+    """Return the image tower with the layout of its tokens, None for a CNN."""
     trunk = getattr(visual, "trunk", None)
     layout = None
     pooling = "avg"
@@ -166,7 +166,7 @@ def _wrapped(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageIm
 
 
 def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
-    """The anatomy, without the image tower's attention pooling, which is not a block."""
+    """Return the anatomy, without the image tower's attention pooling, which is not a block."""
     anatomy = read_anatomy(wrapped, image_size=size)
     blocks = anatomy.blocks
     if anatomy.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
@@ -176,7 +176,7 @@ def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
 
 
 def open_clip(part: str = "") -> Any:
-    """The library, or one of its modules. Raises ModelError where it is not installed."""
+    """Return the library, or one of its modules. Raises ModelError where it is not installed."""
     try:
         with quietly():
             return import_module(f"open_clip.{part}" if part else "open_clip")
@@ -188,7 +188,7 @@ def open_clip(part: str = "") -> Any:
 
 
 def open_clip_names() -> list[str]:
-    """Every ARCH/TAG that open_clip has weights of; none where the extra is not installed."""
+    """Return every ARCH/TAG that open_clip has weights of; none where the extra is not installed."""
     try:
         return sorted(f"{arch}/{tag}" for arch, tag in open_clip().list_pretrained())
     except ModelError:
@@ -208,7 +208,7 @@ def imagenet_prompt_names() -> tuple[str, ...]:
 
 
 def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The weights' quick_gelu, mean, std, interpolation and resize_mode; and notes for the provenance.
+    """Return the weights' quick_gelu, mean, std, interpolation and resize_mode; and notes for the provenance.
 
     Without a tag: the values that all weights of the architecture share, else open_clip's default.
     """
@@ -228,7 +228,7 @@ def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str
 
 
 def tokenizer(arch: str) -> Tokenizer:
-    """The architecture's tokenizer. SigLIP's and some others are downloaded once, and need transformers."""
+    """Return the architecture's tokenizer. SigLIP's and some others are downloaded once, and need transformers."""
     library = open_clip()
     if not _of_texts(arch).get("hf_tokenizer_name"):
         own: Tokenizer = library.get_tokenizer(arch)

@@ -30,7 +30,7 @@ def build(
     state: Mapping[str, Tensor] | None = None,
     pretrained: bool = False,  # noqa: ARG001  presets have no hub
 ) -> tuple[nn.Module, Preprocessing]:
-    """A preset, with these weights or random ones, and its preprocessing: the whole image, scaled to [-1, 1].
+    """Return a preset, with these weights or random ones, and its preprocessing: the whole image, scaled to [-1, 1].
 
     Without a number of classes, it is that of the weights' head, else the preset's.
     """

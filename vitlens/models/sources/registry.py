@@ -61,22 +61,23 @@ class ModelSource:
 
     @property
     def typed_usage(self) -> str:
-        """The form of its models' names as the caller types it."""
+        """Return the form of its models' names as the caller types it."""
         return self.usage.replace("--model-file", argument("code_files", flag="model-file"))
 
     def has(self, name: str) -> bool:
-        """Whether a name belongs to this source, by its form alone: the model itself may not exist."""
+        """Return True if a name belongs to this source, by its form alone: the model itself may not exist."""
         if self.recognises is not None:
             return self.recognises(name)
         return name in self.names or (self.prefix != "" and name.startswith(self.prefix))
 
     def all_names(self) -> list[str]:
-        """Every name that can be loaded, with the prefix; no paths, and none where the extra is not installed."""
+        """Return every name that can be loaded, with the prefix; no paths, and none where the extra is not
+        installed."""
         listed = resolved(self.list_names)() if self.list_names else self.names
         return [f"{self.prefix}{name}" for name in listed]
 
     def matching(self, pattern: str) -> list[str]:
-        """The names that match a pattern with wildcards, with or without the prefix, or contain it."""
+        """Return the names that match a pattern with wildcards, with or without the prefix, or contain it."""
         either = (pattern, f"{self.prefix}{pattern}")
         return [name for name in self.all_names() if pattern in name or any(fnmatch(name, each) for each in either)]
 
@@ -110,7 +111,7 @@ class ModelRequest:
 
     @property
     def short(self) -> str:
-        """The name without the source's prefix."""
+        """Return the name without the source's prefix."""
         return self.name.removeprefix(self.source.prefix)
 
 
@@ -210,13 +211,15 @@ SOURCES: Final[Mapping[str, ModelSource]] = {source.kind: source for source in _
 
 
 def source_of(name: str) -> ModelSource | None:
-    """The source that a name without alias and weights belongs to."""
+    """Return the source that a name without alias and weights belongs to."""
     return next((source for source in SOURCES.values() if source.has(name)), None)
 
 
 def require_source(name: str) -> ModelSource:
-    """The source of a name. Raises ModelError for a path that does not exist, UnknownNameError with the nearest names
-    for any other name."""
+    """Return the source of a name.
+
+    Raises ModelError for a path that does not exist, UnknownNameError with the nearest names for any other name.
+    """
     source = source_of(name)
     if source is None:
         if "/" in name or name.startswith((".", "~")):
@@ -226,7 +229,8 @@ def require_source(name: str) -> ModelSource:
 
 
 def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameError:
-    """The error for a name that no source has: with the nearest names, else our own and the forms of the others."""
+    """Return the error for a name that no source has: with the nearest names, else our own and the forms of the
+    others."""
     sources = SOURCES.values()
     known = [listed for source in sources if not source.extra for listed in source.all_names()]
     if not nearest(name, known):
@@ -237,5 +241,5 @@ def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameErro
 
 
 def describe_names() -> str:
-    """The forms of model names: the usage of every source."""
+    """Return the forms of model names: the usage of every source."""
     return ", ".join(source.usage for source in SOURCES.values())

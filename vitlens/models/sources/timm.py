@@ -28,13 +28,14 @@ def timm_names() -> list[str]:
 
 
 def _is_known(name: str) -> bool:
-    """Whether timm has this architecture and, where the name has a tag, weights of that tag."""
+    """Return True if timm has this architecture and, where the name has a tag, weights of that tag."""
     base, _, tag = name.partition(".")
     return timm.is_model(base) and (not tag or name in timm.list_pretrained(f"{base}.*"))
 
 
 def is_vit_of_imagenet(name: str) -> bool:
-    """Whether one of timm's names, with or without a tag, is that of a plain ViT with ImageNet's 1000 classes."""
+    """Return True if one of timm's names, with or without a tag, is that of a plain ViT with ImageNet's 1000
+    classes."""
     if not _is_known(name) or not timm.models.is_model_in_modules(name.partition(".")[0], _PLAIN):
         return False
     config = timm.models.get_pretrained_cfg(name)
@@ -44,7 +45,7 @@ def is_vit_of_imagenet(name: str) -> bool:
 def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
-    """One of timm's models, with these weights, its hub's, or random; and the preprocessing of its training.
+    """Return one of timm's models, with these weights, its hub's, or random; and the preprocessing of its training.
 
     Positions are resized by timm's own loader. Raises UnknownNameError, or ModelError for weights that do not fit.
     """
@@ -115,7 +116,7 @@ def _create(name: str, **options: Any) -> Any:
 
 
 def _classes_of(name: str, state: Mapping[str, Tensor]) -> int | None:
-    """The number of classes of the head in a state dict."""
+    """Return the number of classes of the head in a state dict."""
     config = timm.models.get_pretrained_cfg(name)
     heads = config.classifier if config is not None else None
     for head in (heads,) if isinstance(heads, str) else heads or ():

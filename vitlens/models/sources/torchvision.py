@@ -28,7 +28,8 @@ def torchvision_names() -> list[str]:
 def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
-    """One of torchvision's models, with these weights, its hub's, or random; and the preprocessing of its training."""
+    """Return one of torchvision's models, with these weights, its hub's, or random; and the preprocessing of its
+    training."""
     name = architecture.name
     size = architecture.image_size
     if name not in torchvision_names():

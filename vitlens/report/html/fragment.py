@@ -20,7 +20,8 @@ _EXACT: Final = 0.0005  # an error, of the largest weight of a row, that needs n
 
 
 def explorer_fragment(explorer: Explorer) -> str:
-    """A standalone HTML document of an explorer alone, for an <iframe srcdoc> of a notebook; it fetches nothing."""
+    """Return a standalone HTML document of an explorer alone, for an <iframe srcdoc> of a notebook; it fetches
+    nothing."""
     return rendered(
         "fragment.html.jinja",
         title=f"Attention explorer: {name(explorer.model)}",
@@ -32,7 +33,7 @@ def explorer_fragment(explorer: Explorer) -> str:
 
 
 def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]:
-    """An explorer packed for the page: notes, the JSON and the blocks of weights by id.
+    """Return an explorer packed for the page: notes, the JSON and the blocks of weights by id.
 
     budget: bytes of base64 for its pictures and weights.
     """
@@ -89,7 +90,7 @@ def _image(
 
 
 def _rollout(explorer: Explorer, image: ExplorerImage) -> dict[str, object] | None:
-    """The rollout that an image comes with, or of its weights where these were not pooled."""
+    """Return the rollout that an image comes with, or of its weights where these were not pooled."""
     rows = image.rollout
     if rows is None and explorer.queries == explorer.keys:
         means = image.layer_weights if image.weights is None else image.weights.mean(axis=1)
@@ -101,7 +102,8 @@ def _rollout(explorer: Explorer, image: ExplorerImage) -> dict[str, object] | No
 
 
 def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
-    """A raw map, from its least to its greatest value in 256 steps, at most _MAP rows and columns of block means."""
+    """Return a raw map, from its least to its greatest value in 256 steps, at most _MAP rows and columns of block
+    means."""
     grid = np.nan_to_num(np.atleast_2d(values).astype(np.float64))
     for axis in (0, 1):
         if grid.shape[axis] > _MAP:
@@ -114,7 +116,7 @@ def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
 
 
 def _exactness(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterator[str]:
-    """How exact the weights of the page are."""
+    """Yield how exact the weights of the page are."""
     known = [each for each in weights if each is not None]
     for what, some in (
         ("heads", [each for each in known if each.heads]),

@@ -66,7 +66,7 @@ class Packed:
 
 
 def packed_explorer(explorer: Explorer, *, budget: int = BUDGET) -> tuple[Packed | None, ...]:
-    """The weights of each image, of its heads or its layer means; None where it has neither.
+    """Return the weights of each image, of its heads or its layer means; None where it has neither.
 
     They are packed by the finest plan with which they take at most `budget` bytes, or by the coarsest.
     """
@@ -142,7 +142,7 @@ def quantised(rows: NDArray[np.floating], special: int, levels: int) -> tuple[ND
 
 
 def restored(bytes_: NDArray[np.uint8], maxima: NDArray[np.float32], special: int, levels: int) -> NDArray[np.float32]:
-    """The weights that the page computes from bytes and maxima of rows."""
+    """Return the weights that the page computes from bytes and maxima of rows."""
     of = np.repeat(maxima, (special, bytes_.shape[-1] - special), axis=-1)
     return np.asarray((bytes_ / np.float32(levels)) ** 2 * of, dtype=np.float32)
 
@@ -150,7 +150,7 @@ def restored(bytes_: NDArray[np.uint8], maxima: NDArray[np.float32], special: in
 def _with_fewer_keys(
     weights: NDArray[np.float32], special: int, grid: tuple[int, int], most: int
 ) -> tuple[NDArray[np.float32], tuple[int, int]]:
-    """The keys added up over blocks of patches."""
+    """Return the keys added up over blocks of patches."""
     smaller = min(grid[0], most), min(grid[1], most)
     if smaller == grid:
         return weights, grid

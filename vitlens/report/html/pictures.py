@@ -35,7 +35,7 @@ class Embedded:
 
 
 def figure(path: Path) -> Embedded:
-    """A drawn figure: lossless with a palette where that cannot be seen, else lossy."""
+    """Return a drawn figure: lossless with a palette where that cannot be seen, else lossy."""
     from PIL import Image
 
     with Image.open(path) as opened:
@@ -62,7 +62,7 @@ def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:
 
 
 def _at_most(picture: "Image", most: int) -> "Image":
-    """The same picture, its longer side at most so many pixels."""
+    """Return the same picture, its longer side at most so many pixels."""
     longer = max(picture.size)
     if longer <= most:
         return picture

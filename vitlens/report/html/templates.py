@@ -18,11 +18,11 @@ def _environment() -> Environment:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template of this folder with these values; every text that is not Markup is escaped."""
+    """Return a template of this folder with these values; every text that is not Markup is escaped."""
     return _environment().get_template(template).render(**values)
 
 
 @cache
 def asset(name: str) -> Markup:
-    """A style sheet or script of this folder, as it is."""
+    """Return a style sheet or script of this folder, as it is."""
     return Markup((_HERE / name).read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ _MARKS: Final = {"strong_open": "<strong>", "strong_close": "</strong>", "em_ope
 
 
 def command_without_paths(line: str) -> str:
-    """The same for a command line, whose words may hold spaces; made visible."""
+    """Return the same for a command line, whose words may hold spaces; made visible."""
     try:
         words = shlex.split(line)
     except ValueError:
@@ -31,18 +31,18 @@ def command_without_paths(line: str) -> str:
 
 
 def _word_without_path(word: str) -> str:
-    """A word such as --weights=/a b/c.pth or alias=/a/b@/c/d, each path of which is one to its end."""
+    """Return a word such as --weights=/a b/c.pth or alias=/a/b@/c/d, each path of which is one to its end."""
     return "".join(part if part in "=@" else without_machine_paths(part) for part in re.split("([=@])", word))
 
 
 def plain(text: str) -> str:
-    """A text without its marks, for an attribute or a title; not escaped, as templates escape it."""
+    """Return a text without its marks, for an attribute or a title; not escaped, as templates escape it."""
     pieces = (token.content if token.type != "softbreak" else " " for token in _tokens(text))
     return "".join(pieces)
 
 
 def name(text: str) -> str:
-    """A name that is no sentence: made visible, without the escapes that markdown needs."""
+    """Return a name that is no sentence: made visible, without the escapes that markdown needs."""
     return visible(without_machine_paths(unprotected(text)))
 
 
@@ -59,11 +59,11 @@ class Words:
         return ""
 
     def __call__(self, text: str) -> Markup:
-        """A text as HTML."""
+        """Return a text as HTML."""
         return Markup("".join(self._rendered(text, explained=True)))
 
     def bare(self, text: str) -> Markup:
-        """A text as HTML without explanations, as for a cell of a table."""
+        """Return a text as HTML without explanations, as for a cell of a table."""
         return Markup("".join(self._rendered(text, explained=False)))
 
     def _rendered(self, text: str, *, explained: bool) -> Iterator[str]:
@@ -84,7 +84,7 @@ class Words:
         yield from written(run)
 
     def _explaining(self, run: str) -> Iterator[str]:
-        """A run of plain text, its terms explained in a tooltip that pointing, touch and keyboard open."""
+        """Yield a run of plain text, its terms explained in a tooltip that pointing, touch and keyboard open."""
         at = 0
         for start, end, term in found(run):
             if term.name in self._explained:

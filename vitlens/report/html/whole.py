@@ -40,8 +40,8 @@ class _Page:
         self._anchors: set[str] = set()
 
     def section(self, section: Section) -> Part:
-        """One section with its figures as pictures; filters: the title, the field and the values of each tag by which
-        its panels differ."""
+        """Return one section with its figures as pictures; filters: the title, the field and the values of each tag by
+        which its panels differ."""
         figures = list(map(self.figure, section.figures))
         panels = [*map(_panel, section.panels)]
         self.embedded += [picture for panel in panels for picture, _ in panel["pictures"]]
@@ -57,7 +57,7 @@ class _Page:
         }
 
     def figure(self, figure: FigureSpec) -> Part:
-        """A figure as it was drawn into the folder."""
+        """Return a figure as it was drawn into the folder."""
         path = inside(self.folder, "figures", named_file(figure.name, ".png"))
         return {
             **vars(figure),
@@ -76,7 +76,7 @@ class _Page:
 
 
 def page(document: Document, record: Record) -> str:
-    """The whole file: the first page, the attention explorer, sections, folded parts and the glossary.
+    """Return the whole file: the first page, the attention explorer, sections, folded parts and the glossary.
 
     record: whose settings and models are listed, and whose folder holds the figures, drawn before. No absolute path of
     the machine is in it, and it fetches nothing (POLICY).
@@ -133,7 +133,7 @@ def _panel(panel: ImagePanel) -> Part:
 
 
 def _filters(panels: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
-    """The tags by which panels differ, with their values."""
+    """Return the tags by which panels differ, with their values."""
     kept = []
     for title, name in _TAGS.items():
         values = list(dict.fromkeys(each[name] for each in panels if each[name]))
@@ -143,7 +143,7 @@ def _filters(panels: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
 
 
 def _terms(document: Document) -> tuple[Term, ...]:
-    """The terms that the document uses."""
+    """Return the terms that the document uses."""
     sections = (*document.sections, *document.folded)
     texts = [each.text for each in (*document.preface, *document.first.answer)]
     texts += [each.text for section in sections for each in section.sentences]

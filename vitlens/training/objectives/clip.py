@@ -81,7 +81,7 @@ class TextTower(nn.Module):
             part.apply(initialise)
 
     def tokens(self, texts: Sequence[str]) -> Int[Tensor, "texts tokens"]:
-        """The numbers of the words of each text after that of its start, cut or filled up to the context."""
+        """Return the numbers of the words of each text after that of its start, cut or filled up to the context."""
         rows = []
         for text in texts:
             known = [self.numbers.get(word, _OTHER) for word in words_of(text)][: self.config.context]
@@ -89,7 +89,7 @@ class TextTower(nn.Module):
         return torch.tensor(rows)
 
     def forward(self, tokens: Int[Tensor, "texts tokens"]) -> Float[Tensor, "texts dim"]:
-        """The embeddings of texts, of any length."""
+        """Return the embeddings of texts, of any length."""
         read = self.norm(self.blocks(self.embed(tokens) + self.pos_embed))
         embedded: Tensor = self.projection(read[:, 0])
         return embedded
@@ -130,25 +130,25 @@ class ImagesAndCaptions(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """The images and the words of their captions, which depend on the image and the epoch."""
+        """Return the images and the words of their captions, which depend on the image and the epoch."""
         return images, self.text.tokens(self.captions(keys, epoch)).to(images.device)
 
     def forward(self, images: Images, tokens: Tensor) -> Pair:
-        """The embeddings."""
+        """Return the embeddings."""
         both = self.model(images), self.text(tokens)
         scale = self.logit_scale.clamp(max=math.log(_SHARPEST)).exp()
         images, texts = (F.normalize(each.float(), dim=-1) for each in both)
         return Pair(images, texts, scale)
 
     def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
-        """Each image's share of the loss, in nats."""
+        """Return each image's share of the loss, in nats."""
         return info_nce(*outputs)
 
     def updated(self, progress: float, processes: Processes) -> None:
         """Nothing follows an update."""
 
     def exported(self) -> Model:
-        """The image tower with a classifier of the classes' names in all prompts; without classes, with none."""
+        """Return the image tower with a classifier of the classes' names in all prompts; without classes, with none."""
         if not self.classes:
             return self.model
         made = for_classes(self.model, self.classes)
@@ -168,25 +168,26 @@ class ImagesAndCaptions(nn.Module):
         write_bytes(folder / TEXT_FILE, as_bytes(to_save(self.text.state_dict()), metadata={"vitlens": about}))
 
     def measures(self, outputs: Sequence[Any]) -> Mapping[str, float]:
-        """The learned temperature."""
+        """Return the learned temperature."""
         return {"temperature": float(1 / outputs[0].scale)}
 
 
 def info_nce(images: Unit, texts: Unit, scale: Tensor | float) -> Float[Tensor, " batch"]:
-    """Each pair's InfoNCE, in nats: the mean of the cross-entropies of finding its text among all texts by the image,
-    and its image among all images by the text (van den Oord 2018; Radford 2021, figure 3)."""
+    """Return each pair's InfoNCE, in nats: the mean of the cross-entropies of finding its text among all texts by the
+    image, and its image among all images by the text (van den Oord 2018; Radford 2021, figure 3)."""
     logits = scale * images @ texts.T
     own = torch.arange(len(images), device=images.device)
     return (F.cross_entropy(logits, own, reduction="none") + F.cross_entropy(logits.T, own, reduction="none")) / 2
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
+    """Return the words of a text in lower case, without punctuation."""
     return _WORD.findall(text.lower())
 
 
 def load_text_tower(folder: Path) -> TextTower:
-    """The text tower of a run folder. Raises InputError for a folder without one, ModelError for a damaged file."""
+    """Return the text tower of a run folder. Raises InputError for a folder without one, ModelError for a damaged
+    file."""
     file = folder / TEXT_FILE
     if not file.is_file():
         raise InputError(
@@ -202,7 +203,7 @@ def load_text_tower(folder: Path) -> TextTower:
 def text_classifier(
     folder: Path, classes: Sequence[str], wordings: Sequence[str] = PROMPTS
 ) -> Float[Tensor, "wordings classes dim"]:
-    """The embeddings, of length 1, of every class in every wording, by the text tower of a run folder.
+    """Return the embeddings, of length 1, of every class in every wording, by the text tower of a run folder.
 
     wordings: with {} in place of the class. The cosine of an image's features (what the classifier reads, as
     `vitlens.features` gives them for the last layer) with them is highest for the class that the wording predicts.

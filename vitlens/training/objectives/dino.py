@@ -82,7 +82,7 @@ class SelfDistillation(nn.Module):
         return self
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
-        """The global crops (2, batch, 3, height, width) and the local ones, in [0, 1]."""
+        """Return the global crops (2, batch, 3, height, width) and the local ones, in [0, 1]."""
         local = self.settings["local_crops"]
         size = self.settings["local_size"]
         drawn = uniforms(keys, (GLOBAL + local) * _NUMBERS, STREAM, seed=seed, epoch=epoch)
@@ -96,7 +96,7 @@ class SelfDistillation(nn.Module):
         )
 
     def forward(self, whole: Tensor, local: Tensor | None = None) -> Said:
-        """The outputs on the crops."""
+        """Return the outputs on the crops."""
         count, batch = whole.shape[:2]
         with torch.no_grad():
             teacher = self.teacher(whole.flatten(0, 1)).unflatten(0, (count, batch))
@@ -106,7 +106,7 @@ class SelfDistillation(nn.Module):
         return Said(student, teacher)
 
     def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
-        """Each image's loss in nats; in training the teacher's outputs count for the next centre."""
+        """Return each image's loss in nats; in training the teacher's outputs count for the next centre."""
         student, teacher = (each.float() for each in outputs)
         if self.training:
             flat = teacher.detach().flatten(0, 1)
@@ -116,7 +116,7 @@ class SelfDistillation(nn.Module):
         )
 
     def probabilities(self, teacher: Outputs) -> Outputs:
-        """The teacher's probabilities: centred where the settings say so, and sharpened by its temperature."""
+        """Return the teacher's probabilities: centred where the settings say so, and sharpened by its temperature."""
         centred = teacher - self.centre if self.settings["centring"] else teacher
         return torch.softmax(centred / self.settings["teacher_temperature"], -1)
 
@@ -135,11 +135,11 @@ class SelfDistillation(nn.Module):
         self.seen.zero_()
 
     def exported(self) -> Model:
-        """The teacher, whose features are the better ones (Caron 2021, section 5.2)."""
+        """Return the teacher, whose features are the better ones (Caron 2021, section 5.2)."""
         return self.teacher.model
 
     def measures(self, outputs: Sequence[Any]) -> Mapping[str, float]:
-        """The teacher's entropy, and the information about the image in what it says, in nats.
+        """Return the teacher's entropy, and the information about the image in what it says, in nats.
 
         The entropy of its probabilities' mean over images minus their mean entropy is 0 where it says the same of every
         image, be it one output or all of them equally.
@@ -172,15 +172,15 @@ class Projected(nn.Module):
 def agreement(
     student: Outputs, teacher: Float[Tensor, "whole batch outputs"], *, temperature: float
 ) -> Float[Tensor, " batch"]:
-    """The cross-entropy of the student's outputs on one crop with the teacher's probabilities on another, in nats: the
-    mean over all pairs of a global crop and another crop (Caron 2021, equation 3)."""
+    """Return the cross-entropy of the student's outputs on one crop with the teacher's probabilities on another, in
+    nats: the mean over all pairs of a global crop and another crop (Caron 2021, equation 3)."""
     said = (student / temperature).log_softmax(-1)
     pairs = [(wanted, crop) for wanted in range(len(teacher)) for crop in range(len(student)) if crop != wanted]
     return -torch.stack([(teacher[wanted] * said[crop]).sum(-1) for wanted, crop in pairs]).mean(0)
 
 
 def entropies(probabilities: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
-    """The entropy in nats."""
+    """Return the entropy in nats."""
     entropy: Tensor = torch.special.entr(probabilities).sum(-1)
     return entropy
 
@@ -194,7 +194,8 @@ def cropped(
     jitter: float,
     turn: float,
 ) -> Float[Tensor, "batch 3 _ _"]:
-    """Each image's crop of a random area, aspect and angle, resized (bilinear), in random brightness, contrast, colour.
+    """Return each image's crop of a random area, aspect and angle, resized (bilinear), in random brightness, contrast,
+    colour.
 
     draws: ten numbers in [0, 1) an image; area: smallest and largest, as shares of the image; jitter: largest change,
     as a share; turn: largest angle, in degrees.

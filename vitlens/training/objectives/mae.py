@@ -76,12 +76,12 @@ class MaskedAutoencoder(nn.Module):
             part.apply(initialise)
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
-        """The images and a random order of the patches of each, (batch, patches)."""
+        """Return the images and a random order of the patches of each, (batch, patches)."""
         drawn = uniforms(keys, self.model.layout.patches, STREAM, seed=seed, epoch=epoch)
         return images, drawn.argsort(dim=1, stable=True)
 
     def forward(self, images: Images, order: Tensor) -> Reconstruction:
-        """The reconstruction from the first patches in each image's order."""
+        """Return the reconstruction from the first patches in each image's order."""
         vit: Any = self.model.module
         prepared = self.model.prepare(images)
         shown = order[:, : self.visible]
@@ -103,14 +103,14 @@ class MaskedAutoencoder(nn.Module):
         return Reconstruction(self.head(decoded[:, self.prefix :]), target, masked)
 
     def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
-        """The mean squared error of each image's masked pixels."""
+        """Return the mean squared error of each image's masked pixels."""
         return masked_error(*outputs)
 
     def updated(self, progress: float, processes: Processes) -> None:
         """Nothing follows an update."""
 
     def exported(self) -> Model:
-        """The encoder."""
+        """Return the encoder."""
         return self.model
 
     def measures(self, outputs: Sequence[Any]) -> Mapping[str, float]:  # noqa: ARG002
@@ -119,7 +119,7 @@ class MaskedAutoencoder(nn.Module):
 
     @torch.no_grad()
     def pictures(self, images: Images, order: Tensor) -> tuple[Images, Images]:
-        """The images with their masked patches in grey, and with them as reconstructed, in [0, 1].
+        """Return the images with their masked patches in grey, and with them as reconstructed, in [0, 1].
 
         Where the loss wants normalised pixels, each patch's own mean and deviation are put back, as in the paper.
         """
@@ -139,36 +139,37 @@ class MaskedAutoencoder(nn.Module):
 
 
 def masked_error(predicted: Patches, target: Patches, masked: Bool[Tensor, "batch patches"]) -> Float[Tensor, " batch"]:
-    """The squared error, mean over a patch's pixels and then over each image's masked patches (He 2022, section 3)."""
+    """Return the squared error, mean over a patch's pixels and then over each image's masked patches (He 2022, section
+    3)."""
     error = (predicted.to(target.dtype) - target).square().mean(2)
     return (error * masked).sum(1) / masked.sum(1)
 
 
 def taken(tokens: Float[Tensor, "batch patches dim"], places: Tensor) -> Float[Tensor, "batch some dim"]:
-    """The tokens at each image's places (batch, some)."""
+    """Return the tokens at each image's places (batch, some)."""
     return tokens.gather(1, places[:, :, None].expand(-1, -1, tokens.shape[2]))
 
 
 def patchified(images: Images, layout: TokenLayout) -> Patches:
-    """The pixels of every patch, row by row: (batch, patches, height x width x 3)."""
+    """Return the pixels of every patch, row by row: (batch, patches, height x width x 3)."""
     (rows, columns), (height, width) = layout.grid, layout.patch_size
     cut = images.reshape(len(images), 3, rows, height, columns, width)
     return cut.permute(0, 2, 4, 3, 5, 1).reshape(len(images), rows * columns, -1)
 
 
 def unpatchified(patches: Patches, layout: TokenLayout) -> Images:
-    """The images of these patches: the inverse of `patchified`."""
+    """Return the images of these patches: the inverse of `patchified`."""
     (rows, columns), (height, width) = layout.grid, layout.patch_size
     cut = patches.reshape(len(patches), rows, columns, height, width, 3).permute(0, 5, 1, 3, 2, 4)
     return cut.reshape(len(patches), 3, rows * height, columns * width)
 
 
 def moments(patches: Patches) -> tuple[Tensor, Tensor]:
-    """Each patch's mean, and its standard deviation over its pixels with the noise that is allowed for."""
+    """Return each patch's mean, and its standard deviation over its pixels with the noise that is allowed for."""
     return patches.mean(2, keepdim=True), (patches.var(2, keepdim=True) + _NOISE**2).sqrt()
 
 
 def normalised(patches: Patches) -> Patches:
-    """Each patch minus its mean, over its standard deviation (He 2022, section 3: better features)."""
+    """Return each patch minus its mean, over its standard deviation (He 2022, section 3: better features)."""
     mean, deviation = moments(patches)
     return (patches - mean) / deviation

@@ -41,11 +41,11 @@ class Pretrained(Protocol):
     """What an objective trains, an nn.Module around the model: its parameters and buffers are the state of a run."""
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
-        """What forward is given for augmented images; every draw is from (seed, epoch, key)."""
+        """Return what forward is given for augmented images; every draw is from (seed, epoch, key)."""
         ...
 
     def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
-        """Each image's loss of what forward returned."""
+        """Return each image's loss of what forward returned."""
         ...
 
     def updated(self, progress: float, processes: Processes) -> None:
@@ -53,7 +53,7 @@ class Pretrained(Protocol):
         ...
 
     def exported(self) -> Model:
-        """The model that is tested and saved."""
+        """Return the model that is tested and saved."""
         ...
 
     def measures(self, outputs: Sequence[Any]) -> Mapping[str, float]:
@@ -96,7 +96,7 @@ class Pretraining:
             )
 
     def module(self, model: Model) -> nn.Module:
-        """What is trained, made anew around the model."""
+        """Return what is trained, made anew around the model."""
         more: dict[str, Any] = {}
         if self.captions is not None:
             train, test = self.captions
@@ -110,7 +110,7 @@ class Pretraining:
         return made
 
     def inputs(self, images: Images, targets: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
-        """What the module is given; targets: the images' keys."""
+        """Return what the module is given; targets: the images' keys."""
         given: tuple[Tensor, ...] = self.built.inputs(images, targets.cpu(), seed=seed, epoch=epoch)
         return tuple(each.to(images.device) for each in given)
 
@@ -119,7 +119,7 @@ class Pretraining:
         return
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:  # noqa: ARG002
-        """The sum of the images' losses."""
+        """Return the sum of the images' losses."""
         summed: Tensor = self.built.losses(outputs).sum()
         return summed
 
@@ -128,7 +128,7 @@ class Pretraining:
         self.built.updated(progress, processes)
 
     def exported(self, model: Model) -> Model:
-        """The model that is tested and saved: a part of what is trained, which has a classifier where it can."""
+        """Return the model that is tested and saved: a part of what is trained, which has a classifier where it can."""
         return model if self.built is None else self.built.exported()
 
     def write_beside(self, folder: Path) -> None:
@@ -137,11 +137,11 @@ class Pretraining:
             self.built.write_beside(folder)
 
     def identity(self) -> Mapping[str, object]:
-        """Its name and settings."""
+        """Return its name and settings."""
         return {"objective": {"name": self.entry.name, **self.settings}}
 
     def features_of(self, model: Model) -> Mapping[str, float]:
-        """What the features of a model tell about test images."""
+        """Return what the features of a model tell about test images."""
         return measures_of(model, self.train, self.test, pool=self.entry.pool)
 
     def pictures(self, count: int) -> Sequence[Images]:
@@ -156,7 +156,8 @@ class Pretraining:
 
     @torch.no_grad()
     def tested(self, *, precision: str, seed: int, batch_size: int, processes: Processes) -> Tested:
-        """The mean loss on the test images, in batches as in training but for their size, and what features tell."""
+        """Return the mean loss on the test images, in batches as in training but for their size, and what features
+        tell."""
         device = processes.device
         outputs = list[Any]()
         total = torch.zeros(1, dtype=torch.float64)
@@ -179,13 +180,13 @@ class Pretraining:
 def make_objective(
     name: str, train: Split, test: Split, settings: Mapping[str, Any] | None = None
 ) -> Pretraining | None:
-    """The objective of that name for `fit`; None for classification, which is fit's own."""
+    """Return the objective of that name for `fit`; None for classification, which is fit's own."""
     return None if objective_named(name).name == CLASSIFY else Pretraining(name, train, test, settings)
 
 
 @torch.no_grad()
 def measures_of(model: Model, train: Split, test: Split, *, pool: FeaturePool = "cls") -> Mapping[str, float]:
-    """What the features of a model tell about test images, each a number that does not need a classifier.
+    """Return what the features of a model tell about test images, each a number that does not need a classifier.
 
     rank: effective rank, the exponential of the entropy of the singular values (Roy 2007); spread: mean standard
     deviation of the features of length 1, times the root of their number, 1 where they fill all directions, 0 where all
@@ -215,8 +216,8 @@ def measures_of(model: Model, train: Split, test: Split, *, pool: FeaturePool = 
 
 
 def effective_rank(vectors: Float[Tensor, "images dim"]) -> float:
-    """The exponential of the entropy of the singular values of the centred vectors, from 1 to their number; 1 where all
-    vectors are the same."""
+    """Return the exponential of the entropy of the singular values of the centred vectors, from 1 to their number; 1
+    where all vectors are the same."""
     values = torch.linalg.svdvals(vectors.double() - vectors.double().mean(0))
     if float(values.sum()) <= 1e-9 * max(1.0, float(vectors.double().norm())):
         return 1.0
@@ -224,13 +225,14 @@ def effective_rank(vectors: Float[Tensor, "images dim"]) -> float:
 
 
 def spread(vectors: Float[Tensor, "images dim"]) -> float:
-    """The mean standard deviation of vectors scaled to length 1, times the root of their number of dimensions."""
+    """Return the mean standard deviation of vectors scaled to length 1, times the root of their number of
+    dimensions."""
     return float(unit_vectors(vectors).std(0, correction=0).mean()) * math.sqrt(vectors.shape[1])
 
 
 def best_head(model: Model, split: Split) -> float:
-    """How far the attention of the last layer's best head overlaps the objects, see `objectness`; NaN for fewer than
-    four images with an object."""
+    """Return how far the attention of the last layer's best head overlaps the objects, see `objectness`; NaN for fewer
+    than four images with an object."""
     assert split.masks is not None
     shown = split.pick(split.masks.flatten(1).any(1).nonzero()[:, 0])
     if len(shown) < FEWEST_MASKS or shown.masks is None:

@@ -34,7 +34,8 @@ class TrainingObjective:
     classifies: bool = False
 
     def changed(self, changes: Mapping[str, Any]) -> dict[str, float | int | bool]:
-        """Its settings with some changed. Raises InputError for an unknown one, and for a value of another type."""
+        """Return its settings with some changed. Raises InputError for an unknown one, and for a value of another
+        type."""
         settings = dict(self.settings)
         for name, value in changes.items():
             known = ", ".join(settings) or "none"
@@ -109,7 +110,7 @@ CLASSIFY: Final = "classify"
 
 
 def objective_named(name: str) -> TrainingObjective:
-    """The objective of that name. Raises UnknownNameError."""
+    """Return the objective of that name. Raises UnknownNameError."""
     if name not in OBJECTIVES:
         raise UnknownNameError("objective", name, OBJECTIVES)
     return OBJECTIVES[name]

@@ -80,7 +80,7 @@ class CheckedMaps:
 
     @cached_property
     def steady(self) -> dict[str, Stability]:
-        """The maps of images that are shifted, or flipped, by method."""
+        """Return the maps of images that are shifted, or flipped, by method."""
         images = self.images[:STEADY_IMAGES]
         targets = self.targets[:STEADY_IMAGES]
         known = {checks.name: checks for checks in self.results}
@@ -95,12 +95,12 @@ class CheckedMaps:
 
     @property
     def count(self) -> int:
-        """The images on which other replacements, and maps of other images, are tried."""
+        """Return the images on which other replacements, and maps of other images, are tried."""
         return min(OTHER_IMAGES, len(self.images))
 
     @property
     def methods(self) -> list[str]:
-        """The methods without the baselines."""
+        """Return the methods without the baselines."""
         return [checks.name for checks in self.results if checks.name not in BASELINES]
 
     def means(
@@ -125,7 +125,7 @@ class CheckedMaps:
         return other_images(own, seed=self.settings.seed)
 
     def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
-        """The row of each method in each check. on_object: where its maps lie, where masks are known."""
+        """Yield the row of each method in each check. on_object: where its maps lie, where masks are known."""
         alias = self.model.alias
         seed = self.settings.seed
         looks = len(self.methods)
@@ -139,7 +139,7 @@ class CheckedMaps:
         every, shuffled = self.removals
 
         def margin(own: Tensor, other: Tensor) -> Estimate:
-            """The paired difference on the images of both, as wide as so many methods require."""
+            """Return the paired difference on the images of both, as wide as so many methods require."""
             count = min(len(own), len(other))
             (difference,) = self.means((own[:count] - other[:count])[None], least=-MOST_APART, most=MOST_APART)
             return widened(replace(difference, n=count), looks, least=-MOST_APART, most=MOST_APART)
@@ -163,7 +163,8 @@ class CheckedMaps:
 
 
 def map_rows(alias: str, maps: Sequence[tuple[str, Maps]], split: Split) -> list[MapRow]:
-    """The row of each kind of map of the split's images, by its name; the pointing game where masks are known."""
+    """Return the row of each kind of map of the split's images, by its name; the pointing game where masks are
+    known."""
     groups = None if split.groups is None else split.groups.numpy()
     hits = list[OnObjectRow]()
     if split.masks is not None:
@@ -193,7 +194,7 @@ def on_object_rows(
     sources: Tensor | None = None,
     seed: int = 0,
 ) -> list[OnObjectRow]:
-    """The row of each kind of map, with its name, of one model in one score on the same images.
+    """Return the row of each kind of map, with its name, of one model in one score on the same images.
 
     Images without an object, and but for pointing those without background, are left out. All tensors on the CPU;
     groups (n,): of the images; sources (n,): which photograph each image is (None: its group), as no baseline is to be
@@ -243,7 +244,8 @@ def on_object_rows(
 
 
 def _wider(paired: Estimate, apart: Estimate) -> Estimate:
-    """The paired difference, at each end with the wider of its interval and that of independent rates, in points."""
+    """Return the paired difference, at each end with the wider of its interval and that of independent rates, in
+    points."""
     if paired.low is None or paired.high is None or apart.low is None or apart.high is None:
         return paired
     return replace(paired, low=min(paired.low, apart.low / 100), high=max(paired.high, apart.high / 100))

@@ -113,7 +113,7 @@ class OnObjectRow(OfModel):
 
     @property
     def above(self) -> bool:
-        """Whether they lie on the object significantly more than the baseline."""
+        """Return True if they lie on the object significantly more than the baseline."""
         return self.side is Side.ABOVE
 
 
@@ -144,7 +144,7 @@ Row = TypeVar("Row", bound=MapRow)
 
 
 def fixed_maps(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose maps hold information and are nearly the same for every image."""
+    """Return the rows whose maps hold information and are nearly the same for every image."""
     return [r for r in rows if above(r.by_place, FIXED, len(rows)) and (r.information.low or 0.0) >= UNIFORM]
 
 
@@ -183,17 +183,17 @@ class MapCheckRow(OfModel):
 
     @property
     def checked_with(self) -> str:
-        """The check as figures name it."""
+        """Return the check as figures name it."""
         return CHECKS[self.check]
 
     @property
     def colour(self) -> float:
-        """Its place on a scale from passed to failed, for a figure."""
+        """Return its place on a scale from passed to failed, for a figure."""
         return {"pass": -1.0, "warn": 0.4, "fail": 1.0}.get(self.state, 0.0)
 
     @property
     def words(self) -> str:
-        """The state as a sign, and the score."""
+        """Return the state as a sign, and the score."""
         sign = {"pass": "✓", "warn": "~", "fail": "✗"}.get(self.state, "?")
         return sign if self.value is None else f"{sign} {self.value.value:.2f}"
 
@@ -223,18 +223,18 @@ class JudgedMap(OfModel):
 
     @property
     def because(self) -> str:
-        """Why its maps are judged as they are."""
+        """Return why its maps are judged as they are."""
         return say("{{ m }} {{ lacks|whole if lacks else 'passes every check' }}", m=self.method, lacks=self.lacks)
 
     @property
     def missing(self) -> str:
-        """The checks that it does not pass, a predicate."""
+        """Return the checks that it does not pass, a predicate."""
         checks = listed([say("{{ name }}", name=name) for name in self.not_passed])
         return say("did not pass the check{{ names|s }} {{ checks }}", names=self.not_passed, checks=checks)
 
 
 def judged_by(known: Collection[str]) -> list[str]:
-    """The replacements of removed patches by which maps are judged, of those that are known."""
+    """Return the replacements of removed patches by which maps are judged, of those that are known."""
     return [name for name in JUDGING if name in known][:REMOVALS]
 
 
@@ -248,8 +248,9 @@ def removal_check(
     usable: int,
     behind: Estimate | None = None,
 ) -> MapCheckRow:
-    """Whether removing patches in the order of a map tells more than in that of each baseline. margins: the paired
-    differences from the baselines, as wide as all methods require; usable: maps that are finite and not uniform."""
+    """Return whether removing patches in the order of a map tells more than in that of each baseline. margins: the
+    paired differences from the baselines, as wide as all methods require; usable: maps that are finite and not uniform.
+    """
     harder = min(margins, key=lambda name: margins[name].value)
     state: State = "pass"
     lacks: tuple[Any, ...] = tuple(base for base in margins if beyond(margins[base], 0.0) is not Side.ABOVE)
@@ -268,26 +269,27 @@ def removal_check(
 
 
 def map_check(model: str, method: str, check: str, judged: Judgement) -> MapCheckRow:
-    """Whether maps change when the weights are randomised from the head down (WEIGHTS), or follow shifts of their
-    images by at most a pixel (SHIFTS)."""
+    """Return whether maps change when the weights are randomised from the head down (WEIGHTS), or follow shifts of
+    their images by at most a pixel (SHIFTS)."""
     lacks: tuple[Any, ...] = (judged.lack,) if judged.lack else ()
     return MapCheckRow(model, method, check, judged.state, judged.value, lacks=lacks)
 
 
 def object_check(row: OnObjectRow) -> MapCheckRow:
-    """Whether maps lie on the object more than maps that ignore the image; the verdict does not need it."""
+    """Return whether maps lie on the object more than maps that ignore the image; the verdict does not need it."""
     state: State = "pass" if row.above else "warn"
     return MapCheckRow(row.model, row.maps, ON_OBJECT, state, row.estimate, row.baseline, row.difference, needed=False)
 
 
 def judged_maps(rows: Sequence[MapCheckRow]) -> tuple[JudgedMap, ...]:
-    """All methods of one model by their checks, the best first: by verdict, then by the score of the first removal."""
+    """Return all methods of one model by their checks, the best first: by verdict, then by the score of the first
+    removal."""
     found = [_judged(method, own) for method, own in by([row for row in rows if row.needed], "method").items()]
     return tuple(sorted(found, key=lambda row: (_BEST_FIRST.index(row.state), -row.value.value if row.value else 0.0)))
 
 
 def best_map(rows: Sequence[MapCheckRow]) -> JudgedMap | None:
-    """The best method of a model, None where nothing was checked."""
+    """Return the best method of a model, None where nothing was checked."""
     return next(iter(judged_maps(rows)), None)
 
 
@@ -326,5 +328,5 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
 
 
 def mass_of(rows: Sequence[OnObjectRow], kind: str) -> list[OnObjectRow]:
-    """The rows of the mass of one kind of map, by layer."""
+    """Return the rows of the mass of one kind of map, by layer."""
     return [row for row in rows if row.score == "mass" and row.maps == kind]

@@ -36,8 +36,8 @@ _TITLES: Final = {
 
 
 def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: str = "") -> Iterator[Claim]:
-    """Which map of a model may be believed, by its best one; the methods that ignore the weights, and those below a
-    baseline. rows: of its methods; images: that were checked; place: the figure that shows it."""
+    """Yield which map of a model may be believed, by its best one; the methods that ignore the weights, and those below
+    a baseline. rows: of its methods; images: that were checked; place: the figure that shows it."""
     judged = judged_maps(rows)
     if not judged:
         return

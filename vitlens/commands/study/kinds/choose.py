@@ -39,12 +39,12 @@ class Candidate:
 
     @property
     def is_within(self) -> bool:
-        """Whether it is shown to lose at most the margin."""
+        """Return True if it is shown to lose at most the margin."""
         return self.gap is not None and self.gap.low is not None and self.gap.low >= -MARGIN
 
     @property
     def may_be_better(self) -> bool:
-        """Whether it may be better by more than the margin."""
+        """Return True if it may be better by more than the margin."""
         return self.gap is not None and (self.gap.high is None or self.gap.high > MARGIN)
 
 
@@ -63,12 +63,12 @@ class Choice:
 
     @property
     def alike(self) -> tuple[Candidate, ...]:
-        """Those between which no difference is shown."""
+        """Return those between which no difference is shown."""
         return (self.best, *self.open, *self.within)
 
 
 def choose(candidates: Sequence[Candidate]) -> Choice:
-    """The choice among candidates, exactly one of which is the best; of equal costs the first."""
+    """Return the choice among candidates, exactly one of which is the best; of equal costs the first."""
     (best,) = (each for each in candidates if each.gap is None)
     others = [each for each in candidates if each is not best]
     within = [each for each in others if each.is_within]
@@ -112,7 +112,7 @@ _NOT_SHOWN: Final = "{{ alike|names }} do not differ significantly"
 
 
 def claim_of(choice: Choice, subject: str) -> Claim:
-    """What is to be taken, with what it costs against the best by the first cost in which they differ."""
+    """Return what is to be taken, with what it costs against the best by the first cost in which they differ."""
     own = choice.cheapest
     best = choice.best
     more = len(choice.alike) - _FEW
@@ -147,7 +147,7 @@ def claim_of(choice: Choice, subject: str) -> Claim:
 
 
 def others(choice: Choice) -> str:
-    """How the candidates that are not taken stand against the best: a sentence."""
+    """Return how the candidates that are not taken stand against the best: a sentence."""
     return say(
         "**{{ best }}** is the highest.{% if worse %} Lower: {{ worse|names }}.{% endif %}{% if within %} At most "
         "{{ margin }} points lower: {{ within|names }}.{% endif %}{% if open %} Undecided: "
@@ -161,7 +161,7 @@ def others(choice: Choice) -> str:
 
 
 def missed(choice: Choice) -> str:
-    """The smallest differences to the best that would have been seen; "" where they are not known."""
+    """Return the smallest differences to the best that would have been seen; "" where they are not known."""
     known = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
     return say(
         "{% if ends %}Differences from **{{ best }}** below {{ ends|join(' to ') }} points may have been missed "
@@ -173,5 +173,6 @@ def missed(choice: Choice) -> str:
 
 
 def in_points(detectable: float) -> Marked:
-    """The smallest difference that would have been seen; few seeds that differ would not see the largest there is."""
+    """Return the smallest difference that would have been seen; few seeds that differ would not see the largest there
+    is."""
     return Marked(number(detectable, 1) if detectable < _MOST else f"over {_MOST:g}")

@@ -47,7 +47,7 @@ class Point:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it is trained at all."""
+        """Return True if it is trained at all."""
         return self.trained != "none"
 
 
@@ -70,19 +70,19 @@ class Kind:
 
     @property
     def steps(self) -> tuple[tuple[str, str], ...]:
-        """The labels of each point that differs from another in one factor, and of that one."""
+        """Return the labels of each point that differs from another in one factor, and of that one."""
         return tuple((point.label, point.base) for point in self.points if point.base)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The labels of each point and of those that it is compared with."""
+        """Return the labels of each point and of those that it is compared with."""
         first = (self.points[0].label,)
         own = {point.label: point.against or (first if point.candidate else ()) for point in self.points[1:]}
         return tuple((label, other) for label, against in own.items() for other in against)
 
     @property
     def adapts(self) -> bool:
-        """Whether its points are forms of one trained MODEL."""
+        """Return True if its points are forms of one trained MODEL."""
         return not self.points[0].preset
 
 

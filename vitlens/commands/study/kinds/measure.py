@@ -94,7 +94,7 @@ def measure_kind(options: StudyOptions) -> Path:
 
 
 def _planned(options: StudyOptions) -> StudyOptions:
-    """The options with their defaults filled in, as a resumed study reads them."""
+    """Return the options with their defaults filled in, as a resumed study reads them."""
     kind = KINDS[str(options.kind)]
     data = options.data or ("" if kind.adapts else kind.data)
     usual = kind.epochs or (ADAPTING_EPOCHS if kind.adapts else EPOCHS.get(data, OTHER_EPOCHS))
@@ -103,7 +103,7 @@ def _planned(options: StudyOptions) -> StudyOptions:
 
 
 def _begun(resume: Path, options: StudyOptions) -> StudyOptions:
-    """The options that a study began with. Raises InputError for those of another study, and of a whole one."""
+    """Return the options that a study began with. Raises InputError for those of another study, and of a whole one."""
     begun: StudyOptions = resumed(options, resume, "study", typed=("model_file", "cache", "full"))
     if begun.kind not in KINDS:
         raise InputError(f"expected the folder of vitlens study --kind to resume, found another run in {resume}")
@@ -111,7 +111,7 @@ def _begun(resume: Path, options: StudyOptions) -> StudyOptions:
 
 
 def _folder(setup: Setup) -> RunFolder:
-    """The study's folder: new, or that of --resume."""
+    """Return the study's folder: new, or that of --resume."""
     models = [] if setup.model is None else [setup.model]
     recipes = {point.label: setup.recipe(point) for point in setup.points}
     own = {
@@ -250,7 +250,7 @@ def _record(setup: Setup, trials: Trials) -> rows.StudyRecord:
 
 
 def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str, NDArray[np.bool_]]) -> rows.PointRow:
-    """A point's accuracy, size, cost and speed; speeds are medians over seeds, robust to a busy machine."""
+    """Return a point's accuracy, size, cost and speed; speeds are medians over seeds, robust to a busy machine."""
     own = trials[point.label]
     model = setup.begin(point, seed=0).to(setup.device)
     layout = model.anatomy.layout
@@ -293,7 +293,7 @@ def compared(
     family: str,
     pairs: Sequence[tuple[str, str]],
 ) -> Iterator[rows.ComparisonRow]:
-    """The paired differences of these points, their p-values corrected for their number."""
+    """Yield the paired differences of these points, their p-values corrected for their number."""
     found = [difference_over_seeds(correct[label], correct[other], groups=groups) for label, other in pairs]
     for (label, other), each, p_holm in zip(pairs, found, holm([each.p for each in found]), strict=True):
         own = points[label]
@@ -315,7 +315,7 @@ def compared(
 
 
 def _recipe_rows(setup: Setup) -> Iterator[rows.RecipeRow]:
-    """The recipes of the points, those that share one together; points with fewer images have those of all."""
+    """Yield the recipes of the points, those that share one together; points with fewer images have those of all."""
     shared: dict[Recipe, list[str]] = {}
     for point in setup.points:
         if point.candidate and point.is_trained:
@@ -333,7 +333,7 @@ def _recipe_rows(setup: Setup) -> Iterator[rows.RecipeRow]:
 
 
 def _fields(setup: Setup) -> dict[str, Any]:
-    """The receptive field of every layer of every point, of the first seed's trainings."""
+    """Return the receptive field of every layer of every point, of the first seed's trainings."""
     images = setup.test.pick(torch.arange(min(_FIELD_IMAGES, len(setup.test))))
     (batch,) = images.batches(len(images), device=setup.device)
     fields = {
@@ -345,12 +345,12 @@ def _fields(setup: Setup) -> dict[str, Any]:
 
 
 def _cut(setup: Setup) -> dict[str, Any]:
-    """The first test image, which the report shows as the patches of each point."""
+    """Return the first test image, which the report shows as the patches of each point."""
     return {"cut": rows.CutArrays(setup.test.source.read(torch.arange(1)).numpy())}
 
 
 def _positions(setup: Setup) -> dict[str, Any]:
-    """How well the position embeddings of each point follow the places of the patches, after every training."""
+    """Return how well the position embeddings of each point follow the places of the patches, after every training."""
     found = []
     maps = {}
     for index, point in enumerate(setup.points):
@@ -375,7 +375,7 @@ def _order(model: Model) -> tuple[float | None, float | None, float | None]:
 
 
 def _over_seeds(values: Sequence[float | None]) -> Estimate | None:
-    """The mean over seeds with Student's interval; fixed embeddings are those of every seed and have none."""
+    """Return the mean over seeds with Student's interval; fixed embeddings are those of every seed and have none."""
     known = [value for value in values if value is not None]
     if len(set(known)) < 2:
         return Estimate(known[0], unit="") if known else None

@@ -46,7 +46,7 @@ Values = Mapping[str, Sequence[float]]  # of each point by its label, one a seed
 
 
 def probed(setup: Setup, model: Model, *, seed: int) -> NDArray[np.bool_]:
-    """Whether a linear probe on frozen features classifies each test image correctly, (n,)."""
+    """Return whether a linear probe on frozen features classifies each test image correctly, (n,)."""
     bank = _features(model, setup.train)
     read = _features(model, setup.test)
     correct = _probe_correct(setup, bank, read, _labels(setup.test), seed=seed)
@@ -64,7 +64,7 @@ def _probe_correct(setup: Setup, bank: Tensor, read: Tensor, truth: Tensor, *, s
 
 
 def pretrained(setup: Setup) -> dict[str, Any]:
-    """What the features of all points and seeds tell, as fields of the record."""
+    """Return what the features of all points and seeds tell, as fields of the record."""
     scores, losses = (defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list)) for _ in range(2))
     shots = defaultdict[str, list[Tensor]](list)
     overlaps = dict[str, list[Tensor]]()
@@ -142,7 +142,7 @@ def _mean(values: Any) -> Estimate:
 
 
 def _classified(setup: Setup, bank: Tensor, read: Tensor) -> Iterator[tuple[str, float]]:
-    """The accuracy of k-NN among the training images."""
+    """Yield the accuracy of k-NN among the training images."""
     labels = _labels(setup.train)
     truth = _labels(setup.test)
     known = [k for k in NEIGHBOURS if k <= len(bank)]
@@ -153,8 +153,8 @@ def _classified(setup: Setup, bank: Tensor, read: Tensor) -> Iterator[tuple[str,
 
 
 def _robust(setup: Setup, model: Model, bank: Tensor, read: Tensor, *, seed: int) -> Iterator[tuple[str, float]]:
-    """The accuracy of a linear probe, and what of it is lost where test images are corrupted, by kind; the probe is
-    fitted once, to clean images."""
+    """Yield the accuracy of a linear probe, and what of it is lost where test images are corrupted, by kind; the probe
+    is fitted once, to clean images."""
     truth = _labels(setup.test)
     sets = [read]
     numbers = keys(setup.run.seed, torch.arange(len(setup.test)))  # the same pixels for all points and seeds
@@ -173,7 +173,7 @@ def _robust(setup: Setup, model: Model, bank: Tensor, read: Tensor, *, seed: int
 
 
 def _overlaps(model: Model, split: Split, *, seed: int) -> Tensor:
-    """The mean intersection over union of the best head, of maps of other images and of the mean mask, (3,)."""
+    """Return the mean intersection over union of the best head, of maps of other images and of the mean mask, (3,)."""
     assert split.masks is not None
     maps = torch.cat(
         [
@@ -186,7 +186,7 @@ def _overlaps(model: Model, split: Split, *, seed: int) -> Tensor:
 
 
 def _by_wording(setup: Setup, model: Model, label: str, seed: int) -> Tensor:
-    """The zero-shot accuracy with each wording, (wordings,)."""
+    """Return the zero-shot accuracy with each wording, (wordings,)."""
     read = extract(model, setup.test, layer=-1)  # what the classifier reads
     assert read is not None
     texts = text_classifier(setup.place(label, seed), setup.test.classes).cpu()
@@ -197,8 +197,8 @@ def _by_wording(setup: Setup, model: Model, label: str, seed: int) -> Tensor:
 def score_rows(
     scores: Mapping[str, Values], words: Mapping[str, str], chance: float | None
 ) -> Iterator[rows.FeatureScoreRow]:
-    """Each measure of each point over seeds, against random weights and the supervised point; p-values are corrected
-    for the comparisons of their measure."""
+    """Yield each measure of each point over seeds, against random weights and the supervised point; p-values are
+    corrected for the comparisons of their measure."""
     for measure, own in scores.items():
         pairs = [
             (label, against)
@@ -221,8 +221,9 @@ def score_rows(
 def objectness_rows(
     overlaps: Mapping[str, Sequence[Tensor]], words: Mapping[str, str], *, images: int
 ) -> Iterator[rows.ObjectnessRow]:
-    """Each point's overlap over seeds, against both baselines, paired by seed, and against random weights; p-values are
-    corrected for the comparisons with baselines and, apart, with random weights. overlaps: by label (3,) a seed."""
+    """Yield each point's overlap over seeds, against both baselines, paired by seed, and against random weights;
+    p-values are corrected for the comparisons with baselines and, apart, with random weights. overlaps: by label (3,) a
+    seed."""
     tables = {label: torch.stack(tuple(own)).numpy() for label, own in overlaps.items()}
     gains = {label: own[:, :1] - own[:, 1:] for label, own in tables.items()}
     ps = iter(holm([student_test(own[:, at]) for own in gains.values() for at in (0, 1)]))
@@ -271,7 +272,7 @@ def likeness_rows(tested: Mapping[tuple[str, int], Tensor], words: Mapping[str, 
 
 
 def _space(setup: Setup, points: Sequence[Point], tested: Mapping[tuple[str, int], Tensor]) -> rows.SpaceArrays | None:
-    """The t-SNE of every point's features of the same test images, of the first seed."""
+    """Return the t-SNE of every point's features of the same test images, of the first seed."""
     chosen = setup.test.limit(min(_EMBEDDED, len(setup.test)), seed=setup.run.seed).subset.indices
     perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
     if perplexity < 1:

@@ -20,20 +20,21 @@ WITHOUT_LABELS: Final = ("mae", "dino")  # CLIP's captions name the class
 
 
 def nearest_scores(record: StudyRecord) -> list[FeatureScoreRow]:
-    """The accuracies of k-NN with the most neighbours, in the order of the points."""
+    """Return the accuracies of k-NN with the most neighbours, in the order of the points."""
     rows = [row for row in record.feature_scores if row.measure.startswith("k-NN")]
     return [row for row in rows if row.measure == rows[-1].measure]
 
 
 def _word(gain: Estimate | None, p: float | None) -> str:
-    """A paired difference in a word: significant, or not decided."""
+    """Return a paired difference in a word: significant, or not decided."""
     if gain is None or p is None or p > LEVEL:
         return "not shown to differ from"
     return "above" if gain.value > 0 else "below"
 
 
 def claims(record: StudyRecord) -> Iterator[Claim]:
-    """What training without labels brings by k-NN, where attention finds objects, and what the words of CLIP tell."""
+    """Yield what training without labels brings by k-NN, where attention finds objects, and what the words of CLIP
+    tell."""
     known = nearest_scores(record)
     best = max((row for row in known if row.label in WITHOUT_LABELS), key=lambda row: row.value.value, default=None)
     finding = [row for row in record.objectness if row.finds_objects]
@@ -144,7 +145,7 @@ _NO_OBJECTS: Final = "no variant's attention is shown to exceed both maps of oth
 
 
 def _gains(rows: Sequence[FeatureScoreRow], *labels: str) -> str:
-    """The differences of points from random weights and from the supervised one, the significant ones marked."""
+    """Return the differences of points from random weights and from the supervised one, the significant ones marked."""
     return listed(
         [
             say(
@@ -181,7 +182,7 @@ def _robust(record: StudyRecord) -> str:
 
 
 def _shots(record: StudyRecord) -> str:
-    """The highest with the fewest and with the most images a class."""
+    """Return the highest with the fewest and with the most images a class."""
     by_shots = by(record.few_shot, "shots")
     tops = [max(by_shots[shots], key=lambda row: row.accuracy.value) for shots in (min(by_shots), max(by_shots))]
     return say(
@@ -194,7 +195,7 @@ def _shots(record: StudyRecord) -> str:
 
 
 def _alike(record: StudyRecord) -> str:
-    """The two objectives that are most alike."""
+    """Return the two objectives that are most alike."""
     rows = [row for row in _pairs(record) if row.label != "random"]
     top = max(rows, key=lambda row: row.cka.value, default=None)
     return say(
@@ -207,13 +208,13 @@ def _alike(record: StudyRecord) -> str:
 
 
 def _pairs(record: StudyRecord) -> list[LikenessRow]:
-    """Every pair of points once."""
+    """Return every pair of points once."""
     order = [row.label for row in record.points]
     return [row for row in record.likeness if order.index(row.label) < order.index(row.against)]
 
 
 def _draw_space(record: StudyRecord, title: str) -> "Figure":
-    """The t-SNE of every point, side by side."""
+    """Return the t-SNE of every point, side by side."""
     assert record.space is not None
     classes = [str(name) for name in record.space.classes]
     clouds = [

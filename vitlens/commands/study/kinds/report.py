@@ -28,8 +28,11 @@ CAUGHT_UP: Final = 5.0  # points: training from scratch that is at most so much 
 
 
 def decision(record: StudyRecord) -> Choice:
-    """The choice among the points of a study. A pair that is a planned comparison, too, has the smaller p of the two:
-    it is not called alike in one place and different in another."""
+    """Return the choice among the points of a study.
+
+    A pair that is a planned comparison, too, has the smaller p of the two: it is not called alike in one place and
+    different in another.
+    """
     found: dict[frozenset[str], float] = {}
     for row in of_family(record, "best", "step", "difference"):
         pair = frozenset((row.label, row.against))
@@ -48,12 +51,12 @@ def decision(record: StudyRecord) -> Choice:
 
 
 def of_family(record: StudyRecord, *families: str) -> list[ComparisonRow]:
-    """The comparisons of these families."""
+    """Return the comparisons of these families."""
     return [row for row in record.comparisons if row.family in families]
 
 
 def doubt(record: StudyRecord, choice: Choice) -> tuple[str, str]:
-    """Why no comparison of the points decides anything, as a title and a sentence; empty where one may."""
+    """Return why no comparison of the points decides anything, as a title and a sentence; empty where one may."""
     if record.design[0].seeds < 2:
         return (
             "One seed decides nothing",
@@ -72,7 +75,7 @@ def doubt(record: StudyRecord, choice: Choice) -> tuple[str, str]:
 
 
 def claims(record: StudyRecord) -> Iterator[Claim]:
-    """The choice and its range, whether transfer wins, and every other difference that is significant."""
+    """Yield the choice and its range, whether transfer wins, and every other difference that is significant."""
     choice = decision(record)
     design = record.design[0]
     unsure = doubt(record, choice)
@@ -109,7 +112,7 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
 
 
 def _range(record: StudyRecord) -> str:
-    """Where the decision holds: that of the trainings behind it."""
+    """Return where the decision holds: that of the trainings behind it."""
     design = record.design[0]
     points = [row for row in record.points if row.candidate]
 
@@ -172,7 +175,7 @@ def _transfer(record: StudyRecord) -> Claim:
 
 
 def unknown(record: StudyRecord) -> Iterator[str]:
-    """What could overturn the decision, and what was not tried."""
+    """Yield what could overturn the decision, and what was not tried."""
     design = record.design[0]
     choice = decision(record)
     yield f"Not tried: {KINDS[design.kind].untried}."
@@ -203,12 +206,12 @@ def _draw_points(record: StudyRecord, title: str) -> "Figure":
 
 
 def _lines(record: StudyRecord) -> set[str]:
-    """The lines of the chart over the number of images: those of several points."""
+    """Return the lines of the chart over the number of images: those of several points."""
     return {line for line, own in by(record.points, "line").items() if line and len(own) > 1}
 
 
 def _highest(record: StudyRecord) -> list[PointRow]:
-    """The points that may be taken, without what is the same for all of them."""
+    """Return the points that may be taken, without what is the same for all of them."""
     rows = sorted((row for row in record.points if row.candidate), key=lambda row: -row.accuracy.value)
     elsewhere = sum(row.seconds for row in rows) > record.seconds > 0  # trained by an earlier run, on its hardware
     same = [name for name in ("train_images", "trained", "flops") if len({getattr(row, name) for row in rows}) == 1]
@@ -217,13 +220,14 @@ def _highest(record: StudyRecord) -> list[PointRow]:
 
 
 def _changes(record: StudyRecord) -> list[ComparisonRow]:
-    """Each point and the one that it changes, or the first; nothing where the other sections show these pairs."""
+    """Return each point and the one that it changes, or the first; nothing where the other sections show these
+    pairs."""
     rows = of_family(record, "step") or [row for row in of_family(record, "difference") if row.images is None]
     return [] if record.design[0].model or len(rows) < 2 else rows
 
 
 def _by_images(record: StudyRecord) -> list[ComparisonRow]:
-    """Two lines of the chart at one number of images, against the first line."""
+    """Return two lines of the chart at one number of images, against the first line."""
     of = {row.label: row.line for row in record.points}
     rows = [row for row in of_family(record, "difference", "share") if row.images and of[row.label] in _lines(record)]
     return sorted(
@@ -232,7 +236,7 @@ def _by_images(record: StudyRecord) -> list[ComparisonRow]:
 
 
 def caught_up(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
-    """The fewest images from which on the second of a pair is at most CAUGHT_UP points behind, by the interval;
+    """Return the fewest images from which on the second of a pair is at most CAUGHT_UP points behind, by the interval;
     None: not reached. rows: of one pair of lines, from the fewest images."""
     found = None
     for row in reversed(rows):
@@ -243,7 +247,8 @@ def caught_up(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
 
 
 def _over_images(record: StudyRecord) -> str:
-    """How many of the numbers of images each line wins; of an adapted model, where training from scratch catches up."""
+    """Return how many of the numbers of images each line wins; of an adapted model, where training from scratch catches
+    up."""
     rows = _by_images(record)
     full = [row for row in rows if row.label.split("-")[0] == "full"]
     last = (full or rows)[-1]
@@ -281,7 +286,7 @@ _REASONS: Final = (
 
 
 def reasons(record: StudyRecord) -> list[Reason]:
-    """Every reason that was measured: supported where its number is above 0, contradicted where it is below."""
+    """Return every reason that was measured: supported where its number is above 0, contradicted where it is below."""
     if not record.design[0].model:
         return []
     pairs = [(words, what, _pair(record, label, against)) for words, what, label, against in _REASONS]
@@ -297,7 +302,7 @@ def reasons(record: StudyRecord) -> list[Reason]:
 
 
 def _reasoned(record: StudyRecord) -> str:
-    """The reasons by what the numbers say of them."""
+    """Return the reasons by what the numbers say of them."""
     states = by(reasons(record), "state")
     return " ".join(
         say(
@@ -312,7 +317,7 @@ def _reasoned(record: StudyRecord) -> str:
 
 
 def _cuts(record: StudyRecord) -> Iterator[Picture]:
-    """The first test image cut by white lines into the patches of each point."""
+    """Yield the first test image cut by white lines into the patches of each point."""
     for row in record.points:
         if record.cut is not None and row.patch is not None:
             image = record.cut.image[0].astype(np.float32) / 255
@@ -325,7 +330,7 @@ def _cuts(record: StudyRecord) -> Iterator[Picture]:
 
 
 def _ordered(record: StudyRecord) -> str:
-    """What the rank correlations say, by their intervals."""
+    """Return what the rank correlations say, by their intervals."""
     parts = []
     for row in record.position_order:
         if row.all is not None:
@@ -347,7 +352,7 @@ def _ordered(record: StudyRecord) -> str:
 
 
 def _similarities(record: StudyRecord) -> Iterator[Picture]:
-    """The similarities of the position embeddings of each point."""
+    """Yield the similarities of the position embeddings of each point."""
     if record.position_similarity is not None:
         for at, each in record.position_similarity.similarity.items():
             row = record.points[at]
@@ -356,7 +361,8 @@ def _similarities(record: StudyRecord) -> Iterator[Picture]:
 
 
 def _before_and_after(record: StudyRecord) -> Iterator[Picture]:
-    """An image of each class with the attention of the last layer, and the rollout, before and after full training."""
+    """Yield an image of each class with the attention of the last layer, and the rollout, before and after full
+    training."""
     arrays = record.map_arrays
     for at, row in enumerate(record.maps if arrays else ()):
         assert arrays is not None
@@ -389,7 +395,7 @@ def _learned(record: StudyRecord) -> str:
 
 
 def _attended(record: StudyRecord) -> str:
-    """How far training moved the attention, against other seeds, and what changed in it."""
+    """Return how far training moved the attention, against other seeds, and what changed in it."""
     last, full = record.moved
     shifts = []
     for name, rows in by(record.head_shifts, "statistic").items():
@@ -418,7 +424,7 @@ def _attended(record: StudyRecord) -> str:
 
 
 def _featured(record: StudyRecord) -> str:
-    """How similar the layers are to themselves before, and what a linear probe on the last one gained."""
+    """Return how similar the layers are to themselves before, and what a linear probe on the last one gained."""
     full = [row for row in record.layer_similarity if row.label == "full"]
     return say(
         "{% if least %}Full training changed layer {{ least.layer }} most (CKA {{ least.cka|alone }} between before "
@@ -431,7 +437,7 @@ def _featured(record: StudyRecord) -> str:
 
 
 def _design(record: StudyRecord) -> Iterator[tuple[str, str]]:
-    """What all trainings share, and their recipes."""
+    """Yield what all trainings share, and their recipes."""
     for note in KINDS[record.design[0].kind].notes[1:]:
         yield "Design", note
     for row in record.recipes:

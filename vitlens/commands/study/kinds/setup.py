@@ -61,17 +61,17 @@ class Setup:
 
     @property
     def kind(self) -> Kind:
-        """The kind of study."""
+        """Return the kind of study."""
         return KINDS[str(self.options.kind)]
 
     @property
     def run(self) -> RunOptions:
-        """The run options."""
+        """Return the run options."""
         return self.options.run
 
     @property
     def data(self) -> str:
-        """The name or folder of the images."""
+        """Return the name or folder of the images."""
         return str(self.options.data)
 
     @property
@@ -81,24 +81,27 @@ class Setup:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds of each point's trainings."""
+        """Return the seeds of each point's trainings."""
         return tuple(range(self.run.seed, self.run.seed + int(self.options.seeds or 0)))
 
     @property
     def last(self) -> int:
-        """The number of blocks that a point of the last blocks trains."""
+        """Return the number of blocks that a point of the last blocks trains."""
         return max(1, len(self.model.anatomy.blocks) // _LAST_PART) if self.model else 0
 
     def trained_last(self, point: Point) -> int | None:
-        """The blocks that a point trains, as `partly_trainable` takes them."""
+        """Return the blocks that a point trains, as `partly_trainable` takes them."""
         return {"head": 0, "last": self.last}.get(point.trained)
 
     def pretraining(self, point: Point) -> Pretraining | None:
-        """The objective of a point that learns without labels."""
+        """Return the objective of a point that learns without labels."""
         return make_objective(point.objective, self.train, self.test)
 
     def begin(self, point: Point, *, seed: int) -> Model:
-        """The model with which a point's training begins. Raises InputError, naming a point that cannot be built."""
+        """Return the model with which a point's training begins.
+
+        Raises InputError, naming a point that cannot be built.
+        """
         if self.model:
             start = self.start()
             return untrained_like(start, seed=seed) if point.start == "random" else start
@@ -116,20 +119,20 @@ class Setup:
             raise InputError(f"the point {point.words!r} cannot be built: {error}") from error
 
     def start(self) -> Model:
-        """A copy of the model that is adapted with a head of zeros for the data's classes."""
+        """Return a copy of the model that is adapted with a head of zeros for the data's classes."""
         assert self.model is not None
         return for_classes(self.model, self.train.classes)
 
     def images(self, point: Point, *, seed: int) -> Split:
-        """The training images of a point."""
+        """Return the training images of a point."""
         return self.train if point.share is None else share_of(self.train, point.share, seed=seed)
 
     def images_of(self, point: Point) -> int:
-        """How many distinct training images a point has. Raises DataError where a class is left without one."""
+        """Return how many distinct training images a point has. Raises DataError where a class is left without one."""
         return len(self.train) if point.share is None else images_in(self.train, point.share)
 
     def recipe(self, point: Point) -> Recipe:
-        """A point's recipe, with the study's epochs.
+        """Return a point's recipe, with the study's epochs.
 
         Without stochastic depth, which would confound the number of blocks. All points that begin from presets have the
         smallest batch size that any of their recipes has for so many images, so that all are trained for as many steps;
@@ -155,11 +158,11 @@ class Setup:
         return override(recipe, {"epochs": self.epochs} | ({"flip": False} if self.data in OF_DIGITS else {}))
 
     def place(self, label: str, seed: int) -> Path:
-        """The folder of one training."""
+        """Return the folder of one training."""
         return self.path / POINTS_FOLDER / label / f"seed-{seed}"
 
     def trained(self, label: str, *, seed: int | None = None) -> Model:
-        """The model that a point trained with a seed, or with the first."""
+        """Return the model that a point trained with a seed, or with the first."""
         at = self.seeds[0] if seed is None else seed
         point = next(point for point in self.points if point.label == label)
         if not point.is_trained:
@@ -169,7 +172,7 @@ class Setup:
 
 
 def prepare(options: StudyOptions) -> Setup:
-    """The setup of the options.
+    """Return the setup of the options.
 
     Raises InputError for options that do not belong together and for points that cannot be built or trained,
     UnsupportedError for a model that cannot be adapted, DataError for too few images.
@@ -213,7 +216,7 @@ def _require_probed(train: Split, test: Split) -> None:
 
 
 def _fits(setup: Setup, point: Point) -> bool:
-    """Whether a share of the images leaves every class two of them."""
+    """Return True if a share of the images leaves every class two of them."""
     try:
         return setup.images_of(point) >= 2 * len(setup.train.classes)
     except DataError:
@@ -221,7 +224,7 @@ def _fits(setup: Setup, point: Point) -> bool:
 
 
 def _adapted(options: StudyOptions) -> Model:
-    """The one MODEL that is adapted."""
+    """Return the one MODEL that is adapted."""
     if len(options.models) != 1:
         found = ", ".join(options.models) or "none"
         raise InputError(

@@ -37,7 +37,8 @@ Rows: TypeAlias = dict[str, Any]  # of the record, by field
 
 
 def inside(setup: Setup, points: Mapping[str, rows.PointRow]) -> Rows:
-    """How fast the points learned, and what changed inside the model, as fields of the record; "gains": of probes."""
+    """Return how fast the points learned, and what changed inside the model, as fields of the record; "gains": of
+    probes."""
     words = {label: row.words for label, row in points.items()}
     curves = tuple(
         rows.CurveRow(
@@ -75,7 +76,7 @@ def reached(curves: Sequence[rows.CurveRow]) -> Iterator[rows.ReachedRow]:
 
 
 def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
-    """How far the attention of every head moved, and which statistics of it changed."""
+    """Return how far the attention of every head moved, and which statistics of it changed."""
     images = setup.test.limit(_SHOWN, seed=setup.run.seed)
     before = setup.start()
     groups = _groups(images)
@@ -115,7 +116,7 @@ def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
 
 
 def _over_seeds(by_model: Sequence[Sequence[Moved]]) -> list[Tensor]:
-    """The mean over models, by layer (images, heads)."""
+    """Return the mean over models, by layer (images, heads)."""
     return [torch.stack(tuple(layers)).double().mean(0) for layers in zip(*by_model, strict=True)]
 
 
@@ -124,7 +125,7 @@ def _groups(images: Split) -> NDArray[np.int64] | None:
 
 
 def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterator[rows.ShiftRow]:
-    """The change of each statistic of each head where it is defined, paired by image and averaged over seeds."""
+    """Yield the change of each statistic of each head where it is defined, paired by image and averaged over seeds."""
     first = _statistics(before, images)
     groups = _groups(images)
     others = [_statistics(model, images) for model in after]
@@ -143,7 +144,7 @@ def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterato
 
 
 def _statistics(model: Model, images: Split) -> Mapping[tuple[str, int], Tensor]:
-    """Each statistic of each layer, (images, heads)."""
+    """Return each statistic of each layer, (images, heads)."""
     parts: dict[tuple[str, int], list[Tensor]] = {}
     for batch in images.batches(_AT_ONCE, device=model.device):
         for key, values in measure_heads(model, batch.images).values.items():
@@ -206,7 +207,7 @@ def _read(model: Model, images: Split) -> Features:
 
 
 def _probed(setup: Setup, model: Model) -> Iterator[Probe]:
-    """The probe of each layer, fitted on the training images."""
+    """Yield the probe of each layer, fitted on the training images."""
     train = _read(model, setup.train)
     test = _read(model, setup.test)
     assert setup.train.labels is not None
@@ -248,8 +249,8 @@ def _maps(setup: Setup) -> Rows:
 
 
 def _shown_by(model: Model, images: Split) -> tuple[rows.Floats, rows.Floats | None, list[str]]:
-    """The attention of the last layer that is a map, mean over heads, and the rollout, where there is one, as maps; and
-    the most probable class of each image by the model's own names, "" for a model without a classifier."""
+    """Return the attention of the last layer that is a map, mean over heads, and the rollout, where there is one, as
+    maps; and the most probable class of each image by the model's own names, "" for a model without a classifier."""
     batches = [batch.images for batch in images.batches(_AT_ONCE, device=model.device)]
     last = torch.cat([attention_maps(model, each)[-1].maps.mean(1).cpu() for each in batches])
     rolled = torch.cat([rollout(model, each).cpu() for each in batches]) if meets(model, "chain") else None

@@ -64,7 +64,7 @@ Size = tuple[int, int]
 
 
 def transformers(part: str = "") -> Any:
-    """The library, or one of its modules. Raises ModelError where it is missing or older than 5."""
+    """Return the library, or one of its modules. Raises ModelError where it is missing or older than 5."""
     try:
         library: Any = import_without_compiler("transformers")
         if int(str(library.__version__).partition(".")[0]) < _MAJOR:
@@ -96,7 +96,8 @@ def quietly() -> Iterator[None]:
 
 
 def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
-    """The folder of `hf:FOLDER`, or of `hf:REPO` from the hub or its cache with its revision; weights: whether needed.
+    """Return the folder of `hf:FOLDER`, or of `hf:REPO` from the hub or its cache with its revision; weights: whether
+    needed.
 
     Raises ModelError for a name that is neither, and where the hub cannot be reached.
     """
@@ -123,7 +124,7 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
 
 
 def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
-    """The safetensors weights, and the SHA-256 of their files' contents one after another. Raises ModelError."""
+    """Return the safetensors weights, and the SHA-256 of their files' contents one after another. Raises ModelError."""
     files = sorted(folder.glob(_WEIGHTS[0])) or sorted(folder.glob(_WEIGHTS[1]))
     if not files:
         pickles = [file.name for pattern in _PICKLES for file in sorted(folder.glob(pattern))]
@@ -143,7 +144,7 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
 
 
 def read_preprocessing(folder: Path, native: Size, request: ModelRequest) -> tuple[Preprocessing, list[str]]:
-    """The preprocessing of a folder's image processor, and notes for the provenance.
+    """Return the preprocessing of a folder's image processor, and notes for the provenance.
 
     A processor that is missing or does more than resize, crop, scale and normalise is replaced by what the request
     says, if it has the mean, the deviation and the size. native: the size of the configuration. Raises ModelError and

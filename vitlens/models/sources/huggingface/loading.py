@@ -184,8 +184,11 @@ class Described:
         return imagenet_classes() if imagenet else texts
 
     def architecture(self, name: str, classes: int, size: Size) -> Architecture | dict[str, object]:
-        """The architecture from which `build` makes the same model: the configuration as JSON, as far as it differs
-        from transformers' defaults. With a text tower it is one that is refused, as such models are not saved."""
+        """Return the architecture from which `build` makes the same model: the configuration as JSON, as far as it
+        differs from transformers' defaults.
+
+        With a text tower it is one that is refused, as such models are not saved.
+        """
         if self.class_name in _WHOLE:
             return {"kind": "hf-unsaved", "name": name, "pruned": {}}
         with quietly():
@@ -197,7 +200,8 @@ class Described:
 
 
 def described(fields: object, name: str, *, texts: bool = False) -> Described:
-    """What the fields of a configuration describe; the class is that of AutoModelForImageClassification and AutoModel.
+    """Return what the fields of a configuration describe; the class is that of AutoModelForImageClassification and
+    AutoModel.
 
     name: of the model, for messages; texts: whether its texts can be read. Raises ModelError and UnsupportedError.
     """
@@ -291,7 +295,7 @@ class TransformersModule(nn.Module):
 
     @property
     def pretrained_cfg(self) -> dict[str, tuple[str, ...]]:
-        """Where its classifiers are, as timm says it."""
+        """Return where its classifiers are, as timm says it."""
         if self.output != "logits":
             return {"classifier": ("head",)}
         linear = (name for name in _HEADS if isinstance(getattr(self.network, name, None), nn.Linear))
@@ -323,7 +327,8 @@ def build(
     state: Mapping[str, Tensor] | None = None,
     pretrained: bool = False,  # noqa: ARG001  a saved model has its weights
 ) -> tuple[nn.Module, Preprocessing]:
-    """The model of a file that vitlens wrote, with these weights or random ones; its preprocessing is in that file.
+    """Return the model of a file that vitlens wrote, with these weights or random ones; its preprocessing is in that
+    file.
 
     overrides: "class", of transformers, and "config", its configuration as JSON.
     """
@@ -339,7 +344,7 @@ def build(
 
 
 def load(request: ModelRequest) -> Model:
-    """The model of a folder or repository, with its safetensors weights, those of a file, or random ones.
+    """Return the model of a folder or repository, with its safetensors weights, those of a file, or random ones.
 
     Its outputs are the logits of a classifier, else features. Raises ModelError for files that are missing or do not
     fit, UnsupportedError for models that are refused by name.
@@ -393,7 +398,7 @@ class _ImageTower(nn.Module):
         self.config = vision.config
 
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> SimpleNamespace:
-        """The embeddings (batch, dim), as image_embeds."""
+        """Return the embeddings (batch, dim), as image_embeds."""
         output = self.vision(pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
         return SimpleNamespace(image_embeds=self.projection(output.pooler_output))
 
@@ -433,6 +438,6 @@ class _Tokens:
         return ids
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text without two, for which `TextTower` counts the start and the end."""
+        """Return the tokens of a text without two, for which `TextTower` counts the start and the end."""
         with quietly():
             return list(self._tokenizer(text)["input_ids"])[:-2]
