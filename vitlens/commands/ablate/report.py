@@ -423,8 +423,7 @@ REPORT: Final = Report(
                     "others",
                     intervals("unit", "loss", reference=0.0),
                     "Rise of the loss without each MLP and each block, with 95 % intervals over images; right of the "
-                    "line: "
-                    "the model is worse without it.",
+                    "line: the model is worse without it.",
                     title="Rise of the loss without each MLP and block",
                 ),
             ),
@@ -440,8 +439,7 @@ REPORT: Final = Report(
                     "curves",
                     lines("share", "accuracy", of="order"),
                     "Accuracy as heads are removed one after another; bands: Wilson's 95 % intervals. Orders are "
-                    "chosen on "
-                    "other images, where there are enough; a better one may exist.",
+                    "chosen on other images, where there are enough; a better one may exist.",
                     title="Accuracy as heads are removed",
                 ),
             ),
@@ -457,8 +455,7 @@ REPORT: Final = Report(
                     "pairs",
                     intervals("pair", "synergy", reference=0.0),
                     "Rise of the loss without both heads minus the sum without each; right of the line: each "
-                    "compensates "
-                    "for the other; left: each depends on the other.",
+                    "compensates for the other; left: each depends on the other.",
                     title="What removing two heads costs beyond the sum",
                 ),
             ),

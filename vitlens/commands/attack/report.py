@@ -180,8 +180,7 @@ REPORT: Final = Report(
                     "pairs",
                     intervals("test", "difference", of="models", reference=0.0),
                     "Accuracy of the first model minus the second's, paired by image, for each attack and epsilon. "
-                    "Right "
-                    "of the dashed line the first keeps more.",
+                    "Right of the dashed line the first keeps more.",
                     title="{{ rows|map(attribute='models')|unique|join(', ') }} under attack",
                 ),
             ),
@@ -204,8 +203,7 @@ REPORT: Final = Report(
                     "transfer",
                     matrix("made_for", "shown_to", "rate", below=lambda row: f"of {row.rate.n}"),
                     "Share of the images that fool the model of the row and also the model of the column, of those "
-                    "that it "
-                    "has right when clean.",
+                    "that it has right when clean.",
                     title="Transfer of {{ record.overall[0].sample }}",
                 ),
             ),

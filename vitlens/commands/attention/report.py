@@ -342,9 +342,8 @@ REPORT: Final = Report(
                         signed=True,
                         marked=lambda row: row.side is not Side.UNDECIDED,
                     ),
-                    "Share of every head's map on the object, minus that of the best map that ignores the image; "
-                    "dots: the "
-                    "interval of the difference is clear of zero.",
+                    "Share of every head's map on the object, minus that of the best map that ignores the image; dots: "
+                    "the interval of the difference is clear of zero.",
                     title="Attention on the object beyond baselines, every head",
                 ),
             ),
@@ -400,9 +399,8 @@ REPORT: Final = Report(
                 Chart(
                     "windows",
                     _draw_windows,
-                    "Parts of two layers' windows by colour; patches on which the dot depends after the first "
-                    "(clear) and "
-                    "second (orange); which places of the last window may attend.",
+                    "Parts of two layers' windows by colour; patches on which the dot depends after the first (clear) "
+                    "and second (orange); which places of the last window may attend.",
                     title="Windows and shift",
                     only=lambda record: len(record.windows) > 1,
                     whole=True,
@@ -440,8 +438,7 @@ REPORT: Final = Report(
                     "position_maps",
                     images(scale="signed", label="cosine similarity", largest=4.5),
                     "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities "
-                    "with "
-                    "all others. At most eight by eight, evenly spaced.",
+                    "with all others. At most eight by eight, evenly spaced.",
                     title="Similarity of position embeddings",
                     rows=lambda record: [Picture(None, mosaic(record.maps.similarity, record.layout[0].grid))],
                 ),

@@ -507,8 +507,7 @@ REPORT: Final = Report(
                     "robustness",
                     lines("level", "accuracy", of="model", panel="panel", reference="chance"),
                     "Accuracy by level of each disturbance, with 95 % intervals; dashed: chance. Both models get the "
-                    "same "
-                    "pixels. Tests: tables/disturbed_pairs.csv.",
+                    "same pixels. Tests: tables/disturbed_pairs.csv.",
                     title="Accuracy on disturbed images",
                     rows="robustness",
                 ),

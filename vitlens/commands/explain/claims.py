@@ -47,11 +47,11 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
     return found(
         "choice",
         row.model,
-        "**{{ row.method }}** is chosen for **{{ row.model }}**: it has the highest score of {{ row.candidates|length "
-        "}} methods on {{ row.selection }} images, and in {{ row.certainty|value }} of {{ row.draws }} bootstrap "
-        "samples of them{% if effect %}; the other {{ row.report }} images {{ verb }} it: its score minus that of "
-        "{{ row.runner_up }} is {{ effect|alone }}{% endif %}{% if row.alike %}; {{ row.alike|names }} give the same "
-        "maps{% endif %}.",
+        "**{{ row.method }}** is chosen for **{{ row.model }}**: it has the highest score of "
+        "{{ row.candidates|length }} methods on {{ row.selection }} images, and in {{ row.certainty|value }} of "
+        "{{ row.draws }} bootstrap samples of them{% if effect %}; the other {{ row.report }} images {{ verb }} it: "
+        "its score minus that of {{ row.runner_up }} is {{ effect|alone }}{% endif %}{% if row.alike %}; "
+        "{{ row.alike|names }} give the same maps{% endif %}.",
         margins.get(row.runner_up or ""),
         headline="{{ row.method }} is chosen for {{ row.model }}{% if effect %}; other images {{ verb }} it{% endif %}",
         given={"row": row, "verb": _VERBS.get(row.confirmation or "", "do not confirm")},

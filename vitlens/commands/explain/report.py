@@ -362,8 +362,7 @@ REPORT: Final = Report(
                     "randomisation",
                     matrix("method", "stage", "similarity"),
                     "Rank correlation of maps before and after the weights are randomised from the head down to a "
-                    "stage. "
-                    "Low is good.",
+                    "stage. Low is good.",
                     title="Maps of {{ first.model }} with random weights",
                     each="model",
                     only=lambda row: row.similarity is not None,

@@ -100,11 +100,10 @@ def _ahead(record: FeaturesRecord) -> Claim:
         given = {"top": top, "beaten": beaten, "alike": alike, "closest": closest, "gain": gain, "told": told}
         parts.append(
             say(
-                "By the {{ name }} **{{ top.model }}**{% if told %} ({{ top.words }}){% endif %} is {% if beaten "
-                "%}ahead "
-                "of {{ beaten|names }}{% if beaten|length > 1 %}, of {{ closest }}{% endif %} by {{ gain }}{% if "
-                "alike %}, "
-                "but {% endif %}{% endif %}{% if alike %}not significantly ahead of {{ alike|names }}{% endif %}.",
+                "By the {{ name }} **{{ top.model }}**{% if told %} ({{ top.words }}){% endif %} is "
+                "{% if beaten %}ahead of {{ beaten|names }}{% if beaten|length > 1 %}, of {{ closest }}{% endif %} by "
+                "{{ gain }}{% if alike %}, but {% endif %}{% endif %}{% if alike %}not significantly ahead of "
+                "{{ alike|names }}{% endif %}.",
                 name=classifier_name(name),
                 **given,
             )

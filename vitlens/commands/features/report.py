@@ -37,12 +37,11 @@ def _over_depth(record: FeaturesRecord) -> str:
         nearly = next(row for row in rows if row.accuracy.value >= _NEARLY * last.accuracy.value)
         said.append(
             say(
-                "By the {{ last.name }}, the features of **{{ last.model }}** give the class of {{ "
-                "first.accuracy|value }} "
-                "of the images in {{ first.place }} and of {{ last.accuracy|value }} in {{ last.place }}, the last"
-                "{% if better %} (most: {{ best.accuracy|value }} in {{ best.place }}){% endif %}; {{ nearly.place "
-                "}} is "
-                "the first to reach {{ share|percent }} of the last layer's accuracy.",
+                "By the {{ last.name }}, the features of **{{ last.model }}** give the class of "
+                "{{ first.accuracy|value }} of the images in {{ first.place }} and of {{ last.accuracy|value }} in "
+                "{{ last.place }}, the last{% if better %} (most: {{ best.accuracy|value }} in "
+                "{{ best.place }}){% endif %}; {{ nearly.place }} is the first to reach {{ share|percent }} of the "
+                "last layer's accuracy.",
                 first=rows[0],
                 last=last,
                 best=best,
@@ -266,8 +265,7 @@ REPORT: Final = Report(
                     "depth",
                     lines("depth", "accuracy", of="model", panel="name", reference="chance"),
                     "Accuracy on test images with each layer's features alone, with intervals. Dashed: the most "
-                    "frequent "
-                    "class. Zero is the embedding.",
+                    "frequent class. Zero is the embedding.",
                     title="Accuracy of simple classifiers on features, layer by layer",
                     rows=_curves,
                 ),
@@ -309,8 +307,7 @@ REPORT: Final = Report(
                     "space_embedding",
                     patch_map,
                     "Patches as they enter the first block, in two dimensions: groups of one colour mean that "
-                    "positions "
-                    "decide what is similar. Right: the same without their positions.",
+                    "positions decide what is similar. Right: the same without their positions.",
                     title="The patch embeddings of {{ first.model }}, before any attention",
                     rows=_patch_maps,
                     each="model",
@@ -368,8 +365,7 @@ REPORT: Final = Report(
                     "templates",
                     intervals("template", "gain", of="model", reference=0),
                     "Zero-shot accuracy with one template minus that of the ensemble of all (dashed), on the same "
-                    "images, "
-                    "with intervals.",
+                    "images, with intervals.",
                     title="Zero-shot accuracy by template",
                     only=lambda row: row.gain is not None,
                 ),
@@ -384,8 +380,7 @@ REPORT: Final = Report(
                     "prompts",
                     images(scale="joint", label="relevance"),
                     "Relevance of patches for the similarity of image and text (Chefer 2021). Places that are bright "
-                    "for "
-                    "every prompt depend on the image more than on the text.",
+                    "for every prompt depend on the image more than on the text.",
                     title="Relevance of the patches for a text, in {{ first.of }}",
                     rows=_prompted,
                     each="of",

@@ -49,10 +49,10 @@ HOW: Final = Section(
     "How does {{ rows[0].model }} work?",
     lambda record: record.stages,
     says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} heads "
-    "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of {{ "
-    "heads }} heads follows a single pattern{% endif %}."
-    "{% if row.range is not none %} Attention reaches {{ row.range|percent }} of the distance of uniform attention."
-    "{% endif %}{% if row.matters %} Without {{ row.head }} the loss rises by {{ row.loss|alone }}."
-    "{% elif row.loss %} Removing one head does not raise the loss.{% endif %}",
+    "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of "
+    "{{ heads }} heads follows a single pattern{% endif %}.{% if row.range is not none %} Attention reaches "
+    "{{ row.range|percent }} of the distance of uniform attention.{% endif %}{% if row.matters %} Without "
+    "{{ row.head }} the loss rises by {{ row.loss|alone }}.{% elif row.loss %} Removing one head does not raise the "
+    "loss.{% endif %}",
     columns=("layers", "attends", "loss"),
 )

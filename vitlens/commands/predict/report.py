@@ -82,8 +82,8 @@ def claims(record: PredictRecord) -> Iterator[Claim]:
                 **given,
             ),
             title=say(
-                "{{ alias }} predicts {{ predicted|length }} class{{ 'es' if predicted|length > 1 }} for {{ "
-                "rows|length }} images",
+                "{{ alias }} predicts {{ predicted|length }} class{{ 'es' if predicted|length > 1 }} for "
+                "{{ rows|length }} images",
                 **given,
             ),
             kind="answer",

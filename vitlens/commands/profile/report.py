@@ -288,8 +288,7 @@ REPORT: Final = Report(
                     "speed",
                     lines("images", "rate", of="model", loglog=True),
                     "Throughput by batch size, median of passes with its interval. Where it is flat, larger batches "
-                    "are "
-                    "no faster.",
+                    "are no faster.",
                     title="Throughput by batch size",
                     rows="speed",
                 ),

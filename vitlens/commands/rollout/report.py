@@ -56,8 +56,8 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
         "information",
         alias,
         "{% if flat %}{{ flat|names }} {{ flat|are }} nearly uniform (at most {{ most }} bits): only their highest "
-        "points tell patches apart, not their colours. {% endif %}**{{ sharp.name }}** holds most information, {{ "
-        "effect|alone }}.",
+        "points tell patches apart, not their colours. {% endif %}**{{ sharp.name }}** holds most information, "
+        "{{ effect|alone }}.",
         sharp.information,
         given={"flat": flat, "sharp": sharp, "most": max((row.information.value for row in flat), default=0.0)},
         title=say(
@@ -79,8 +79,8 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
         yield found(
             "fixed places",
             alias,
-            "The maps of {{ fixed|names }} are nearly the same for every image: other images explain up to {{ "
-            "effect|value }} of their information.",
+            "The maps of {{ fixed|names }} are nearly the same for every image: other images explain up to "
+            "{{ effect|value }} of their information.",
             effect,
             given={"fixed": fixed},
             reference=FIXED,
@@ -117,14 +117,12 @@ def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
         "pointing game",
         alias,
         "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map point{{ 's' if not more }} at the object "
-        "significantly "
-        "more often than maps that ignore the image: {{ 'best' if more else 'the closest is' }} **{{ lead.name }}**, "
-        "{{ lead.pointing|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
+        "significantly more often than maps that ignore the image: {{ 'best' if more else 'the closest is' }} "
+        "**{{ lead.name }}**, {{ lead.pointing|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
         lead.difference or Estimate(0.0),
         given={"more": more, "n": len(rows), "lead": lead},
         title=say(
-            "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map of {{ alias }} find{{ 's' if not more "
-            "}} the "
+            "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map of {{ alias }} find{{ 's' if not more }} the "
             "object significantly more often than baselines",
             more=more,
             n=len(rows),
@@ -240,8 +238,7 @@ REPORT: Final = Report(
                     "pointing",
                     intervals("name", "pointing", "of_baseline", titles=("this map", "a map that ignores the image")),
                     "Share of images whose map has its highest point on the object, with intervals, and the same of "
-                    "the "
-                    "best map that ignores the image.",
+                    "the best map that ignores the image.",
                     title="Hits on the object, beside maps that ignore the image",
                 ),
             ),

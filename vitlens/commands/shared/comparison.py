@@ -150,8 +150,7 @@ def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
             state = "inconclusive"
         because = say(
             "{{ other }} {% if gain.value < 0 %}is {{ behind|value }} behind{% else %}is level with{% endif %} "
-            "{{ top }}"
-            "{% if not decided %}, not significant{% endif %}",
+            "{{ top }}{% if not decided %}, not significant{% endif %}",
             other=other,
             top=top,
             gain=gain,

@@ -269,9 +269,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             + _CHANGED
             + (
                 ", {{ test.mended }} of {{ errors }} are fixed and {{ test.broken }} correct predictions broken "
-                "(control: "
-                "{{ test.control_mended }} and {{ test.control_broken }}"
-                "{% if not test.matched %}, not matched{% endif %})"
+                "(control: {{ test.control_mended }} and {{ test.control_broken }}{% if not test.matched %}, not "
+                "matched{% endif %})"
             )
         )
         gains = test.gain.value > 0 and test.mended > test.broken

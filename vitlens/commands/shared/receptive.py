@@ -66,8 +66,7 @@ def field_charts() -> tuple[Chart, ...]:
             "receptive_field",
             lines("layer", "distance", "uniform", panel="words"),
             "Distance from the middle patch to the pixels that change it, weighted by the gradient, with intervals; "
-            "uniform: "
-            "if all pixels counted equally.",
+            "uniform: if all pixels counted equally.",
             title="Effective receptive field by layer",
             rows="receptive_fields",
         ),

@@ -71,8 +71,7 @@ def class_sections() -> tuple[Section, Section]:
                     "per_class",
                     bars("class_name", "accuracy", of="model"),
                     "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may "
-                    "differ "
-                    "by chance.",
+                    "differ by chance.",
                     title="Accuracy by class",
                 ),
             ),

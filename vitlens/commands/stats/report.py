@@ -384,8 +384,7 @@ REPORT: Final = Report(
                     "distance",
                     lines("layer", "statistics.distance", of="model"),
                     "Mean distance between a patch and the patches that it attends to: a dot a head, the line their "
-                    "mean. "
-                    "Low: local.",
+                    "mean. Low: local.",
                     title="Attention distance by layer",
                     rows="heads",
                     only=lambda row: "distance" in row.statistics,

@@ -154,8 +154,7 @@ class PositionRow(OfPoint):
     all: Estimate | None = col(
         "all pairs",
         term="Spearman's rank correlation of the cosine similarity of two patches' position embeddings with minus "
-        "their "
-        "distance: 1 where nearer patches are always more similar, 0 without such order",
+        "their distance: 1 where nearer patches are always more similar, 0 without such order",
         metric="positions/{label}/rank_correlation/all",
         default=None,
     )

@@ -205,13 +205,11 @@ def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
             place="teacher",
             kind="answer",
             says=say(
-                "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or not begun to learn: its teacher says "
-                "nearly the "
-                "same of every image; its outputs hold {{ effect }} of information about the image{% if not centred "
-                "%}. "
-                "They were not centred (`centring=false`), which lets one of them win everywhere{% endif %}.{% else %}"
-                "**{{ m }}** has not collapsed: its teacher's outputs hold {{ effect }} of information about the image."
-                "{% endif %}",
+                "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or not begun to learn: its teacher says nearly "
+                "the same of every image; its outputs hold {{ effect }} of information about the "
+                "image{% if not centred %}. They were not centred (`centring=false`), which lets one of them win "
+                "everywhere{% endif %}.{% else %}**{{ m }}** has not collapsed: its teacher's outputs hold "
+                "{{ effect }} of information about the image.{% endif %}",
                 state=claim.state,
                 m=row.model,
                 effect=row.information,
@@ -471,8 +469,7 @@ REPORT: Final = Report(
                     "loss",
                     lines("epochs", "train_loss", "test_loss"),
                     "Loss after each epoch. A test loss that rises while the training loss falls is overfitting; "
-                    "strong "
-                    "augmentation lifts the training loss above it.",
+                    "strong augmentation lifts the training loss above it.",
                     title="Training and test loss by epoch",
                 ),
             ),
@@ -491,8 +488,7 @@ REPORT: Final = Report(
                     "beside",
                     intervals("model", "accuracy", "agreement"),
                     "Accuracy on the same test images, and agreement with the teacher's predictions, correct or not, "
-                    "with "
-                    "intervals; the paired test below has more power.",
+                    "with intervals; the paired test below has more power.",
                     title="Student and teacher",
                     rows="scores",
                 ),
@@ -511,8 +507,7 @@ REPORT: Final = Report(
                     "first_batch",
                     images(),
                     "Images of the first batch as given, and as the model takes them, with the shares of the classes "
-                    "in "
-                    "their target, before label smoothing.",
+                    "in their target, before label smoothing.",
                     title="The first training batch",
                     rows=_batch,
                 ),

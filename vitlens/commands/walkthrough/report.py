@@ -252,8 +252,7 @@ REPORT: Final = Report(
                     "embedding",
                     _embedding,
                     "One patch, the filters that respond to it most (grey is zero) with their responses, and the "
-                    "numbers "
-                    "of all patches both ways.",
+                    "numbers of all patches both ways.",
                     "Patch embedding of {{ record.row.key_name }}",
                     whole=True,
                 ),
@@ -271,8 +270,7 @@ REPORT: Final = Report(
                     "queries_keys",
                     _vectors,
                     "Queries, keys and values of all tokens; outlined: the query of {{ record.row.query_name }}, and "
-                    "the "
-                    "key to which it attends most.",
+                    "the key to which it attends most.",
                     "{{ record.row.name }}: queries, keys and values",
                     whole=True,
                 ),
@@ -366,8 +364,7 @@ REPORT: Final = Report(
                     "without_scaling",
                     scatter("scaled", "unscaled"),
                     "Entropy of every head on this image, mean over its queries. Below the dashed line it is less "
-                    "without "
-                    "scaling.",
+                    "without scaling.",
                     "Entropy of every head, with and without scaling",
                 ),
             ),

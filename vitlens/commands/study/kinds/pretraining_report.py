@@ -48,8 +48,7 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
             best.label,
             say(
                 "Among models trained without labels, **{{ row.words }}** has the highest {{ row.measure|whole }} "
-                "accuracy, "
-                "{{ row.value|alone }}: {{ ends[0] }} random weights and {{ ends[1] }} the supervised model "
+                "accuracy, {{ row.value|alone }}: {{ ends[0] }} random weights and {{ ends[1] }} the supervised model "
                 "({{ supervised|value }}).{% for other in others %} Its difference from **{{ other.words }}** "
                 "({{ other.value|value }}) was not tested.{% endfor %}",
                 row=best,
@@ -98,9 +97,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
             row.label,
             say(
                 "**{{ row.words }}** classifies {{ row.mean|alone }} of the images correctly by comparing them with "
-                "words, "
-                "averaged over {{ row.wordings }} wordings (guessing: {{ row.chance|percent }}). Its training captions "
-                "name the class, so it has seen the labels.",
+                "words, averaged over {{ row.wordings }} wordings (guessing: {{ row.chance|percent }}). Its training "
+                "captions name the class, so it has seen the labels.",
                 row=row,
             ),
             effect=row.mean,
@@ -172,11 +170,10 @@ def _robust(record: StudyRecord) -> str:
     """Return which points lose more or less than the supervised one, the largest differences first."""
     sure = _differing(record)
     return say(
-        "{% if sure %}{% for row in sure[:4] %}**{{ row.words }}** loses {{ 'more' if row.over_supervised.value > 0 "
-        "else 'less' }} to {{ row.measure|whole }} than the supervised model ({{ row.over_supervised|alone }}). "
-        "{% endfor %}"
-        "{% else %}No variant is shown to lose more or less of its probe's accuracy than the supervised model.{% "
-        "endif %}",
+        "{% if sure %}{% for row in sure[:4] %}**{{ row.words }}** loses "
+        "{{ 'more' if row.over_supervised.value > 0 else 'less' }} to {{ row.measure|whole }} than the supervised "
+        "model ({{ row.over_supervised|alone }}). {% endfor %}{% else %}No variant is shown to lose more or less of "
+        "its probe's accuracy than the supervised model.{% endif %}",
         sure=sure,
     ).strip()
 
@@ -187,9 +184,8 @@ def _shots(record: StudyRecord) -> str:
     tops = [max(by_shots[shots], key=lambda row: row.accuracy.value) for shots in (min(by_shots), max(by_shots))]
     return say(
         "{% for row in tops %}With {{ row.shots }} image{{ row.shots|s }} a class, **{{ row.words }}** is best: "
-        "{{ row.accuracy|alone }}. {% endfor %}These are means over {{ tops[0].draws }} draws of images, the same "
-        "for all "
-        "variants; intervals are over seeds.",
+        "{{ row.accuracy|alone }}. {% endfor %}These are means over {{ tops[0].draws }} draws of images, the same for "
+        "all variants; intervals are over seeds.",
         tops=tops if len(by_shots) > 1 else tops[:1],
     )
 
@@ -200,9 +196,8 @@ def _alike(record: StudyRecord) -> str:
     top = max(rows, key=lambda row: row.cka.value, default=None)
     return say(
         "{% if top %}Of the trained variants, **{{ top.words }}** and **{{ top.against_words }}** are most similar "
-        "(CKA "
-        "{{ top.cka|alone }}). {% endif %}The diagonal compares trainings of one variant with different seeds: no two "
-        "variants can be expected to be more similar.",
+        "(CKA {{ top.cka|alone }}). {% endif %}The diagonal compares trainings of one variant with different seeds: no "
+        "two variants can be expected to be more similar.",
         top=top,
     )
 
@@ -260,8 +255,7 @@ SECTIONS: Final = (
                 "few_shot",
                 lines("shots", "accuracy", of="words", reference="chance"),
                 "Accuracy of the nearest class mean over the number of training images a class, bands over seeds; "
-                "dashed: "
-                "guessing.",
+                "dashed: guessing.",
                 title="Accuracy with a few images a class",
             ),
         ),

@@ -64,9 +64,8 @@ def doubt(record: StudyRecord, choice: Choice) -> tuple[str, str]:
         )
     if beyond(choice.best.value, record.points[0].chance) is not Side.ABOVE:
         return "It is undecided whether any variant is better than guessing", say(
-            "The highest accuracy, {{ value }} of **{{ name }}**, may be no better than guessing ({{ chance|percent "
-            "}}). "
-            "There is nothing to compare; add epochs (`--epochs`) or images.",
+            "The highest accuracy, {{ value }} of **{{ name }}**, may be no better than guessing "
+            "({{ chance|percent }}). There is nothing to compare; add epochs (`--epochs`) or images.",
             value=choice.best.value,
             name=choice.best.name,
             chance=record.points[0].chance,
@@ -121,10 +120,9 @@ def _range(record: StudyRecord) -> str:
         return " to ".join(dict.fromkeys(f"{value:,}" for value in (min(values), max(values))))
 
     return say(
-        "This was measured with {{ images }} training images of {{ side }} px in {{ design.classes }} classes, {{ "
-        "epochs }} "
-        "epoch{{ design.epochs|s }}, {{ design.seeds }} seed{{ design.seeds|s }} and {% if design.model %}"
-        "{{ design.model }}{% else %}models of {{ parameters }} parameters{% endif %}.",
+        "This was measured with {{ images }} training images of {{ side }} px in {{ design.classes }} classes, "
+        "{{ epochs }} epoch{{ design.epochs|s }}, {{ design.seeds }} seed{{ design.seeds|s }} and "
+        "{% if design.model %}{{ design.model }}{% else %}models of {{ parameters }} parameters{% endif %}.",
         design=design,
         images=ends("train_images"),
         side="×".join(map(str, design.image_size)),
@@ -185,8 +183,7 @@ def unknown(record: StudyRecord) -> Iterator[str]:
         yield from filter(None, [missed(choice)])
     yield say(
         "Training is short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights may need longer "
-        "training "
-        "(`--epochs`).",
+        "training (`--epochs`).",
         epochs=design.epochs,
     )
     if design.model:
@@ -412,10 +409,8 @@ def _attended(record: StudyRecord) -> str:
     return say(
         "Full training moved {{ row.moved|alone }} of the attention, most in {{ top.name }} ({{ top.moved|value }}); "
         "training only the last blocks moved {{ last.moved|alone }}.{% if row.between is not none %} Two full "
-        "trainings "
-        "with different seeds differ by {{ row.between|percent }}; {{ row.beyond }} of {{ row.heads }} heads moved "
-        "more "
-        "than that.{% endif %}{% if shifts %} Full training significantly changed {{ shifts }}.{% endif %}",
+        "trainings with different seeds differ by {{ row.between|percent }}; {{ row.beyond }} of {{ row.heads }} heads "
+        "moved more than that.{% endif %}{% if shifts %} Full training significantly changed {{ shifts }}.{% endif %}",
         row=full,
         last=last,
         shifts=listed(shifts) if shifts else "",
@@ -428,9 +423,8 @@ def _featured(record: StudyRecord) -> str:
     full = [row for row in record.layer_similarity if row.label == "full"]
     return say(
         "{% if least %}Full training changed layer {{ least.layer }} most (CKA {{ least.cka|alone }} between before "
-        "and "
-        "after). {% endif %}It changed the accuracy of a linear probe on the last layer by {{ gain.difference|alone "
-        "}}.",
+        "and after). {% endif %}It changed the accuracy of a linear probe on the last layer by "
+        "{{ gain.difference|alone }}.",
         least=min(full, key=lambda row: row.cka.value, default=None),
         gain=_pair(record, "full", "pretrained"),
     )
@@ -444,9 +438,8 @@ def _design(record: StudyRecord) -> Iterator[tuple[str, str]]:
         yield (
             "Recipe",
             say(
-                "{{ r.points }}: {{ r.optimiser }}, learning rate {{ r.learning_rate }}, batches of {{ r.batch_size "
-                "}}, "
-                "{{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: {{ r.augmentation }}.",
+                "{{ r.points }}: {{ r.optimiser }}, learning rate {{ r.learning_rate }}, batches of "
+                "{{ r.batch_size }}, {{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: {{ r.augmentation }}.",
                 r=row,
             ),
         )
@@ -573,8 +566,7 @@ REPORT: Final = Report(
                     "cuts",
                     images(largest=1.6),
                     "The first test image, cut into the patches of each variant; below: tokens, operations, accuracy "
-                    "and "
-                    "training time.",
+                    "and training time.",
                     title="One image as the patches of each variant",
                     rows=_cuts,
                 ),
@@ -590,8 +582,7 @@ REPORT: Final = Report(
                     "position_similarity",
                     images(largest=2.2),
                     "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities "
-                    "with "
-                    "all others (first seed). Each panel has its own colours.",
+                    "with all others (first seed). Each panel has its own colours.",
                     title="Similarity of position embeddings",
                     rows=_similarities,
                 ),
