@@ -28,7 +28,7 @@ def visible(text: str) -> str:
 
 
 def shortened(name: str) -> str:
-    r"""A name of at most NAME_LENGTH characters, cut in its middle; for a path, each part, and PATH_LENGTH in all.
+    r"""Return a name cut in its middle to NAME_LENGTH characters; of a path each part, and all to PATH_LENGTH.
 
     A name of only spaces is written as "\x20".
     """
@@ -39,7 +39,7 @@ def shortened(name: str) -> str:
 
 
 def escape(character: str) -> str:
-    r"""The escape of a character, as in Python ("\x1b", "\u202e")."""
+    r"""Return the escape of a character, as in Python ("\x1b", "\u202e")."""
     number = ord(character)
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 

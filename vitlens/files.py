@@ -22,7 +22,7 @@ _FOREIGN: Final = ("wandb",)  # folders of other programs in a run's folder, whi
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, with its suffix, that replaces it when the block ends without an exception.
+    """Yield a temporary path beside `path`, with its suffix, that replaces it when the block ends without an exception.
 
     The parent folder is created. Raises StorageError, one line, when the disk is full or not writable; then, as after
     any other exception, the old file is unchanged and no partial file is left.

@@ -80,7 +80,7 @@ Parts: TypeAlias = Images | Streamed
 
 
 def takes_images(function: Function) -> Function:
-    """Decorator of a public function of (model, images, ...): it takes images, labels and targets in every form.
+    """Decorate a public function of (model, images, ...): it takes images, labels and targets in every form.
 
     The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and of the model's pixel_dtype, or by
     `as_parts`, to read them part by part; they are given as tensors, files, folders, PIL images, uint8 arrays or a

@@ -66,7 +66,7 @@ class Processes:
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """The main process runs the block before the others, also when it raises, so that it alone downloads."""
+        """Run the block in the main process first, also when it raises, so that it alone downloads."""
         if not self.is_first:
             self.total(torch.zeros(1))  # waits for all processes
             yield
@@ -102,7 +102,7 @@ def peer_errors() -> Iterator[None]:
 
 
 def join(device: torch.device) -> Processes:
-    """This process among those of a distributed run, each of which must call this; no cost for a single process.
+    """Return this process among those of a distributed run, each of which must call this; no cost for a single process.
 
     device: the requested one; several processes on one CUDA machine get a device each.
     """

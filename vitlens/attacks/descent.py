@@ -39,8 +39,10 @@ class Region:
 
 
 def band(part: Literal["low", "high"]) -> Region:
-    """Changes of only low or only high frequencies, of at most epsilon at every pixel. A change that is too large is
-    scaled down, which keeps its frequencies; only clamping to [0, 1] adds others."""
+    """Return changes of only low or only high frequencies, of at most epsilon at every pixel.
+
+    A change that is too large is scaled down, which keeps its frequencies; only clamping to [0, 1] adds others.
+    """
 
     def within(change: Change, _state: State) -> Change:
         low, high = frequency_bands(change, cutoff=CUTOFF)
@@ -162,7 +164,7 @@ def fgsm(setting: Setting) -> Descent:
 
 
 def bim(setting: Setting) -> Descent:
-    """Basic iterative method (Kurakin 2017): from the clean image, steps of 1.25 epsilon in total."""
+    """Return the basic iterative method (Kurakin 2017): from the clean image, steps of 1.25 epsilon in total."""
     return pgd(setting, stride=BIM_STRIDE, random_start=False)
 
 

@@ -161,8 +161,10 @@ def clean_images(
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """The model in evaluation mode with frozen parameters, so that no pass stores values for their gradients. Modes and
-    flags are restored on exit."""
+    """Yield the model in evaluation mode with frozen parameters; modes and flags are restored on exit.
+
+    No pass then stores values for the gradients of parameters.
+    """
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         with evaluating(model), quick_convolutions(model):

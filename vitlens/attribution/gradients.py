@@ -125,7 +125,7 @@ def logit_gain(model: Model, images: Images, targets: Labels, *, baseline: float
 
 
 def _in_chunks(total: int, model: Model, images: Images) -> Iterator[int]:
-    """Splits `total` copies of the batch into numbers of copies whose pass with gradients fits into memory."""
+    """Split `total` copies of the batch into numbers of copies whose pass with gradients fits into memory."""
     count = max(1, fitting_batch_size(model) // BACKWARD // len(images))
     for start in range(0, total, count):
         yield min(count, total - start)

@@ -186,7 +186,7 @@ def evidence(maps: AnyMaps) -> AnyMaps:
 
 
 def along_edges(maps: AnyMaps, images: Images) -> Float[Tensor, "batch height width"]:
-    """Maps enlarged to the images' pixels by a guided filter (He 2010): they change where the image does.
+    """Return maps enlarged to the images' pixels by a guided filter (He 2010): they change where the image does.
 
     The radius is a cell of the map; the mean of the filters of the three channels.
     """

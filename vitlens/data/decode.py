@@ -101,7 +101,7 @@ def quiet_pillow() -> Iterator[None]:
 
 @contextmanager
 def open_image(given: Path | Image.Image) -> Iterator[Image.Image]:
-    """An open image of acceptable size; every failure inside is an UnreadableError whose message is the reason."""
+    """Yield an open image of acceptable size; raise UnreadableError with the reason for every failure inside."""
     most = f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found "
     try:
         with nullcontext(given) if isinstance(given, Image.Image) else Image.open(given, formats=FORMATS) as image:

@@ -289,7 +289,7 @@ class Split(Summary):
 
 
 def takes_splits(function: Function) -> Function:
-    """Decorator of a public function of (model, ...) with Splits among its parameters.
+    """Decorate a public function of (model, ...) with Splits among its parameters.
 
     `images` and `second_images` may also be given in every other form (data/catalogue.py), tensors with `labels` (n,),
     class indices of the model, which replace those of a Split. Raises DataError for what is no images, and for anything

@@ -140,7 +140,7 @@ def _refreshing(parts: Sequence[Tab], here: Here, active: Component) -> dict[str
 def _connect(
     here: Here, page: Any, upload: Component, gallery: Component, card: Component, *, refresh: dict[str, Any]
 ) -> None:
-    """Uploads and examples become the picture, which the open tab then shows, as it does with another model."""
+    """Make uploads and examples the picture that the open tab shows; the same with another model."""
     site = here.site
     picture = here.picture
     models = here.site.pool.models

@@ -68,7 +68,7 @@ def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool)
 def _affine(
     pixels: Tensor, *, translate: tuple[float, float] = (0.0, 0.0), shear: tuple[float, float] = (0.0, 0.0)
 ) -> Tensor:
-    """Translated right and down by whole pixels, then sheared by slopes, about the upper left corner."""
+    """Return images translated right and down by whole pixels, then sheared by slopes, about the upper left corner."""
     degrees = [math.degrees(math.atan(slope)) for slope in shear]
     whole = [int(distance) for distance in translate]
     transformed: Tensor = V.affine(pixels, angle=0.0, translate=whole, scale=1.0, shear=degrees, center=[0, 0])

@@ -68,7 +68,7 @@ def check_training(
     fresh: bool = True,
     announce: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> tuple[Finding, ...]:
-    """Initial loss, gradient norms, one batch and learning rate; the model is as before afterwards.
+    """Return initial loss, gradient norms, one batch and learning rate; the model is as before afterwards.
 
     train_last: as in `fit`; fresh: whether the weights are random; announce: is given a name of each part before it
     begins. An earlier finding that fails can cause a later one.

@@ -10,7 +10,7 @@ from vitlens.models.rebuild import classifiers
 
 @contextmanager
 def partly_trainable(model: Model, *, last: int | None) -> Iterator[Model]:
-    """The model with only a part of it trainable; all modes and gradient flags are restored on exit.
+    """Yield the model with only a part of it trainable; all modes and gradient flags are restored on exit.
 
     last: None: everything (as `trainable`); K: the last K blocks and all layers after them; 0: only the classifier.
     Frozen modules are in evaluation mode: no dropout, fixed batch statistics. Raises InputError for more blocks than

@@ -131,7 +131,7 @@ def train_on_images(task: Task) -> TrainingResult:
 
 @contextmanager
 def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
-    """A task with its process, precision and device chosen, the accelerator, and a note on the precision.
+    """Yield a task with its process, precision and device chosen, the accelerator, and a note on the precision.
 
     Inside, the part of the model that is trained can be; on exit its modes, gradient flags and torch's random state
     are as before, and the watchers closed. Raises what `fit` raises for data that do not fit the model.
@@ -400,7 +400,7 @@ class Training:
             self.sums.copy_(tensors["sums"])
 
     def _epoch(self) -> None:
-        """The steps that remain of an epoch, and its end."""
+        """Run the steps that remain of an epoch, and its end."""
         task = self.task
         updates = self.updates
         epoch, within = divmod(updates.step, task.steps_per_epoch)

@@ -181,7 +181,7 @@ class Average:
 
     @contextmanager
     def applied(self, module: nn.Module) -> Iterator[None]:
-        """The module with the averaged weights; its own are restored on exit."""
+        """Yield the module with the averaged weights; its own are restored on exit."""
         own = copy_of(module)
         copy_into(module, self.tensors)
         try:
@@ -191,7 +191,7 @@ class Average:
 
 
 def copy_of(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers of a module."""
+    """Return copies of all parameters and buffers of a module."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 

@@ -124,7 +124,7 @@ def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
 def equal_budgets(
     presets: Sequence[str], data: str, *, epochs: int | None = None, batch_size: int | None = None
 ) -> Mapping[str, Mapping[str, object]]:
-    """Changes to the recipe of each preset after which all are trained with one budget: passes, batches, augmentation.
+    """Return changes to the recipe of each preset that give all one budget: passes, batches, augmentation.
 
     The augmentation is that of the first preset's recipe; the passes are the most and the batches the smallest of all,
     with learning rates scaled to them. All models then see the same images in as many steps; optimiser and

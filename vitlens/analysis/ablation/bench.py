@@ -271,8 +271,10 @@ class Bench:
         return every[self.processes.index :: self.processes.count]
 
     def with_means(self, units: Iterable[Unit]) -> "Bench":
-        """This bench with the mean outputs of units over the images of all processes, from passes that store nothing
-        else; itself where means are known, or replace nothing."""
+        """Return this bench with the mean outputs of units over the images of all processes.
+
+        The passes store nothing else. The bench itself is returned where means are known, or replace nothing.
+        """
         if self.means is not None or self.replacement != "mean":
             return self
         found = Means()

@@ -60,8 +60,10 @@ def similarity_of(layers: Sequence[Affinity]) -> Affinity:
 
 
 def refined(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) -> Maps:
-    """Maps (batch, rows, columns) after some steps of S, an even number, 0 for none. Linear: signs and constants are
-    kept. Raises InputError for maps of another grid."""
+    """Return maps (batch, rows, columns) after an even number of steps of S, 0 for none.
+
+    Linear: signs and constants are kept. Raises InputError for maps of another grid.
+    """
     patches = similarity.shape[-1]
     if maps.shape[1] * maps.shape[2] != patches:
         raise InputError(f"expected a map of {patches} patches to refine, found {maps.shape[1]}x{maps.shape[2]} cells")

@@ -177,7 +177,7 @@ def process_peak() -> int | None:
 
 @contextmanager
 def device_peak(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Yields a function that returns the peak bytes of tensors on a CUDA device since entry; None on other devices."""
+    """Yield a function that returns the peak bytes of tensors on a CUDA device since entry; None on other devices."""
     if device.type != "cuda":
         yield lambda: None
         return

@@ -64,7 +64,7 @@ def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str
 
 
 def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
-    """True where there is a formula and the count equals it, False where there is none (any model but our own ViT).
+    """Return True if the count equals its formula, False for a model without one (any but our own ViT).
 
     Raises LensError where they differ.
     """

@@ -161,7 +161,7 @@ def sizes_of_groups(images: int, groups: Tensor | None) -> Numbers:
 
 
 def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
-    """Sums (groups, cases) and numbers of images (groups,); without groups each image is its own group."""
+    """Return sums (groups, cases) and numbers of images (groups,); without groups each image is its own group."""
     columns = values.detach().cpu().double().numpy().T
     if not len(columns) or not np.isfinite(columns).all():
         raise InputError("expected finite values of at least one image, found NaN, infinity or none")

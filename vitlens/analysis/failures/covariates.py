@@ -311,7 +311,7 @@ def _sampled(pixels: Tensor, shift: Shift, pivot: Shift, scale: Tensor | float, 
 
 
 def around_centre(pictures: Pictures, sign: int) -> Edited:
-    """Moved to the centre, or twice as far from it; control: as far around it, at the same distance."""
+    """Return objects moved to the centre, or twice as far from it; control: as far around it, at the same distance."""
     place, least, most = pictures.place()
     shift = (-place if sign < 0 else place).clamp(least, most).round()
     radius = place.norm(dim=1)

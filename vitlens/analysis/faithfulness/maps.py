@@ -27,7 +27,7 @@ _CONSTANT: Final = 1e-6  # range, relative to the largest value, up to which a m
 
 
 def on_grid(maps: AnyMaps, grid: Size) -> AnyMaps:
-    """Maps with one number per cell of the grid: each axis averaged where the map is finer, bilinear where coarser."""
+    """Return one number per cell of the grid: each axis averaged where the map is finer, bilinear where coarser."""
     if tuple(maps.shape[-2:]) == grid:
         return maps
     large = enlarged(maps, (max(maps.shape[-2], grid[0]), max(maps.shape[-1], grid[1])))
@@ -35,7 +35,7 @@ def on_grid(maps: AnyMaps, grid: Size) -> AnyMaps:
 
 
 def enlarged(maps: AnyMaps, size: Size) -> AnyMaps:
-    """Maps interpolated bilinearly to (height, width) px; a map of this size is returned unchanged."""
+    """Return maps interpolated bilinearly to (height, width) px; a map of this size is returned unchanged."""
     if tuple(maps.shape[-2:]) == size:
         return maps
     large: Tensor = F.interpolate(maps.unsqueeze(1), size=size, mode="bilinear", align_corners=False)
@@ -139,7 +139,7 @@ class MapOverlap:
 
 
 def as_shares(maps: AnyMaps, *, size: Size, grid: Size) -> Maps:
-    """Maps of any resolution on a grid of cells: positive part, shares that sum to 1; all 0 where nothing is positive.
+    """Return maps on a grid of cells: positive shares that sum to 1, all 0 where nothing is positive.
 
     The positive part is interpolated bilinearly to the image, then averaged over each cell. Negative values are
     evidence against the target. size: of the image, px (height, width), a multiple of the grid (rows, columns). A value

@@ -208,7 +208,7 @@ class _ParameterUses(TorchFunctionMode):
 
 @contextmanager
 def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterator[Model]:
-    """The model with these parameters randomised; they are restored exactly on exit.
+    """Yield the model with these parameters randomised; they are restored exactly on exit.
 
     The elements of each tensor are permuted, which keeps the scale of every layer. Tensors are drawn in the model's
     order, so that a tensor's permutation does not depend on the others that are randomised. What is kept of the model's

@@ -395,7 +395,7 @@ class FeatureCache:
 
     @contextmanager
     def writing(self, name: str, shape: tuple[int, int]) -> Iterator[BinaryIO]:
-        """The file of one layer, to which fp32 rows are appended; it appears when the block ends without an exception.
+        """Yield the file of one layer for fp32 rows; it appears when the block ends without an exception.
 
         Raises StorageError when the disk is full.
         """

@@ -187,7 +187,7 @@ def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
 
 
 def _by_difference(pairs: Float[Tensor, "*leading query key"]) -> Float[Tensor, "*leading offset"]:
-    """Sums along the diagonals of square matrices, from key - query = 1 - n to n - 1."""
+    """Return sums along the diagonals of square matrices, from key - query = 1 - n to n - 1."""
     size = pairs.shape[-1]
     steps = torch.arange(size, device=pairs.device)
     chosen = F.one_hot((steps - steps[:, None] + size - 1).flatten(), 2 * size - 1)

@@ -121,7 +121,7 @@ class PatchRows:
         return means
 
     def mean_sum(self, values: Float[Tensor, "calls heads *rest"]) -> Float[Tensor, "images heads *rest"]:
-        """Sums over a window's queries as means over all queries of an image."""
+        """Return sums over a window's queries as means over all queries of an image."""
         means: Tensor = values.unflatten(0, (self.images, -1)).sum(1) / self.count
         return means
 

@@ -81,7 +81,7 @@ def add_all(sums: dict[Key, Tensor], more: Mapping[Key, Tensor]) -> None:
 
 
 def by_group(values: Float[Tensor, "images *rest"], groups: Int[Tensor, " images"]) -> Float[Tensor, "groups *rest"]:
-    """Sums over the images of each group, float64 on the CPU."""
+    """Return sums over the images of each group, float64 on the CPU."""
     sums = torch.zeros(GROUPS, *values.shape[1:], dtype=torch.float64)
     return sums.index_add_(0, groups.cpu(), values.detach().double().cpu())
 

@@ -256,7 +256,7 @@ def _seen(model: Model, images: Images, layer: Layer) -> tuple[AttentionCall, To
 
 
 def _projected(attention: nn.Module, tokens: Tokens, heads: int) -> tuple[Heads, Heads, Heads] | None:
-    """Queries, keys and values of the tokens by the module's own weights, under the names that libraries use.
+    """Return queries, keys and values of the tokens by the module's own weights, under the names that libraries use.
 
     Of each (batch, heads, tokens, head_dim); None where no such weights are known, or they fit no heads.
     """

@@ -228,7 +228,7 @@ def _curves(results: Sequence[MethodChecks]) -> kept.CurveArrays:
 
 
 def _substrate_rows(checked: CheckedMaps) -> dict[str, object]:
-    """Insertion minus deletion by replacement, and how far each pair of replacements agrees about the methods."""
+    """Return insertion minus deletion by replacement, and the agreement of each pair of replacements."""
     alias = checked.model.alias
     seed = checked.settings.seed
     count = checked.count

@@ -251,7 +251,7 @@ def _objects(record: FeaturesRecord) -> Iterator[Claim]:
 
 
 def _unlike(record: FeaturesRecord) -> Iterator[Claim]:
-    """That the last layers of two models are less alike than the first of one and the last of the other."""
+    """Yield a note that two last layers are less alike than the first of one model and the last of the other."""
     for own in by(record.between, "models").values():
         last = own[-1]
         first = next(row.cka for row in own if row.layer == "0" and row.other == last.other)

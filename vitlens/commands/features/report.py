@@ -157,7 +157,7 @@ def _colours(record: FeaturesRecord) -> Iterator[Picture]:
 
 
 def _retrieved(record: FeaturesRecord) -> Iterator[Picture]:
-    """Queries and their nearest images; none where so few were searched that the nearest need not be near."""
+    """Yield queries and their nearest images; none where so few were searched that the nearest need not be near."""
     for row in record.features:
         found: Any = record.shown.get(row.model)  # its arrays of one search are there together
         if found is None or found.queries is None or (row.searched < SEARCHED and not record.options.get("query")):

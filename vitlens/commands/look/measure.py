@@ -163,7 +163,7 @@ def chosen_model(options: LookOptions) -> tuple[ModelName, str]:
 
 
 def _tell(line: str, *, quiet: bool) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     if not quiet:
         print(for_terminal(line), file=sys.stderr)  # noqa: T201
 

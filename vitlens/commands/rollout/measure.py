@@ -86,7 +86,7 @@ def measure(options: RolloutOptions) -> Path | None:
 def _maps(
     run: Run[RolloutOptions], ways: Sequence[MethodSettings], targets: Tensor | None, readout: Readout | None
 ) -> tuple[Tensor, Tensor]:
-    """Maps (n, ways, rows, columns) and logits (n, classes) of every image, of all processes, on the CPU."""
+    """Return maps (n, ways, rows, columns) and logits (n, classes) of every image, of all processes, on the CPU."""
     maps = []
     logits = []
     size = fitting_batch_size(run.model)

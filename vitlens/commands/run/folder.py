@@ -129,8 +129,9 @@ class RunFolder:
         resume: Path | None = None,
         needs: Mapping[str, object | None] | None = None,
     ) -> "RunFolder":
-        """A new folder, --out or reports/<command>-<name parts>-<time> (for train runs/<name parts>-<time>), or that of
-        --resume, as `reopen`.
+        """Return a new folder, or that of --resume, as `reopen`.
+
+        It is --out or reports/<command>-<name parts>-<time>, for train runs/<name parts>-<time>.
 
         Raises OutputError when --out exists (unless --overwrite, and then it must be a run or empty), is a file, or
         cannot be written; StorageError when the disk is full.

@@ -155,7 +155,7 @@ def require_models(models: str | tuple[str, ...], resume: Path | None) -> None:
 
 
 def data_option() -> Any:
-    """--data."""
+    """Return the field of --data."""
     return option(
         "--data",
         "A data set (digits, cifar10 ...), a folder of class folders or images, or an .npz; see vitlens data.",

@@ -124,7 +124,7 @@ def progress(
 
 @contextmanager
 def training_progress(what: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Yields the progress callback of `fit`: a bar on a terminal, elsewhere lines; on stderr."""
+    """Yield the progress callback of `fit`: a bar on a terminal, elsewhere lines; on stderr."""
     if quiet:
         yield lambda _: None
         return
@@ -189,7 +189,7 @@ _LOCK: Final = RLock()
 def _displayed(
     what: str, *, console: Console | None, clock: Callable[[], float], transient: bool
 ) -> Iterator[_Display]:
-    """Yields a phase that is shown in place of the one around it."""
+    """Yield a phase that is shown in place of the one around it."""
     display = _Display(what, console, clock, transient)
     with _LOCK:
         if _OPEN:

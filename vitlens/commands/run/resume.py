@@ -60,7 +60,7 @@ def content_digest(model: Model) -> str:
 def resumable(
     run: Run[Any], title: str, resume: Path | None, **settings: object
 ) -> Iterator[tuple[Writing, ProgressStore]]:
-    """The folder of a run, and the store of its partial results, which is emptied once the run is done.
+    """Yield the folder of a run, and the store of its partial results, which is emptied once the run is done.
 
     resume: the folder of a stopped run, in which this one goes on; settings: what must be as it was, beside models,
     number of images and run options; the images themselves are compared part by part. Raises InputError, before

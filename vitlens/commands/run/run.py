@@ -125,7 +125,7 @@ class Run(Generic[Options]):
         return progress(what, total, unit=unit, quiet=self.run.quiet)
 
     def batches(self, what: str, *, size: int | None = None) -> Iterator[tuple[Batch, ...]]:
-        """This process's images batch by batch, one batch a model, with progress and in the run's precision."""
+        """Yield this process's images batch by batch, one batch a model, with progress and in the run's precision."""
         device = self.model.device
         wanted = self.run.batch_size or size or min(map(fitting_batch_size, self.models))
         with self.progress(what, len(self.shares[0])) as advance:
@@ -140,7 +140,7 @@ class Run(Generic[Options]):
 
     @contextmanager
     def folder(self, title: str = "", *, resume: Path | None = None, **more: Any) -> Iterator["Writing"]:
-        """The run's folder, a context manager; in all processes but the first one that writes nothing.
+        """Yield the run's folder, a context manager; in all processes but the first one that writes nothing.
 
         title: "Attention heads of", to which models and data are appended; resume: the folder of a stopped run, in
         which this one goes on; more: further entries of config.json.

@@ -181,7 +181,7 @@ def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
 
 
 def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
-    """That no significant difference is no evidence of equality, of the first such pair."""
+    """Yield a note that no significant difference is no evidence of equality, of the first such pair."""
     open_ = [row for row in rows if row.p_holm > LEVEL and row.only_first_right + row.only_second_right]
     for row in [row for row in open_ if row.gain(row.first).low is not None][:1]:
         yield say(

@@ -126,8 +126,10 @@ def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
 
 
 def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
-    """That bright spots of the last quarter of the layers are sinks, where much of the attention lies on a few patches;
-    record: as for `explorer_of`."""
+    """Yield a note that bright spots of late layers are sinks, where much of the attention lies on a few patches.
+
+    record: as for `explorer_of`.
+    """
     for row in record.explorer:
         if row.model not in record.explorer_arrays or not row.whole:
             continue

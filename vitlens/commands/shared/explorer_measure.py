@@ -193,7 +193,7 @@ def _facts(model: Model, images: Images) -> list[tuple[str, ...]]:
 
 
 def _map(values: Tensor, name: str, count: int) -> Any:
-    """Maps as an array. Raises InputError unless there is one an image."""
+    """Return maps as an array. Raises InputError unless there is one an image."""
     if not isinstance(values, Tensor) or values.ndim != 3 or len(values) != count:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise InputError(f"expected maps ({count}, rows, columns), one an image, found {name} of {found}")

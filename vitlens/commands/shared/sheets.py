@@ -23,13 +23,13 @@ def file_names(files: Sequence[str]) -> list[str]:
 
 
 def left_out_words(drawn: int, total: int) -> Iterator[str]:
-    """That some images are not drawn, where that is so."""
+    """Yield a note that some images are not drawn, where that is so."""
     if drawn < total:
         yield f"Figures draw {drawn} of the {total:,} images"
 
 
 def print_left_out(drawn: int, total: int, *, quiet: bool, more: str) -> None:
-    """The same on standard error; more: how to draw more of them."""
+    """Print the same on standard error; more: how to draw more of them."""
     if not quiet:
         for words in left_out_words(drawn, total):
             print(f"{words}; {more}", file=sys.stderr)  # noqa: T201

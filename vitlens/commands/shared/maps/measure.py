@@ -111,7 +111,7 @@ class CheckedMaps:
         return estimates(values, groups=groups, seed=seed, unit=unit, least=least, most=most)
 
     def _removed(self, substrate: Any, maps: Sequence[AnyMaps], advance: Any) -> list[Tensor]:
-        """Insertion minus deletion of maps of the first images with one replacement."""
+        """Return insertion minus deletion of maps of the first images with one replacement."""
         settings = self.settings
         count = self.count
         given = (self.model, self.images[:count], self.targets[:count], maps)

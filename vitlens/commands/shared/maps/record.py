@@ -156,7 +156,7 @@ class MixedHeadsRow:
 
 
 def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
-    """That the weights are those before the mixing."""
+    """Return a note that the weights are those before the mixing."""
     return say(
         "In {{ n }} layer{{ n|s }} (talking heads) the attention weights are those before a linear map mixes them over "
         "heads: these are not the weights that multiply the values.",
