@@ -26,7 +26,7 @@ class Conclusion:
 
 
 def conclusion_of(outcome: Path, requirements: Sequence["Requirement"], *, quiet: bool) -> Conclusion:
-    """Return the conclusion of a finished run: verdicts and findings of its report, and whether every requirement holds.
+    """Return the conclusion of a finished run: verdicts and findings of its report, and whether all requirements hold.
 
     outcome: its folder, or a file in it; quiet: without lines, unless a requirement does not hold.
     """
