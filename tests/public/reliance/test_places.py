@@ -28,6 +28,15 @@ def test_the_controls_of_position_and_size_are_matched_and_leave_a_bar_readable(
     assert max(row.changed_by_control.value for row in rows) < 0.02
 
 
+@pytest.mark.parametrize(("rule", "cue"), [(off_centre, "position"), (small, "size")])
+def test_without_masks_position_and_size_are_found_too(rule, cue):
+    assert cue in vitlens.reliance(failing(rule), bars(masks=False), cues=GEOMETRY).relied_on()
+
+
+def test_without_masks_a_shift_that_cuts_objects_off_is_no_position():
+    assert "position" not in vitlens.reliance(failing(never), bars(masks=False), cues=GEOMETRY).relied_on()
+
+
 def test_images_without_masks_are_changed_as_a_whole():
     result = vitlens.reliance(failing(off_centre), bars(masks=False), cues=GEOMETRY)
     assert {row.cue for row in result.rows} == set(GEOMETRY)

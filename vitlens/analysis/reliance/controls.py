@@ -22,7 +22,7 @@ _NOISE_STREAM = 23
 _SIDE_STREAM = 24
 _SQUARE_STREAM = 25
 _SQUARES = 8  # along a side
-_ANGLES = (0.1, -0.1, 0.2, -0.2, 0.4, -0.4, 0.8, -0.8, 1.6, -1.6)  # radians
+_ANGLES = (0.05, -0.05, 0.1, -0.1, 0.2, -0.2)  # radians: a larger turn destroys what depends on a direction
 _TINY = 1e-6
 
 
@@ -125,17 +125,26 @@ def _rolled_few(images: Images, step: tuple[int, int], stride: int) -> Images:
     return images[..., rows[:, None], columns]
 
 
-def turned_in_place(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Turn each image around its object, or its centre where that is not known; of several angles the nearest.
+def shifted_back(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Shift each image there and back, and turn it a little: it loses the same edges, and stays where it was."""
+    return _turned_a_little(view, changed, shift(view, shift(view, view.images, "reflect"), "reflect", back=True))
+
+
+def enlarged_back(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Shrink each image, enlarge it again, and turn it a little: it loses the same detail, and stays as large."""
+    return _turned_a_little(view, changed, enlarge(view, shrink(view, view.images, "reflection")))
+
+
+def _turned_a_little(view: View, changed: Images, base: Images) -> Images:
+    """Turn images around their centre by the angle of the nearest distance; the rest of it is a change of brightness.
 
     The angle is chosen on smaller copies of large images.
     """
-    middle = view.centre
-    images, small_changed = (_smaller(each) for each in (view.images, changed))
-    count = len(images)
-    options = [_turned(images, middle, torch.full((count,), angle)) for angle in _ANGLES]
+    images, small_changed, small_base = (_smaller(each) for each in (view.images, changed, base))
+    options = [_turned(small_base, view.centre, torch.full((len(images),), angle)) for angle in _ANGLES]
     best = _nearest_index(images, small_changed, options)
-    return _turned(view.images, middle, torch.tensor(_ANGLES)[best.cpu()])
+    turned = _turned(base, view.centre, torch.tensor(_ANGLES)[best.cpu()])
+    return with_pattern(view, changed, direction(view.images, view.region("image")), base=turned)
 
 
 def _smaller(images: Images) -> Images:

@@ -230,9 +230,9 @@ _CUES: Final = (
             Intervention(
                 "shifted-whole",
                 "shifted by an eighth of a side",
-                "turned in their place",
+                "shifted back and turned a little",
                 f"{_EDITS}:shifted",
-                f"{_CONTROLS}:turned_in_place",
+                f"{_CONTROLS}:shifted_back",
                 main=True,
                 objects=False,
             ),
@@ -253,9 +253,9 @@ _CUES: Final = (
             Intervention(
                 "shrunk-whole",
                 "shrunk to 75 %",
-                "turned in their place",
+                "enlarged again and turned a little",
                 f"{_EDITS}:shrunk",
-                f"{_CONTROLS}:turned_in_place",
+                f"{_CONTROLS}:enlarged_back",
                 objects=False,
             ),
         ),

@@ -117,8 +117,8 @@ def shrunk(view: View, _region: Region, _level: float) -> Images:
     return _composed(moved, shrink(view, view.ground, "reflection"))
 
 
-def shift(view: View, pixels: Tensor, beyond: str) -> Tensor:
-    """Shift pixels (batch, channels, height, width) as `shifted` does; beyond: what follows the edge, as F.pad."""
+def shift(view: View, pixels: Tensor, beyond: str, *, back: bool = False) -> Tensor:
+    """Shift pixels (batch, channels, height, width) as `shifted` does, or back; beyond the edge: as F.pad."""
     height, width = pixels.shape[-2:]
     step = max(1, round(_SHIFT * min(height, width)))
     step += step % view.patch[0] == 0 and view.patch[0] > 1
@@ -129,6 +129,9 @@ def shift(view: View, pixels: Tensor, beyond: str) -> Tensor:
     drawn = (uniform(view.keys, 1, stream=_PLACE_STREAM)[:, 0] * len(starts)).long().to(pixels.device)
     up = _with_room(view.cutout.amax((1, 3)) > 0, step, drawn // 2)
     left = _with_room(view.cutout.amax((1, 2)) > 0, step, drawn % 2)
+    if back:
+        up = 1 - up
+        left = 1 - left
     return options[2 * up + left, torch.arange(len(pixels), device=pixels.device)]
 
 
