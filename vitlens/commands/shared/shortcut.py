@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitlens.analysis.reliance.rows import (
     CueExampleRow,
@@ -18,6 +19,7 @@ from vitlens.charts import Picture, images, intervals
 from vitlens.commands.shared.comparison import signed
 from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.report.claims import Claim
+from vitlens.report.numbers import percent
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Section
 from vitlens.report.verdicts import Verdict
@@ -212,15 +214,34 @@ def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
         if pictures.maps is not None:
             values = pictures.maps[at]
             crossed = "" if values.max() > values.min() else "uniform"
-            yield Picture(before, values, row=f"map by {methods[0].method}", column=column, crossed=crossed)
+            yield Picture(
+                before,
+                values,
+                row=f"map by {methods[0].method}",
+                column=column,
+                below=_share_in_words(values, pictures.regions[at], row.of_intervention.region),
+                crossed=crossed,
+            )
+
+
+def _share_in_words(values: NDArray[np.floating], region: NDArray[np.bool_], name: str) -> str:
+    """Return the share of a map's positive evidence in the region of a cue, "" where it is the whole image."""
+    height, width = region.shape
+    rows = np.arange(height) * values.shape[0] // height
+    columns = np.arange(width) * values.shape[1] // width
+    evidence = np.clip(values, 0, None)[rows][:, columns]
+    total = evidence.sum()
+    if region.all() or total <= 0:
+        return ""
+    return f"{percent(float(evidence[region].sum() / total))} on\n{name}"
 
 
 EXAMPLES: Final = Chart(
     "cue_examples",
     images(),
     "{{ rows|map(attribute='column')|unique|list|length }} of {{ record.images }} images, which {{ record.misled }} "
-    "gets wrong (orange) and right without the cue (blue). Bottom: evidence for the wrong class. Where it is brightest "
-    "need not be the cue: compare its share in the cue's region.",
+    "gets wrong (orange) and right without the cue (blue). Bottom: evidence for the wrong class, with its share in "
+    "the region of the cue.",
     title="What a misleading cue does",
     rows=_pictures,
 )
