@@ -132,19 +132,26 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
     absolute value, because a negative logit would turn the map's sign.
     """
     layer = target_layer(model)
-    logits, tensor = layer_output(model, images)
+    _, tensor = layer_output(model, images)
     module = model.module.get_submodule(layer.module)
     prepared = model.prepare(images)
+
+    def logits_with(image: int, outputs: Tensor) -> Logits:
+        replace = on_last_call(model, layer.module, lambda output: layer.with_tensor(output, outputs))
+        with module.register_forward_hook(replace):
+            return model.run(prepared[image].expand(len(outputs), -1, -1, -1))
 
     def without(image: int, channels: Tensor) -> Logits:
         copies = tensor[image].expand(len(channels), *tensor.shape[1:]).clone()
         copies.movedim(layer.cells.channel_axis, 1)[torch.arange(len(channels)), channels] = 0
-        remove = on_last_call(model, layer.module, lambda output: layer.with_tensor(output, copies))
-        with module.register_forward_hook(remove):
-            return model.run(prepared[image].expand(len(channels), -1, -1, -1))
+        return logits_with(image, copies)
+
+    def unchanged(image: int, channels: Tensor) -> Logits:
+        return logits_with(image, tensor[image].expand(len(channels), *tensor.shape[1:]))
 
     activations = layer.as_maps(tensor).float()
-    whole = logits.gather(1, targets[:, None]).float()
+    # the whole logit takes the way of the others: their small difference would be of kernels for other batch sizes
+    whole = _by_channel(model, unchanged, targets, channels=1)
     scores = _by_channel(model, without, targets, channels=activations.shape[1])
     return _weighted((whole - scores) / whole.abs(), activations)
 
