@@ -200,11 +200,12 @@ class VisionTransformer(nn.Module):
     def pool(self, features: Tokens) -> Float[Tensor, "batch dim"]:
         """Return the head's input from forward_features: the CLS token, or the normalised mean of the patches."""
         if self.cls_token is not None:
-            pooled: Tensor = self.fc_norm(features[:, 0])
-            return pooled
-        patches = features[:, len(self.layout.prefix) :]
-        pooled = self.fc_norm(patches.mean(dim=1))
-        return pooled
+            pooled = features[:, 0]
+        else:
+            patches = features[:, len(self.layout.prefix) :]
+            pooled = patches.mean(dim=1)
+        result: Tensor = self.fc_norm(pooled)
+        return result
 
     def forward_head(self, features: Tokens) -> Logits:
         """Return the logits for forward_features; of a distilled model, the average of its two heads."""
