@@ -138,7 +138,7 @@ def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | No
     rare = any(options[name] is not None for name in ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v"))
     if rare or options["add_zero_attn"] or weight is None or options["use_separate_proj_weight"] or query.dim() != 3:
         raise UnsupportedError(
-            "expected nn.MultiheadAttention with joint projections of images only, found padding masks, added keys "
+            "expected nn.MultiheadAttention with joint projections of images alone, found padding masks, added keys "
             "or separate projections; see vitlens models for supported models"
         )
     tokens, batch, dim = query.shape

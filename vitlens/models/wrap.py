@@ -380,7 +380,7 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     if changed:
         raise ModelError(
             f"expected {type(module).__name__} to leave its buffers unchanged in evaluation mode, found {changed[0]} "
-            "changed in a forward pass; update it only where self.training is True"
+            "changed in a forward pass; update it where self.training alone"
         )
 
 
