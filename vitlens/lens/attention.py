@@ -63,19 +63,30 @@ class AttentionMode(ScopedMode):
         self.taps: list[Tap] = []
         self.images = 0
         self.sites: list[Site] = []
-        self.root = model.module if isinstance(model, Model) else model
-        parts = (model.anatomy.attention or ()) if isinstance(model, Model) else read_attention(model)
-        self._heads = {part.module: part.heads for part in parts}
-        self._projections = {part.module: part.projection for part in parts}
-        self._heads_axes = {part.module: part.heads_axis for part in parts}
-        self._unused = model.anatomy.unused if isinstance(model, Model) else ()
+        self._heads: dict[str, int] = {}
+        self._projections: dict[str, str | None] = {}
+        self._heads_axes: dict[str, int | None] = {}
+        self._unused: Collection[str] = ()
         self._running: list[Caller] = []  # outermost first
         self._ran: list[str] = []  # modules with heads
-        self._known: dict[tuple[str, int], Site] = {}  # by module and part
+        self._surveyed_sites: dict[tuple[str, int], Site] = {}  # by module and part
+        if isinstance(model, Model):
+            self.root = model.module
+            self._unused = model.anatomy.unused
+            parts = model.anatomy.attention or ()
+        else:
+            self.root = model
+            parts = read_attention(model)
+        for part in parts:
+            self._heads[part.module] = part.heads
+            self._projections[part.module] = part.projection
+            self._heads_axes[part.module] = part.heads_axis
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Change and report attention calls; pass every other call through."""
-        if func not in _SEEN or not self._running or any(each.name in self._unused for each in self._running):
+        if func not in _SEEN or not self._running:
+            return func(*args, **kwargs)
+        if self._unused and any(caller.name in self._unused for caller in self._running):
             return func(*args, **kwargs)
         name = self._caller().name
         taps = [tap for tap in self.taps if tap.modules is None or name in tap.modules]
@@ -90,43 +101,51 @@ class AttentionMode(ScopedMode):
         taps = [tap for tap in taps if tap.changes or tap.keep or tap.read or tap.explicit]
         if not taps:
             return func(*args, **kwargs)
-        heads = next((count for each in reversed(self._running) if (count := self._heads.get(each.name))), 1)
-        call = _Call(self, name, heads, self._heads_axes.get(name), taps)
+        call = _Call(self, name, self._head_count(), self._heads_axes.get(name), taps)
         if func is F.scaled_dot_product_attention:
             return call.fused(*args, **kwargs)
         args, kwargs = positional(func, args, kwargs)
-        return call.softmax(func, args, kwargs) if self._is_attention(name, args, kwargs) else func(*args, **kwargs)
+        if not self._is_attention(name, args, kwargs):
+            return func(*args, **kwargs)
+        return call.softmax(func, args, kwargs)
 
     def site(self, module: str, shape: torch.Size) -> Site:
-        """Return the place of the call that is computed, whose weights have this shape; the survey's where there was
-        one."""
+        """Return the site of the running call, from the survey where it has one.
+
+        shape: of the call's weights, (batch, heads, queries, keys).
+        """
         part = sum(site.module == module for site in self.sites)
         batch, heads, queries, keys = shape
-        known = self._known.get((module, part))
-        if known is not None and (known.heads, known.queries, known.keys) == (heads, queries, keys):
-            self.sites.append(known)
-            return known
+        surveyed = self._surveyed_sites.get((module, part))
+        if surveyed is not None and (surveyed.heads, surveyed.queries, surveyed.keys) == (heads, queries, keys):
+            self.sites.append(surveyed)
+            return surveyed
         calls = max(batch // self.images, 1)
         entered = self._caller().shape
         windows = windows_of(self.root, self._running, calls=calls, queries=queries, keys=keys)
-        patches = keys if windows else queries  # a pooled query stands for several
-        tokens = patches if windows else _tokens(entered, queries, self.images)
+        if windows:
+            patches = keys  # a pooled query stands for several
+            tokens = keys
+        else:
+            patches = queries
+            tokens = _tokens(entered, queries, self.images)
         channels = queries * heads in entered[1:]
         kind = decide_kind(calls=calls, queries=patches, keys=keys, tokens=tokens, channels=channels)
-        layer = len(dict.fromkeys((*(site.module for site in self.sites), module))) - 1
+        modules = {site.module for site in self.sites}
+        layer = len(modules - {module})
         self.sites.append(Site(layer, module, part, kind, heads, queries, keys, windows))
         return self.sites[-1]
 
     def require_all_read(self) -> None:
-        """After a forward pass: that the weights of every attention module that ran were read.
+        """Check after a forward pass that the weights of every attention module that ran were read.
 
         Raises UnsupportedError for a model without softmax attention, LensError where some layers were missed.
         """
-        seen = {site.module for site in self.sites}
-        if not seen:
+        read = {site.module for site in self.sites}
+        if not read:
             name = self.model.alias if isinstance(self.model, Model) else "the model"
             raise UnsupportedError(f"expected softmax attention in the forward pass of {name}, found none")
-        silent = [name for name in self._ran if not any(each == name or each.startswith(f"{name}.") for each in seen)]
+        silent = [name for name in self._ran if not _contains_any(name, read)]
         if silent:
             raise LensError(
                 f"expected weights from every attention layer, found none from {len(silent)} "
@@ -135,10 +154,10 @@ class AttentionMode(ScopedMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, the mode is in force while the model runs, and knows which module is calling."""
+        """Put the mode in force while the model runs, with hooks that follow which module is calling."""
         with ExitStack() as stack:
             for name, module in self.root.named_modules():
-                if name and (name in self._heads or any(True for _ in module.children())):
+                if name and (name in self._heads or list(module.children())):
                     entered = module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
                     stack.callback(entered.remove)
                     stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
@@ -159,11 +178,13 @@ class AttentionMode(ScopedMode):
 
     def _around(self, forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Any:
-            self.images = (*_shape(args, kwargs), 1)[0]
-            for each in (self._running, self._ran, self.sites):
-                each.clear()
+            shape = _shape(args, kwargs)
+            self.images = shape[0] if shape else 1
+            self._running.clear()
+            self._ran.clear()
+            self.sites.clear()
             surveyed = SITES.known(self.model) if isinstance(self.model, Model) else None
-            self._known = {(site.module, site.part): site for site in surveyed or ()}
+            self._surveyed_sites = {(site.module, site.part): site for site in surveyed or ()}
             try:
                 with self:
                     return forward(*args, **kwargs)
@@ -174,24 +195,41 @@ class AttentionMode(ScopedMode):
 
     def _caller(self) -> Caller:
         """Return the module whose attention is computed: the innermost with heads, else the innermost."""
-        return next((each for each in reversed(self._running) if each.name in self._heads), self._running[-1])
+        for caller in reversed(self._running):
+            if caller.name in self._heads:
+                return caller
+        return self._running[-1]
+
+    def _head_count(self) -> int:
+        """Return the number of heads of the innermost running module with heads, else 1."""
+        for caller in reversed(self._running):
+            heads = self._heads.get(caller.name)
+            if heads:
+                return heads
+        return 1
 
     def _is_attention(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return True if a softmax in a module with heads is over the last axis of at least three."""
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        scores = args[0] if args else None
-        return (
-            name in self._heads and isinstance(scores, Tensor) and scores.dim() >= 3 and dim in (-1, scores.dim() - 1)
-        )
+        if name not in self._heads or not args:
+            return False
+        scores, *rest = args
+        if not isinstance(scores, Tensor) or scores.dim() < 3:
+            return False
+        dim = kwargs.get("dim", rest[0] if rest else None)
+        return dim in (-1, scores.dim() - 1)
 
     def _projects(self, name: str, weight: Tensor) -> bool:
-        """Return True if it is the weight of the output projection, which a parametrization computes again in each
-        pass."""
+        """Return True if `weight` is that of the output projection."""
         linear = _linear(self.root, self._projections.get(name))
-        own = None if linear is None else linear.weight
-        if own is None or weight is own:
-            return own is not None
-        return not isinstance(own, nn.Parameter) and weight.shape == own.shape and torch.equal(weight, own)
+        if linear is None:
+            return False
+        projection = linear.weight
+        if weight is projection:
+            return True
+        if isinstance(projection, nn.Parameter):
+            return False
+        # a parametrization computes its weight again in each pass
+        return weight.shape == projection.shape and torch.equal(weight, projection)
 
     def _join(self, name: str, changes: Collection[TensorFunction], tokens: Tensor) -> Tensor:
         # tokens come first in torch's own attention, whatever its batch_first says
@@ -228,13 +266,15 @@ class _Call:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Scaled dot-product attention, by its kernel where neither scores nor weights are changed."""
+        """Compute scaled dot-product attention, by its kernel where neither scores nor weights are changed."""
         axis = self._axis_before_windows(query)
         if axis is None:
             return self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if attn_mask is not None:
             attn_mask = self._windows_first(attn_mask.expand(*query.shape[:-1], key.shape[-2]), axis)
-        query, key, value = (self._windows_first(part, axis) for part in (query, key, value))
+        query = self._windows_first(query, axis)
+        key = self._windows_first(key, axis)
+        value = self._windows_first(value, axis)
         output = self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return _heads_first(output, axis)
 
@@ -244,7 +284,9 @@ class _Call:
             return 0
         if tensor.dim() != 5 or self.heads_axis == 2:
             return None
-        return 1 if self.heads_axis == 1 or tensor.shape[1] == self.heads else None  # timm's Hiera and NesT
+        if self.heads_axis == 1 or tensor.shape[1] == self.heads:  # timm's Hiera and NesT
+            return 1
+        return None
 
     def _windows_first(self, tensor: Tensor, axis: int) -> Tensor:
         """Return a tensor of heads before windows as (batch, windows, heads, ..)."""
@@ -262,24 +304,21 @@ class _Call:
         scale: float | None,
         enable_gqa: bool,
     ) -> Tensor:
-        own = attention_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads)
-        inputs = own
+        original = attention_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads)
+        inputs = self._change_inputs(original)
+        keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
+        masked = inputs if keep is None else replace(inputs, bias=_both(inputs.bias, keep))
         scored = None
         computed = None
-        for stage, part in INPUTS.items() if any(tap.changes for tap in self.taps) else ():
-            changed = self._changed(stage, getattr(inputs, part))
-            inputs = inputs if changed is getattr(inputs, part) else replace(inputs, **{part: changed})  # type: ignore[arg-type]
-        keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
-        kept = inputs if keep is None else replace(inputs, bias=_both(inputs.bias, keep))
         if any(tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps):
             scores = inputs.scores(slice(None))
             scored = self._scores(scores, keep)
             plain = scored is scores and inputs.bias is None
             computed = self._weights(scored.softmax(-1) if plain else softmax_or_zero(scored))
             output = F.dropout(computed, dropout_p) @ inputs.value
-        elif kept is not own:
+        elif masked is not original:
             output = F.scaled_dot_product_attention(
-                kept.query, kept.key, kept.value, kept.bias, dropout_p, scale=kept.scale
+                masked.query, masked.key, masked.value, masked.bias, dropout_p, scale=masked.scale
             )
         else:
             options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
@@ -287,8 +326,19 @@ class _Call:
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
             )
         output = per_head(output, self.heads)
-        self._read(kept, computed, output, scored)
+        self._read(masked, computed, output, scored)
         return output.reshape(*query.shape[:-1], value.shape[-1])  # the reader's tensor is in the graph of the logits
+
+    def _change_inputs(self, inputs: AttentionInputs) -> AttentionInputs:
+        """Return the inputs after the changes of queries, keys and values; the same object where there are none."""
+        if not any(tap.changes for tap in self.taps):
+            return inputs
+        for stage, name in INPUTS.items():
+            tensor = getattr(inputs, name)
+            changed = self._changed(stage, tensor)
+            if changed is not tensor:
+                inputs = replace(inputs, **{name: changed})  # type: ignore[arg-type]
+        return inputs
 
     def softmax(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Return the model's own softmax of scores that it computed."""
@@ -303,17 +353,18 @@ class _Call:
         return _heads_first(self._softmax(func, args, kwargs), axis)
 
     def _softmax(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        own, *rest = args
-        scores = per_head(own, self.heads)
+        raw_scores, *rest = args
+        scores = per_head(raw_scores, self.heads)
         keep = self._keep(scores, *scores.shape[-2:]) if scores.shape[1] == self.heads else None
         scored = self._scores(scores, keep)
         if scored is scores:
-            weights = func(own, *rest, **kwargs)
+            weights = func(raw_scores, *rest, **kwargs)
         else:
-            weights = softmax_or_zero(scored.reshape(own.shape), lambda each: func(each, *rest, **kwargs))
+            changed = scored.reshape(raw_scores.shape)
+            weights = softmax_or_zero(changed, lambda tensor: func(tensor, *rest, **kwargs))
         computed = self._weights(per_head(weights, self.heads))
         self._read(None, computed, None, scored)
-        return computed.reshape(own.shape)  # the reader's tensor, as above
+        return computed.reshape(raw_scores.shape)  # the reader's tensor, as above
 
     def _changed(self, stage: Stage, tensor: Tensor) -> Tensor:
         for tap in self.taps:
@@ -322,17 +373,25 @@ class _Call:
         return tensor
 
     def _scores(self, scores: Tensor, keep: Tensor | None) -> Tensor:
-        """Return the scores after their changes, -inf where a key is knocked out; the same object where there are
-        none."""
+        """Return the scores after their changes, -inf where a key is knocked out.
+
+        Without changes, it is the same object.
+        """
         changed = self._changed("scores", scores)
-        return changed if keep is None else changed.masked_fill(~keep, -torch.inf)
+        if keep is None:
+            return changed
+        return changed.masked_fill(~keep, -torch.inf)
 
     def _weights(self, weights: Tensor) -> Tensor:
-        """Return the weights after their changes; explicit ones in the autograd graph, also where nothing before them
-        is."""
+        """Return the weights after their changes.
+
+        Explicit ones are in the autograd graph, also where nothing before them is.
+        """
         weights = self._changed("weights", weights)
         explicit = torch.is_grad_enabled() and any(tap.explicit for tap in self.taps)
-        return weights.requires_grad_() if explicit and not weights.requires_grad else weights
+        if explicit and not weights.requires_grad:
+            return weights.requires_grad_()
+        return weights
 
     def _keep(self, like: Tensor, queries: int, keys: int) -> Tensor | None:
         """Return which keys take part, (1 or calls, heads, query, key); None: all.
@@ -345,11 +404,11 @@ class _Call:
                 f"expected queries of {self.heads} heads to knock out attention, found {like.shape[1]} in "
                 f"{self.module}; this family's attention cannot be knocked out"
             )
-        found: Tensor | None = None
+        combined: Tensor | None = None
         for keep in keeps:
-            each = keep(like, queries, keys)
-            found = each if found is None else found & each
-        return found
+            mask = keep(like, queries, keys)
+            combined = mask if combined is None else combined & mask
+        return combined
 
     def _read(
         self, inputs: AttentionInputs | None, computed: Tensor | None, output: Tensor | None, scored: Tensor | None
@@ -379,10 +438,10 @@ _MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", defau
 
 @contextmanager
 def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
-    """Inside, the model's attention runs under the taps; contexts nest, and are undone also after an exception."""
+    """Run the model's attention under the taps; contexts nest, and are undone also after an exception."""
     with turn(model), ExitStack() as stack:
         around = _MODES.get()
-        mode = next((each for each in around if each.model is model and each.in_force), None)
+        mode = _mode_in_force(model, around)
         if mode is None:
             mode = AttentionMode(model)
             stack.enter_context(mode.watching())
@@ -392,6 +451,13 @@ def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
             mode.taps.append(tap)
             stack.callback(mode.taps.remove, tap)
         yield mode
+
+
+def _mode_in_force(model: Model | nn.Module, modes: tuple[AttentionMode, ...]) -> AttentionMode | None:
+    for mode in modes:
+        if mode.model is model and mode.in_force:
+            return mode
+    return None
 
 
 def is_tapped(model: Model, module: str | None = None) -> bool:
@@ -407,26 +473,40 @@ def is_tapped(model: Model, module: str | None = None) -> bool:
 
 
 def projection_of(model: Model, name: str) -> nn.Linear | None:
-    """Return the linear layer that reads the heads of an attention module, concatenated; None where there is none."""
+    """Return the linear layer that reads the concatenated heads of an attention module; None where there is none."""
     part = model.anatomy.parts.get(name)
-    return _linear(model.module, None if part is None else part.projection)
+    if part is None:
+        return None
+    return _linear(model.module, part.projection)
 
 
 def _linear(root: nn.Module, name: str | None) -> nn.Linear | None:
-    linear = None if name is None else root.get_submodule(name)
-    return linear if isinstance(linear, nn.Linear) else None
+    if name is None:
+        return None
+    module = root.get_submodule(name)
+    return module if isinstance(module, nn.Linear) else None
+
+
+def _contains_any(name: str, modules: Collection[str]) -> bool:
+    """Return True if one of the modules is the one of this name or inside it."""
+    return any(module == name or module.startswith(f"{name}.") for module in modules)
 
 
 def _both(bias: Tensor | None, keep: Tensor) -> Tensor:
     """Return an attention mask, boolean or additive, without the keys that are knocked out."""
     if bias is None:
         return keep
-    return bias & keep if bias.dtype == torch.bool else bias.masked_fill(~keep, -torch.inf)
+    if bias.dtype == torch.bool:
+        return bias & keep
+    return bias.masked_fill(~keep, -torch.inf)
 
 
 def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Return the shape of the first tensor among a module's arguments."""
-    return next((tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), ())
+    """Return the shape of the first tensor among a module's arguments; () where there is none."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return tuple(value.shape)
+    return ()
 
 
 def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitlens.lens.site import Site, Windows
 from vitlens.models.attention import softmax_or_zero as softmax_or_zero
@@ -36,24 +37,30 @@ class AttentionInputs:
     bias: Tensor | None
     scale: float
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "AttentionInputs":
-        """Return the inputs with each tensor changed."""
-        bias = None if self.bias is None else change(self.bias)
-        return AttentionInputs(change(self.query), change(self.key), change(self.value), bias, self.scale)
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "AttentionInputs":
+        """Return the inputs with the function applied to each tensor."""
+        bias = None if self.bias is None else function(self.bias)
+        return AttentionInputs(function(self.query), function(self.key), function(self.value), bias, self.scale)
 
     def scores(self, rows: Rows) -> Tensor:
-        """q kᵀ · scale + bias of these query rows, before the softmax; -inf where a key takes no part."""
+        """Return q kᵀ · scale + bias of these query rows, before the softmax; -inf where a key takes no part."""
         query = self.query[..., rows, :]
         scores = (query * self.scale) @ self.key.transpose(-2, -1)
         if self.bias is None:
             return scores
-        bias = self.bias if self.bias.shape[-2] == 1 else self.bias[..., rows, :]
-        return scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
+        bias = self.bias
+        if bias.shape[-2] != 1:
+            bias = bias[..., rows, :]
+        if bias.dtype == torch.bool:
+            return scores.masked_fill(~bias, -torch.inf)
+        return scores + bias
 
     def weights(self, rows: Rows) -> Tensor:
-        """softmax of the scores of these query rows; a fully masked row is zeros."""
+        """Return the softmax of the scores of these query rows; a fully masked row is zeros."""
         scores = self.scores(rows)
-        return scores.softmax(-1) if self.bias is None else softmax_or_zero(scores)
+        if self.bias is None:
+            return scores.softmax(-1)
+        return softmax_or_zero(scores)
 
 
 @dataclass(frozen=True)
@@ -74,30 +81,37 @@ class AttentionCall:
     gradient: Tensor | None = None
 
     def at(self, stage: Stage, rows: Rows = slice(None), *, scored: Tensor | None = None) -> Tensor | None:
-        """Return the tensor of a stage, (batch, heads, ..), of scores and weights some query rows; None where there is
-        none.
+        """Return the tensor of a stage, (batch, heads, ..); None where there is none.
 
-        What attention that stays fused does not compute is computed here. scored: the scores, where it did.
+        Scores and weights that fused attention does not compute are computed here. rows: the query rows of scores and
+        weights; scored: the scores, where the model's call computed them.
         """
-        known = {"scores": scored, "weights": self.computed}.get(stage)
-        if known is not None:
-            return known[..., rows, :]
-        if self.inputs is None or stage in INPUTS:
-            return None if self.inputs is None else getattr(self.inputs, INPUTS[stage])
+        stored = {"scores": scored, "weights": self.computed}.get(stage)
+        if stored is not None:
+            return stored[..., rows, :]
+        if self.inputs is None:
+            return None
+        if stage in INPUTS:
+            tensor: Tensor = getattr(self.inputs, INPUTS[stage])
+            return tensor
         with torch._C.DisableTorchFunction():  # an outer observation must not count this softmax as the model's
-            return self.inputs.scores(rows) if stage == "scores" else self.inputs.weights(rows)
+            if stage == "scores":
+                return self.inputs.scores(rows)
+            return self.inputs.weights(rows)
 
     def weights(self) -> Weights:
         """Return all weights (batch, heads, query, key); rows sum to 1."""
+        if self.computed is None:
+            return self.rows(slice(None))
         # not a slice of what was computed: gradients are taken with respect to this tensor
-        return self.rows(slice(None)) if self.computed is None else self.computed
+        return self.computed
 
     def placed(self) -> Placed:
         """Return all weights with the queries and keys of each window row by row (see `row_by_row`)."""
         return row_by_row(self.weights(), self.site.windows)
 
     def rows(self, rows: Rows) -> Weights:
-        """Return the weights of some query rows alone; the cost is rows x keys instead of queries x keys."""
+        """Return the weights of some query rows only; the cost is rows x keys instead of queries x keys."""
         weights = self.at("weights", rows)
         assert weights is not None  # a call has inputs or weights
         return weights
@@ -110,8 +124,10 @@ class AttentionCall:
 
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
         """Yield the call in parts of a few images, each with its slice: a part's weights fit the processor's cache."""
-        each = len(self._held) // self.images * self.site.heads * self.site.queries * self.site.keys
-        step = max(1, _AT_ONCE["cpu" if self._held.device.type == "cpu" else "other"] // each)
+        windows = len(self._held) // self.images
+        weights_per_image = windows * self.site.heads * self.site.queries * self.site.keys
+        device = "cpu" if self._held.device.type == "cpu" else "other"
+        step = max(1, _AT_ONCE[device] // weights_per_image)
         for start in range(0, self.images, step):
             part = slice(start, min(start + step, self.images))
             yield part, self._part(part)
@@ -120,11 +136,11 @@ class AttentionCall:
         """Return the call with queries, keys and values in fp32 at least."""
         if self.inputs is None or self.inputs.query.dtype in (torch.float32, torch.float64):
             return self
-        return replace(self, inputs=self.inputs.each(precise))
+        return replace(self, inputs=self.inputs.map_tensors(precise))
 
     def detach(self) -> "AttentionCall":
         """Return the call with its tensors detached from the autograd graph."""
-        return self._each(Tensor.detach, self.images)
+        return self._map_tensors(Tensor.detach, self.images)
 
     def pick(self, image: int) -> "AttentionCall":
         """Return the call of one image, its windows included."""
@@ -132,22 +148,36 @@ class AttentionCall:
 
     @property
     def _held(self) -> Tensor:
-        return self.computed if self.computed is not None else self.inputs.query  # type: ignore[union-attr]
+        """Return a tensor of the call whose first axis is images x windows."""
+        if self.computed is not None:
+            return self.computed
+        assert self.inputs is not None  # a call has inputs or weights
+        return self.inputs.query
 
     def _part(self, images: slice) -> "AttentionCall":
         calls = len(self._held)
-        windows = len(self._held) // self.images
-        own = slice(images.start * windows, images.stop * windows)
+        windows = calls // self.images
+        chosen = slice(images.start * windows, images.stop * windows)
 
-        def part(tensor: Tensor) -> Tensor:
-            return tensor[own] if tensor.dim() == 4 and len(tensor) == calls else tensor  # not of a broadcast bias
+        def select(tensor: Tensor) -> Tensor:
+            if tensor.dim() == 4 and len(tensor) == calls:
+                return tensor[chosen]
+            return tensor  # a bias that is broadcast
 
-        return self._each(part, images.stop - images.start)
+        return self._map_tensors(select, images.stop - images.start)
 
-    def _each(self, change: Callable[[Tensor], Tensor], images: int) -> "AttentionCall":
-        inputs = None if self.inputs is None else self.inputs.each(change)
-        tensors = (self.computed, self.output, self.gradient)
-        return AttentionCall(self.site, images, inputs, *(None if each is None else change(each) for each in tensors))
+    def _map_tensors(self, function: Callable[[Tensor], Tensor], images: int) -> "AttentionCall":
+        def apply(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else function(tensor)
+
+        return AttentionCall(
+            self.site,
+            images,
+            inputs=None if self.inputs is None else self.inputs.map_tensors(function),
+            computed=apply(self.computed),
+            output=apply(self.output),
+            gradient=apply(self.gradient),
+        )
 
 
 def attention_inputs(
@@ -160,8 +190,10 @@ def attention_inputs(
     grouped: bool,
     heads: int,
 ) -> AttentionInputs:
-    """Return the arguments of F.scaled_dot_product_attention, with four axes each; mask: boolean or additive, or
-    None."""
+    """Return the arguments of F.scaled_dot_product_attention with four axes each.
+
+    mask: boolean or additive, or None.
+    """
     if causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if grouped:
@@ -174,47 +206,61 @@ def attention_inputs(
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """Return the tensor in fp32 at least, as analyses of attention are, whatever the model runs in; a boolean one as it
-    is."""
-    return tensor if tensor.dtype in (torch.bool, torch.float32, torch.float64) else tensor.float()
+    """Return the tensor in fp32 at least, whatever the model runs in; a boolean one unchanged."""
+    if tensor.dtype in (torch.bool, torch.float32, torch.float64):
+        return tensor
+    return tensor.float()
 
 
 def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads query any"]:
-    """Any library's (.., heads, query, x) as four axes: more are merged; of three, (batch x heads) is split."""
-    if tensor.dim() == 3:
-        return tensor.unflatten(0, (-1, heads)) if heads and len(tensor) % heads == 0 else tensor.unsqueeze(1)
-    return tensor if tensor.dim() == 4 else tensor.flatten(0, tensor.dim() - 4)
+    """Return any library's (.., heads, query, x) as four axes.
+
+    More axes are merged; of three, (batch x heads) is split.
+    """
+    if tensor.dim() == 4:
+        return tensor
+    if tensor.dim() != 3:
+        return tensor.flatten(0, tensor.dim() - 4)
+    if heads and len(tensor) % heads == 0:
+        split: Tensor = tensor.unflatten(0, (-1, heads))
+        return split
+    return tensor.unsqueeze(1)
 
 
 def row_by_row(weights: Weights, windows: Windows | None) -> Placed:
-    """Weights, or their gradient, with the queries and keys of each window row by row, whatever the model's order.
+    """Return weights, or their gradient, with the queries and keys of each window row by row.
 
     A query that was pooled from several patches stands for each of them: its row is repeated.
     """
     if windows is None or not windows.keys:
         return weights
-    queries, keys = (torch.tensor(each, device=weights.device) for each in (windows.queries, windows.keys))
+    queries = torch.tensor(windows.queries, device=weights.device)
+    keys = torch.tensor(windows.keys, device=weights.device)
     return weights[..., queries, :][..., keys]
 
 
 def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
     """Return the index of the patch (row by row) at each position (row by row) of each window; -1 for padding."""
-    (rows, columns), (height, width) = windows.resolution, windows.window
+    rows, columns = windows.resolution
+    height, width = windows.window
     if windows.dilated:
         grid = torch.arange(rows * columns).view(height, rows // height, width, columns // width)
         return grid.permute(1, 3, 0, 2).reshape(-1, height * width)
     down = -rows % height
     across = -columns % width
-    shift = tuple(
-        0 if window >= size else step  # one window covers the whole map: no shift
-        for window, size, step in zip(windows.window, (rows + down, columns + across), windows.shift)
-    )
+    shift_down, shift_across = windows.shift
+    # no shift where one window covers the whole map
+    if height >= rows + down:
+        shift_down = 0
+    if width >= columns + across:
+        shift_across = 0
     index = torch.arange(rows * columns).view(rows, columns)
+    padding = (0, across, 0, down)
+    shifts = (-shift_down, -shift_across)
     if windows.pad_first:
-        index = torch.nn.functional.pad(index, (0, across, 0, down), value=-1)
-        index = index.roll((-shift[0], -shift[1]), (0, 1))
+        index = F.pad(index, padding, value=-1).roll(shifts, (0, 1))
     else:
-        index = torch.nn.functional.pad(index.roll((-shift[0], -shift[1]), (0, 1)), (0, across, 0, down), value=-1)
+        index = F.pad(index.roll(shifts, (0, 1)), padding, value=-1)
     blocks = index.unfold(0, height, height).unfold(1, width, width)  # (down, across, height, width)
     return blocks.reshape(-1, height * width)
 

@@ -27,7 +27,7 @@ _AT_ONCE = 32  # reference images in one forward
 class Captured(Mapping[str, Tensor]):
     """The tensors of one forward pass by the names of their places, each (batch, *shape); logits (batch, classes).
 
-    places: what was captured, in forward order of the names that were asked for.
+    places: the captured places, in the order of the requested names.
     """
 
     logits: Logits
@@ -35,9 +35,9 @@ class Captured(Mapping[str, Tensor]):
     tensors: Mapping[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:
-        for known in (name, f"{name}.residual"):
-            if known in self.tensors:
-                return self.tensors[known]
+        for full_name in (name, f"{name}.residual"):
+            if full_name in self.tensors:
+                return self.tensors[full_name]
         raise UnknownNameError("captured place", name, self.tensors)
 
     def __iter__(self) -> Iterator[str]:
@@ -77,18 +77,20 @@ def capture(
     """
     images = as_images(images).to(model.device)
     chosen = resolve_places(model, places)
-    kept: dict[str, Tensor] = {}
+    recorded: dict[str, Tensor] = {}
 
-    def keep(name: str, tensor: Tensor) -> Tensor:
-        kept[name] = tensor if graph else tensor.detach()
+    def record(name: str, tensor: Tensor) -> Tensor:
+        recorded[name] = tensor if graph else tensor.detach()
         return tensor
 
     changes = []
-    for access in (each for each in chosen if each.part != "logits"):
-        change = PlaceChange(access, function=partial(keep, access.name), reads=not graph)
+    for access in chosen:
+        if access.part == "logits":
+            continue
+        change = PlaceChange(access, function=partial(record, access.name), reads=not graph)
         # a class-attention layer has one query, whose row is returned
-        if rows is not None and access.part in ("scores", "weights") and (queries := access.place.shape[-2]) > 1:
-            change = replace(change, rows=resolve_tokens(model, rows, queries))
+        if rows is not None and access.part in ("scores", "weights") and access.place.shape[-2] > 1:
+            change = replace(change, rows=resolve_tokens(model, rows, access.place.shape[-2]))
             if graph:
                 raise InputError(
                     "expected either rows or graph=True, found both; take the rows of the captured weights"
@@ -98,12 +100,15 @@ def capture(
         images = images.detach().requires_grad_()
     with evaluating(model), torch.set_grad_enabled(graph), in_force(model, changes):
         logits: Tensor = model(images)
-    tensors = {access.name: logits if access.part == "logits" else kept.get(access.name) for access in chosen}
-    missing = [name for name, tensor in tensors.items() if tensor is None]
-    if missing:
-        raise LensError(f"expected a tensor at {missing[0]}, found that the forward pass did not reach it")
-    found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    return Captured(logits, tuple(access.place for access in chosen), MappingProxyType(found))
+    tensors: dict[str, Tensor] = {}
+    for access in chosen:
+        if access.part == "logits":
+            tensors[access.name] = logits
+        elif access.name in recorded:
+            tensors[access.name] = recorded[access.name]
+        else:
+            raise LensError(f"expected a tensor at {access.name}, found that the forward pass did not reach it")
+    return Captured(logits, tuple(access.place for access in chosen), MappingProxyType(tensors))
 
 
 class Means:
@@ -119,10 +124,13 @@ class Means:
     def add(self, name: str, tensor: Tensor) -> None:
         """Add the tensor (batch, *shape) of a place."""
         axes = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)  # heads are a view
+        original_order = [axes.index(axis) for axis in range(1, tensor.dim())]
         wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))  # of a model in 16 bits
         mean = wide.permute(0, *axes).mean(0)
-        total = (mean * len(tensor)).cpu().double().permute([axes.index(axis) for axis in range(1, tensor.dim())])
-        self.sums[name] = self.sums[name] + total if name in self.sums else total
+        total = (mean * len(tensor)).cpu().double().permute(original_order)
+        if name in self.sums:
+            total = self.sums[name] + total
+        self.sums[name] = total
 
     def of(self, name: str) -> Tensor:
         """Return the mean at a place, without the batch axis."""
@@ -131,12 +139,12 @@ class Means:
 
 def means(model: Model, images: Parts, chosen: Sequence[Access]) -> dict[str, Tensor]:
     """Return the mean over images of the tensor at each place, without the batch axis."""
-    found = Means()
-    with evaluating(model), torch.no_grad(), reading(model, chosen, found.add):
+    running = Means()
+    with evaluating(model), torch.no_grad(), reading(model, chosen, running.add):
         for batch in images.split(_AT_ONCE):
             model(batch.to(model.device))
-            found.images += len(batch)
-    return {access.name: found.of(access.name) for access in chosen}
+            running.images += len(batch)
+    return {access.name: running.of(access.name) for access in chosen}
 
 
 @takes_images
@@ -148,8 +156,7 @@ def observe(
     explicit: bool = False,
     graph: bool = False,
 ) -> Logits:
-    """Return the logits of the images; each layer's attention is handed to the reducer as it is computed, and then
-    released.
+    """Return the logits of the images, and hand each layer's attention to the reducer as it is computed.
 
     reducer: called with an AttentionCall for every attention layer, in forward order: `call.site` says which layer it
     is and what attends to what, `call.weights()` gives the weights (batch, heads, query, key), in a windowed layer
@@ -184,7 +191,7 @@ class CapturedAttention:
 def capture_attention(
     model: Model, images: Images, *, rows: Sequence[int] | None = None, explicit: bool = False
 ) -> CapturedAttention:
-    """Return the attention weights of every layer, or of some query rows alone, kept in memory.
+    """Return the attention weights of every layer, or of some query rows only, kept in memory.
 
     rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A class-attention layer has
     one query and returns its row. explicit: weights stay in the autograd graph.
@@ -192,9 +199,12 @@ def capture_attention(
     sites: list[Site] = []
     layers: list[Tensor] = []
 
-    def keep(call: AttentionCall) -> None:
+    def record(call: AttentionCall) -> None:
         sites.append(call.site)
-        layers.append(call.weights() if rows is None or call.site.queries <= max(rows) else call.rows(rows))
+        if rows is None or call.site.queries <= max(rows):
+            layers.append(call.weights())
+        else:
+            layers.append(call.rows(rows))
 
-    logits = observing.observe(model, images, keep, explicit=explicit)
+    logits = observing.observe(model, images, record, explicit=explicit)
     return CapturedAttention(logits, tuple(sites), tuple(layers))

@@ -79,15 +79,21 @@ def located_cells(model: Model) -> LocatedCells:
     blocks = set(model.anatomy.blocks)
 
     def before(name: str, values: Arguments) -> None:
+        if name not in blocks:
+            return
         for key, value in values.items():
-            if name in blocks and isinstance(value, Tensor):
+            if isinstance(value, Tensor):
                 cells = _cells(model, name, 0, value)
                 if cells is not None:
                     arguments[name, key] = cells
 
     def after(name: str, _values: Arguments, output: Any) -> None:
-        located = [_cells(model, name, part, tensor) for part, tensor in enumerate(tensors_in(output))]
-        outputs[name] = tuple(cells for cells in located if cells is not None)
+        located = []
+        for part, tensor in enumerate(tensors_in(output)):
+            cells = _cells(model, name, part, tensor)
+            if cells is not None:
+                located.append(cells)
+        outputs[name] = tuple(located)
 
     names = [name for name, _ in model.module.named_modules() if name]
     with evaluating(model), torch.no_grad(), exact(model.device), watching(model.module, names, after, before=before):
@@ -96,11 +102,11 @@ def located_cells(model: Model) -> LocatedCells:
 
 
 def calls_outside_attention(model: Model) -> list[ModuleCall]:
-    """Return the calls of the model's modules in the order of their ends, but those of attention and of what it calls.
+    """Return the calls of modules outside attention, in the order of their ends.
 
-    A block that computes attention itself is outside. Of tokens, plain layers of torch but norms are left out, too:
-    attention that was not recognised computes its queries, keys and values by them. None where attention was seen
-    that is not that of listed modules.
+    A block that computes attention itself is outside. Torch's plain layers on tokens, except norms, are left out too:
+    attention that was not recognised computes its queries, keys and values by them. Empty where a module that is not
+    listed computes attention.
     """
     if model.anatomy.attends_unread:
         return []
@@ -116,7 +122,7 @@ def calls_outside_attention(model: Model) -> list[ModuleCall]:
 
 
 def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
-    """Return True if the logits change with the cells: not those of a decoder, or of patches beside a CLS token."""
+    """Return True if the logits change with the cells, not for a decoder or for patches next to a CLS token."""
 
     def change(output: Any) -> Any:
         changed = tensors_in(output)[cells.part].clone()
@@ -143,7 +149,9 @@ def on_last_call(model: Model, module: str, change: Callable[[Any], Any]) -> Cal
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         nonlocal calls
         calls += 1
-        return change(output) if calls % count == 0 else None
+        if calls % count != 0:
+            return None
+        return change(output)
 
     return hook
 
@@ -186,12 +194,14 @@ def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
     fits = list[tuple[float, Cells]]()
     places = dict[int, Places]()
     for axis in (1, 3):
-        cells = Cells(part, axis, tensor.shape[axis], _grid_beside(axis, tuple(tensor.shape)))
+        cells = Cells(part, axis, tensor.shape[axis], _spatial_axes(axis, tuple(tensor.shape)))
         if is_possible(cells.grid, model.input_size):
             places[axis] = mean_bands(tensor, axis)
             fits.append((grid_fit(places[axis], cells.grid), cells))
     fit, best = max(fits, key=lambda pair: pair[0], default=(0.0, None))
-    return best if fit >= FITS else _cells_by_layers(model, name, part, tuple(tensor.shape), places)
+    if fit >= FITS:
+        return best
+    return _cells_by_layers(model, name, part, tuple(tensor.shape), places)
 
 
 def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
@@ -199,22 +209,29 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
     if tokens.is_meta:
         return None
     best = None
-    fit = FITS
+    best_fit = FITS
     is_placed = False
     for axis in (2, 1):
         places = mean_bands(tokens, axis)
-        is_placed |= axis == 2 and shows_places(places)
-        for prefix in range(_MOST_PREFIX + 1 if axis == 2 else 1):
-            grid, own_fit = best_grid(places[:, prefix:], model.input_size)
-            if own_fit >= fit and prod(grid) > 1:
+        most_prefix = 0
+        if axis == 2:
+            is_placed = shows_places(places)
+            most_prefix = _MOST_PREFIX
+        for prefix in range(most_prefix + 1):
+            grid, fit = best_grid(places[:, prefix:], model.input_size)
+            if fit >= best_fit and prod(grid) > 1:
                 best = Cells(part, axis, tokens.shape[axis], grid, prefix)
-                fit = own_fit
+                best_fit = fit
     if best is not None or is_placed:
         return best
     # a pass that mixes everything shows no order: row by row, where the number of tokens has the image's proportions
     count, width = tokens.shape[1:]
-    fitting = [grid for grid in grids_of(count) if count != width and has_proportions(grid, model.input_size)]
-    return Cells(part, 2, width, fitting[0]) if fitting and count > 1 else None
+    if count <= 1 or count == width:
+        return None
+    for grid in grids_of(count):
+        if has_proportions(grid, model.input_size):
+            return Cells(part, 2, width, grid)
+    return None
 
 
 def _cells_by_layers(model: Model, name: str, part: int, shape: Shape, places: Mapping[int, Places]) -> Cells | None:
@@ -222,7 +239,7 @@ def _cells_by_layers(model: Model, name: str, part: int, shape: Shape, places: M
     axis = channel_axis_of(model.module.get_submodule(name), shape)
     if axis is None:
         return None
-    grid = _grid_beside(axis, shape)
+    grid = _spatial_axes(axis, shape)
     if not has_proportions(grid, model.input_size):
         return None
     if axis in places and is_misplaced(places[axis], grid):
@@ -230,5 +247,7 @@ def _cells_by_layers(model: Model, name: str, part: int, shape: Shape, places: M
     return Cells(part, axis, shape[axis], grid)
 
 
-def _grid_beside(channel_axis: int, shape: Shape) -> Grid:
-    return (shape[2], shape[3]) if channel_axis == 1 else (shape[1], shape[2])
+def _spatial_axes(channel_axis: int, shape: Shape) -> Grid:
+    if channel_axis == 1:
+        return (shape[2], shape[3])
+    return (shape[1], shape[2])

@@ -30,7 +30,7 @@ from vitlens.turns import turn
 
 @dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
 class PlaceChange:
-    """One place with what is done there: one of three, or none for a block that is removed.
+    """One place with its change: one of three, or none for a block that is removed.
 
     data: the tensor that is put there, which broadcasts to (batch, *shape); function: of its tensor (batch, *shape) to
     one of that shape; knocked: which (heads, queries, keys) do not attend. reads: the function's value is not used, so
@@ -55,7 +55,7 @@ class PlaceChange:
         return self.access.part == "joined" and self.data is not None and self.access.tokens is None
 
     def new(self, clean: Tensor) -> Tensor:
-        """Return what stands at the place instead of its tensor. Raises InputError for a tensor of other images."""
+        """Return the replacement tensor. Raises InputError for a tensor of another number of images."""
         if self.function is not None:
             changed: Tensor = self.function(clean)
             return changed
@@ -63,7 +63,7 @@ class PlaceChange:
         return self.of_images(slice(None), len(clean)).to(clean).expand(clean.shape)
 
     def of_images(self, part: slice, images: int) -> Tensor:
-        """Return its tensor for some of the images. Raises InputError where it is one of another number of images."""
+        """Return its tensor for some of the images. Raises InputError for a tensor of another number of images."""
         assert self.data is not None
         if self.data.dim() <= len(self.access.place.shape) or len(self.data) == 1:
             return self.data
@@ -74,7 +74,7 @@ class PlaceChange:
         return self.data[part]
 
     def of_part(self, part: slice, images: int, rows: int | None) -> "PlaceChange":
-        """Return the change on some of the images; rows: where only the first tokens of its layer are computed."""
+        """Return the change on some of the images; rows: the number of first tokens that its layer computes."""
         if self.data is None:
             return self
         data = self.of_images(part, images)
@@ -88,14 +88,16 @@ Set = Sequence[PlaceChange]  # of changes that are in force at once
 
 @contextmanager
 def in_force(model: Model, *sets: Set) -> Iterator[None]:
-    """Inside, every forward pass runs with the changes; its batch is a copy of the images for each set.
+    """Run every forward pass with the changes; its batch is a copy of the images for each set.
 
     Other threads that use the model wait.
     """
     groups: dict[tuple[str, str, bool, bool], list[tuple[int, PlaceChange]]] = {}  # of one tensor
     for copy, changes in enumerate(sets):
         for change in changes:
-            part: str = change.access.part if change.knocked is None else "keep"
+            part: str = change.access.part
+            if change.knocked is not None:
+                part = "keep"
             key = (change.access.module, part, change.access.flat, change.reads)
             groups.setdefault(key, []).append((copy, change))
     with turn(model), ExitStack() as stack:
@@ -107,15 +109,16 @@ def in_force(model: Model, *sets: Set) -> Iterator[None]:
 def reading(
     model: Model, places: Sequence[Access], read: Callable[[str, Tensor], object]
 ) -> AbstractContextManager[None]:
-    """Inside, every forward pass hands the places' tensors (batch, *shape) to `read`, by name, and stays bit-equal."""
-    return in_force(model, [PlaceChange(each, function=partial(read, each.name), reads=True) for each in places])
+    """Hand the places' tensors (batch, *shape) to `read`, by name, in every forward pass, which stays bit-equal."""
+    readers = [PlaceChange(access, function=partial(read, access.name), reads=True) for access in places]
+    return in_force(model, readers)
 
 
 def _in_force(
     model: Model, name: str, part: str, group: Sequence[tuple[int, PlaceChange]], copies: int
 ) -> AbstractContextManager[object]:
     first = group[0][1]
-    access = group[0][1].access
+    access = first.access
 
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
         if keys != access.place.shape[-1]:  # the positions would be those of other tokens
@@ -125,18 +128,22 @@ def _in_force(
             )
         mask = torch.ones(copies, access.heads, queries, keys, dtype=torch.bool, device=like.device)
         for copy, change in group:
-            # in a replay, the last block may compute the first queries alone
-            chosen = ([at for at in axis if at < count] for axis, count in zip(change.knocked or (), mask.shape[1:]))
-            index = torch.meshgrid(*(torch.tensor(each, dtype=torch.long) for each in chosen), indexing="ij")
-            mask[copy][index] = False
-        return mask if copies == 1 else mask.repeat_interleave(len(like) // copies, 0)
+            index = []
+            for positions, count in zip(change.knocked or (), mask.shape[1:]):
+                # in a replay, the last block may compute only the first queries
+                computed = [position for position in positions if position < count]
+                index.append(torch.tensor(computed, dtype=torch.long))
+            mask[copy][torch.meshgrid(*index, indexing="ij")] = False
+        if copies == 1:
+            return mask
+        return mask.repeat_interleave(len(like) // copies, 0)
 
     def change(raw: Tensor, values: Arguments | None = None) -> Tensor:
         if not first.reads:
             return _changed(raw, group, copies, values)
-        for _, each in group:
-            assert each.function is not None  # which reads
-            each.function(each.access.read(raw))
+        for _, reader in group:
+            assert reader.function is not None  # which reads
+            reader.function(reader.access.read(raw))
         return raw
 
     def read(call: AttentionCall, scored: Tensor | None) -> None:
@@ -152,18 +159,20 @@ def _in_force(
         tensor = first_tensor(output)
         if tensor is None:
             return output
-        new = change(tensor, values)
-        return with_tensor(output, 0, new)
+        return with_tensor(output, 0, change(tensor, values))
 
-    if part in ("input", "output"):
-        module = model.module.get_submodule(name)
-        return _around(module, before if part == "input" else after, before=part == "input")
+    if part == "input":
+        return _around(model.module.get_submodule(name), before, before=True)
+    if part == "output":
+        return _around(model.module.get_submodule(name), after, before=False)
     if part == "keep":
         tap = Tap((name,), keep=keep)
     elif part == "joined":
         tap = Tap((name,), joined=change)
+    elif first.reads:
+        tap = Tap((name,), read=read)
     else:
-        tap = Tap((name,), read=read) if first.reads else Tap((name,), changes={part: change})  # type: ignore[dict-item]
+        tap = Tap((name,), changes={part: change})  # type: ignore[dict-item]
     return tapped(model, tap)
 
 
@@ -177,16 +186,18 @@ def _changed(
         return first.access.raw(first.new(whole), raw)
     parts = whole.unflatten(0, (copies, -1)).clone()
     for copy, change in group:
-        own = parts[copy]
+        tensor = parts[copy]
         if change.removes:
             assert values is not None
             stream = change.access.whole(values[change.access.argument])  # type: ignore[index]
-            # in a replay, the last block may compute the first tokens alone
-            own.copy_(stream.unflatten(0, (copies, -1))[copy][:, : own.shape[1]])
+            # in a replay, the last block may compute only the first tokens
+            tensor.copy_(stream.unflatten(0, (copies, -1))[copy][:, : tensor.shape[1]])
         else:
             index = change.access.index()
-            # a function, or autograd, may keep what it was given, which must not change
-            own[index] = change.new(own[index] if change.function is None else own[index].clone()).to(own.dtype)
+            clean = tensor[index]
+            if change.function is not None:  # it, or autograd, may keep its argument, which must not change
+                clean = clean.clone()
+            tensor[index] = change.new(clean).to(tensor.dtype)
     return first.access.raw(parts.flatten(0, 1), raw)
 
 
@@ -211,7 +222,7 @@ class _AroundForward:
 
 @contextmanager
 def _around(module: nn.Module, change: Callable[..., Any], *, before: bool) -> Iterator[None]:
-    """Inside, the module's arguments, or its output, are changed.
+    """Change the module's arguments, or its output.
 
     Nested contexts share one replaced forward, so that an inner context reads the arguments that an outer one changed.
     """

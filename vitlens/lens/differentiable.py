@@ -37,7 +37,7 @@ _STEP_NAMES: Final = frozenset((*_STEPS, *(f"{name}_" for name in _STEPS)))
 def needs_gradients(
     function: Callable[Concatenate[Model, P], T],
 ) -> Callable[Concatenate[Model, P], T]:
-    """Decorate a function of a model: where autograd fails in it, UnsupportedError says why and what works."""
+    """Decorate a function of a model so that it raises UnsupportedError with the reason where autograd fails."""
 
     @wraps(function)
     def differentiated(model: Model, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -49,9 +49,9 @@ def needs_gradients(
 
 @contextmanager
 def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iterator[None]:
-    """Inside, what autograd raises of a model without gradients is UnsupportedError, which says where they end.
+    """Replace the errors of autograd for a model without gradients by UnsupportedError with the place where they end.
 
-    instead: what needs none, for its message.
+    instead: analyses without gradients, for its message.
     """
     try:
         yield
@@ -87,7 +87,7 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
 def cut_off(model: Model) -> str:
     """Return where the gradient of the logits with respect to the image is cut off; "" where it is not."""
     causes = list[str]()
-    cuts = list[str]()
+    index_causes = list[str]()
     entered = list[bool]()
 
     def before(name: str, values: Arguments) -> None:
@@ -98,9 +98,11 @@ def cut_off(model: Model) -> str:
         if tensors and not torch.is_grad_enabled():
             causes.append(f"gradients are switched off in {where} ({_OFF})")
         elif tensors and not traced:
-            # an input that is no floating-point tensor may be an index, which never has a gradient
-            is_float = any(value.is_floating_point() for value in tensors)
-            (causes if is_float else cuts).append(f"the input of {where} is cut off from the image ({_CUT})")
+            cause = f"the input of {where} is cut off from the image ({_CUT})"
+            if any(value.is_floating_point() for value in tensors):
+                causes.append(cause)
+            else:  # may be an index, which never has a gradient
+                index_causes.append(cause)
 
     def after(name: str, _values: Arguments, output: Any) -> None:
         traced = entered.pop()
@@ -125,11 +127,12 @@ def cut_off(model: Model) -> str:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
-    return next(iter((*causes, *cuts)), "")
+    all_causes = [*causes, *index_causes]
+    return all_causes[0] if all_causes else ""
 
 
 def require_no_steps(model: Model, compute: Callable[[], T], gradients_of: Callable[[T], Sequence[Tensor | None]]) -> T:
-    """Return what is computed of the gradients of a model.
+    """Return the value computed from the gradients of a model.
 
     Raises UnsupportedError where one of the gradients is zero for all images because of a step function (round, sign):
     with the gradient of the identity in its place, it is not zero.
@@ -140,8 +143,8 @@ def require_no_steps(model: Model, compute: Callable[[], T], gradients_of: Calla
     if not any(is_zero) or not _has_steps(model):
         return result
     with _StepsAsIdentity(model) as steps:
-        passed = gradients_of(compute())
-    for was_zero, gradient in zip(is_zero, passed):
+        identity_gradients = gradients_of(compute())
+    for was_zero, gradient in zip(is_zero, identity_gradients):
         if was_zero and gradient is not None and bool(gradient.any()):
             raise UnsupportedError(
                 f"expected a gradient inside {model.alias}, found zero everywhere: {steps.first} is constant between "
@@ -160,7 +163,7 @@ def _has_steps(model: Model) -> bool:
 
 
 class _StepsAsIdentity(TorchFunctionMode):
-    """Inside, step functions have the gradient of the identity; values are unaltered.
+    """A mode in which step functions have the gradient of the identity; values are unaltered.
 
     first: the first one that was applied to a tensor with a gradient, and the module in which it was.
     """
@@ -192,14 +195,16 @@ class _StepsAsIdentity(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Give a step function the gradient of its input; pass other calls."""
-        named = kwargs or {}
+        kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         value = args[0] if args else None
-        is_step = name in _STEP_NAMES or named.get("rounding_mode") is not None
+        is_step = name in _STEP_NAMES or kwargs.get("rounding_mode") is not None
         if not is_step or not isinstance(value, Tensor) or not value.requires_grad or not torch.is_grad_enabled():
-            return func(*args, **named)
-        where = self.running[-1] if self.running and self.running[-1] else "its forward"
-        self.first = self.first or f"{name.strip('_')} in {where}"
+            return func(*args, **kwargs)
+        module = self.running[-1] if self.running else ""
+        self.first = self.first or f"{name.strip('_')} in {module or 'its forward'}"
         zero = value - value.detach()  # with the gradient of the input
-        result = func(*args, **named)
-        return result.add_(zero) if name.endswith("_") else result + zero
+        result = func(*args, **kwargs)
+        if name.endswith("_"):
+            return result.add_(zero)
+        return result + zero

@@ -41,7 +41,7 @@ Changes = Mapping[str, Change]
 
 @contextmanager
 def intervene(model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0) -> Iterator[Model]:
-    """Inside, the model runs with the tensors at some places changed; undone on exit, also after an exception.
+    """Run the model with the tensors at some places changed; undone on exit, also after an exception.
 
     changes: by place, a name or a pattern of `model.places()`, each of:
     "zero"; "mean" over `reference` images, computed once; "resample": another image's of the same batch, by `seed`;
@@ -49,7 +49,7 @@ def intervene(model: Model, changes: Changes, *, reference: Reference | None = N
     a function of the place's tensor (batch, *shape) to one of the same shape;
     "remove" at "blocks.3": the block's output is its input; KnockOut at attention weights.
 
-    Weights that are replaced need not sum to 1: what is given is multiplied by the values as it is. Contexts nest: of
+    Replaced weights need not sum to 1: they are multiplied by the values unchanged. Contexts nest: of
     two changes of one place, the outer one comes first;
     every function of vitlens inside sees the changed model, other threads wait. A thread that calls `model.module`
     itself does not wait, and may run with the changes.
@@ -73,12 +73,14 @@ def intervene(model: Model, changes: Changes, *, reference: Reference | None = N
 def prepared(
     model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0
 ) -> tuple[PlaceChange, ...]:
-    """Changes by place, checked against the model. Raises what `intervene` raises."""
+    """Return changes by place, checked against the model. Raises what `intervene` raises."""
     require_model(model)
     if not isinstance(changes, Mapping):  # an untyped call
         name = type(changes).__name__  # type: ignore[unreachable]
         raise InputError(f"expected changes as {{place: change}}, found {name}; e.g. {{'blocks.3.mlp': 'zero'}}")
-    pairs = [(access, change) for name, change in changes.items() for access in resolve_places(model, name)]
+    pairs: list[tuple[Access, Change]] = []
+    for name, change in changes.items():
+        pairs += [(access, change) for access in resolve_places(model, name)]
     seen: set[str] = set()
     for access, _ in pairs:
         if access.name in seen:
@@ -86,13 +88,22 @@ def prepared(
                 f"expected each place once, found {access.name!r} twice; nest two contexts to change it twice"
             )
         seen.add(access.name)
-    wanted = [access for access, change in pairs if isinstance(change, str) and change == "mean"]
-    if wanted and reference is None:
+    mean_by_place = _reference_means(model, pairs, reference)
+    return tuple(_prepared(model, access, mean_by_place.get(access.name, change), seed) for access, change in pairs)
+
+
+def _reference_means(
+    model: Model, pairs: Sequence[tuple[Access, Change]], reference: Reference | None
+) -> dict[str, Tensor]:
+    """Return the mean over the reference images at each place whose change is "mean"."""
+    averaged = [access for access, change in pairs if isinstance(change, str) and change == "mean"]
+    if not averaged:
+        return {}
+    if reference is None:
         raise InputError(
-            f"expected reference images for the mean at {wanted[0].name}, found none; pass reference=IMAGES"
+            f"expected reference images for the mean at {averaged[0].name}, found none; pass reference=IMAGES"
         )
-    known = means(model, parts_of(model, reference), wanted) if wanted and reference is not None else {}
-    return tuple(_prepared(model, access, known.get(access.name, change), seed) for access, change in pairs)
+    return means(model, parts_of(model, reference), averaged)
 
 
 def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceChange:
@@ -127,9 +138,10 @@ def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceC
 def _require_fit(access: Access, tensor: Tensor) -> None:
     """Raise InputError unless the tensor, its batch axis left out, broadcasts to the place's shape."""
     shape = access.place.shape
-    of_one = tensor.shape[1:] if tensor.dim() == len(shape) + 1 else tensor.shape
-    fits = all(size in (1, wanted) for size, wanted in zip(reversed(of_one), reversed(shape)))
-    if len(of_one) > len(shape) or not fits:
+    has_batch = tensor.dim() == len(shape) + 1
+    sizes = tensor.shape[1:] if has_batch else tensor.shape
+    fits = all(size in (1, expected) for size, expected in zip(reversed(sizes), reversed(shape)))
+    if len(sizes) > len(shape) or not fits:
         raise InputError(
             f"expected a tensor that broadcasts to (batch, {', '.join(map(str, shape))}) at {access.place}, "
             f"found shape {tuple(tensor.shape)}"
@@ -140,9 +152,9 @@ def _called(access: Access, function: Callable[[Tensor], Tensor]) -> TensorFunct
     def change(clean: Tensor) -> Tensor:
         new = function(clean)
         if not isinstance(new, Tensor) or new.shape != clean.shape:
-            found = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
+            result = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
             raise InputError(
-                f"expected a tensor of shape {tuple(clean.shape)} from the function at {access.name}, found {found}"
+                f"expected a tensor of shape {tuple(clean.shape)} from the function at {access.name}, found {result}"
             )
         return new
 
@@ -159,7 +171,10 @@ def _resampled(access: Access, seed: int) -> TensorFunction:
 
 
 def another_image(count: int, seed: int) -> Int[Tensor, " batch"]:
-    """For each of `count` images the index of another one, each taken once: the next in a random circle."""
+    """Return for each of `count` images the index of another one: the next in a random circle.
+
+    Each image is taken once.
+    """
     circle = torch.randperm(count, generator=Generator().manual_seed(seed))
     index = torch.empty_like(circle)
     index[circle] = circle.roll(-1)
@@ -167,11 +182,14 @@ def another_image(count: int, seed: int) -> Int[Tensor, " batch"]:
 
 
 def _knocked(model: Model, access: Access, knock: KnockOut) -> tuple[tuple[int, ...], ...]:
-    """Heads, queries and keys as positions."""
+    """Return the positions of the heads, queries and keys of a knock-out."""
     if access.place.kind != "weights":
         raise InputError(f"expected attention weights for a KnockOut (blocks.3.attention.weights), found {access.name}")
     counts = dict(zip(access.place.axes, access.place.shape))
-    return tuple(
-        tuple(range(counts[axis])) if given is None else resolve_tokens(model, given, counts[axis])
-        for axis, given in (("heads", knock.heads), ("query", knock.queries), ("key", knock.keys))
-    )
+    positions = []
+    for axis, tokens in (("heads", knock.heads), ("query", knock.queries), ("key", knock.keys)):
+        if tokens is None:
+            positions.append(tuple(range(counts[axis])))
+        else:
+            positions.append(resolve_tokens(model, tokens, counts[axis]))
+    return tuple(positions)

@@ -25,7 +25,7 @@ Rule = Callable[..., Any]  # of the function itself and its arguments
 
 @contextmanager
 def libra_gradients(model: Model) -> Iterator[None]:
-    """Inside, gradients through the model follow LibraGrad's rules; its logits do not change.
+    """Apply LibraGrad's rules to gradients through the model; its logits do not change.
 
     The model's parameters keep no gradient inside: a parameter's product is not one of two computed tensors. Restored
     on exit. GroupNorm, and products computed by einsum or a custom kernel, keep their plain gradient.
@@ -52,7 +52,9 @@ class LibraMode(ScopedMode):
             with self:  # a mode is not active in its own calls, and attention has a rule
                 return multi_head_attention(*args, **kwargs)
         rule = RULES.get(func)
-        return func(*args, **kwargs) if rule is None else rule(func, *args, **kwargs)
+        if rule is None:
+            return func(*args, **kwargs)
+        return rule(func, *args, **kwargs)
 
 
 class _Normed(torch.autograd.Function):
@@ -69,21 +71,27 @@ class _Normed(torch.autograd.Function):
         axes: tuple[int, ...],
         centred: bool,
     ) -> Tensor:
-        centre = tokens.mean(axes, keepdim=True) if centred else 0.0
-        ctx.save_for_backward((tokens - centre) * scale if ctx.needs_input_grad[1] else None, weight, scale)
+        normed = None
+        if ctx.needs_input_grad[1]:
+            centre = tokens.mean(axes, keepdim=True) if centred else 0.0
+            normed = (tokens - centre) * scale
+        ctx.save_for_backward(normed, weight, scale)
         ctx.axes = axes
         ctx.centred = centred
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,), (normed, weight, scale) = gradients, ctx.saved_tensors
-        through = (gradient if weight is None else gradient * weight) * scale
-        own = through - through.mean(ctx.axes, keepdim=True) if ctx.centred else through
+        (gradient,) = gradients
+        normed, weight, scale = ctx.saved_tensors
+        scaled = gradient if weight is None else gradient * weight
+        token_gradient = scaled * scale
+        if ctx.centred:
+            token_gradient = token_gradient - token_gradient.mean(ctx.axes, keepdim=True)
         leading = tuple(range(gradient.dim() - len(ctx.axes)))
-        of_weight = (gradient * normed).sum(leading) if ctx.needs_input_grad[1] else None
-        of_bias = gradient.sum(leading) if ctx.needs_input_grad[2] else None
-        return own, of_weight, of_bias, None, None, None, None
+        weight_gradient = (gradient * normed).sum(leading) if ctx.needs_input_grad[1] else None
+        bias_gradient = gradient.sum(leading) if ctx.needs_input_grad[2] else None
+        return token_gradient, weight_gradient, bias_gradient, None, None, None, None
 
 
 class _Gated(torch.autograd.Function):
@@ -102,7 +110,7 @@ class _Gated(torch.autograd.Function):
 
 
 class _Halved(torch.autograd.Function):
-    """The identity, with half the gradient."""
+    """The identity function with half the gradient."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor) -> Tensor:  # noqa: ARG004
@@ -168,18 +176,21 @@ def _constant(func: Rule, *args: Any, **kwargs: Any) -> Any:
 
 
 def _normalised(func: Rule, tokens: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
-    """F.normalize with the vector's length constant."""
+    """Compute F.normalize with the vector's length constant."""
     if out is not None:
         return func(tokens, p, dim, eps, out=out)
     return tokens / tokens.detach().norm(p, dim, keepdim=True).clamp_min(eps).expand_as(tokens)
 
 
 def _product(func: Rule, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
-    computed = [isinstance(each, Tensor) and each.grad_fn is not None for each in (first, second)]
-    if all(computed):
+    if _is_computed(first) and _is_computed(second):
         first = _Halved.apply(first)
         second = _Halved.apply(second)
     return func(first, second, *args, **kwargs)
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 _HALF: Final = 0.5  # of GELU, SiLU and hard swish: half of the sigmoid-like gate

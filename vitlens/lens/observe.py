@@ -60,21 +60,23 @@ TOLERANCE: Final = 1e-4  # fp32: weights @ value against the output of the model
 
 
 def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = False, graph: bool = False) -> Logits:
-    """`vitlens.observe` of images on the model's device, which need not lie in [0, 1]."""
+    """Run `vitlens.observe` on images on the model's device, which need not lie in [0, 1]."""
     survey_weights(model, images)
     with (
         evaluating(model),
-        torch.enable_grad() if explicit or graph else torch.no_grad(),
+        torch.set_grad_enabled(explicit or graph),
         observing(model, reducer, explicit=explicit) as mode,
     ):
-        logits: Tensor = model(images.detach().requires_grad_() if graph else images)
+        if graph:
+            images = images.detach().requires_grad_()
+        logits: Tensor = model(images)
         mode.require_all_read()
     return logits
 
 
 @contextmanager
 def observing(model: Model | nn.Module, reducer: Reducer, *, explicit: bool = False) -> Iterator[AttentionMode]:
-    """Inside, every attention call is handed to the reducer, in the order of the forward pass; no tensor is kept."""
+    """Hand every attention call to the reducer, in the order of the forward pass; no tensor is kept."""
     if isinstance(model, Model) and not model.anatomy.attention and model.anatomy.unread:
         raise UnsupportedError(f"expected softmax attention in {model.alias}, {model.anatomy.unread}")
     with tapped(model, Tap(read=lambda call, _scores: reducer(call), explicit=explicit)) as mode:
@@ -95,7 +97,10 @@ def survey(model: Model, images: Images) -> tuple[Site, ...]:
 
 @once_per_model
 def survey_weights(model: Model, images: Images) -> tuple[Site, ...]:
-    """As `survey`, where weights are read: raises UnsupportedError, too, unless they are what mixes the values."""
+    """Return the sites of `survey` for analyses that read weights.
+
+    Raises UnsupportedError, too, unless these weights mix the values.
+    """
     sites = survey(model, images)
     require_one_softmax(model, images)
     return sites
@@ -103,23 +108,22 @@ def survey_weights(model: Model, images: Images) -> tuple[Site, ...]:
 
 def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
     tolerance = max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps)
-    alone: list[Tensor] = []
-
-    outputs: list[AttentionCall] = []  # of windows
+    sketches: list[Tensor] = []
+    windowed_calls: list[AttentionCall] = []
 
     def check(call: AttentionCall) -> None:
-        if not image.is_meta:
-            _check_call(call, tolerance)
-            alone.append(_sketch(call))
-            if call.output is not None and len(call.output) > call.images:
-                outputs.append(call)
+        if image.is_meta:
+            return
+        _check_call(call, tolerance)
+        sketches.append(_sketch(call))
+        if call.output is not None and len(call.output) > call.images:
+            windowed_calls.append(call)
 
     projected: dict[str, Tensor] = {}  # by module, the heads' outputs concatenated
-    taps = [
-        Tap(modules={part.module}, joined=partial(_keep, projected, part.module))
-        for part in model.anatomy.attention or ()
-        if part.projection is not None and not image.is_meta
-    ]
+    taps = []
+    for part in model.anatomy.attention or ():
+        if part.projection is not None and not image.is_meta:
+            taps.append(Tap(modules={part.module}, joined=partial(_keep, projected, part.module)))
     with evaluating(model), torch.no_grad(), exact(image.device):
         with observing(model, check) as mode, tapped(model, *taps):
             observed = model(image)
@@ -127,7 +131,7 @@ def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
         sites = tuple(mode.sites)
         if image.is_meta:
             return sites
-        for call in outputs:
+        for call in windowed_calls:
             if call.site.module in projected:
                 _check_windows(call, projected[call.site.module], tolerance)
         plain = model(image)
@@ -138,13 +142,15 @@ def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
             raise LensError(
                 f"expected the logits of {model.alias} unchanged under observation, found a difference of {largest:.1e}"
             )
-        _check_batch(model, image, alone, tolerance)
+        _check_batch(model, image, sketches, tolerance)
     return sites
 
 
 def exact(device: torch.device) -> AbstractContextManager[None]:
-    """Inside, no mixed precision: tolerances are those of the model's own."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)  # no meta device
+    """Switch mixed precision off: tolerances are those of the model's precision."""
+    if device.type == "meta":  # which torch.autocast does not know
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _sketch(call: AttentionCall) -> Tensor:
@@ -154,23 +160,17 @@ def _sketch(call: AttentionCall) -> Tensor:
     return weights[: len(weights) // call.images] @ mix
 
 
-def _check_batch(model: Model, image: Images, alone: list[Tensor], tolerance: float) -> None:
-    """Raise LensError where the weights of an image differ from `alone` when it is the first of two.
+def _check_batch(model: Model, image: Images, sketches: list[Tensor], tolerance: float) -> None:
+    """Raise LensError where the weights of an image change when it is the first of two.
 
-    Layers far up amplify rounding; another image differs throughout.
+    sketches: of its weights without the other image, call by call.
     """
     other = torch.rand(image.shape, generator=torch.Generator().manual_seed(2)).to(image)
-    expected = iter(alone)
+    expected = iter(sketches)
 
     def check(call: AttentionCall) -> None:
-        before = next(expected, None)
-        after = _sketch(call).float()
-        same = before is not None and before.shape == after.shape
-        if before is not None and same:
-            before = before.float()
-            spread = (before - before.mean()).norm().item()
-            same = (before - after).norm().item() <= _OTHER * spread + tolerance * before.numel() ** 0.5
-        if not same:
+        single = next(expected, None)
+        if single is None or not _are_close(single.float(), _sketch(call).float(), tolerance):
             raise LensError(
                 f"expected attention weights of an image that do not depend on the others of its batch, found others "
                 f"in layer {call.site.layer} ({call.site.module}) of {model.alias}; batch x heads has the batch first"
@@ -178,6 +178,15 @@ def _check_batch(model: Model, image: Images, alone: list[Tensor], tolerance: fl
 
     with observing(model, check):
         model(torch.cat([image, other]))
+
+
+def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
+    """Return True if two sketches are the same image's: upper layers amplify rounding, another image differs more."""
+    if first.shape != second.shape:
+        return False
+    spread = (first - first.mean()).norm().item()
+    difference = (first - second).norm().item()
+    return bool(difference <= _OTHER * spread + tolerance * first.numel() ** 0.5)
 
 
 def _check_call(call: AttentionCall, tolerance: float) -> None:
@@ -203,7 +212,7 @@ def _keep(kept: dict[str, Tensor], name: str, tokens: Tensor) -> Tensor:
 
 
 def _check_windows(call: AttentionCall, projected: Tensor, tolerance: float) -> None:
-    """Raise LensError where the output projection shows that what were taken for heads are windows."""
+    """Raise LensError where the output projection shows that the presumed heads are windows."""
     assert call.output is not None  # of a fused kernel
     as_read = call.output.transpose(1, 2).flatten(2)
     windows_as_heads = call.output.unflatten(0, (call.images, -1)).permute(0, 2, 3, 1, 4).flatten(3)
@@ -220,9 +229,14 @@ def _holds_rows(tokens: Tensor, other: Tensor, tolerance: float) -> bool:
     if tokens.shape[-1] != other.shape[-1] or tokens.numel() != other.numel():
         return False
     mix = torch.rand(tokens.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    sums = [(each.detach().cpu().double().flatten(0, -2) @ mix).sort().values for each in (tokens, other)]
-    largest = max(1.0, sums[0].abs().max().item())
-    return bool((sums[0] - sums[1]).abs().max() <= tolerance * largest)
+    sums = _sorted_products(tokens, mix)
+    other_sums = _sorted_products(other, mix)
+    largest = max(1.0, sums.abs().max().item())
+    return bool((sums - other_sums).abs().max() <= tolerance * largest)
+
+
+def _sorted_products(tokens: Tensor, mix: Tensor) -> Tensor:
+    return (tokens.detach().cpu().double().flatten(0, -2) @ mix).sort().values
 
 
 def require_one_softmax(model: Model, images: Images) -> None:
@@ -255,8 +269,10 @@ def require_special_first(model: Model) -> None:
 
 
 def talking_heads(model: Model, images: Images) -> tuple[str, ...]:
-    """Return the attention modules that mix the weights over heads after the softmax (CaiT): the weights are those
-    before."""
+    """Return the attention modules that mix the weights over heads after the softmax (CaiT).
+
+    The observed weights are those before.
+    """
     return tuple(dict.fromkeys(_followed(model, images).mapped))
 
 
@@ -325,26 +341,24 @@ class _Follower(ScopedMode):
 
     def changed_modules(self) -> tuple[str, ...]:
         """Return the modules in which values were mixed by other weights than a softmax's, or by none."""
-        read = {softmax.module for softmax in self.softmaxes if softmax.is_used} | self.fused | set(self.mapped)
-        unused = (each.module for each in self.softmaxes if each.is_read and each.module not in read)
-        return tuple(dict.fromkeys((*self.changed, *unused)))
+        mixing = {softmax.module for softmax in self.softmaxes if softmax.is_used} | self.fused | set(self.mapped)
+        unused = [softmax.module for softmax in self.softmaxes if softmax.is_read and softmax.module not in mixing]
+        return tuple(dict.fromkeys(self.changed + unused))
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute every call as it is."""
+        """Compute every call unchanged, and follow its result."""
         args, kwargs = positional(func, args, kwargs)
-        written = getattr(func, "__name__", "")
-        name = written.strip("_")
-        given = (*args, *kwargs.values())
-        operands = [value for each in given for value in (each if isinstance(each, Sequence) else (each,))]
-        tensors = [value for value in operands if isinstance(value, Tensor)]
-        known = [self.followed[id(value)] for value in tensors if id(value) in self.followed]
-        weights = next((each for each in known if each.is_weights), None)
+        full_name = getattr(func, "__name__", "")
+        name = full_name.strip("_")
+        tensors = _operands((*args, *kwargs.values()))
+        followed = [self.followed[id(tensor)] for tensor in tensors if id(tensor) in self.followed]
+        weights = _first_weights(followed)
         before = None
         if weights is not None and name not in _VIEWS:
             if weights.softmax is not None:
                 weights.softmax.is_read = True
-            is_special = written.startswith("__")
-            in_place = written in _WRITING or (written.endswith("_") and not is_special)
+            is_special = full_name.startswith("__")
+            in_place = full_name in _WRITING or (full_name.endswith("_") and not is_special)
             before = weights.tensor.clone() if in_place else weights.tensor
         result = func(*args, **kwargs)
         if func in SOFTMAX and self.inside:
@@ -353,29 +367,32 @@ class _Follower(ScopedMode):
         elif func is F.scaled_dot_product_attention and self.inside:
             self.fused.add(self.inside[-1])
             self._follow(result, _Followed(result, None, is_weights=False))
-        elif name in _SUMS and len(known) > 1 and self.inside:
+        elif name in _SUMS and len(followed) > 1 and self.inside:
             self.summed.append(self.inside[-1])
-        elif known and name in _VIEWS:
-            self._follow(result, weights or known[0])
-        elif weights is not None and (
-            name in _MAPS or (name in _PRODUCTS and maps_heads(weights.tensor, tensors, result))
-        ):
+        elif followed and name in _VIEWS:
+            self._follow(result, weights or followed[0])
+        elif weights is not None and _maps_weights(name, weights.tensor, tensors, result):
             if self.inside:
                 self.mapped.append(self.inside[-1])
             self._follow(result, replace(weights, is_mapped=True))
-        elif known and name in _PRODUCTS:
-            for each in known:
-                self._use(each)
-            self._follow(result, replace(known[0], is_weights=False))
+        elif followed and name in _PRODUCTS:
+            for operand in followed:
+                self._use(operand)
+            self._follow(result, replace(followed[0], is_weights=False))
         elif weights is not None and before is not None:
-            after = weights.tensor if written == "__setitem__" else result
-            if isinstance(after, Tensor) and after.shape == before.shape and after.is_floating_point():
-                # tensors on the meta device, as of `vitlens models`, have shapes alone
-                is_same = after.is_meta or torch.allclose(after, before.to(after.dtype), rtol=0.0, atol=TOLERANCE)
-                self._follow(after, replace(weights, is_changed=weights.is_changed or not is_same))
-        elif known and name in _SCALING:
-            self._follow(result, known[0])
+            after = weights.tensor if full_name == "__setitem__" else result
+            self._compare(weights, before, after)
+        elif followed and name in _SCALING:
+            self._follow(result, followed[0])
         return result
+
+    def _compare(self, weights: _Followed, before: Tensor, after: Any) -> None:
+        """Follow weights after an operation, and note whether it changed their values."""
+        if not isinstance(after, Tensor) or after.shape != before.shape or not after.is_floating_point():
+            return
+        # tensors on the meta device, as of `vitlens models`, have only shapes
+        is_same = after.is_meta or torch.allclose(after, before.to(after.dtype), rtol=0.0, atol=TOLERANCE)
+        self._follow(after, replace(weights, is_changed=weights.is_changed or not is_same))
 
     def _begin(self, result: Tensor, dim: object) -> None:
         """Follow the result of a softmax."""
@@ -394,6 +411,28 @@ class _Follower(ScopedMode):
             self.changed.append(weights.softmax.module)
 
     def _follow(self, result: Any, like: _Followed) -> None:
-        for each in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(each, Tensor):
-                self.followed[id(each)] = replace(like, tensor=each)
+        results = result if isinstance(result, tuple | list) else (result,)
+        for tensor in results:
+            if isinstance(tensor, Tensor):
+                self.followed[id(tensor)] = replace(like, tensor=tensor)
+
+
+def _operands(values: Sequence[Any]) -> list[Tensor]:
+    """Return the tensors among a call's arguments, also those in sequences."""
+    tensors = []
+    for value in values:
+        members = value if isinstance(value, Sequence) else (value,)
+        tensors += [member for member in members if isinstance(member, Tensor)]
+    return tensors
+
+
+def _first_weights(followed: Sequence[_Followed]) -> _Followed | None:
+    for operand in followed:
+        if operand.is_weights:
+            return operand
+    return None
+
+
+def _maps_weights(name: str, weights: Tensor, tensors: list[Tensor], result: Any) -> bool:
+    """Return True if an operation maps the weights linearly, over their heads or otherwise, rather than uses them."""
+    return name in _MAPS or (name in _PRODUCTS and maps_heads(weights, tensors, result))

@@ -92,32 +92,40 @@ class Places(tuple[Place, ...]):
 
     def lines(self) -> list[tuple[str, str, str]]:
         """Return the table's lines: pattern, axes with sizes, and what the tensor is."""
-        lines = [
-            (place.name, place.described(), KIND_WORDS[place.kind] + " (captured only)" * (not place.changeable))
-            for place in self
-        ]
-        for number in (r"(.*\.head\.)(\d+)()", r"(blocks\.|stages\.)(\d+)(.*)"):
-            alike: dict[tuple[str, ...], list[str]] = {}
-            for name, *others in lines:
-                match = re.fullmatch(number, name)
-                before, found, after = match.groups() if match else (name, "", "")
-                alike.setdefault((before, after, *others), []).append(found)
-            lines = [
-                (f"{before}{_range(found)}{after}", shape, words)
-                for (before, after, shape, words), found in alike.items()
-            ]
+        lines = []
+        for place in self:
+            words = KIND_WORDS[place.kind]
+            if not place.changeable:
+                words += " (captured only)"
+            lines.append((place.name, place.described(), words))
+        for pattern in (r"(.*\.head\.)(\d+)()", r"(blocks\.|stages\.)(\d+)(.*)"):
+            lines = _merge_lines(lines, pattern)
         return lines
 
     def __str__(self) -> str:
         lines = [("place", "shape for one image", "tensor"), *self.lines()]
-        first, second = (max(len(line[column]) for line in lines) for column in (0, 1))
-        return "\n".join(f"{name:{first}}  {shape:{second}}  {words}" for name, shape, words in lines)
+        name_width = max(len(line[0]) for line in lines)
+        shape_width = max(len(line[1]) for line in lines)
+        return "\n".join(f"{name:{name_width}}  {shape:{shape_width}}  {words}" for name, shape, words in lines)
 
     __repr__ = __str__
 
 
+def _merge_lines(lines: list[tuple[str, str, str]], pattern: str) -> list[tuple[str, str, str]]:
+    """Merge the lines that differ only in the number that the second group of the pattern matches."""
+    numbers_by_line: dict[tuple[str, str, str, str], list[str]] = {}
+    for name, shape, words in lines:
+        match = re.fullmatch(pattern, name)
+        before, number, after = match.groups() if match else (name, "", "")
+        numbers_by_line.setdefault((before, after, shape, words), []).append(number)
+    merged = []
+    for (before, after, shape, words), numbers in numbers_by_line.items():
+        merged.append((f"{before}{_range(numbers)}{after}", shape, words))
+    return merged
+
+
 def _range(numbers: list[str]) -> str:
-    """As a part of a pattern: "3", "{0..11}" or "{0,2..4}"; of no number ""."""
+    """Return numbers as a part of a pattern: "3", "{0..11}" or "{0,2..4}"; of no number ""."""
     runs: list[list[int]] = []
     for number in sorted(map(int, filter(None, numbers))):
         if runs and number == runs[-1][-1] + 1:
@@ -125,7 +133,9 @@ def _range(numbers: list[str]) -> str:
         else:
             runs.append([number])
     words = [str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs]
-    return "".join(words) if len(numbers) == 1 else f"{{{','.join(words)}}}"
+    if len(numbers) == 1:
+        return "".join(words)
+    return f"{{{','.join(words)}}}"
 
 
 @dataclass(frozen=True)
@@ -159,18 +169,20 @@ class Access:
         return self.place.name
 
     def at(self, tokens: tuple[int, ...], word: str, axis: int) -> "Access":
-        """Return the access to some positions on the axis of tokens alone; word: as they were typed, to end the place's
-        name.
+        """Return the access to some positions on the axis of tokens only.
 
-        Raises InputError where there are no such positions.
+        word: the positions as the user typed them, which end the place's name. Raises InputError where there are no
+        such positions.
         """
         count = self.place.shape[axis]
-        wrong = [token for token in tokens if not 0 <= token < count]
-        if wrong:
-            raise InputError(f"expected positions from 0 to {count - 1} at {self.name}, found {wrong[0]}")
+        for token in tokens:
+            if not 0 <= token < count:
+                raise InputError(f"expected positions from 0 to {count - 1} at {self.name}, found {token}")
         shape = (*self.place.shape[:axis], len(tokens), *self.place.shape[axis + 1 :])
-        of_all = tokens if self.tokens is None else tuple(self.tokens[token] for token in tokens)
-        return replace(self, place=replace(self.place, name=f"{self.name}[{word}]", shape=shape), tokens=of_all)
+        if self.tokens is not None:
+            tokens = tuple(self.tokens[token] for token in tokens)
+        place = replace(self.place, name=f"{self.name}[{word}]", shape=shape)
+        return replace(self, place=place, tokens=tokens)
 
     def whole(self, raw: Tensor) -> Tensor:
         """Return the module's tensor with the batch of images as first axis, windows and heads as axes of their own."""
@@ -179,24 +191,31 @@ class Access:
             tensor = raw.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         if self.flat and raw.dim() == 4:
             tensor = tensor.flatten(1, 2)
-        return tensor.unflatten(0, (-1, self.windows)) if self.windows > 1 else tensor
+        if self.windows > 1:
+            tensor = tensor.unflatten(0, (-1, self.windows))
+        return tensor
 
     def raw(self, whole: Tensor, like: Tensor) -> Tensor:
         """Return the inverse of `whole`; like: the module's tensor."""
         tensor = whole.flatten(0, 1) if self.windows > 1 else whole
         if self.part == "joined":
             tensor = tensor.transpose(1, 2)
-        return (tensor.transpose(0, 1) if self.tokens_first else tensor).reshape(like.shape).to(like.dtype)
+        if self.tokens_first:
+            tensor = tensor.transpose(0, 1)
+        return tensor.reshape(like.shape).to(like.dtype)
 
     def index(self) -> Any:
-        """Of the place's tensor (batch, *shape) in `whole`: slices, a number, a list of numbers."""
-        before: list[Any] = [slice(None)] * (2 if self.windows > 1 else 1)
+        """Return the index of the place's tensor (batch, *shape) in `whole`."""
+        index: list[Any] = [slice(None)]
+        if self.windows > 1:
+            index.append(slice(None))
         if self.part == "joined":
-            before.append(slice(None) if self.head is None else self.head)
-        return (*before, slice(None) if self.tokens is None else list(self.tokens))
+            index.append(slice(None) if self.head is None else self.head)
+        index.append(slice(None) if self.tokens is None else list(self.tokens))
+        return tuple(index)
 
     def read(self, raw: Tensor) -> Tensor:
-        """Return the place's tensor (batch, *shape) of the module's."""
+        """Return the place's tensor (batch, *shape), from the module's."""
         return self.whole(raw)[self.index()]
 
 
@@ -226,26 +245,31 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
     is the output of block 3, "blocks.3.residual" in a transformer. Raises UnknownNameError for a name that is none of
     `places`, InputError for a pattern that fits none of them and for positions that are not there.
     """
-    named = (names,) if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
-    known = accesses(model)
-    found = dict[str, Access]()
-    for name in named:
-        listed = known.get(name) if isinstance(name, str) else None
-        found.update({each.name: each for each in ((listed,) if listed is not None else _resolve(model, name))})
-    return tuple(found.values())
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        names = (names,)
+    access_by_name = accesses(model)
+    resolved = dict[str, Access]()
+    for name in names:
+        if isinstance(name, str) and name in access_by_name:
+            access = access_by_name[name]
+            resolved[access.name] = access
+        else:
+            resolved.update((access.name, access) for access in _resolve(model, name))
+    return tuple(resolved.values())
 
 
 def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
-    """Positions of tokens from a word ("cls", "register", "patch"), a position, or several; count: of all tokens.
+    """Return positions of tokens from a word ("cls", "register", "patch"), a position, or several.
 
-    Raises InputError for positions that are not there, and for a word where the tokens are not the model's sequence.
+    count: of all tokens. Raises InputError for positions that are not there, and for a word where the tokens are not
+    the model's sequence.
     """
     if not isinstance(tokens, str):
-        chosen = (tokens,) if isinstance(tokens, int) else tuple(tokens)
-        wrong = [token for token in chosen if not 0 <= token < count]
-        if wrong:
-            raise InputError(f"expected positions from 0 to {count - 1}, found {wrong[0]}")
-        return chosen
+        positions = (tokens,) if isinstance(tokens, int) else tuple(tokens)
+        for position in positions:
+            if not 0 <= position < count:
+                raise InputError(f"expected positions from 0 to {count - 1}, found {position}")
+        return positions
     if tokens not in _WORDS:
         raise UnknownNameError("kind of token", tokens, _WORDS)
     if tokens == "all":
@@ -257,7 +281,7 @@ def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
         )
     if tokens not in get_args(PrefixKind):
         return tuple(range(len(layout.prefix), count))
-    positions: tuple[int, ...] = layout.positions(tokens)  # type: ignore[arg-type]
+    positions = layout.positions(tokens)  # type: ignore[arg-type]
     if not positions:
         raise InputError(f"expected a model with a {tokens} token, found prefix {layout.prefix}; try 'patch'")
     return positions
@@ -270,128 +294,182 @@ def _resolve(model: Model, name: str) -> Iterator[Access]:
     if bracket and not inner.endswith("]"):
         raise InputError(f"expected positions such as [cls] or [0,5] at the end of a place, found {name!r}")
     text = inner.removesuffix("]")
-    for access in dict.fromkeys(each for plain in _expanded(whole) for each in _fitting(model, plain)):
-        axis = next((index for index, axis in enumerate(access.place.axes) if axis in ("tokens", "patches")), None)
-        if not bracket:
-            yield access
-        elif axis is None:
-            raise InputError(
-                f"expected a place with an axis of tokens for the positions [{text}], found {access.place}; "
-                "leave the brackets out"
-            )
-        elif text == "*":
-            yield from (access.at((token,), str(token), axis) for token in range(access.place.shape[axis]))
-        elif text in _WORDS:
-            yield access.at(resolve_tokens(model, text, access.place.shape[axis]), text, axis)
+    for access in _accesses_of_pattern(model, whole):
+        if bracket:
+            yield from _at_positions(model, access, text)
         else:
-            positions = list(_listed(text))
-            if not all(word.isdecimal() for word in positions):
-                words = ", ".join(_WORDS)
-                raise InputError(f"expected positions ({words}, or numbers such as 0,5 or 3..8), found [{text}]")
-            yield access.at(tuple(map(int, positions)), text, axis)
+            yield access
 
 
-def _fitting(model: Model, name: str) -> list[Access]:
+def _accesses_of_pattern(model: Model, pattern: str) -> list[Access]:
+    """Return the places that a pattern means, each once."""
+    accesses_in_order: dict[Access, None] = {}
+    for name in _expand_braces(pattern):
+        accesses_in_order.update(dict.fromkeys(_matching(model, name)))
+    return list(accesses_in_order)
+
+
+def _at_positions(model: Model, access: Access, text: str) -> Iterator[Access]:
+    """Yield the access to the positions that the text between brackets means."""
+    axis = _token_axis(access.place)
+    if axis is None:
+        raise InputError(
+            f"expected a place with an axis of tokens for the positions [{text}], found {access.place}; "
+            "leave the brackets out"
+        )
+    count = access.place.shape[axis]
+    if text == "*":
+        for token in range(count):
+            yield access.at((token,), str(token), axis)
+    elif text in _WORDS:
+        yield access.at(resolve_tokens(model, text, count), text, axis)
+    else:
+        positions = list(_alternatives(text))
+        if not all(word.isdecimal() for word in positions):
+            words = ", ".join(_WORDS)
+            raise InputError(f"expected positions ({words}, or numbers such as 0,5 or 3..8), found [{text}]")
+        yield access.at(tuple(map(int, positions)), text, axis)
+
+
+def _token_axis(place: Place) -> int | None:
+    for index, axis in enumerate(place.axes):
+        if axis in ("tokens", "patches"):
+            return index
+    return None
+
+
+def _matching(model: Model, name: str) -> list[Access]:
     """Return the places that a name, or a pattern without braces, means."""
-    known = accesses(model)
+    access_by_name = accesses(model)
     if "*" not in name:
-        access = known.get(name) or known.get(f"{name}.residual")
+        access = access_by_name.get(name) or access_by_name.get(f"{name}.residual")
         if access is None:
             raise UnknownNameError("place", name, places(model).names, hint=_HINT)
         return [access]
     pattern = re.compile("[^.]+".join(map(re.escape, name.split("*"))))
-    # also "blocks.*" in a transformer: the blocks' outputs
-    found = [
-        access
-        for key, access in known.items()
-        if access.listed and (pattern.fullmatch(key) or pattern.fullmatch(key.removesuffix(".residual")))
-    ]
-    if not found:
+    matching = []
+    for key, access in access_by_name.items():
+        # also "blocks.*" in a transformer: the blocks' outputs
+        matches = pattern.fullmatch(key) or pattern.fullmatch(key.removesuffix(".residual"))
+        if access.listed and matches:
+            matching.append(access)
+    if not matching:
         near = " or ".join(map(repr, nearest(name, places(model).names)))
-        raise InputError(f"no place of {model.alias} fits {name!r}; {f'did you mean {near}? ' * bool(near)}see {_HINT}")
-    return found
+        suggestion = f"did you mean {near}? " if near else ""
+        raise InputError(f"no place of {model.alias} fits {name!r}; {suggestion}see {_HINT}")
+    return matching
 
 
-def _expanded(pattern: str) -> Iterator[str]:
+def _expand_braces(pattern: str) -> Iterator[str]:
     """Yield a pattern without braces for every combination of their alternatives."""
     braces = re.search(r"\{([^{}]*)\}", pattern)
     if braces is None:
         yield pattern
         return
-    for alternative in _listed(braces[1]):
-        yield from _expanded(f"{pattern[: braces.start()]}{alternative}{pattern[braces.end() :]}")
+    for alternative in _alternatives(braces[1]):
+        yield from _expand_braces(f"{pattern[: braces.start()]}{alternative}{pattern[braces.end() :]}")
 
 
-def _listed(text: str) -> Iterator[str]:
+def _alternatives(text: str) -> Iterator[str]:
     """Yield the alternatives of "3,4" or "0..5,8"."""
     for word in text.split(","):
         ends = re.fullmatch(r"\s*(\d+)\.\.(\d+)\s*", word)
-        yield from map(str, range(int(ends[1]), int(ends[2]) + 1)) if ends else (word.strip(),)
+        if ends:
+            yield from map(str, range(int(ends[1]), int(ends[2]) + 1))
+        else:
+            yield word.strip()
 
 
 @once_per_model
 def accesses(model: Model) -> dict[str, Access]:
     """Return how every place of a model is reached, by its name."""
-    known: tuple[Layer, ...] = ()
+    model_layers: tuple[Layer, ...] = ()
     with suppress(UnsupportedError):  # no attention
-        known = layers(model)
+        model_layers = layers(model)
     blocks: list[str] = []
     maps: list[str] = []
-    if not known:
+    if not model_layers:
         blocks = [name for name in model.anatomy.blocks if not holds_another(name, model.anatomy.blocks)]
         with suppress(UnsupportedError):  # no map and no token
             maps = [stage.module for stage in stages(model) if stage.kind == "stage"]
-            blocks = list(dict.fromkeys((*blocks, *(stage.module for stage in stages(model)))))
-    single, double = (_shapes(model, known, blocks, count) for count in (1, 2))
-    shapes = {
-        key: (shape, axis) for key, shape in single.items() if (axis := _batch_axis(shape, double.get(key))) is not None
-    }
-    reader = _Reader(model, shapes)
-    units = [layer.unit for layer in known]
-    found = list[Access]()
-    for layer in known:
+            blocks += [stage.module for stage in stages(model)]
+            blocks = list(dict.fromkeys(blocks))
+    reader = _Reader(model, _batched_shapes(model, model_layers, blocks))
+    units = [layer.unit for layer in model_layers]
+    ordered = list[Access]()
+    for layer in model_layers:
         before = units[: layer.index]
         after = units[layer.index + 1 :]
-        found += reader.layer(layer, first=layer.unit not in before, last=layer.unit not in after)
+        ordered += reader.layer(layer, first=layer.unit not in before, last=layer.unit not in after)
     for index, name in enumerate(name for name in blocks if name in model.anatomy.blocks):
-        found += reader.module(f"blocks.{index}", "block", name)
+        ordered += reader.module(f"blocks.{index}", "block", name)
     for index, name in enumerate(name for name in blocks if name in maps):
-        found += reader.module(f"stages.{index}", "stage", name)
+        ordered += reader.module(f"stages.{index}", "stage", name)
     logits = Place("logits", "logits", ("classes",), trace(model, 1).logits[1:], changeable=False)
-    return {access.name: access for access in (*found, Access(logits, "", "logits"))}
+    ordered.append(Access(logits, "", "logits"))
+    return {access.name: access for access in ordered}
 
 
 _Shapes = dict[tuple[str, str], tuple[Shape, int]]  # by module and what of it, for one image, with the batch's axis
 
 
-def _shapes(model: Model, known: Sequence[Layer], maps: Sequence[str], count: int) -> dict[tuple[str, str], Shape]:
+def _batched_shapes(model: Model, model_layers: Sequence[Layer], blocks: Sequence[str]) -> _Shapes:
+    """Return the shapes of tensors with a batch axis, with that axis."""
+    single = _shapes(model, model_layers, blocks, 1)
+    double = _shapes(model, model_layers, blocks, 2)
+    shapes: _Shapes = {}
+    for key, shape in single.items():
+        axis = _batch_axis(shape, double.get(key))
+        if axis is not None:
+            shapes[key] = (shape, axis)
+    return shapes
+
+
+def _shapes(
+    model: Model, model_layers: Sequence[Layer], blocks: Sequence[str], count: int
+) -> dict[tuple[str, str], Shape]:
     """Return the shapes of a forward pass, by module and what of it, where it was computed once."""
     calls = trace(model, count).by_module
-    units = (name for layer in known for name in (layer.unit, layer.attention, layer.mlp) if name)
-    once = {name: calls[name][0] for name in (*maps, *units) if len(calls.get(name, ())) == 1}
-    found = {(name, "output"): call.output for name, call in once.items()}
-    for layer in known:
-        if layer.stream is not None and layer.unit in once:
-            found[layer.unit, "input"] = once[layer.unit].arguments[layer.stream].shape
+    names = list(blocks)
+    for layer in model_layers:
+        names += [layer.unit, layer.attention]
+        if layer.mlp:
+            names.append(layer.mlp)
+    called_once = {name: calls[name][0] for name in names if len(calls.get(name, ())) == 1}
+    shapes = {(name, "output"): call.output for name, call in called_once.items()}
+    for layer in model_layers:
+        if layer.stream is not None and layer.unit in called_once:
+            shapes[layer.unit, "input"] = called_once[layer.unit].arguments[layer.stream].shape
         heads = traced_heads(model, count)[layer.attention]
-        found |= {(layer.attention, stage): shape for stage, shape in heads.shapes.items()}
+        for stage, shape in heads.shapes.items():
+            shapes[layer.attention, stage] = shape
         if len(heads.joined) == 1:
-            found[layer.attention, "joined"] = heads.joined[0]
-    return {key: shape for key, shape in found.items() if shape is not None}
+            shapes[layer.attention, "joined"] = heads.joined[0]
+    return {key: shape for key, shape in shapes.items() if shape is not None}
 
 
 def _batch_axis(single: Shape, double: Shape | None) -> int | None:
     """Return the axis that is twice as long with two images, the first or, of tokens, the second."""
     if double is None or len(single) != len(double):
         return None
-    longer = [axis for axis, (one, two) in enumerate(zip(single, double)) if one != two]
-    twice = len(longer) == 1 and double[longer[0]] == 2 * single[longer[0]]
-    return longer[0] if twice and (longer == [0] or (longer == [1] and len(single) == 3)) else None
+    longer = [axis for axis in range(len(single)) if single[axis] != double[axis]]
+    if len(longer) != 1:
+        return None
+    axis = longer[0]
+    is_batch = axis == 0 or (axis == 1 and len(single) == 3)
+    if is_batch and double[axis] == 2 * single[axis]:
+        return axis
+    return None
 
 
 def _place(name: str, kind: str, axes: tuple[str, ...], sizes: Shape) -> Place:
-    """sizes: of the axes after the number of windows, which is an axis of its own where there are several."""
-    return Place(name, kind, axes, sizes[1:]) if sizes[0] == 1 else Place(name, kind, ("windows", *axes), sizes)
+    """Return a place with windows as an axis of its own where there are several.
+
+    sizes: the number of windows, then those of the axes.
+    """
+    if sizes[0] == 1:
+        return Place(name, kind, axes, sizes[1:])
+    return Place(name, kind, ("windows", *axes), sizes)
 
 
 @dataclass(frozen=True)
@@ -406,20 +484,30 @@ class _Reader:
         shape, axis = self.shapes.get((module, part), ((), 0))
         if not shape:
             return
-        windows, *rest = (shape[1], shape[0], shape[2]) if axis == 1 else shape
-        known: dict[int, tuple[str, ...]] = {0: (), 1: ("dim",), 2: ("tokens", "dim")}
-        last = len(rest) == 3 and rest[2] == stream_width(self.model.module.get_submodule(module))
-        known[3] = ("rows", "columns", "dim") if last else ("channels", "rows", "columns")
-        axes = known.get(len(rest), tuple(f"axis{index}" for index in range(1, len(rest) + 1)))
-        place = _place(name, kind, axes, (windows, *rest))
+        if axis == 1:
+            shape = (shape[1], shape[0], shape[2])
+        windows, *sizes = shape
+        place = _place(name, kind, self._axes(module, sizes), (windows, *sizes))
         yield Access(place, module, part, windows=windows, tokens_first=axis == 1, **options)
 
+    def _axes(self, module: str, sizes: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of the axes of a module's tensor of one image, or of one window."""
+        if len(sizes) == 3:
+            channels_last = sizes[2] == stream_width(self.model.module.get_submodule(module))
+            return ("rows", "columns", "dim") if channels_last else ("channels", "rows", "columns")
+        vectors: dict[int, tuple[str, ...]] = {0: (), 1: ("dim",), 2: ("tokens", "dim")}
+        if len(sizes) in vectors:
+            return vectors[len(sizes)]
+        return tuple(f"axis{index}" for index in range(1, len(sizes) + 1))
+
     def layer(self, layer: Layer, *, first: bool, last: bool) -> Iterator[Access]:
-        """Yield the places of a layer; first, last: of those that share its block, whose input and output are listed
-        once."""
+        """Yield the places of a layer.
+
+        first, last: of the layers that share its block, whose input and output are listed once.
+        """
         name = f"blocks.{layer.index}"
         options = dict[str, Any](layer=layer.index)
-        # its unit is a residual block, not attention that stands alone
+        # its unit is a residual block, not attention without one
         block = layer.unit != layer.attention or layer.unit in self.model.anatomy.blocks
         # or attention with an MLP after it (SigLIP's pooling)
         output = block or (layer.mlp is not None and layer.mlp.startswith(f"{layer.unit}."))
@@ -429,11 +517,14 @@ class _Reader:
             yield from self.module(f"{name}.attention", "attention", layer.attention, **options)
         if layer.mlp is not None:
             yield from self.module(f"{name}.mlp", "mlp", layer.mlp, listed=last, **options)
+        if not output:
+            return
         removed = layer.stream if layer.removable else None
-        found = self.module(f"{name}.residual", "residual", layer.unit, argument=removed, listed=last, **options)
-        for access in found if output else ():
-            stream = block and access.place.axes[-1] == "dim" and len(access.place.axes) > 1
-            yield access if stream else replace(access, place=replace(access.place, name=name, kind="block"))
+        for access in self.module(f"{name}.residual", "residual", layer.unit, argument=removed, listed=last, **options):
+            if block and access.place.axes[-1] == "dim" and len(access.place.axes) > 1:
+                yield access
+            else:  # no stream of tokens
+                yield replace(access, place=replace(access.place, name=name, kind="block"))
 
     def _input(self, layer: Layer, *, listed: bool) -> Iterator[Access]:
         """Yield the residual stream that enters its block, where it has one."""

@@ -48,29 +48,31 @@ def quick_convolutions(model: nn.Module) -> Iterator[None]:
     """
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     layers = [layer for layer in convolutions if layer.weight.device.type == "cpu"]
-    slides = any(max(layer.kernel_size) > 1 and layer.kernel_size != layer.stride for layer in layers)
-    held = [(layer.weight, layer.weight.data) for layer in layers] if slides else []
+    if not any(max(layer.kernel_size) > 1 and layer.kernel_size != layer.stride for layer in layers):
+        layers = []  # patch embeddings and 1x1 convolutions
+    original = [(layer.weight, layer.weight.data) for layer in layers]
     with turn(model):
         try:
-            for weight, values in held:
+            for weight, values in original:
                 weight.data = values.contiguous(memory_format=torch.channels_last)
             yield
         finally:
-            for weight, values in held:
+            for weight, values in original:
                 weight.data = values
 
 
 @contextmanager
 def quick_layers(model: Model) -> Iterator[None]:
-    """`quick_linear`, with the first linear layer and the exact GELU of our and timm's MLPs as one call.
+    """Apply `quick_linear`, with the first linear layer and the exact GELU of our and timm's MLPs as one call.
 
     An MLP that is changed by an intervention or by other code than its own, or with a hook between the two, is left
     unchanged.
     """
     with turn(model), quick_linear(model.device), ExitStack() as stack:
-        for module in model.modules() if _has_onednn(model.device) and not _has_other_mode() else ():
-            if "forward" not in vars(module) and is_known_mlp(module):
-                stack.enter_context(overridden(module, _with_gelu(module), equal=True))
+        if _has_onednn(model.device) and not _has_other_mode():
+            for module in model.modules():
+                if "forward" not in vars(module) and is_known_mlp(module):
+                    stack.enter_context(overridden(module, _with_gelu(module), equal=True))
         yield
 
 
@@ -91,16 +93,18 @@ class _OneDNN(TorchFunctionMode):
     ) -> Any:
         """Compute linear layers with oneDNN where it can; pass every other call through."""
         if func is F.linear and not kwargs and len(args) == 3 and _fits(*args):
-            return _differentiable_product(*args) if torch.is_grad_enabled() else _product(*args, "none")
+            if torch.is_grad_enabled():
+                return _differentiable_product(*args)
+            return _product(*args, "none")
         return func(*args, **(kwargs or {}))
 
 
 class _Linear(torch.autograd.Function):
-    """tokens -> tokens weightᵀ + bias, and its gradient with respect to the tokens alone."""
+    """tokens -> tokens weightᵀ + bias, and its gradient with respect to the tokens only."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """oneDNN's product."""
+        """Return oneDNN's product."""
         ctx.save_for_backward(weight)
         return _product(tokens, weight, bias, "none")
 
@@ -112,9 +116,11 @@ class _Linear(torch.autograd.Function):
 
 
 def _differentiable_product(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """With two axes, as autograd forbids in-place changes (some models make them) of a view that a Function returns."""
+    # two axes: autograd forbids in-place changes of a view that a Function returns, and some models make them
     result: Tensor = _Linear.apply(tokens.flatten(0, -2), weight, bias)
-    return result.unflatten(0, tokens.shape[:-1]) if tokens.dim() != 2 else result
+    if tokens.dim() != 2:
+        result = result.unflatten(0, tokens.shape[:-1])
+    return result
 
 
 def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> Tensor:
@@ -123,32 +129,39 @@ def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> 
 
 
 def _fits(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return True if oneDNN computes this layer: fp32 throughout, no gradient of a weight, and no tensor of another
-    class."""
-    tensors = [tensor for tensor in (tokens, weight, bias) if tensor is not None]
-    plain = all(tensor.dtype == torch.float32 and type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
-    frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
-    graph = not torch.is_grad_enabled() or (frozen and tokens.requires_grad)
-    return plain and graph and tokens.dim() > 1 and tokens.numel() > 0 and not torch.is_autocast_enabled("cpu")
+    """Return True if oneDNN computes this layer.
+
+    It computes fp32 throughout, no gradient of a weight, and no tensor of another class.
+    """
+    if not _is_plain(tokens) or not _is_plain(weight) or (bias is not None and not _is_plain(bias)):
+        return False
+    if torch.is_grad_enabled():
+        frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
+        if not frozen or not tokens.requires_grad:
+            return False
+    return tokens.dim() > 1 and tokens.numel() > 0 and not torch.is_autocast_enabled("cpu")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and type(tensor) in (Tensor, nn.Parameter)
 
 
 def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
-    """Return the MLP's forward with its GELU fused into the first product; its own forward where oneDNN cannot compute
-    it.
+    """Return the MLP's forward with its GELU fused into the first product.
 
-    So also while somebody listens to a part that is not called, or has put another forward into it.
+    The unfused forward runs where oneDNN cannot compute it, and while a skipped part has a hook or another forward.
     """
     first = module.fc1
     skipped = [part for name, part in module.named_children() if name != "fc2"]
 
-    def is_heard() -> bool:
-        return has_global_hooks() or any(
-            part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in skipped
-        )
+    def is_observed() -> bool:
+        if has_global_hooks():
+            return True
+        return any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in skipped)
 
     def wrap(forward: Forward) -> Forward:
         def fused(tokens: Tensor) -> Any:
-            if module.training or torch.is_grad_enabled() or is_heard():
+            if module.training or torch.is_grad_enabled() or is_observed():
                 return forward(tokens)
             weight = first.weight
             bias = first.bias
@@ -189,5 +202,6 @@ def quick_passes(model: Model) -> Iterator[None]:
 def quick_batch_size(model: Model) -> int:
     """Return how many images fit the processor's cache, by the widest activation of one image; at least 1."""
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
-    widest = max((call.bytes for call in trace(model, 1).calls if call.module in leaves), default=1)
+    activation_sizes = [call.bytes for call in trace(model, 1).calls if call.module in leaves]
+    widest = max(activation_sizes, default=1)
     return max(1, _CACHE // max(1, widest))

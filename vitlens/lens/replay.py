@@ -8,6 +8,7 @@ block is computed for the tokens that the classifier reads. `patch` runs one pas
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -35,7 +36,7 @@ _LARGE_WORKING_SET: Final = 512 << 20
 
 
 class Replay:
-    """A clean pass of some images, from which sets of changes are run; made by `replaying`.
+    """A clean pass of some images, from which sets of changes are run; created by `replaying`.
 
     logits: of the clean pass (batch, classes); exact: whether changes are replayed, else each set is a full forward;
     note: why that is, and how much of the clean pass is not kept but computed again (which costs time and changes no
@@ -46,66 +47,81 @@ class Replay:
         self.model = model
         self.images = images
         self._method = method_of(model)
-        self._given = given
+        self._always = given  # changes in force in all passes
         self.exact = self._method.exact
         sizes = [start.bytes * len(images) for start in self._method.starts]
-        keep: list[int] = []
+        stored_layers: list[int] = []
+        stored_bytes = 0
         for index in reversed(range(len(sizes))):  # an early layer is soon computed again
-            if sum(sizes[each] for each in (*keep, index)) <= budget:
-                keep.append(index)
-        kept = sum(sizes[index] for index in keep)
-        short = f"{kept / 1e9:.2f} of {sum(sizes) / 1e9:.2f} GB of the clean pass are kept; the rest is computed again"
-        self.note = "; ".join(filter(None, (self._method.note, "" if len(keep) == len(sizes) else short)))
+            if stored_bytes + sizes[index] <= budget:
+                stored_layers.append(index)
+                stored_bytes += sizes[index]
+        notes = []
+        if self._method.note:
+            notes.append(self._method.note)
+        if len(stored_layers) < len(sizes):
+            share = f"{stored_bytes / 1e9:.2f} of {sum(sizes) / 1e9:.2f} GB"
+            notes.append(f"{share} of the clean pass are kept; the rest is computed again")
+        self.note = "; ".join(notes)
         working_set = _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET)
         self._chunk = chunk or max(1, working_set // self._method.largest)
         self._spent = LinearCount()
-        with self._computing(), in_force(model, self._given), recording(model, keep) as self._records:
+        with self._computing(), in_force(model, self._always), recording(model, stored_layers) as self._records:
             self.logits: Logits = model(images)
         self.forward_cost = self.cost
 
     @property
     def cost(self) -> int:
-        """Multiply-adds of linear layers spent so far, the clean pass included."""
+        """Return the multiply-adds of linear layers spent so far, the clean pass included."""
         return self._spent.total
 
     @property
     def forward_equivalents(self) -> float:
-        """Full forwards of these images spent so far, the clean pass included, counted by linear layers' FLOPs."""
+        """Return the cost so far in full forwards of these images, counted by linear layers' FLOPs."""
         return self.cost / self.forward_cost
 
     def run(
         self, sets: Sequence[Changes], *, reference: Reference | None = None, seed: int = 0
     ) -> Float[Tensor, "sets batch classes"]:
-        """Return the logits under each set of changes by place, {"blocks.3.head.7": "zero"}, those of
-        `vitlens.intervene`.
+        """Return the logits under each set of changes by place, as `vitlens.intervene` would give.
 
-        reference, seed: as there. Raises what `intervene` raises.
+        sets: such as {"blocks.3.head.7": "zero"}; reference, seed: as in `intervene`. Raises what `intervene` raises.
         """
-        return self.run_prepared([prepared(self.model, each, reference=reference, seed=seed) for each in sets])
+        return self.run_prepared([prepared(self.model, changes, reference=reference, seed=seed) for changes in sets])
 
     def run_prepared(self, sets: Sequence[Set]) -> Float[Tensor, "sets batch classes"]:
-        """As run, of changes that were prepared once for many runs."""
-        found = list(sets)
+        """Return the logits as `run` does, for changes that were prepared once for many runs."""
         logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
-        kinds: dict[PassKind, list[int]] = {}
-        for number, changes in enumerate(found):
-            if changes:  # what was given is changed again in the layers that run again
-                start = min(change.access.layer or 0 for change in changes) if self.exact else 0
-                found[number] = (*changes, *(each for each in self._given if (each.access.layer or 0) >= start))
-                kinds.setdefault(self._method.kind(found[number]), []).append(number)
-        for kind in sorted(kinds, key=lambda kind: (kind.start, kind.attention, kind.whole)):
+        complete_sets = [self._with_permanent_changes(changes) for changes in sets]
+        numbers_by_kind: dict[PassKind, list[int]] = {}
+        for number, changes in enumerate(complete_sets):
+            if changes:
+                numbers_by_kind.setdefault(self._method.kind(changes), []).append(number)
+        for kind in sorted(numbers_by_kind, key=lambda kind: (kind.start, kind.attention, kind.whole)):
             record = self._record(kind.start) if self.exact else ReplayRecord()
-            for numbers, part in self._chunks(kinds[kind], whole=kind.whole):
-                chosen = [found[number] for number in numbers]
-                with self._computing():
-                    if self.exact:
-                        count = len(self.images)
-                        found_logits = replay_pass(self.model, self._method, record, kind, chosen, part, count)
-                    else:
-                        with in_force(self.model, *chosen):
-                            found_logits = self.model(self.images)
-                logits[numbers, part] = found_logits
+            for numbers, part in self._chunks(numbers_by_kind[kind], whole=kind.whole):
+                chosen = [complete_sets[number] for number in numbers]
+                logits[numbers, part] = self._run_chunk(chosen, kind, record, part)
         return logits
+
+    def _with_permanent_changes(self, changes: Set) -> Set:
+        """Return a set with the changes of all passes that fall into the layers that run again."""
+        if not changes:
+            return changes
+        start = 0
+        if self.exact:
+            start = min(change.access.layer or 0 for change in changes)
+        again = [change for change in self._always if (change.access.layer or 0) >= start]
+        return (*changes, *again)
+
+    def _run_chunk(self, sets: Sequence[Set], kind: PassKind, record: ReplayRecord, part: slice) -> Tensor:
+        """Return the logits of some images under some sets of changes of one kind."""
+        with self._computing():
+            if self.exact:
+                return replay_pass(self.model, self._method, record, kind, sets, part, len(self.images))
+            with in_force(self.model, *sets):
+                logits: Tensor = self.model(self.images)
+                return logits
 
     def tensor(self, place: str) -> Tensor:
         """Return the clean pass's tensor (batch, *shape) at a block's input or its heads: "blocks.3.heads"."""
@@ -137,7 +153,7 @@ class Replay:
         if index in self._records and self._records[index].arguments:
             return self._records[index]
         again = recording(self.model, [index], stop=True)
-        with suppress(StopForward), self._computing(), in_force(self.model, self._given), again as records:
+        with suppress(StopForward), self._computing(), in_force(self.model, self._always), again as records:
             self.model(self.images)
         if records[index].arguments:
             return records[index]
@@ -145,7 +161,7 @@ class Replay:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Inside, the model is evaluated without gradients, and its linear layers are counted."""
+        """Evaluate the model without gradients, and count its linear layers."""
         with evaluating(self.model), torch.no_grad(), self._spent:
             yield
 
@@ -180,16 +196,18 @@ def replaying(
     budget: int = DEFAULT_BUDGET,
     chunk: int | None = None,
 ) -> Iterator[Replay]:
-    """A clean pass of images on the model's device, as `replay`; given: changes that are in force in all passes.
+    """Run a clean pass of images on the model's device, as `replay` does.
+
+    given: changes that are in force in all passes.
 
     Under autocast, everything runs in that precision. Interventions that are already applied stay applied, unless they
     hold a tensor per image: a replay splits the batch in its own way.
     """
-    kept = Replay(model, images, given, budget=budget, chunk=chunk)
+    replay = Replay(model, images, given, budget=budget, chunk=chunk)
     try:
-        yield kept
+        yield replay
     finally:
-        kept.close()
+        replay.close()
 
 
 @takes_images
@@ -197,7 +215,7 @@ def replaying(
 def replay(
     model: Model, images: AnyImages, *, budget: int = DEFAULT_BUDGET, chunk: int | None = None
 ) -> Iterator[Replay]:
-    """A clean pass of the images, kept inside the context, from which many changes are run.
+    """Run a clean pass of the images, kept inside the context, from which many changes are run.
 
     `replay.run([{place: change}, ...])` gives the logits (sets, batch, classes) under each set of changes, which are
     those of `intervene`: the model runs again only from the first layer that a set changes, several sets in one batch.
@@ -214,8 +232,8 @@ def replay(
     >>> logits.shape, replay.exact
     (torch.Size([5, 2, 10]), True)
     """
-    with replaying(model, as_images(images).to(model.device), budget=budget, chunk=chunk) as kept:
-        yield kept
+    with replaying(model, as_images(images).to(model.device), budget=budget, chunk=chunk) as replay:
+        yield replay
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # compared by identity: == of tensors is elementwise
@@ -234,7 +252,7 @@ class Patched(Summary):
     exact: bool
 
     def __getitem__(self, name: str) -> Logits:
-        """Return the logits (batch, classes) of a place that was patched alone. Raises InputError for another."""
+        """Return the logits (batch, classes) of a place that was patched alone. Raises InputError otherwise."""
         if (name,) not in self.places:
             raise InputError(f"expected a place that was patched alone, found {name!r}; see .places")
         return self.logits[self.places.index((name,))]
@@ -263,16 +281,13 @@ def patch(
     >>> effect = patched["blocks.5.head.0"] - patched.clean
     """
     images = as_images(images).to(model.device)
-    labels: list[tuple[str, ...]] = []
-    for each in (places,) if isinstance(places, str) else places:
-        names = tuple(access.name for access in resolve_places(model, each))
-        labels += [(name,) for name in names] if isinstance(each, str) else [names]
-    captured = (
-        other if isinstance(other, Captured) else capture(model, other, [name for each in labels for name in each])
-    )
+    labels = _patched_together(model, places)
+    captured = other if isinstance(other, Captured) else capture(model, other, list(chain.from_iterable(labels)))
     if len(captured.logits) != len(images):
         raise InputError(f"expected two runs of as many images, found {len(images)} and {len(captured.logits)}")
-    sets: list[dict[str, Change]] = [{name: captured[name].detach() for name in each} for each in labels]
+    sets: list[dict[str, Change]] = []
+    for names in labels:
+        sets.append({name: captured[name].detach() for name in names})
     with suppress(UnsupportedError), replaying(model, images) as replay:
         logits = replay.run(sets)
         return Patched(tuple(labels), logits, replay.logits, captured.logits.detach(), replay.exact)
@@ -283,3 +298,17 @@ def patch(
             with intervene(model, changes):
                 logits[number] = model(images)
     return Patched(tuple(labels), logits, clean, captured.logits.detach(), exact=False)
+
+
+def _patched_together(model: Model, places: str | Sequence[str | tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the names that are patched together: the places of a pattern apart, those of a tuple as one."""
+    if isinstance(places, str):
+        places = (places,)
+    labels: list[tuple[str, ...]] = []
+    for pattern in places:
+        names = tuple(access.name for access in resolve_places(model, pattern))
+        if isinstance(pattern, str):
+            labels += [(name,) for name in names]
+        else:
+            labels.append(names)
+    return labels

@@ -62,7 +62,12 @@ class ReplayRecord:
 
     def take_attention(self, _values: Arguments, output: Any) -> None:
         """Keep the output of its attention."""
-        self.branch, self.rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
+        if isinstance(output, tuple):
+            self.branch = output[0]
+            self.rest = output[1:]
+        else:
+            self.branch = output
+            self.rest = None
 
     def take_heads(self, heads: Tensor) -> Tensor:
         """Keep the heads' outputs, which pass on."""
@@ -95,15 +100,19 @@ def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], For
 
 @contextmanager
 def recording(model: Model, indices: Sequence[int], *, stop: bool = False) -> Iterator[dict[int, ReplayRecord]]:
-    """Inside, a forward pass fills the records of some layers; stop: raise StopForward after the first of them."""
+    """Fill the records of some layers in a forward pass; stop: raise StopForward after the first of them."""
     records = {index: ReplayRecord() for index in indices}
     with ExitStack() as stack:
         for index, record in records.items():
             layer = layers(model)[index]
-            unit, attention = (model.module.get_submodule(name) for name in (layer.unit, layer.attention))
+            unit = model.module.get_submodule(layer.unit)
+            attention = model.module.get_submodule(layer.attention)
+            unit_notes: list[Callable[[Arguments, Any], None]] = [record.take_unit]
+            if stop:
+                unit_notes.append(_stop)
             stack.enter_context(overridden(attention, _noting(record.take_attention), equal=True))
             stack.enter_context(tapped(model, Tap((layer.attention,), joined=record.take_heads)))
-            stack.enter_context(overridden(unit, _noting(record.take_unit, *[_stop] * stop), equal=True))
+            stack.enter_context(overridden(unit, _noting(*unit_notes), equal=True))
         yield records
 
 
@@ -142,13 +151,18 @@ class ReplayMethod:
     def kind(self, changes: Set) -> "PassKind":
         """Return the kind of pass that some simultaneous changes need."""
         start = min(change.access.layer or 0 for change in changes)
-        again = not self.starts[start].branch or any(
-            change.access.layer == start and change.access.part != "output" and not change.is_linear
-            for change in changes
-        )
-        last = (change for change in changes if change.access.layer == len(self.starts) - 1)
-        rows = self.rows if all(map(_fits_first_rows, last)) else None
-        return PassKind(start, again, any(change.function is not None for change in changes), rows)
+        last = len(self.starts) - 1
+        attention = not self.starts[start].branch
+        whole = False
+        rows = self.rows
+        for change in changes:
+            if change.access.layer == start and change.access.part != "output" and not change.is_linear:
+                attention = True
+            if change.access.layer == last and not _fits_first_rows(change):
+                rows = None
+            if change.function is not None:
+                whole = True
+        return PassKind(start, attention, whole, rows)
 
 
 @dataclass(frozen=True)
@@ -174,29 +188,30 @@ def _fits_first_rows(change: PlaceChange) -> bool:
 
 
 def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
-    """From the traces of one image and of two: the axis that doubles is the batch."""
-    heads = [traced_heads(model, count)[layer.attention] for count in (1, 2)]
+    """Return how to start at a layer, from the traces of one image and of two: the axis that doubles is the batch."""
+    heads_single = traced_heads(model, 1)[layer.attention]
+    heads_double = traced_heads(model, 2)[layer.attention]
     begin = double.by_module[layer.unit][0].begin
-    of_one, of_two = (each.by_module[layer.unit][-1].arguments for each in (single, double))
-    batched = frozenset(
-        key for key, value in of_two.items() if value.shape and value.shape[0] == 2 * of_one[key].shape[0]
-    )
-    carried = tuple(
-        (later.index, there, here)
-        for later in layers(model)[layer.index + 1 :]
-        for there, value in double.by_module[later.unit][-1].arguments.items()
-        for here in batched
-        if value.number == of_two[here].number
-    )
+    arguments_single = single.by_module[layer.unit][-1].arguments
+    arguments_double = double.by_module[layer.unit][-1].arguments
+    batched_keys = []
+    for key, value in arguments_double.items():
+        if value.shape and value.shape[0] == 2 * arguments_single[key].shape[0]:
+            batched_keys.append(key)
+    batched = frozenset(batched_keys)
+    carried = []
+    for later in layers(model)[layer.index + 1 :]:
+        for later_key, value in double.by_module[later.unit][-1].arguments.items():
+            same = [key for key in batched if arguments_double[key].number == value.number]
+            carried += [(later.index, later_key, key) for key in same]
     skipped = tuple(_skippable(model.module, "", begin, single, double))
-    branch = layer.attention != layer.unit and all(each.branch for each in heads)
-    size = sum(of_one[key].bytes for key in batched) + heads[0].bytes
-    return ReplayStart(skipped, batched, carried, branch, size)
+    branch = layer.attention != layer.unit and heads_single.branch and heads_double.branch
+    size = sum(arguments_single[key].bytes for key in batched) + heads_single.bytes
+    return ReplayStart(skipped, batched, tuple(carried), branch, size)
 
 
 def _skippable(module: nn.Module, name: str, begin: int, single: Trace, double: Trace) -> Iterator[tuple[str, Shape]]:
-    """Yield the outermost modules whose calls end before `begin` and whose outputs have the batch as their first
-    axis."""
+    """Yield the outermost modules whose calls end before `begin` and whose outputs have the batch axis first."""
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
         shape = _batched_shape(full, single, double)
@@ -208,12 +223,19 @@ def _skippable(module: nn.Module, name: str, begin: int, single: Trace, double: 
 
 
 def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
-    """Return the shape of a module's output for one image where it is one tensor whose first axis is the batch, else
-    None."""
-    one, two = (each.by_module.get(name, (None,))[-1] for each in (single, double))
-    if one is None or two is None or not (one.bytes and two.bytes and one.output and two.output):
+    """Return the shape of a module's output for one image.
+
+    None where the output is not one tensor with the batch as its first axis.
+    """
+    if name not in single.by_module or name not in double.by_module:
         return None
-    return one.output if two.output == (2 * one.output[0], *one.output[1:]) else None
+    one = single.by_module[name][-1]
+    two = double.by_module[name][-1]
+    if not (one.bytes and two.bytes and one.output and two.output):
+        return None
+    if two.output != (2 * one.output[0], *one.output[1:]):
+        return None
+    return one.output
 
 
 def replay_pass(
@@ -226,53 +248,81 @@ def replay_pass(
     images: int,
 ) -> Float[Tensor, "sets part classes"]:
     """Return the logits of some of the images under each set of changes; images: the number of all, in the record."""
-    known = layers(model)
-    layer = known[kind.start]
-    last = known[-1].index
+    model_layers = layers(model)
+    layer = model_layers[kind.start]
+    last = model_layers[-1]
     kind = _within_changes(model, kind)
-    sets = [
-        [change.of_part(part, images, kind.rows if change.access.layer == last else None) for change in each]
-        for each in sets
-    ]
+    sets = _changes_of_part(sets, part, images, last.index, kind.rows)
     count = len(sets) * (part.stop - part.start)
     with ExitStack() as stack:
         if kind.rows is not None:
-            block, attention = (model.module.get_submodule(name) for name in (known[-1].unit, known[-1].attention))
+            block = model.module.get_submodule(last.unit)
+            attention = model.module.get_submodule(last.attention)
             stack.enter_context(overridden(block, _first_of_block(block, kind.rows)))
             stack.enter_context(overridden(attention, _first_of_attention(attention, kind.rows)))
         if not kind.attention:
-            heads = [[each for each in every if each.is_linear and each.access.layer == kind.start] for every in sets]
-            sets = [[each for each in every if each not in own] for every, own in zip(sets, heads)]
-            output = _branch(model, layer, record, heads, part, kind.rows if kind.start == last else None)
+            head_sets, sets = _split_heads(sets, kind.start)
+            rows = kind.rows if layer is last else None
+            output = _branch(model, layer, record, head_sets, part, rows)
             stack.enter_context(overridden(model.module.get_submodule(layer.attention), _returning(output)))
         stack.enter_context(in_force(model, *sets))
         start = method.starts[layer.index]
-        own = dict(record.arguments)
-        for key in start.batched:
-            calls = len(own[key]) // images
-            own[key] = own[key][part.start * calls : part.stop * calls]
-            if len(sets) > 1:
-                own[key] = own[key].repeat(len(sets), *[1] * (own[key].dim() - 1))
-        given: dict[str, Arguments] = {layer.unit: own}
-        for index, there, here in start.carried:
-            given.setdefault(known[index].unit, {})[there] = own[here]
-        for unit, values in given.items():
-            stack.enter_context(overridden(model.module.get_submodule(unit), _given(values)))
+        stored = _arguments_of_part(record, start, part, images, len(sets))
+        arguments_by_unit: dict[str, Arguments] = {layer.unit: stored}
+        for index, later_key, key in start.carried:
+            arguments_by_unit.setdefault(model_layers[index].unit, {})[later_key] = stored[key]
+        for unit, values in arguments_by_unit.items():
+            stack.enter_context(overridden(model.module.get_submodule(unit), _with_arguments(values)))
         for name, shape in start.skipped:
             blank = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
             stack.enter_context(overridden(model.module.get_submodule(name), _returning(blank)))
-        logits = model.run(model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size))  # not read
+        blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size)  # not read
+        logits = model.run(blank_images)
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
     return by_set
 
 
+def _changes_of_part(sets: Sequence[Set], part: slice, images: int, last: int, rows: int | None) -> list[Set]:
+    """Return the sets of changes on some of the images; rows: tokens computed in layer `last` (None: all)."""
+    sets_of_part: list[Set] = []
+    for changes in sets:
+        changes_of_part = []
+        for change in changes:
+            change_rows = rows if change.access.layer == last else None
+            changes_of_part.append(change.of_part(part, images, change_rows))
+        sets_of_part.append(changes_of_part)
+    return sets_of_part
+
+
+def _split_heads(sets: Sequence[Set], start: int) -> tuple[list[Set], list[Set]]:
+    """Split each set into the replaced heads of the first layer and all other changes."""
+    head_sets: list[Set] = []
+    other_sets: list[Set] = []
+    for changes in sets:
+        heads = [change for change in changes if change.is_linear and change.access.layer == start]
+        head_sets.append(heads)
+        other_sets.append([change for change in changes if change not in heads])
+    return head_sets, other_sets
+
+
+def _arguments_of_part(record: ReplayRecord, start: ReplayStart, part: slice, images: int, copies: int) -> Arguments:
+    """Return the recorded arguments of the first layer's unit for some of the images, one copy for each set."""
+    stored = dict(record.arguments)
+    for key in start.batched:
+        calls = len(stored[key]) // images
+        tensor = stored[key][part.start * calls : part.stop * calls]
+        if copies > 1:
+            tensor = tensor.repeat(copies, *[1] * (tensor.dim() - 1))
+        stored[key] = tensor
+    return stored
+
+
 def _within_changes(model: Model, kind: PassKind) -> PassKind:
-    """Return the kind of pass that the changes and hooks around it need: what they reach runs by the model's own
-    modules."""
-    known = layers(model)
-    first = model.module.get_submodule(known[kind.start].attention)
-    last = model.module.get_submodule(known[-1].unit)
-    if kind.rows is not None and (is_changed(last) or is_tapped(model, known[-1].attention)):
+    """Return the kind of pass that the changes and hooks around it need: changed modules run themselves."""
+    model_layers = layers(model)
+    first = model.module.get_submodule(model_layers[kind.start].attention)
+    last = model.module.get_submodule(model_layers[-1].unit)
+    if kind.rows is not None and (is_changed(last) or is_tapped(model, model_layers[-1].attention)):
         kind = replace(kind, rows=None)
     if not kind.attention and is_changed(first):
         kind = replace(kind, attention=True)
@@ -283,7 +333,7 @@ def _returning(output: Any) -> Callable[[Forward], Forward]:
     return lambda _forward: lambda *_args, **_kwargs: output
 
 
-def _given(values: Arguments) -> Callable[[Forward], Forward]:
+def _with_arguments(values: Arguments) -> Callable[[Forward], Forward]:
     def wrap(forward: Forward) -> Forward:
         def with_values(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = as_call({**arguments(args, kwargs), **values})
@@ -307,17 +357,24 @@ def _branch(
     joined = record.heads[calls][:, :rows]
     branches = []
     for changes in sets:
-        given = {head: data for change in changes for head, data in _by_head(change)}
-        if not given:
+        replacements: dict[int, Tensor] = {}
+        for change in changes:
+            replacements.update(_by_head(change))
+        if not replacements:
             branches.append(branch)
             continue
         clean = changes[0].access.whole(joined)  # (part, .., heads, tokens, head_dim)
-        difference = [data.to(clean) - clean[..., head, :, :] for head, data in given.items()]
-        columns = [projection.weight[:, head * layer.head_dim : (head + 1) * layer.head_dim] for head in given]
-        added = F.linear(torch.cat(difference, dim=-1), torch.cat(columns, dim=1))
+        differences = []
+        columns = []
+        for head, data in replacements.items():
+            differences.append(data.to(clean) - clean[..., head, :, :])
+            columns.append(projection.weight[:, head * layer.head_dim : (head + 1) * layer.head_dim])
+        added = F.linear(torch.cat(differences, dim=-1), torch.cat(columns, dim=1))
         branches.append(branch + added.reshape(branch.shape))
     output = branches[0] if len(branches) == 1 else torch.cat(branches)
-    return output if record.rest is None else (output, *record.rest)
+    if record.rest is None:
+        return output
+    return (output, *record.rest)
 
 
 def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
@@ -328,13 +385,16 @@ def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
     if change.access.head is not None:
         yield change.access.head, data
         return
-    each = data.expand(torch.broadcast_shapes(data.shape, (heads, 1, 1)))
-    yield from ((head, each[..., head, :, :]) for head in range(heads))
+    by_head = data.expand(torch.broadcast_shapes(data.shape, (heads, 1, 1)))
+    for head in range(heads):
+        yield head, by_head[..., head, :, :]
 
 
 def rows_read(model: Model) -> int | None:
-    """Return how many of the first tokens the classifier reads from the last block; None: all, or a block of unknown
-    form."""
+    """Return how many of the first tokens the classifier reads from the last block.
+
+    None: all of them, or a block of unknown form.
+    """
     layout = model.anatomy.layout
     last = layers(model)[-1]
     if layout is None or not is_known_block(model.module.get_submodule(last.unit)):
@@ -342,18 +402,22 @@ def rows_read(model: Model) -> int | None:
     if model.anatomy.readout == "cls" and layout.positions("cls") == (0,):
         return 1
     read_positions = layout.positions("cls") + layout.positions("distillation")
-    return 2 if model.anatomy.readout == "cls+distillation" and read_positions == (0, 1) else None
+    if model.anatomy.readout == "cls+distillation" and read_positions == (0, 1):
+        return 2
+    return None
 
 
-# The last block computes its first tokens alone, (batch, rows, dim), from the keys and values of all.
+# The last block computes only its first tokens, (batch, rows, dim), from the keys and values of all.
 
 
 def _first_of_block(block: Any, rows: int) -> Callable[[Forward], Forward]:
-    first, second = (getattr(block, name, nn.Identity()) for name in ("ls1", "ls2"))  # no drop path in evaluation
+    # no drop path in evaluation
+    scale_attention = getattr(block, "ls1", nn.Identity())
+    scale_mlp = getattr(block, "ls2", nn.Identity())
 
     def forward(tokens: Tokens, *_args: Any, **_kwargs: Any) -> FirstTokens:
-        kept_tokens = tokens[:, :rows] + first(block.attn(block.norm1(tokens)))
-        result: Tensor = kept_tokens + second(block.mlp(block.norm2(kept_tokens)))
+        first_tokens = tokens[:, :rows] + scale_attention(block.attn(block.norm1(tokens)))
+        result: Tensor = first_tokens + scale_mlp(block.mlp(block.norm2(first_tokens)))
         return result
 
     return lambda _forward: forward
@@ -364,15 +428,17 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
     width = attention.qkv.out_features // 3
     weight = attention.qkv.weight
     bias = attention.qkv.bias
-    biases = (None, None) if bias is None else (bias[:width], bias[width:])
-    norms = [getattr(attention, name, nn.Identity()) for name in ("q_norm", "k_norm")]
+    query_bias = None if bias is None else bias[:width]
+    key_value_bias = None if bias is None else bias[width:]
+    query_norm = getattr(attention, "q_norm", nn.Identity())
+    key_norm = getattr(attention, "k_norm", nn.Identity())
 
     def forward(tokens: Tokens, *_args: Any, **_kwargs: Any) -> FirstTokens:
-        query = F.linear(tokens[:, :rows], weight[:width], biases[0]).unflatten(-1, (heads, -1)).transpose(1, 2)
-        keys_and_values = F.linear(tokens, weight[width:], biases[1]).unflatten(-1, (2, heads, -1))
-        key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, head_dim)
-        read = F.scaled_dot_product_attention(norms[0](query), norms[1](key), value)
-        result: Tensor = attention.proj(read.transpose(1, 2).flatten(2))  # (batch, rows, dim)
+        query = F.linear(tokens[:, :rows], weight[:width], query_bias).unflatten(-1, (heads, -1)).transpose(1, 2)
+        keys_and_values = F.linear(tokens, weight[width:], key_value_bias).unflatten(-1, (2, heads, -1))
+        key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(0)  # both (batch, heads, tokens, head_dim)
+        head_outputs = F.scaled_dot_product_attention(query_norm(query), key_norm(key), value)
+        result: Tensor = attention.proj(head_outputs.transpose(1, 2).flatten(2))  # (batch, rows, dim)
         return result
 
     return lambda _forward: forward
@@ -384,8 +450,8 @@ def method_of(model: Model) -> ReplayMethod:
     single = trace(model, 1)
     double = trace(model, 2)
     starts = tuple(_start(model, layer, single, double) for layer in layers(model))
-    shapes = [shape for name in single.by_module if (shape := _batched_shape(name, single, double)) is not None]
-    largest = max(4 * math.prod(shape) for shape in shapes)
+    shapes = [_batched_shape(name, single, double) for name in single.by_module]
+    largest = max(4 * math.prod(shape) for shape in shapes if shape is not None)  # bytes in fp32
     why = ""
     if any(layer.tokens_first for layer in layers(model)):
         why = "its blocks take (tokens, batch, width)"
@@ -393,13 +459,16 @@ def method_of(model: Model) -> ReplayMethod:
         why = "something changes what the whole model returns"
     else:
         for rows in dict.fromkeys((rows_read(model), None)):
-            note = why and f"{model.alias}'s last block is run whole: {why}"
+            note = f"{model.alias}'s last block is run whole: {why}" if why else ""
             method = ReplayMethod(starts, largest, rows, note=note)
             try:
                 difference, allowed = _largest_difference(model, method)
             except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
                 # a model of another structure may raise anything when its forward starts in the middle
-                why = ": ".join((type(error).__name__, *str(error).splitlines()[:1]))  # a bare assert has no message
+                why = type(error).__name__
+                message = str(error).splitlines()
+                if message:  # a bare assert has none
+                    why += f": {message[0]}"
                 continue
             if not allowed:
                 why = "its logits do not depend on the image, so that none shows whether they are the same"
@@ -412,36 +481,36 @@ def method_of(model: Model) -> ReplayMethod:
 
 
 def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, float]:
-    """From the model's own logits, and the largest one that is rounding.
+    """Return the largest difference from the model's logits, and the largest difference that rounding explains.
 
-    Started at every layer, and with a head set to zero in the first and the last.
+    The model is started at every layer, and with a head set to zero in the first and the last.
     """
     images = probe_images(model, 2)
-    known = layers(model)
+    model_layers = layers(model)
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        with recording(model, range(len(known))) as records:
+        with recording(model, range(len(model_layers))) as records:
             plain: Tensor = model(images)
 
-        def differs(kind: PassKind, changes: Changes) -> float:
+        def compute_difference(kind: PassKind, changes: Changes) -> float:
             with intervene(model, changes):
-                full = model(images) if changes else plain
+                expected = model(images) if changes else plain
             sets = [prepared(model, changes)]
-            ours = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[0]
-            return float((ours - full).abs().max())
+            replayed = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[0]
+            return float((replayed - expected).abs().max())
 
         kinds = [PassKind(index, not start.branch, rows=method.rows) for index, start in enumerate(method.starts)]
-        found = [differs(kind, {}) for kind in kinds]
+        differences = [compute_difference(kind, {}) for kind in kinds]
         for kind in (kinds[0], kinds[-1]):
-            found.append(differs(replace(kind, attention=True), {}))
-            head = f"blocks.{kind.start}.head.{known[kind.start].heads - 1}"
+            differences.append(compute_difference(replace(kind, attention=True), {}))
+            head = f"blocks.{kind.start}.head.{model_layers[kind.start].heads - 1}"
             if head in accesses(model):
-                found.append(differs(kind, {head: "zero"}))
-    return max(found), largest_allowed(plain)
+                differences.append(compute_difference(kind, {head: "zero"}))
+    return max(differences), largest_allowed(plain)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Runs its model from its first block on: tokens to logits, without the patch embedding.
+    """A way to run a model from its first block on: tokens to logits, without the patch embedding.
 
     Variants of an image that differ only in some tokens are embedded once and combined before the first block.
     only_tokens: whether the block takes tokens and nothing that depends on their number or positions (no rotary
@@ -470,8 +539,10 @@ class Entry:
 @once_per_model
 @torch.no_grad()
 def entry_of(model: Model) -> Entry | None:
-    """Return the entry of a model in which every patch is one token; None for a CNN, windows, or a stem that mixes
-    patches."""
+    """Return the entry of a model in which every patch is one token.
+
+    None for a CNN, windows, or a stem that mixes patches.
+    """
     if model.anatomy.layout is None:
         return None
     try:
@@ -485,10 +556,10 @@ def entry_of(model: Model) -> Entry | None:
     if stream is None or not whole or start.batched != {stream} or start.carried:
         return None
     with evaluating(model), torch.autocast(model.device.type, enabled=False):
-        given = _arguments(model, probe_images(model, 2))
-        fixed = {key: value for key, value in given.items() if key != stream}
-        only = not any(isinstance(value, Tensor) for value in fixed.values())
-        entry = Entry(method, stream, fixed, only)
+        first_arguments = _arguments(model, probe_images(model, 2))
+        fixed = {key: value for key, value in first_arguments.items() if key != stream}
+        only_tokens = not any(isinstance(value, Tensor) for value in fixed.values())
+        entry = Entry(method, stream, fixed, only_tokens)
         return entry if _is_exact(model, entry) else None
 
 
@@ -496,12 +567,12 @@ def _is_exact(model: Model, entry: Entry) -> bool:
     """Return True if mixing the tokens of two images gives the logits of the images mixed patch by patch."""
     first, second = probe_images(model, 2).split(1)
     rows, columns = model.layout.grid
-    taken = torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(first.device) < 0.5
-    large = taken.view(1, 1, rows, columns).float()
-    pixels = F.interpolate(large, size=model.input_size, mode="nearest-exact") > 0.5
-    mixed = torch.where(pixels, first, second)
-    taken = torch.cat([taken.new_zeros(len(model.layout.prefix)), taken])
-    tokens = torch.where(taken[:, None], entry.tokens(model, first), entry.tokens(model, second))
+    patch_mask = torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(first.device) < 0.5
+    small = patch_mask.view(1, 1, rows, columns).float()
+    pixel_mask = F.interpolate(small, size=model.input_size, mode="nearest-exact") > 0.5
+    mixed = torch.where(pixel_mask, first, second)
+    token_mask = torch.cat([patch_mask.new_zeros(len(model.layout.prefix)), patch_mask])
+    tokens = torch.where(token_mask[:, None], entry.tokens(model, first), entry.tokens(model, second))
     plain: Tensor = model(torch.cat([mixed, first, second]))
     allowed = largest_allowed(plain)
     return allowed > 0 and (entry.logits(model, tokens) - plain[:1]).abs().max().item() <= allowed

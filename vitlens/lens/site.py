@@ -58,7 +58,9 @@ class Windows:
     @property
     def count(self) -> int:
         """Return the number of windows of an image."""
-        return -(-self.resolution[0] // self.window[0]) * -(-self.resolution[1] // self.window[1])
+        down = math.ceil(self.resolution[0] / self.window[0])
+        across = math.ceil(self.resolution[1] / self.window[1])
+        return down * across
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: b
         return "class"
     if queries == keys == tokens:
         return "patch"
-    return "channel" if queries == keys and channels else "pooled"
+    if queries == keys and channels:
+        return "channel"
+    return "pooled"
 
 
 class Caller(NamedTuple):
@@ -116,15 +120,17 @@ def windows_of(model: nn.Module, callers: Sequence[Caller], *, calls: int, queri
             or _pooling(module, shape)
             or _unshifted(module, shape)
         )
-        if windows is not None and (windows.count, math.prod(windows.window)) == (calls, keys):
-            return windows if queries == len(set(windows.queries) or range(keys)) else None
+        if windows is None or windows.count != calls or math.prod(windows.window) != keys:
+            continue
+        expected_queries = len(set(windows.queries)) or keys
+        return windows if queries == expected_queries else None
     return None
 
 
 def _shifted(module: nn.Module, shape: tuple[int, ...], *, pad_first: bool) -> Windows | None:
-    """Swin's windows, of a map of channels last; transformers' blocks take its tokens, and know the map's size.
+    """Return Swin's windows, of a channels-last map, or of tokens in a block that knows the map's size (transformers).
 
-    pad_first: whether the module pads its map before it shifts it; our block says so itself.
+    pad_first: whether the module pads its map before it shifts it; our block has an attribute for it.
     """
     window = getattr(module, "window_size", None)
     shift = getattr(module, "shift_size", None)
@@ -140,13 +146,15 @@ def _shifted(module: nn.Module, shape: tuple[int, ...], *, pad_first: bool) -> W
 
 
 def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
-    """MaxViT's blocks, and its grids: windows whose patches are spread evenly over the map."""
+    """Return MaxViT's blocks, or its grids: windows whose patches are spread evenly over the map."""
     if len(shape) != 4:
         return None
     is_block: Any = getattr(module, "partition_block", None)
     if isinstance(is_block, bool):  # timm
         channels_first = isinstance(getattr(getattr(module, "attn", None), "qkv", None), nn.Conv2d)
-        rows, columns = shape[2:] if channels_first else shape[1:3]
+        rows, columns = shape[1:3]
+        if channels_first:
+            rows, columns = shape[2:]
         return Windows((rows, columns), _pair(module.partition_size), dilated=not is_block)
     rows, columns = shape[2:]
     kind = getattr(module, "partition_type", None)
@@ -155,28 +163,35 @@ def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
         return None
     if kind == "window":  # torchvision
         return Windows((rows, columns), (size, size))
-    return Windows((rows, columns), (rows // size, columns // size), dilated=True) if kind == "grid" else None
+    if kind == "grid":
+        return Windows((rows, columns), (rows // size, columns // size), dilated=True)
+    return None
 
 
 def _mask_units(model: nn.Module, name: str, module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
-    """Hiera's mask units, or its whole map, whose tokens are sorted by their place within the patches of later stages.
+    """Return Hiera's mask units, or its whole map.
 
-    `Unroll` sorts the tokens once; each stage then pools those that lie `queries` apart.
+    Its tokens are sorted by their place within the patches of later stages. `Unroll` sorts the tokens once; each stage
+    then pools those that lie `queries` apart.
     """
-    within = getattr(module, "use_mask_unit_attn", None)
+    within_units = getattr(module, "use_mask_unit_attn", None)
     pooled = getattr(module, "q_stride", None)
     unroll = _unroll(model, name)
-    if within is None or not isinstance(pooled, int) or unroll is None or len(shape) != 3 or len(unroll.size) != 2:
+    if within_units is None or not isinstance(pooled, int) or unroll is None:
         return None
-    (rows, columns), strides = unroll.size, [_pair(stride) for stride in unroll.schedule]
+    if len(shape) != 3 or len(unroll.size) != 2:
+        return None
+    rows, columns = unroll.size
+    strides = [_pair(stride) for stride in unroll.schedule]
     while strides and rows * columns > shape[1]:  # the stages before have pooled these
         down, across = strides.pop(0)
         rows = rows // down
         columns = columns // across
     if rows * columns != shape[1]:
         return None
-    unit = math.prod(stride[0] for stride in strides), math.prod(stride[1] for stride in strides)
-    window = unit if within else (rows, columns)
+    window = (rows, columns)
+    if within_units:
+        window = (math.prod(down for down, _ in strides), math.prod(across for _, across in strides))
     if not strides:  # no later stage merges patches: row by row
         return Windows((rows, columns), window) if pooled == 1 else None
     places = _unrolled(window, strides)
@@ -195,8 +210,11 @@ def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
     if not module.q_stride:
         return Windows(resolution, (height, width))
     down, across = _pair(module.q_stride)
-    places = [(row // down) * (width // across) + column // across for row in range(height) for column in range(width)]
-    return Windows(resolution, (height, width), queries=tuple(places), keys=tuple(range(height * width)))
+    queries = []
+    for row in range(height):
+        for column in range(width):
+            queries.append((row // down) * (width // across) + column // across)
+    return Windows(resolution, (height, width), queries=tuple(queries), keys=tuple(range(height * width)))
 
 
 def _unshifted(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
@@ -211,8 +229,11 @@ def _unshifted(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
 def _unroll(model: nn.Module, name: str) -> Any:
     """Return the `Unroll` of the Hiera that has this module, or None."""
     parts = name.split(".")
-    owners = (model.get_submodule(".".join(parts[:count])) for count in range(len(parts)))
-    return next((owner.unroll for owner in owners if isinstance(getattr(owner, "unroll", None), nn.Module)), None)
+    for count in range(len(parts)):
+        unroll = getattr(model.get_submodule(".".join(parts[:count])), "unroll", None)
+        if isinstance(unroll, nn.Module):
+            return unroll
+    return None
 
 
 def _unrolled(window: Pair, strides: Sequence[Pair]) -> tuple[int, ...]:
@@ -226,4 +247,6 @@ def _unrolled(window: Pair, strides: Sequence[Pair]) -> tuple[int, ...]:
 
 
 def _pair(value: Any) -> Pair:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    if isinstance(value, int):
+        return (value, value)
+    return (int(value[0]), int(value[1]))

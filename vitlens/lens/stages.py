@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
-from vitlens.lens.cells import calls_outside_attention, channel_axis_of, located_cells, reaches_logits
+from vitlens.lens.cells import Cells, calls_outside_attention, channel_axis_of, located_cells, reaches_logits
 from vitlens.lens.trace import trace
 from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, watching
 from vitlens.models.model import Model
@@ -82,11 +82,10 @@ def stages(model: Model) -> tuple[FeatureStage, ...]:
 
 
 def embedding_stage(model: Model) -> FeatureStage | None:
-    """Return the tokens (a CNN's map) that enter the first block, before any attention: patches, positions and prefix
-    tokens.
+    """Return the tokens (a CNN's map) that enter the first block, before any attention.
 
-    It has no number, so that block 0 stays layer 0. None for a model without blocks, and where what enters the first
-    one is no sequence of all patches.
+    They are patches, positions and prefix tokens. The stage has no number, so that block 0 stays layer 0. None for a
+    model without blocks, and where the input of the first one is no sequence of all patches.
     """
     return _places(model)[1]
 
@@ -152,55 +151,70 @@ def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Ite
 
 @once_per_model
 def _places(model: Model) -> tuple[tuple[FeatureStage, ...], FeatureStage | None, FinalNorm | None]:
-    seen = trace(model, 2)
-    shapes = [(call.module, call.output) for call in seen.calls if call.module and call.output is not None]
-    blocks, read = _stages(model, shapes)
+    two_images = trace(model, 2)
+    outputs = [(call.module, call.output) for call in two_images.calls if call.module and call.output is not None]
+    blocks = _stream_blocks(model, outputs)
+    read = _stages(model, blocks, dict(outputs))
     if not read:
-        reason = f": {model.anatomy.unread}" if model.anatomy.unread else ""
-        transformer = model.anatomy.layout is not None or bool(reason)
-        advice = (
-            "; put each block, batch first, in a module of its own, or name them with blocks=" if transformer else ""
-        )
-        raise UnsupportedError(
-            f"expected blocks or maps to read features from, found none in {model.alias} ({model.anatomy.family})"
-            f"{reason}{advice}"
-        )
-    return read, _embedding(model, blocks, read, seen), _norm(model, shapes, read[-1])
+        raise UnsupportedError(_no_stages_message(model))
+    return read, _embedding(model, blocks, read, two_images), _norm(model, outputs, read[-1])
 
 
-def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str], tuple[FeatureStage, ...]]:
-    """Return the blocks that were found, in forward order, and the layers at which features are read."""
-    shapes = dict(seen)
+def _no_stages_message(model: Model) -> str:
+    anatomy = model.anatomy
+    message = f"expected blocks or maps to read features from, found none in {model.alias} ({anatomy.family})"
+    if anatomy.unread:
+        message += f": {anatomy.unread}"
+    if anatomy.layout is not None or anatomy.unread:  # a transformer
+        message += "; put each block, batch first, in a module of its own, or name them with blocks="
+    return message
+
+
+def _stream_blocks(model: Model, outputs: Sequence[tuple[str, Shape]]) -> list[str]:
+    """Return the blocks that return the patches of each image, in forward order, without those that hold others.
+
+    outputs: modules and the shapes of their outputs, in forward order.
+    """
+    shapes = dict(outputs)
+    order = {name: position for position, (name, _) in enumerate(outputs)}
     layout = model.anatomy.layout
     token_count = None if layout is None else layout.tokens
-    order = {name: place for place, (name, _) in enumerate(seen)}
-    blocks = [name for name in model.anatomy.blocks if name in shapes]
-    blocks = [
-        name
-        for name in blocks
-        if _is_stream(shapes[name], token_count) or (layout is None and located_cells(model).outputs.get(name))
-    ]
-    blocks = sorted((name for name in blocks if not holds_another(name, blocks)), key=order.__getitem__)
+    blocks = []
+    for name in model.anatomy.blocks:
+        if name not in shapes:
+            continue
+        holds_patches = _is_stream(shapes[name], token_count)
+        if not holds_patches and layout is None:
+            holds_patches = bool(located_cells(model).outputs.get(name))
+        if holds_patches:
+            blocks.append(name)
+    innermost = [name for name in blocks if not holds_another(name, blocks)]
+    return sorted(innermost, key=order.__getitem__)
+
+
+def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[FeatureStage, ...]:
+    """Return the layers at which features are read, in forward order."""
     names = blocks
     kind = _BLOCK
     if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
-        kind, groups = _STAGE, groupby(names, key=lambda name: name.rpartition(".")[0])
+        kind = _STAGE
+        groups = groupby(names, key=lambda name: name.rpartition(".")[0])
         names = [list(group)[-1] for _, group in groups]
-    if not names and layout is None:
+    if not names and model.anatomy.layout is None:
         kind = _STAGE
         names = _last_maps(model)
-    found = list[FeatureStage]()
+    read = list[FeatureStage]()
     for name in names:
-        stage = _stage(model, len(found), kind, name, shapes[name])
+        stage = _stage(model, len(read), kind, name, shapes[name])
         if stage is not None:
-            found.append(stage)
-    return blocks, tuple(found)
+            read.append(stage)
+    return tuple(read)
 
 
 def _last_maps(model: Model) -> list[str]:
     """Return the modules of a model without blocks that return the last map of each resolution, in forward order.
 
-    None where attention follows the last map, which is then the stem's.
+    Empty where attention follows the last map, which is then the stem's.
     """
     attention_ends = [call.end for call in trace(model, 1).calls if call.module in model.anatomy.parts]
     outputs = located_cells(model).outputs
@@ -211,17 +225,25 @@ def _last_maps(model: Model) -> list[str]:
         if maps and maps[0].grid not in last and reaches_logits(model, call.module, maps[0]):
             last[maps[0].grid] = call.module
             end = max(end, call.end)
-    return [] if end < max(attention_ends, default=0) else [*reversed(last.values())]
+    if end < max(attention_ends, default=0):
+        return []
+    return [*reversed(last.values())]
 
 
-def _embedding(model: Model, blocks: Sequence[str], read: Sequence[FeatureStage], seen: Trace) -> FeatureStage | None:
-    """Return the argument of the first block that holds all patches of each image; the first one of its shape."""
+def _embedding(
+    model: Model, blocks: Sequence[str], read: Sequence[FeatureStage], two_images: Trace
+) -> FeatureStage | None:
+    """Return the first argument of the first block that holds all patches of each image."""
+    if not blocks:
+        return None
     layout = model.anatomy.layout
     tokens = None if layout is None else layout.tokens
-    arguments = seen.by_module[blocks[0]][0].arguments if blocks else {}
-    for argument, value in arguments.items():
+    kind: StageKind = "embedding"
+    if read[0].kind != _BLOCK:
+        kind = "stem"
+    first_call = two_images.by_module[blocks[0]][0]
+    for argument, value in first_call.arguments.items():
         if _is_stream(value.shape, tokens):
-            kind: StageKind = "embedding" if read[0].kind == _BLOCK else "stem"
             return _stage(model, None, kind, blocks[0], value.shape, argument)
     return None
 
@@ -229,28 +251,38 @@ def _embedding(model: Model, blocks: Sequence[str], read: Sequence[FeatureStage]
 def _stage(
     model: Model, index: int | None, kind: StageKind, name: str, shape: Shape, argument: Key | None = None
 ) -> FeatureStage | None:
-    """Return the layer whose features are a module's output, or its argument; None where no axis is known to be
-    channels."""
+    """Return the layer that reads a module's output, or its argument; None where the channel axis is unknown."""
     layout = model.anatomy.layout
     if len(shape) == 3 and layout is not None:
         return FeatureStage(index, kind, name, shape[2], layout.grid, layout.prefix, 2, argument)
-    located = located_cells(model)
-    if argument is None:
-        cells = next(iter(located.outputs.get(name, ())), None)
-    else:
-        cells = located.arguments.get((name, argument))
+    cells = _located(model, name, argument)
     if cells is not None:
-        grid = cells.grid if not cells.prefix else None  # all tokens are read
+        grid = None if cells.prefix else cells.grid  # all tokens are read
         return FeatureStage(index, kind, name, cells.width, grid, (), cells.channel_axis, argument, cells.part)
     axis = 2 if len(shape) == 3 else channel_axis_of(model.module.get_submodule(name), shape)
-    return None if axis is None else FeatureStage(index, kind, name, shape[axis], None, (), axis, argument)
+    if axis is None:
+        return None
+    return FeatureStage(index, kind, name, shape[axis], None, (), axis, argument)
+
+
+def _located(model: Model, name: str, argument: Key | None) -> Cells | None:
+    """Return the first cells of a module's output, or those of its argument."""
+    located = located_cells(model)
+    if argument is not None:
+        return located.arguments.get((name, argument))
+    outputs = located.outputs.get(name)
+    return outputs[0] if outputs else None
 
 
 def _is_stream(shape: Shape, tokens: int | None) -> bool:
     """Return True if an output has the patches of each of the two images."""
     if shape[0] != 2 or len(shape) not in (3, 4):
         return False
-    return len(shape) == 4 or (shape[1] > 1 if tokens is None else shape[1] == tokens)
+    if len(shape) == 4:
+        return True
+    if tokens is None:
+        return shape[1] > 1
+    return shape[1] == tokens
 
 
 def holds_another(name: str, blocks: Sequence[str]) -> bool:
@@ -260,18 +292,18 @@ def holds_another(name: str, blocks: Sequence[str]) -> bool:
 
 def stream_width(block: nn.Module) -> int | None:
     """Return the width of the residual stream: the most frequent input width of the block's layers."""
-    widths = [module.in_features for module in block.modules() if isinstance(module, nn.Linear)]
-    widths += [module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)]
+    linear_widths = [module.in_features for module in block.modules() if isinstance(module, nn.Linear)]
+    convolution_widths = [module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)]
+    widths = linear_widths + convolution_widths
     return mode(widths) if widths else None
 
 
-def _norm(model: Model, seen: Sequence[tuple[str, Shape]], last: FeatureStage) -> FinalNorm | None:
-    """Return the first norm of each vector, of the stream's width, that runs after the last block, outside all
-    blocks."""
+def _norm(model: Model, outputs: Sequence[tuple[str, Shape]], last: FeatureStage) -> FinalNorm | None:
+    """Return the first norm of the stream's width that runs after the last block, outside all blocks."""
     if last.kind == _STAGE:
         return None
-    behind = max(place for place, (name, _) in enumerate(seen) if name == last.module)
-    for name, shape in seen[behind + 1 :]:
+    last_position = max(position for position, (name, _) in enumerate(outputs) if name == last.module)
+    for name, shape in outputs[last_position + 1 :]:
         inside = any(name == block or name.startswith(f"{block}.") for block in model.anatomy.blocks)
         if inside or shape[-1] != last.width:
             continue

@@ -15,6 +15,7 @@ from vitlens.devices import evaluating
 from vitlens.lens.attention import Tap, TensorFunction, projection_of, tapped
 from vitlens.lens.call import AttentionCall, Stage
 from vitlens.lens.observe import exact, survey
+from vitlens.lens.site import Site
 from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, per_model, watching
 from vitlens.models.model import Model
 from vitlens.models.recording import Recorder, Shape, Trace
@@ -48,36 +49,37 @@ class TracedHeads:
 def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
     """Return the heads of every attention module of the survey in a forward pass of so many images."""
     names = tuple(dict.fromkeys(site.module for site in survey(model, probe_images(model, 1))))
-    found = {name: TracedHeads() for name in names}
+    traced = {name: TracedHeads() for name in names}
     latest: dict[str, Tensor] = {}
 
     def read(call: AttentionCall, scored: Tensor | None) -> None:
-        shapes = found[call.site.module].shapes
+        shapes = traced[call.site.module].shapes
         for stage in get_args(Stage):
             tensor = call.at(stage, scored=scored)
             if tensor is not None:
                 shapes[stage] = None if stage in shapes else tuple(tensor.shape)
 
-    def keep(name: str) -> TensorFunction:
-        def joined(tensor: Tensor) -> Tensor:
-            found[name].joined.append(tuple(tensor.shape))
+    def record_heads(name: str) -> TensorFunction:
+        def record(tensor: Tensor) -> Tensor:
+            traced[name].joined.append(tuple(tensor.shape))
             latest.setdefault(name, tensor)
             return tensor
 
-        return joined
+        return record
 
     def leave(name: str, _values: Arguments, result: Any) -> None:
         output = first_tensor(result)
         heads = latest.pop(name, None)
         projection = projection_of(model, name)
-        found[name].branch = False
-        found[name].bytes = sum(each.numel() * each.element_size() for each in (heads, output) if each is not None)
+        module = traced[name]
+        module.branch = False
+        module.bytes = _bytes(heads) + _bytes(output)
         if heads is not None and output is not None and projection is not None and not output.is_meta:
             projected = nn.functional.linear(heads, projection.weight, projection.bias)
-            same = projected.shape == output.shape
-            found[name].branch = same and torch.allclose(projected, output, atol=1e-5, rtol=1e-4)
+            same_shape = projected.shape == output.shape
+            module.branch = same_shape and torch.allclose(projected, output, atol=1e-5, rtol=1e-4)
 
-    taps = [Tap((name,), joined=keep(name)) for name in names]
+    taps = [Tap((name,), joined=record_heads(name)) for name in names]
     with (
         evaluating(model),
         torch.no_grad(),
@@ -86,7 +88,11 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
         watching(model.module, names, leave),
     ):
         model(probe_images(model, images))
-    return found
+    return traced
+
+
+def _bytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
 
 
 @dataclass(frozen=True)
@@ -122,35 +128,56 @@ def layers(model: Model) -> tuple[Layer, ...]:
     Raises UnsupportedError for a model without attention (a CNN).
     """
     sites = {site.layer: site for site in reversed(survey(model, probe_images(model, 1)))}  # a layer's first call
-    calls = trace(model, 1).by_module
-    heads = traced_heads(model, 1)
-    found = []
-    for index in range(len(sites)):
-        site = sites[index]
-        blocks = [block for block in model.anatomy.blocks if site.module.startswith(f"{block}.")]
-        unit = max(blocks, key=len, default=site.module)
-        windows, _, width = ((1, 0, 0), *heads[site.module].joined)[-1]  # (calls, tokens, heads x head_dim)
-        part = model.anatomy.parts.get(site.module)
-        mlp = None if part is None else part.mlp
-        if mlp is None and isinstance(getattr(model.module.get_submodule(unit), "mlp", None), nn.Module):
-            mlp = f"{unit}.mlp"
-        if part is not None and part.heads not in (0, site.heads):
-            width = 0  # not one softmax for each head that the projection reads
-        call = calls[unit][-1]
-        same = [key for key, value in call.arguments.items() if value.shape == call.output]
-        stream = next(iter((*same, *call.arguments)), None)
-        shape = () if stream is None else call.arguments[stream].shape
-        tokens_first = len(shape) == 3 and shape[0] > 1 == shape[1]
-        tokens = 0 if stream is None else shape[0] if tokens_first else math.prod(shape[1:-1])
-        size = (site.heads, width // site.heads, windows, site.queries, site.keys)
-        if tokens_first:
-            stream = None
-            same = []
-        found.append(Layer(index, site.module, unit, mlp, *size, stream, tokens, bool(same), tokens_first))
-    return tuple(found)
+    return tuple(_layer(model, index, sites[index]) for index in range(len(sites)))
+
+
+def _layer(model: Model, index: int, site: Site) -> Layer:
+    """Return the layer of an attention site, with its block, MLP and heads."""
+    blocks = [block for block in model.anatomy.blocks if site.module.startswith(f"{block}.")]
+    unit = max(blocks, key=len, default=site.module)
+    part = model.anatomy.parts.get(site.module)
+    mlp = None if part is None else part.mlp
+    if mlp is None and isinstance(getattr(model.module.get_submodule(unit), "mlp", None), nn.Module):
+        mlp = f"{unit}.mlp"
+    windows = 1
+    width = 0
+    joined = traced_heads(model, 1)[site.module].joined
+    if joined:
+        windows, _, width = joined[-1]  # (calls, tokens, heads x head_dim)
+    if part is not None and part.heads not in (0, site.heads):
+        width = 0  # not one softmax for each head that the projection reads
+    call = trace(model, 1).by_module[unit][-1]
+    same_shape = [key for key, value in call.arguments.items() if value.shape == call.output]
+    removable = bool(same_shape)
+    stream: Key | None = None
+    tokens = 0
+    tokens_first = False
+    if call.arguments:
+        stream = (same_shape or list(call.arguments))[0]
+        shape = call.arguments[stream].shape
+        tokens_first = len(shape) == 3 and shape[0] > 1 and shape[1] == 1
+        tokens = shape[0] if tokens_first else math.prod(shape[1:-1])
+    if tokens_first:
+        stream = None
+        removable = False
+    return Layer(
+        index,
+        site.module,
+        unit,
+        mlp,
+        heads=site.heads,
+        head_dim=width // site.heads,
+        windows=windows,
+        queries=site.queries,
+        keys=site.keys,
+        stream=stream,
+        tokens=tokens,
+        removable=removable,
+        tokens_first=tokens_first,
+    )
 
 
 def probe_images(model: Model, count: int) -> Images:
-    """Images of uniform noise, from which shapes and the order of modules are read."""
+    """Return images of uniform noise, from which shapes and the order of modules are read."""
     noise = torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
     return noise.to(model.device)

@@ -1,5 +1,8 @@
-"""A model's anatomy: attention, blocks, token layout and readout; and as the modules of known libraries tell it (ours,
-timm's, torchvision's and open_clip's). `structure` reads that of any other module from forward passes."""
+"""A model's anatomy: attention, blocks, token layout and readout.
+
+It is read here from the modules of known libraries (ours, timm's, torchvision's and open_clip's). `structure` reads
+that of any other module from forward passes.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -76,20 +79,30 @@ class Anatomy:
     @property
     def attention_modules(self) -> tuple[str, ...]:
         """Return the names of the innermost modules with heads, in the order of the module tree."""
-        return tuple(name for name in self.parts if not any(other.startswith(f"{name}.") for other in self.parts))
+        innermost = []
+        for name in self.parts:
+            if not any(other.startswith(f"{name}.") for other in self.parts):
+                innermost.append(name)
+        return tuple(innermost)
 
 
 def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:
     """Return the modules with heads by their attributes, in order."""
-    counted = ((name, module, heads_of(module)) for name, module in model.named_modules())
-    return tuple(AttentionPart(name, n, _projection(name, module, n)) for name, module, n in counted if n is not None)
+    parts = []
+    for name, module in model.named_modules():
+        heads = heads_of(module)
+        if heads is not None:
+            parts.append(AttentionPart(name, heads, _projection(name, module, heads)))
+    return tuple(parts)
 
 
 def heads_of(module: nn.Module) -> int | None:
-    """Return the number of attention heads of a module by its own attributes; None where it has no such attribute."""
-    # n_heads: torchvision's MaxViT
-    counts = (getattr(module, name, None) for name in ("num_heads", "heads", "n_heads"))
-    return next((count for count in counts if isinstance(count, int)), None)
+    """Return the number of attention heads of a module by its attributes; None where it has no such attribute."""
+    for name in ("num_heads", "heads", "n_heads"):  # n_heads: torchvision's MaxViT
+        count = getattr(module, name, None)
+        if isinstance(count, int):
+            return count
+    return None
 
 
 def _projection(name: str, attention: nn.Module, heads: int) -> str | None:
@@ -104,51 +117,72 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
     """Return the anatomy of a model that takes images of this size (height, width), by its modules' attributes."""
     layout = read_layout(model, image_size)
     parts = read_attention(model)
-    family: Family = "vit" if layout else "other"
-    attention = Anatomy(family, (), attention=parts).attention_modules
-    if not attention:  # a ViT built without attention still has tokens
-        blocks: Any = getattr(model, "blocks", ())
-        if layout is not None:
-            names = tuple(f"blocks.{index}" for index in range(len(blocks)))
-            return Anatomy("vit", names, layout, _readout(model, layout), parts)
-        family = "cnn" if any(isinstance(module, nn.Conv2d) for module in model.modules()) else "other"
-        return Anatomy(family, tuple(residual_blocks(model)), attention=parts)
-    holders = tuple(_block_of(model, name) for name in attention if "." in name)
+    attention = Anatomy("other", (), attention=parts).attention_modules
+    if not attention:
+        return _anatomy_without_attention(model, layout, parts)
+    blocks = tuple(_block_of(model, name) for name in attention if "." in name)
+    # timm's BEiT has a window_size too, of the whole grid
     if any(has_windows(model, name) for name in attention) and named_prefix(model) is None:
-        return Anatomy("windowed", holders, None, "mean", parts)  # timm's BEiT has a window_size too, of the whole grid
-    return Anatomy(family, holders, layout, None if layout is None else _readout(model, layout), parts)
+        return Anatomy("windowed", blocks, None, "mean", parts)
+    if layout is None:
+        return Anatomy("other", blocks, attention=parts)
+    return Anatomy("vit", blocks, layout, _readout(model, layout), parts)
+
+
+def _anatomy_without_attention(
+    model: nn.Module, layout: TokenLayout | None, parts: tuple[AttentionPart, ...]
+) -> Anatomy:
+    if layout is not None:  # a ViT built without attention still has tokens
+        blocks: Any = getattr(model, "blocks", ())
+        names = tuple(f"blocks.{index}" for index in range(len(blocks)))
+        return Anatomy("vit", names, layout, _readout(model, layout), parts)
+    family: Family = "other"
+    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        family = "cnn"
+    return Anatomy(family, tuple(residual_blocks(model)), attention=parts)
 
 
 def has_windows(model: nn.Module, attention: str) -> bool:
-    """Return True if the attention module says its windows, or its block says them and their shift, as Swin's do."""
+    """Return True if the attention module has an attribute for its windows, or its block has, with a shift (Swin)."""
     block = model.get_submodule(attention.rpartition(".")[0])
-    shifts = hasattr(block, "window_size") and hasattr(block, "shift_size")
-    return shifts or hasattr(model.get_submodule(attention), "window_size")
+    is_shifted = hasattr(block, "window_size") and hasattr(block, "shift_size")
+    return is_shifted or hasattr(model.get_submodule(attention), "window_size")
 
 
 def _block_of(model: nn.Module, attention: str) -> str:
     """Return the module that contains an attention module, or the sequence in which it is (torchvision's MaxViT)."""
     block = attention.rpartition(".")[0]
-    inner = isinstance(model.get_submodule(block), nn.Sequential) and "." in block
-    return block.rpartition(".")[0] if inner else block
+    if "." in block and isinstance(model.get_submodule(block), nn.Sequential):
+        return block.rpartition(".")[0]
+    return block
 
 
 def residual_blocks(model: nn.Module) -> Iterator[str]:
     """Yield the repeated units of a CNN: the children of its stages."""
     sequences = nn.Sequential | nn.ModuleList
     for name, module in model.named_modules():
-        units = list(module) if isinstance(module, sequences) else []
-        if units and all(len(list(unit.children())) > 1 and not isinstance(unit, sequences) for unit in units):
-            yield from (f"{name}.{index}" if name else str(index) for index in range(len(units)))
+        if not isinstance(module, sequences) or not len(module):
+            continue
+        if all(len(list(unit.children())) > 1 and not isinstance(unit, sequences) for unit in module):
+            prefix = f"{name}." if name else ""
+            for index in range(len(module)):
+                yield f"{prefix}{index}"
 
 
 def is_headless(model: nn.Module) -> bool:
     """Return True if a model ends in features: its classifier is the identity (timm's num_classes=0)."""
-    find: Any = getattr(model, "get_classifier", None)  # timm's method; two classifiers of a distilled model
-    named = find() if find is not None else [getattr(model, name, None) for name in ("head", "heads", "fc")]
-    heads = [head for head in (named if isinstance(named, tuple | list) else [named]) if isinstance(head, nn.Module)]
-    ends = [part for head in heads for part in head.modules() if not any(True for _ in part.children())]
-    return bool(ends) and all(isinstance(end, nn.Identity) for end in ends)
+    get_classifier: Any = getattr(model, "get_classifier", None)  # timm's method
+    if get_classifier is None:
+        candidates: Any = [getattr(model, name, None) for name in ("head", "heads", "fc")]
+    else:
+        candidates = get_classifier()
+        if not isinstance(candidates, tuple | list):  # it is, of a distilled model
+            candidates = [candidates]
+    leaves: list[nn.Module] = []
+    for head in candidates:
+        if isinstance(head, nn.Module):
+            leaves += [part for part in head.modules() if not list(part.children())]
+    return bool(leaves) and all(isinstance(leaf, nn.Identity) for leaf in leaves)
 
 
 def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | None:
@@ -158,11 +192,12 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
     size: Any = getattr(embed, "patch_size", None) or getattr(model, "patch_size", None)
     if prefix is None or not isinstance(size, int | tuple):
         return None
-    rows, columns = (size, size) if isinstance(size, int) else size
+    height, width = image_size
     if hasattr(embed, "backbone"):  # timm's hybrids: the patches are cut from the map of a CNN
         grid: Any = embed.grid_size  # type: ignore[union-attr]
-        return TokenLayout(grid, (image_size[0] // grid[0], image_size[1] // grid[1]), prefix)
-    return TokenLayout((image_size[0] // rows, image_size[1] // columns), (rows, columns), prefix)
+        return TokenLayout(grid, (height // grid[0], width // grid[1]), prefix)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    return TokenLayout((height // rows, width // columns), (rows, columns), prefix)
 
 
 def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
@@ -177,7 +212,9 @@ def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
     count = getattr(_encoder(model), "num_prefix_tokens", None)
     if not isinstance(count, int):
         return None
-    prefix: list[PrefixKind] = ["cls"] if getattr(model, "cls_token", None) is not None and count else []
+    prefix: list[PrefixKind] = []
+    if getattr(model, "cls_token", None) is not None and count:
+        prefix.append("cls")
     if getattr(model, "dist_token", None) is not None:
         prefix.append("distillation")
     prefix += ["register"] * (count - len(prefix))
@@ -185,11 +222,11 @@ def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
 
 
 def has_named_cls(model: nn.Module) -> bool:
-    """Return True for a model of transformers with a parameter that is named as its CLS token."""
+    """Return True for a model of transformers with a parameter whose name is that of a CLS token."""
     if not any(hasattr(getattr(part, "config", None), "model_type") for part in model.modules()):
         return False
-    names = (name.rpartition(".")[2] for name, _ in model.named_parameters())
-    return any(name in ("cls_token", "class_embedding") for name in names)
+    names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    return "cls_token" in names or "class_embedding" in names
 
 
 def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
@@ -198,7 +235,9 @@ def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
         return "pool"
     if "distillation" in layout.prefix:
         return "cls+distillation"
-    return "cls" if pooling in (None, "token", "cls") and "cls" in layout.prefix else "mean"
+    if pooling in (None, "token", "cls") and "cls" in layout.prefix:
+        return "cls"
+    return "mean"
 
 
 def _joins_late(model: nn.Module) -> bool:
@@ -207,17 +246,17 @@ def _joins_late(model: nn.Module) -> bool:
 
 
 def _encoder(model: nn.Module) -> nn.Module:
-    """Return the module with the patch embedding: the model, or its encoder (timm's classifiers made from vision
-    towers)."""
+    """Return the module with the patch embedding: the model, or its encoder (timm's classifiers on vision towers)."""
     encoder = getattr(model, "encoder", None)
-    inside = isinstance(encoder, nn.Module) and hasattr(encoder, "patch_embed") and not hasattr(model, "patch_embed")
-    return encoder if inside else model  # type: ignore[return-value]
+    if isinstance(encoder, nn.Module) and hasattr(encoder, "patch_embed") and not hasattr(model, "patch_embed"):
+        return encoder
+    return model
 
 
 # Modules whose forward pass is known, so that it can be computed in another way: a replay computes the first tokens
-# of a known block alone, oneDNN computes a known MLP with its GELU, and pruning cuts heads out of known attention. What
-# counts is the code that runs: a subclass with a forward of its own, a module with a hook or with another forward put
-# into it, and one with another child than timm's, is left to its own forward pass.
+# of a known block only, oneDNN computes a known MLP with its GELU, and pruning cuts heads out of known attention. The
+# code that runs decides: a subclass that defines forward, a module with a hook or a replaced forward, and one with
+# another child than timm's, runs its own forward pass.
 
 _TIMM_BLOCK: Final = ("timm.models.vision_transformer.Block.forward",)
 _TIMM_ATTENTION: Final = (
@@ -257,14 +296,16 @@ def _are_idle(module: nn.Module, names: Iterable[str]) -> bool:
 
 
 def is_known_block(block: nn.Module) -> bool:
-    """Return True for a pre-norm transformer block of known attention: ours with all its parts, or timm's,
-    x + drop_path1(ls1(attn(norm1(x)))), then x + drop_path2(ls2(mlp(norm2(x)))) of that."""
+    """Return True for a pre-norm transformer block of known attention: ours with all its parts, or timm's.
+
+    It computes x + drop_path1(ls1(attn(norm1(x)))), then x + drop_path2(ls2(mlp(norm2(x)))) of the result.
+    """
     attention = getattr(block, "attn", None)
     if not isinstance(attention, nn.Module) or not is_known_attention(attention):
         return False
     if isinstance(block, TransformerBlock):
-        whole = block.residual and block.norm_first and block.mlp is not None
-        return whole and _runs_that_of(block, TransformerBlock) and _are_idle(block, ("drop_path",))
+        complete = block.residual and block.norm_first and block.mlp is not None
+        return complete and _runs_that_of(block, TransformerBlock) and _are_idle(block, ("drop_path",))
     names = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
     same = dict(block.named_children()).keys() == names and runs(block, _TIMM_BLOCK)
     return same and _are_idle(block, ("drop_path1", "drop_path2"))
@@ -283,18 +324,21 @@ def is_known_attention(attention: nn.Module) -> bool:
 def is_known_mlp(module: nn.Module) -> bool:
     """Return True for our MLP and for timm's without a norm: an exact GELU between linear layers, and dropout."""
     children = dict(module.named_children())
-    is_ours = _runs_that_of(module, MLP)
-    names = {"fc1", "act", "drop1", "norm", "fc2", "drop2"}
-    if not is_ours and not (runs(module, _TIMM_MLP) and children.keys() == names):
+    idle: tuple[str, ...]
+    if _runs_that_of(module, MLP):
+        activation: Any = children["activation"]
+        idle = ("dropout",)
+    elif runs(module, _TIMM_MLP) and children.keys() == {"fc1", "act", "drop1", "norm", "fc2", "drop2"}:
+        activation = children["act"]
+        idle = ("drop1", "norm", "drop2")
+    else:
         return False
-    idle = ("dropout",) if is_ours else ("drop1", "norm", "drop2")
-    activation: Any = children["activation" if is_ours else "act"]
     exact = runs(activation, _GELU) and activation.approximate == "none"
     return exact and runs(children["fc1"], _LINEAR) and _are_idle(module, idle)
 
 
 def require_pre_norm(model: "Model", *, instead: str) -> None:
-    """Raise UnsupportedError for our post-norm blocks, whose output is no sum of their input, attention and MLP.
+    """Raise UnsupportedError for our post-norm blocks: their output is no sum of input, attention and MLP.
 
     instead: what is available for such a model.
     """

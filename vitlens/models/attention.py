@@ -1,5 +1,7 @@
-"""Attention from raw matrix products: the weights, the output, multi-head self-attention over tokens, and torch's own
-functions of attention by one another."""
+"""Attention from raw matrix products: weights, output, multi-head self-attention, and torch's functions of attention.
+
+torch's multi-head function is computed here with its fused kernel.
+"""
 
 from collections.abc import Callable
 from inspect import signature
@@ -22,7 +24,7 @@ Keys = Float[Tensor, "batch heads key head_dim"]
 def attention_weights(
     query: Queries, key: Keys, *, mask: Tensor | None = None, scale: float | None = None
 ) -> Float[Tensor, "batch heads query key"]:
-    """Attention weights softmax(q kᵀ · scale); each query's weights over all keys sum to 1.
+    """Return attention weights softmax(q kᵀ · scale); each query's weights over all keys sum to 1.
 
     mask, broadcast to (batch, heads, query, key): boolean (True = take part; nn.MultiheadAttention's masks are the
     opposite) or additive. A row that is masked everywhere is all zeros. scale: 1/√head_dim unless given.
@@ -31,8 +33,9 @@ def attention_weights(
     scores = (query * scale) @ key.transpose(-2, -1)  # (batch, heads, query, key)
     if mask is None:
         return scores.softmax(dim=-1)
-    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return softmax_or_zero(scores)
+    if mask.dtype == torch.bool:
+        return softmax_or_zero(scores.masked_fill(~mask, -torch.inf))
+    return softmax_or_zero(scores + mask)
 
 
 def _softmax(scores: Tensor) -> Tensor:
@@ -40,7 +43,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def softmax_or_zero(scores: Tensor, softmax: Callable[[Tensor], Tensor] = _softmax) -> Tensor:
-    """Return the softmax over the last axis; a row of -inf alone is zeros."""
+    """Return the softmax over the last axis; a row of only -inf is zeros."""
     # softmax of only -inf is NaN, forward and backward: such rows get equal scores, and are set to zero afterwards
     empty = (scores == -torch.inf).all(dim=-1, keepdim=True)
     return softmax(scores.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
@@ -93,16 +96,16 @@ class MultiHeadSelfAttention(nn.Module):
         self.projection_dropout = nn.Dropout(projection_dropout)
 
     def forward(self, tokens: Tokens, mask: Tensor | None = None) -> Tokens:
-        """Tokens (batch, tokens, dim) after attention; mask as in attention_weights."""
+        """Return tokens (batch, tokens, dim) after attention; mask as in attention_weights."""
         qkv = self.qkv(tokens).unflatten(-1, (3, self.heads, -1))  # (batch, tokens, 3, heads, head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, head_dim)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # all (batch, heads, tokens, head_dim)
         dropout = self.dropout if self.training else 0.0
         if self.fused:
             # called through torch.nn.functional, where the lens intercepts it
-            read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+            heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         else:
-            read = scaled_dot_product_attention(query, key, value, mask=mask, dropout=dropout)
-        joined = read.transpose(1, 2).flatten(2)  # (batch, tokens, dim)
+            heads = scaled_dot_product_attention(query, key, value, mask=mask, dropout=dropout)
+        joined = heads.transpose(1, 2).flatten(2)  # (batch, tokens, dim)
         result: Tensor = self.projection_dropout(self.proj(joined))
         return result
 
@@ -117,23 +120,23 @@ def positional(
 
 
 def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """F.multi_head_attention_forward for a vision model, its attention by F.scaled_dot_product_attention.
+    """Compute F.multi_head_attention_forward for a vision model with F.scaled_dot_product_attention.
 
-    Query, key and value are (tokens, batch, dim). The weights, where they are asked for, are those of the model's own
-    queries and keys: (batch, query, key), or one a head. Raises UnsupportedError for options that no known vision
+    Query, key and value are (tokens, batch, dim). The weights, if requested, are those of the model's queries and
+    keys: (batch, query, key), or one a head. Raises UnsupportedError for options that no known vision
     model uses (padding masks, added keys, separate projections).
     """
     call = _MULTIHEAD.bind(*args, **kwargs)
     call.apply_defaults()
-    given = call.arguments
-    query = given["query"]
-    key = given["key"]
-    value = given["value"]
-    mask = given["attn_mask"]
-    weight = given["in_proj_weight"]
-    bias = given["in_proj_bias"]
-    rare = any(given[name] is not None for name in ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v"))
-    if rare or given["add_zero_attn"] or weight is None or given["use_separate_proj_weight"] or query.dim() != 3:
+    options = call.arguments
+    query = options["query"]
+    key = options["key"]
+    value = options["value"]
+    mask = options["attn_mask"]
+    weight = options["in_proj_weight"]
+    bias = options["in_proj_bias"]
+    rare = any(options[name] is not None for name in ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v"))
+    if rare or options["add_zero_attn"] or weight is None or options["use_separate_proj_weight"] or query.dim() != 3:
         raise UnsupportedError(
             "expected nn.MultiheadAttention with joint projections of images alone, found padding masks, added keys "
             "or separate projections; see vitlens models for supported models"
@@ -145,17 +148,18 @@ def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | No
         biases = (None, None, None) if bias is None else bias.chunk(3)
         projected = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weight.chunk(3), biases))
     # (tokens, batch, dim) -> (batch, heads, tokens, head_dim)
-    queries, keys, values = (part.unflatten(-1, (given["num_heads"], -1)).permute(1, 2, 0, 3) for part in projected)
+    queries, keys, values = (part.unflatten(-1, (options["num_heads"], -1)).permute(1, 2, 0, 3) for part in projected)
     if mask is not None and not mask.dtype.is_floating_point:
         mask = ~mask  # nn.MultiheadAttention: True = masked
     if mask is not None and mask.dim() == 3:  # (batch x heads, query, key)
         mask = mask.unflatten(0, (batch, -1))
-    dropout = given["dropout_p"] if given["training"] else 0.0
+    dropout = options["dropout_p"] if options["training"] else 0.0
     output = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
     joined = output.permute(2, 0, 1, 3).reshape(tokens, batch, dim)
-    returned = None
-    if given["need_weights"]:
-        with torch._C.DisableTorchFunction():  # not an attention call of its own
-            returned = attention_weights(queries, keys, mask=mask)
-            returned = returned.mean(1) if given["average_attn_weights"] else returned
-    return F.linear(joined, given["out_proj_weight"], given["out_proj_bias"]), returned
+    weights = None
+    if options["need_weights"]:
+        with torch._C.DisableTorchFunction():  # the lens must not count it as an attention call
+            weights = attention_weights(queries, keys, mask=mask)
+            if options["average_attn_weights"]:
+                weights = weights.mean(1)
+    return F.linear(joined, options["out_proj_weight"], options["out_proj_bias"]), weights

@@ -111,10 +111,10 @@ def is_possible(grid: Grid, image_size: Grid) -> bool:
 
 
 def _correlations(places: Places, grid: Grid) -> list[tuple[float, float]]:
-    """Return the correlation of rows with bands of rows and of columns, then of columns with bands of columns and of
-    rows; an axis of one cell has none.
+    """Return the correlations of rows, then of columns, with their bands and with the other bands.
 
-    That with the other bands is in units of the larger spread, as the mean bands of a few cells vary by chance.
+    An axis of one cell has none. The correlation with the other bands is in units of the larger spread, as the mean
+    bands of a few cells vary by chance.
     """
     centred = places.double() - places.double().mean(1, keepdim=True)
     spread = centred.norm(dim=1)

@@ -67,15 +67,18 @@ class ViTConfig:
     @property
     def layout(self) -> TokenLayout:
         """Return the layout of CLS, distillation token, registers and patches, in this order."""
-        prefix: list[PrefixKind] = ["cls"] if self.pooling == "cls" else []
-        prefix += ["distillation"] if self.distillation else []
+        prefix: list[PrefixKind] = []
+        if self.pooling == "cls":
+            prefix.append("cls")
+        if self.distillation:
+            prefix.append("distillation")
         prefix += ["register"] * self.registers
         grid = (self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1])
         return TokenLayout(grid=grid, patch_size=self.patch_size, prefix=tuple(prefix))
 
     @property
     def hidden(self) -> int:
-        """Hidden width of the MLP."""
+        """Return the hidden width of the MLP."""
         return int(self.dim * self.mlp_ratio)
 
 
@@ -141,7 +144,7 @@ class SwinConfig:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Width of the residual stream in each stage."""
+        """Return the width of the residual stream in every stage."""
         return tuple(self.dim * 2**stage for stage in range(len(self.depths)))
 
     def maps(self, image_size: tuple[int, int] | None = None) -> tuple[tuple[int, int], ...]:
@@ -188,7 +191,8 @@ def _faults_of_both(config: ViTConfig | SwinConfig) -> Iterator[str]:
 
 
 def _nearest_divisor(width: int, heads: int) -> int:
-    return min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
+    divisors = [number for number in range(1, width + 1) if width % number == 0]
+    return min(divisors, key=lambda divisor: abs(divisor - heads))
 
 
 VIT_PRESETS: Final[Mapping[str, ViTConfig]] = {

@@ -29,12 +29,12 @@ class MultiheadCut(nn.Module):
         self.out_proj = whole.out_proj
 
     def forward(self, tokens: Tokens, *_key_and_value: Tensor, **_options: bool) -> tuple[Tokens, None]:
-        """Tokens (batch, tokens, dim) after attention, and no weights."""
+        """Return tokens (batch, tokens, dim) after attention, and no weights."""
         joint = F.linear(tokens, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.heads, -1))
-        query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, head_dim)
+        query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(0)  # all (batch, heads, tokens, head_dim)
         dropout = self.dropout if self.training else 0.0
-        read = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
-        return self.out_proj(read.transpose(1, 2).flatten(2)), None
+        heads = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        return self.out_proj(heads.transpose(1, 2).flatten(2)), None
 
 
 class Headless(nn.Module):
@@ -60,23 +60,26 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
 
     Raises UnsupportedError for attention that cannot be cut.
     """
-    plain = isinstance(attention, nn.MultiheadAttention) and (
-        runs(attention, _MULTIHEAD)
-        and attention.in_proj_weight is not None
-        and attention.batch_first
-        and attention.bias_k is None
-    )
-    if plain or isinstance(attention, MultiheadCut):
+    if isinstance(attention, MultiheadCut) or _is_plain_multihead(attention):
         return "out_proj", attention.out_proj  # type: ignore[return-value]
     kind = f"{type(attention).__module__}.{type(attention).__name__}"
-    timms = kind == "timm.layers.attention.Attention" and is_known_attention(attention)
+    is_timm = kind == "timm.layers.attention.Attention" and is_known_attention(attention)
     # older timm has no attn_dim and does not support another width
-    if (timms and hasattr(attention, "attn_dim")) or isinstance(attention, MultiHeadSelfAttention):
+    if (is_timm and hasattr(attention, "attn_dim")) or isinstance(attention, MultiHeadSelfAttention):
         return "proj", attention.proj  # type: ignore[return-value]
-    shown = type(attention).__name__ if kind.startswith("_") else kind  # of a --model-file, whose module has no name
+    if kind.startswith("_"):  # of a --model-file, whose module has no name
+        kind = type(attention).__name__
     raise UnsupportedError(
-        f"expected attention that can be cut (ours, timm's standard, torchvision's ViT), found {shown}; {UNCUT}"
+        f"expected attention that can be cut (ours, timm's standard, torchvision's ViT), found {kind}; {UNCUT}"
     )
+
+
+def _is_plain_multihead(attention: nn.Module) -> bool:
+    """Return True for torch's module with joint projections, batch first, that runs torch's own forward."""
+    if not isinstance(attention, nn.MultiheadAttention) or not runs(attention, _MULTIHEAD):
+        return False
+    has_joint_projection = attention.in_proj_weight is not None
+    return has_joint_projection and attention.batch_first and attention.bias_k is None
 
 
 def cut_heads(model: nn.Module, pruned: Pruned) -> None:
@@ -88,9 +91,9 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
         if not set(removed) <= set(range(heads)):
             raise InputError(f"expected heads from 0 to {heads - 1} of {name}, found {list(removed)}")
         parent = model.get_submodule(name.rpartition(".")[0])
-        kept = [head for head in range(heads) if head not in removed]
-        if kept:
-            cut = _with_heads(attention, kept, projection.in_features // heads)
+        remaining = [head for head in range(heads) if head not in removed]
+        if remaining:
+            cut = _with_heads(attention, remaining, projection.in_features // heads)
         else:
             pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
             cut = Headless(projection, "out_proj" if pair else "proj", pair=pair)
@@ -98,12 +101,12 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
         setattr(parent, name.rpartition(".")[2], cut.train(attention.training))
 
 
-def _with_heads(attention: nn.Module, kept: list[int], head_dim: int) -> nn.Module:
-    """Return the attention module with these heads alone."""
+def _with_heads(attention: nn.Module, remaining: list[int], head_dim: int) -> nn.Module:
+    """Return the attention module with only these heads."""
     if isinstance(attention, nn.MultiheadAttention):
         attention = MultiheadCut(attention)
     name, projection = output_projection(attention)
-    columns = (torch.tensor(kept)[:, None] * head_dim + torch.arange(head_dim)).flatten()
+    columns = (torch.tensor(remaining)[:, None] * head_dim + torch.arange(head_dim)).flatten()
     rows = (torch.arange(3)[:, None] * projection.in_features + columns).flatten()
     if isinstance(attention, MultiheadCut):
         joint: Any = attention
@@ -114,13 +117,15 @@ def _with_heads(attention: nn.Module, kept: list[int], head_dim: int) -> nn.Modu
         weight = "weight"
         bias = "bias"
         joint.out_features = len(rows)
-    for word in (weight, bias):
-        if getattr(joint, word) is not None:
-            setattr(joint, word, _part(getattr(joint, word), 0, rows))
+    for parameter_name in (weight, bias):
+        parameter = getattr(joint, parameter_name)
+        if parameter is not None:
+            setattr(joint, parameter_name, _part(parameter, 0, rows))
     setattr(attention, name, _without_columns(projection, columns))
-    for word, value in (("heads", len(kept)), ("num_heads", len(kept)), ("attn_dim", len(columns))):
-        if hasattr(attention, word):
-            setattr(attention, word, value)
+    sizes = {"heads": len(remaining), "num_heads": len(remaining), "attn_dim": len(columns)}
+    for attribute, size in sizes.items():
+        if hasattr(attention, attribute):
+            setattr(attention, attribute, size)
     return attention
 
 
@@ -143,15 +148,19 @@ def add_means(attention: nn.Module, heads: Collection[int], means: Tensor | None
     _, projection = output_projection(attention)
     count = heads_of(attention) or 0
     shape = (count, projection.in_features // count)
-    if means is None or means.shape != shape:
-        received = "none" if means is None else f"{tuple(means.shape)}"
-        hint = "; a bias cannot hold a mean for each token: take .mean(1)" if means is not None else ""
-        raise InputError(f"expected means (heads, head_dim) = {shape} for layer {layer}, found {received}{hint}")
+    expected = f"expected means (heads, head_dim) = {shape} for layer {layer}"
+    if means is None:
+        raise InputError(f"{expected}, found none")
+    if means.shape != shape:
+        raise InputError(
+            f"{expected}, found {tuple(means.shape)}; a bias cannot hold a mean for each token: take .mean(1)"
+        )
     if projection.bias is None:
         raise UnsupportedError(
             f"expected an output projection with a bias at layer {layer}, found none; leave the means out"
         )
-    only = torch.zeros(shape, dtype=means.dtype).index_copy(0, torch.tensor(list(heads)), means.cpu()[list(heads)])
-    added = projection.weight @ only.flatten().to(projection.weight)
+    chosen = list(heads)
+    head_means = torch.zeros(shape, dtype=means.dtype).index_copy(0, torch.tensor(chosen), means.cpu()[chosen])
+    added = projection.weight @ head_means.flatten().to(projection.weight)
     bias = projection.bias
     projection.bias = nn.Parameter((bias + added).detach(), requires_grad=bias.requires_grad)

@@ -1,12 +1,13 @@
-"""Temporary access to modules, undone on exit: watch calls, replace a forward, intercept functions of torch; and what
-is kept of a model, such as results of trial forward passes, computed once and freed with the model.
+"""Temporary access to modules, undone on exit: watch calls, replace a forward, intercept functions of torch.
+
+Also values of a model, such as results of trial forward passes, computed once and freed with the model:
 
     @per_model
     def layers(model: Model) -> tuple[Layer, ...]: ...
 
-What is kept is that of the model as it is (`unchanged`): what was entered outside has no effect on it. It is dropped
-when a weight, a module, a forward or a hook of another origin changes (`State`). It must not hold a
-reference to the model (weakref.ref where needed): the model would never be freed.
+Such a value is computed on the `unchanged` model: contexts entered outside have no effect on it. It is dropped when a
+weight, a module, a forward or a hook of another origin changes (`State`). It must not hold a reference to the model
+(weakref.ref where needed): the model would never be freed.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Inside, models run as if the changes and hooks of this module that were entered outside were not there."""
+    """Run models without the changes and hooks of this file that were entered outside this context."""
     token = _DEPTH.set(_DEPTH.get() + 1)
     try:
         yield
@@ -52,7 +53,7 @@ def unchanged() -> Iterator[None]:
 
 
 class _Scoped:
-    """In force at the depth of `unchanged` contexts at which it was made."""
+    """Something that is in force only at the depth of `unchanged` contexts at which it was created."""
 
     def __init__(self) -> None:
         self._depth = _DEPTH.get()
@@ -74,7 +75,10 @@ class ScopedMode(_Scoped, TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Return the intercepted call, or the plain one."""
-        return self.intercept(func, args, kwargs or {}) if self.in_force else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self.in_force:
+            return self.intercept(func, args, kwargs)
+        return func(*args, **kwargs)
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the value of a call of one of torch's functions."""
@@ -96,14 +100,16 @@ class Replaced(_Scoped):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the module."""
-        return (self.forward if self.in_force else self.plain)(*args, **kwargs)
+        if self.in_force:
+            return self.forward(*args, **kwargs)
+        return self.plain(*args, **kwargs)
 
 
 class _Hooked:
     """A module's forward with the hooks of others that were registered before it was replaced.
 
-    What replaces the forward then stands around their changes, as a context stands around what was entered before. The
-    hooks stay registered, so that their order is kept and they can be removed, but call nothing meanwhile.
+    The replacement then runs around these hooks, as a context around those entered before it. The hooks stay
+    registered, so that they keep their order and can be removed, but they call nothing in the meantime.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -132,9 +138,12 @@ class _Hooked:
         for number, hook in self.after.items():
             if number not in module._forward_hooks:
                 continue
-            given = (args, kwargs) if number in module._forward_hooks_with_kwargs else (args,)
-            changed = hook(module, *given, output)
-            output = output if changed is None else changed
+            if number in module._forward_hooks_with_kwargs:
+                changed = hook(module, args, kwargs, output)
+            else:
+                changed = hook(module, args, output)
+            if changed is not None:
+                output = changed
         return output
 
     def restore(self) -> None:
@@ -142,8 +151,15 @@ class _Hooked:
         module = self._module()
         if module is None:
             return
-        for hooks, own in ((module._forward_pre_hooks, self.before), (module._forward_hooks, self.after)):
-            hooks.update({number: hook for number, hook in own.items() if number in hooks})
+        _put_back(module._forward_pre_hooks, self.before)
+        _put_back(module._forward_hooks, self.after)
+
+
+def _put_back(hooks: dict[int, Callable[..., Any]], original: Mapping[int, Callable[..., Any]]) -> None:
+    """Register the original hooks again in place of those that are still registered."""
+    for number, hook in original.items():
+        if number in hooks:
+            hooks[number] = hook
 
 
 def _others(hooks: Mapping[int, Callable[..., Any]]) -> dict[int, Callable[..., Any]]:
@@ -199,7 +215,7 @@ def watching(
 
 @contextmanager
 def overridden(module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: bool = False) -> Iterator[None]:
-    """Inside, the module's forward is wrap(its forward and the hooks of others); contexts may be nested.
+    """Replace the module's forward by wrap(its forward and the hooks of others); contexts may be nested.
 
     equal: as in `Replaced`.
     """
@@ -221,10 +237,10 @@ def own_forward(module: nn.Module) -> Forward | None:
     forward = vars(module).get("forward")
     while isinstance(forward, Replaced):
         forward = forward.plain.forward
-    is_of_class = (
-        getattr(forward, "__self__", None) is module and getattr(forward, "__func__", None) is type(module).forward
-    )
-    return None if is_of_class else forward
+    is_bound = getattr(forward, "__self__", None) is module
+    if is_bound and getattr(forward, "__func__", None) is type(module).forward:
+        return None
+    return forward
 
 
 def other_hooks(module: nn.Module) -> list[Callable[..., Any]]:
@@ -248,7 +264,7 @@ def has_global_hooks() -> bool:
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Return True if something is in force that changes or reads what the module, or a part of it, computes.
+    """Return True if anything in force changes or reads the results of the module, or of a part of it.
 
     That is a change by a context of this file, a hook of another origin or a forward put into a module. Changes of
     attention are those of `vitlens.lens.attention`.
@@ -278,7 +294,7 @@ def _is_changed_itself(module: nn.Module) -> bool:
 
 
 class State:
-    """What a model is made of: its modules and their classes, weights, forwards put in and hooks of other origin.
+    """The state of a model: its modules and their classes, weights, replaced forwards and hooks of other origin.
 
     Objects are held weakly and compared by identity. Weights are also compared by torch's count of changes and, as
     changes of `.data` are not counted, by their memory and by some elements of each. A change of `.data` in place that
@@ -311,12 +327,12 @@ class State:
         return same_objects and all(map(torch.equal, self._samples, other._samples))
 
 
-def _collect(module: nn.Module, found: dict[nn.Module, None]) -> None:
+def _collect(module: nn.Module, modules: dict[nn.Module, None]) -> None:
     """Add a module and its parts, as `nn.Module.modules` in a third of its time."""
-    found[module] = None
+    modules[module] = None
     for child in module._modules.values():
-        if child is not None and child not in found:
-            _collect(child, found)
+        if child is not None and child not in modules:
+            _collect(child, modules)
 
 
 def _versions(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
@@ -368,14 +384,16 @@ def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def first_tensor(output: Any) -> Tensor | None:
     """Return a module's output where it is a tensor, or the first tensor in a tuple, list or dict; None without one."""
-    return next(iter(tensors_in(output)), None)
+    for tensor in tensors_in(output):
+        return tensor
+    return None
 
 
 class _Kept:
-    """What is kept of one model.
+    """The stored values of one model.
 
-    state: of the model when it was found; zeros: its weights that are all zeros; held: how many contexts say that the
-    model stays as it is; trials: how many trials run, one within the other.
+    state: of the model when they were computed; zeros: its weights that are all zeros; held: how many `holding`
+    contexts are in force; trials: how many trials run, one within the other.
     """
 
     def __init__(self) -> None:
@@ -401,12 +419,14 @@ _KEPT: Final[WeakKeyDictionary[Any, _Kept]] = WeakKeyDictionary()  # by model
 
 def _kept(model: "Model") -> _Kept:
     kept = _KEPT.get(model)
-    return _KEPT.setdefault(model, _Kept()) if kept is None else kept
+    if kept is None:
+        kept = _KEPT.setdefault(model, _Kept())
+    return kept
 
 
 @contextmanager
 def holding(model: "Model") -> Iterator[None]:
-    """Inside, the thread has its turn, and what is kept of the model holds for it as it was on entry."""
+    """Take the thread's turn; inside, the model is assumed unchanged, and its stored values stay valid."""
     with turn(model):
         kept = _kept(model)
         kept.refresh(model)
@@ -419,7 +439,7 @@ def holding(model: "Model") -> Iterator[None]:
 
 @contextmanager
 def _trial(model: "Model") -> Iterator[None]:
-    """Inside, the model is unchanged, and its weights of zeros are noise."""
+    """Run a trial: the model is unchanged, and its weights of zeros are noise."""
     with holding(model), unchanged():
         kept = _kept(model)
         if kept.zeros is None:
@@ -447,8 +467,8 @@ class Memo(Generic[T]):
             with _trial(model):
                 value = compute()
             kept.values.setdefault((self, key), value)
-        found: T = kept.values[self, key]
-        return found
+        stored: T = kept.values[self, key]
+        return stored
 
     def known(self, model: "Model", key: Hashable = None) -> T | None:
         """Return the value kept for a model and key, or None; nothing is computed."""
@@ -458,7 +478,7 @@ class Memo(Generic[T]):
 
 
 def per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concatenate["Model", P], T]:
-    """Decorator: call the function once for each model (and further hashable arguments), and keep its value."""
+    """Decorate a function so that it runs once for each model (and further hashable arguments)."""
     memo: Memo[T] = Memo()
 
     @wraps(function)
@@ -470,7 +490,7 @@ def per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concat
 
 
 def once_per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concatenate["Model", P], T]:
-    """Decorator: call the function once for each model; its value must not depend on its further arguments."""
+    """Decorate a function so that it runs once for each model; its value must not depend on further arguments."""
     memo: Memo[T] = Memo()
 
     @wraps(function)

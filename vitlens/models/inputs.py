@@ -15,16 +15,16 @@ _PASS_SIZE: Final = "check image_size="
 
 
 def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
-    """Return what the module takes in place of these normalised images, and what to do.
+    """Describe the inputs that the module takes in place of these normalised images, and what to do.
 
-    error: what its forward raised for them. The module is in evaluation mode, without gradients.
+    error: raised by its forward for the images. The module is in evaluation mode, without gradients.
     """
     name = type(module).__name__
     images_alone = "wrap a module whose forward takes normalised images (batch, 3, height, width) alone"
     lacking = _further_arguments(module, images)
     if lacking:
         return f"its forward needs {lacking}, too; {images_alone} and calls {name} with both"
-    key = _key_asked_for(module, images)
+    key = _first_key_read(module, images)
     if key is not None:
         return f"it takes a dict; {images_alone} and calls {name} with {{{key!r}: images}}"
     if _is_of_video(module, images, error):
@@ -33,9 +33,12 @@ def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
     if channels is not None:
         plural = "" if channels == 1 else "s"
         return f"it takes images of {channels} channel{plural}; wrap {_adapter(channels)}"
-    raised = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    advice = _PASS_SIZE if isinstance(error, RuntimeError | ValueError | AssertionError) else images_alone
-    return f"it raises {raised}; {advice}"
+    lines = str(error).splitlines()
+    message = lines[0][:200] if lines else ""
+    advice = images_alone
+    if isinstance(error, RuntimeError | ValueError | AssertionError):
+        advice = _PASS_SIZE
+    return f"it raises {type(error).__name__}: {message}; {advice}"
 
 
 def _adapter(channels: int) -> str:
@@ -53,7 +56,7 @@ def _adapter(channels: int) -> str:
 
 
 def _further_arguments(module: nn.Module, images: Tensor) -> str:
-    """Return the names of the arguments that the module's forward needs, but for the images; "" where it needs none."""
+    """Return the names of the arguments that the module's forward needs besides images; "" where it needs none."""
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):  # a callable that does not give its signature
@@ -61,26 +64,25 @@ def _further_arguments(module: nn.Module, images: Tensor) -> str:
     try:
         signature.bind(images)
     except TypeError:
-        needed = [
-            parameter.name
-            for parameter in signature.parameters.values()
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        ]
+        needed = []
+        for parameter in signature.parameters.values():
+            is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if parameter.default is parameter.empty and not is_variadic:
+                needed.append(parameter.name)
         return ", ".join(needed[1:])
     return ""
 
 
-class _Asked(dict[Any, Any]):
-    """A dict that has the images under every key, and keeps the keys that were asked for."""
+class _RecordingDict(dict[Any, Any]):
+    """A dict that has the images under every key, and records the keys that are read."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()
         self.images = images
-        self.keys_asked: list[object] = []
+        self.read_keys: list[object] = []
 
     def __getitem__(self, key: object) -> Tensor:
-        self.keys_asked.append(key)
+        self.read_keys.append(key)
         return self.images
 
     def get(self, key: object, _default: object = None) -> Tensor:
@@ -93,11 +95,14 @@ class _Asked(dict[Any, Any]):
         return True
 
 
-def _key_asked_for(module: nn.Module, images: Tensor) -> str | None:
+def _first_key_read(module: nn.Module, images: Tensor) -> str | None:
     """Return the first key of a dict that the module reads before it raises an error; None where it reads none."""
-    batch = _Asked(images)
+    batch = _RecordingDict(images)
     _runs(module, batch)
-    return next((key for key in batch.keys_asked if isinstance(key, str)), None)
+    for key in batch.read_keys:
+        if isinstance(key, str):
+            return key
+    return None
 
 
 def _is_of_video(module: nn.Module, images: Tensor, error: Exception) -> bool:

@@ -60,12 +60,17 @@ class TextTower:
         return 0.0 if value is None else float(value.detach())
 
     def tokens(self, texts: Sequence[str]) -> Tensor:
-        """Token ids (texts, context). Raises InputError for no text, an empty one, or one that would be truncated."""
+        """Return token ids (texts, context).
+
+        Raises InputError for no text, an empty one, or one that would be truncated.
+        """
         if not texts or any(not text.strip() for text in texts):
             raise InputError("expected texts with a word, found an empty one; give 'a photo of a dog'")
-        encode = getattr(self._built, "encode", None)  # some tokenizers do not give the number of tokens
-        lengths = [] if encode is None else [2 + len(encode(text)) for text in texts]  # with the start and end tokens
-        for text, length in zip(texts, lengths):
+        encode = getattr(self._built, "encode", None)
+        if encode is None:  # some tokenizers do not give the number of tokens
+            return self._built(list(texts))
+        for text in texts:
+            length = 2 + len(encode(text))  # with the start and end tokens
             if length > self.context:
                 raise InputError(
                     f"expected texts of at most {self.context} tokens for {self.name}, found {length}: {text!r}"
@@ -73,7 +78,7 @@ class TextTower:
         return self._built(list(texts))
 
     def embed(self, texts: Sequence[str], *, device: torch.device | str = "cpu") -> Embeddings:
-        """Normalised embeddings (texts, dim) on a device, to which the towers are moved. Raises like `tokens`."""
+        """Return normalised embeddings (texts, dim) on a device, to which the towers are moved; raises as `tokens`."""
         device = as_device(device)
         ids = self.tokens(texts)
         self.model.to(device)
@@ -120,13 +125,13 @@ class LanguageImage(nn.Module):
 
     @property
     def pos_embed(self) -> Tensor | None:
-        """Learned position embeddings, of all tokens or of the patches."""
+        """Return learned position embeddings, of all tokens or of the patches."""
         trunk = getattr(self.visual, "trunk", self.visual)
         positions = getattr(trunk, "positional_embedding", None)
         return positions if positions is not None else getattr(trunk, "pos_embed", None)
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch outputs"]:
-        """Logits (batch, prompts) = scale · cosine + bias; without prompts embeddings (batch, dim), any length."""
+        """Return logits (batch, prompts) = scale · cosine + bias; without prompts, embeddings (batch, dim)."""
         output = self.visual(images)
         embedding: Tensor = output[0] if isinstance(output, tuple) else output  # CoCa returns its tokens as well
         if self.prompts is None:
@@ -138,11 +143,11 @@ class LanguageImage(nn.Module):
 def text_tower(model: Model) -> TextTower:
     """Return a model's text tower. Raises UnsupportedError, with models that have one, for a model without."""
     if not isinstance(model.module, LanguageImage):
-        known = [source for source in SOURCES.values() if source.texts]
+        sources = [source for source in SOURCES.values() if source.texts]
         raise UnsupportedError(
             f"expected a model with a text tower, found {model.alias!r}, which embeds no texts; "
-            f"{', '.join(source.example for source in known)} and their like have one; "
-            f"see vitlens models '{known[0].prefix}*'"
+            f"{', '.join(source.example for source in sources)} and their like have one; "
+            f"see vitlens models '{sources[0].prefix}*'"
         )
     return model.module.text
 
@@ -153,10 +158,10 @@ def has_text_tower(model: Model) -> bool:
 
 
 def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None) -> Model:
-    """Return the same image tower with other prompts, whose names become the classes; prompts None: embeddings as
-    outputs.
+    """Return the same image tower with other prompts, whose names become the classes.
 
-    Raises UnsupportedError for a model without a text tower, InputError unless there is one name a prompt, each once.
+    prompts: None for embeddings as outputs. Raises UnsupportedError for a model without a text tower, InputError unless
+    there is one name a prompt, each once.
     """
     if len(set(names)) != len(names) or (prompts is not None and len(prompts) != len(names)):
         raise InputError(f"expected {0 if prompts is None else len(prompts)} names, each once, found {list(names)[:5]}")
@@ -189,27 +194,29 @@ def zero_shot(
     maps = vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
     """
     tower = text_tower(model)
-    each = by_template(tower, names or prompt_names(classes), templates, device=model.device)
-    return with_prompts(model, tuple(classes), ensemble(each))
+    embeddings = by_template(tower, names or prompt_names(classes), templates, device=model.device)
+    return with_prompts(model, tuple(classes), ensemble(embeddings))
 
 
 def by_template(
     tower: TextTower, names: Sequence[str], templates: Sequence[str], *, device: torch.device | str = "cpu"
 ) -> ByTemplate:
-    """Normalised embeddings of every class in every template. Raises InputError for a template without {}."""
+    """Return normalised embeddings of every class in every template. Raises InputError for a template without {}."""
     for template in templates:
         if PLACE not in template:
             raise InputError(f"expected {PLACE} in a template for the class, found {template!r}; e.g. {PHOTO[0]!r}")
     if not templates or not names:
         raise InputError(f"expected templates and classes, found {len(templates)} and {len(names)}")
-    texts = [template.replace(PLACE, name) for template in templates for name in names]
+    texts = []
+    for template in templates:
+        texts += [template.replace(PLACE, name) for name in names]
     embeddings = tower.embed(texts, device=device)
     return embeddings.view(len(templates), len(names), -1)
 
 
-def ensemble(each: ByTemplate) -> Float[Tensor, "classes dim"]:
-    """Return the ensemble of all templates: each class's mean embedding, normalised."""
-    return F.normalize(each.mean(0), dim=-1)
+def ensemble(embeddings: ByTemplate) -> Float[Tensor, "classes dim"]:
+    """Return the ensemble of all templates: the mean embedding of every class, normalised."""
+    return F.normalize(embeddings.mean(0), dim=-1)
 
 
 def prompt_names(classes: Sequence[str]) -> tuple[str, ...]:

@@ -10,13 +10,16 @@ CONFIG = "config.json"
 
 
 def typed_name(folder: Path) -> tuple[str, str]:
-    """Return of which library a folder is, and the name to type for its model; ("", "") for another folder.
+    """Return the library of a model's folder, and the name to type for its model; ("", "") for another folder.
 
     Raises ModelError for a config.json that is no JSON.
     """
     config = folder / CONFIG
-    content = read_json(config, error=ModelError) if config.is_file() else None
-    fields = content if isinstance(content, dict) else {}
+    fields = {}
+    if config.is_file():
+        content = read_json(config, error=ModelError)
+        if isinstance(content, dict):
+            fields = content
     if {"architecture", "pretrained_cfg"} <= fields.keys():
         weights = folder / (weights_inside(folder) or "model.safetensors")
         return "timm's hub", f"timm:{str(fields['architecture'])[:200]}@{weights}"

@@ -79,40 +79,59 @@ def load(
     source = require_source(name.name)
     _require_no_folder(source, name.name)
     random = random_weights or name.weights == RANDOM
-    file = weights or (None if name.weights == RANDOM else name.weights)
+    file = weights
+    if not file and name.weights != RANDOM:
+        file = name.weights
     if file and random:
         raise InputError(f"expected either weights or {argument('random_weights', True)} for {name.name}, found both")
-    if (file or random_weights) and source.weights == "own" and (name.name in source.names or Path(name.name).exists()):
-        usages = [other.typed_usage for other in SOURCES.values() if other.weights != "own"]
-        raise InputError(
-            f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')} or "
-            f"{argument('random_weights', True)}, found {name.name!r}, which has its own"
-        )
+    if file or random_weights:
+        _require_replaceable_weights(source, name.name)
     if (mean or std) and source.own_input:
         raise InputError(
             f"expected no {argument('mean')} and no {argument('std')} for {name.name}, whose weights define them; "
             "leave them out"
         )
-    file = Path(file) if file else None
-    model: Model = resolved(source.load)(
-        ModelRequest(source, name.name, name.alias, file, random, arch, size, mean, std, seed, tuple(code_files))
-    )
+    path = Path(file) if file else None
+    request = ModelRequest(source, name.name, name.alias, path, random, arch, size, mean, std, seed, tuple(code_files))
+    model: Model = resolved(source.load)(request)
     if mean or std:
-        known = model.preprocessing
-        model.preprocessing = replace(known, mean=mean or known.mean, std=std or known.std)
-        for buffer, values in ((model.mean, mean), (model.std, std)):
-            buffer.copy_(buffer if values is None else torch.tensor(values).view(1, 3, 1, 1))
+        _set_normalisation(model, mean, std)
     if classes and has_text_tower(model):
         model = zero_shot(model, classes)
     elif classes:
-        model.require_classifier()
-        count = count_classes(model, model.input_size)
-        if len(classes) != count:
-            raise InputError(
-                f"expected {count} class names for {model.alias}, found {len(classes)}; check {argument('classes')}"
-            )
-        model.classes = classes
+        _set_classes(model, classes)
     return model.to(device).eval().requires_grad_(False)
+
+
+def _require_replaceable_weights(source: ModelSource, name: str) -> None:
+    """Raise InputError for a model that has its own weights."""
+    if source.weights != "own" or not (name in source.names or Path(name).exists()):
+        return
+    usages = [other.typed_usage for other in SOURCES.values() if other.weights != "own"]
+    raise InputError(
+        f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')} or "
+        f"{argument('random_weights', True)}, found {name!r}, which has its own"
+    )
+
+
+def _set_normalisation(model: Model, mean: Triple | None, std: Triple | None) -> None:
+    """Replace the mean and the standard deviation of the model's normalisation, where given."""
+    preprocessing = model.preprocessing
+    model.preprocessing = replace(preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std)
+    for buffer, values in ((model.mean, mean), (model.std, std)):
+        if values is not None:
+            buffer.copy_(torch.tensor(values).view(1, 3, 1, 1))
+
+
+def _set_classes(model: Model, classes: tuple[str, ...]) -> None:
+    """Name the model's classes. Raises InputError for another number of names than of logits."""
+    model.require_classifier()
+    count = count_classes(model, model.input_size)
+    if len(classes) != count:
+        raise InputError(
+            f"expected {count} class names for {model.alias}, found {len(classes)}; check {argument('classes')}"
+        )
+    model.classes = classes
 
 
 def load_built(request: ModelRequest) -> Model:
@@ -127,34 +146,44 @@ def load_built(request: ModelRequest) -> Model:
             f"expected a trained model, found the {request.source.kind} {name!r}; train one first: "
             f"vitlens train {name} --data digits"
         )
-    beside = resolved(request.source.beside)(file) if file is not None and request.source.beside else None
-    image_size = request.image_size or (None if beside is None else beside.image_size)
+    image_size = request.image_size
+    config = None
+    config_architecture = ""
+    if file is not None and request.source.beside:
+        config = resolved(request.source.beside)(file)
+    if config is not None:
+        image_size = image_size or config.image_size
+        config_architecture = config.architecture
+    is_other = bool(config_architecture) and config_architecture != request.short.partition(".")[0]
     architecture = Architecture(request.source.kind, request.short, None, image_size)
     state: dict[str, Tensor] | None = None
     notes: list[str] = []
-    named = "" if beside is None else beside.architecture
-    is_other = bool(named) and named != request.short.partition(".")[0]
     if file is not None:
         weights = read_weights(file)
         architecture, state, fitting = _fitted(architecture, weights.state)
         notes = [*weights.notes, *fitting]
     size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
     with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
-        with seeded(request.seed), _naming_architecture(request, named if is_other else ""):
+        with seeded(request.seed), _naming_architecture(request, config_architecture if is_other else ""):
             module, preprocessing = build(architecture, state=state, pretrained=not (request.random or file))
         outputs = count_classes(module, preprocessing.size)
     classes = () if is_headless(module) else default_classes(outputs)
-    if beside is not None:
-        preprocessing = beside.preprocessing(module, image_size)
-        names = both_classes(beside.names) if outputs == 1 else beside.names
+    if config is not None:
+        preprocessing = config.preprocessing(module, image_size)
+        names = both_classes(config.names) if outputs == 1 else config.names
         fits = len(names) == len(classes)
-        classes = names if fits else classes
-        taken = "preprocessing and class names" if names and fits else "preprocessing"
-        notes.append(f"took {taken} from {CONFIG} beside the weights")
+        if fits:
+            classes = names
+        if names and fits:
+            notes.append(f"took preprocessing and class names from {CONFIG} beside the weights")
+        else:
+            notes.append(f"took preprocessing from {CONFIG} beside the weights")
         if names and not fits:
             notes.append(f"{CONFIG} beside the weights has {len(names)} class names, the weights {outputs} classes")
         if is_other:
-            notes.append(f"{CONFIG} beside the weights is of {named}; the weights fit {request.short}, too")
+            notes.append(
+                f"{CONFIG} beside the weights is of {config_architecture}; the weights fit {request.short}, too"
+            )
     for key, value in module.state_dict().items():  # positions, for another image size
         if state is not None and key in state and state[key].shape != value.shape:
             _require_kernel(key, state[key], value, name)
@@ -164,26 +193,26 @@ def load_built(request: ModelRequest) -> Model:
 
 
 @contextmanager
-def _naming_architecture(request: ModelRequest, named: str) -> Iterator[None]:
-    """Inside, a refusal of weights says of which other architecture they are; named: by their config.json."""
+def _naming_architecture(request: ModelRequest, other: str) -> Iterator[None]:
+    """Name in a refusal of weights the other architecture that their config.json gives; "" for none."""
     try:
         yield
     except ModelError as error:
-        if not named:
+        if not other:
             raise
-        right = f"{request.source.prefix}{named}@{request.file}"
+        right = f"{request.source.prefix}{other}@{request.file}"
         raise ModelError(
-            f"expected weights of {request.name}, found those of {named} ({CONFIG} beside them); write {right}"
+            f"expected weights of {request.name}, found those of {other} ({CONFIG} beside them); write {right}"
         ) from error
 
 
 def _require_no_folder(source: ModelSource, name: str) -> None:
-    """Raise ModelError for a folder after the prefix of a library that has names alone."""
+    """Raise ModelError for a folder after the prefix of a library that has only names."""
     short = name.removeprefix(source.prefix)
     if not source.prefix or not source.list_names or not short or not Path(short).is_dir():
         return
-    known = resolved(source.list_names)()
-    if short in known or short.partition(".")[0] in known:
+    library_names = resolved(source.list_names)()
+    if short in library_names or short.partition(".")[0] in library_names:
         return
     library, right = typed_name(Path(short))
     of = f" of {library}" if library else ""
@@ -197,25 +226,27 @@ def _fitted(
     reference = _reference(architecture)
     expected = reference.state_dict()
     config = getattr(reference, "pretrained_cfg", None) or {}
-    named = config.get("classifier") or ("head" if architecture.name in VIT_PRESETS else ())
-    heads = (named,) if isinstance(named, str) else tuple(named)
+    classifier = config.get("classifier") or ()
+    if not classifier and architecture.name in VIT_PRESETS:
+        classifier = "head"
+    heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     fitted, notes = fit_names(state, expected, heads=heads)
-    lacking = [name for name in expected if name not in fitted]
-    starts = tuple(f"{head}." for head in heads)
-    is_headless = bool(lacking) and all(name.startswith(starts) for name in lacking)
-    if is_headless and not any(name.startswith(starts) or name not in expected for name in fitted):
+    missing = [name for name in expected if name not in fitted]
+    prefixes = tuple(f"{head}." for head in heads)
+    lacks_head = bool(missing) and all(name.startswith(prefixes) for name in missing)
+    if lacks_head and not any(name.startswith(prefixes) or name not in expected for name in fitted):
         architecture = replace(architecture, classes=0)
         notes = (*notes, "the weights have no classifier; features alone")
     return architecture, fitted, notes
 
 
 def _reference(architecture: Architecture) -> torch.nn.Module:
-    """Return the module of an architecture without its own memory where its library can make it so."""
+    """Return the module of an architecture, without memory for its weights where its library supports that."""
     with seeded(0):
         try:
             with torch.device("meta"):
                 return build(architecture)[0]
-        except (NotImplementedError, RuntimeError):  # a library that computes with what it has just made
+        except (NotImplementedError, RuntimeError):  # a library that computes with its new weights
             return build(architecture)[0]
 
 
@@ -223,7 +254,8 @@ def _require_kernel(key: str, stored: Tensor, built: Tensor, name: str) -> None:
     """Raise ModelError for the weight of a convolution that its library has resampled to another kernel."""
     if stored.ndim != 4 or built.ndim != 4 or stored.shape[2:] == built.shape[2:]:
         return
-    found, expected = ("{}x{} px".format(*weight.shape[2:]) for weight in (stored, built))
+    found = "{}x{} px".format(*stored.shape[2:])
+    expected = "{}x{} px".format(*built.shape[2:])
     raise ModelError(
         f"expected patches of {expected} in {key!r} of the weights, as {name} has, found {found}; choose the "
         f"architecture with patches of {found}"

@@ -7,53 +7,54 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.models.hooks import Arguments, as_call, first_tensor, watching
+from vitlens.models.hooks import Arguments, Key, as_call, first_tensor, watching
 
 _CONTAINERS: Final = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _CHANGE: Final = 1.0  # of one number of the input
 
 
 def unread_attention(module: nn.Module, attention: Mapping[str, str], images: Tensor) -> tuple[str, ...]:
-    """Return the modules that stand where others compute attention, mix tokens, and show none.
+    """Return the modules in the places of attention that mix tokens although no attention was recognised in them.
 
-    attention: the modules in which attention was recognised, each with its residual block, "" where that is unknown.
+    attention: the modules in which attention was recognised, by name, with their residual blocks, "" where unknown.
     """
     candidates = dict.fromkeys((*_siblings(module, tuple(attention)), *_of_the_same_classes(module, attention)))
     if not candidates:
         return ()
+    recognised = [*attention, *_blocks(attention)]
     arguments: dict[str, Arguments] = {}
 
-    def keep(name: str, values: Arguments, _output: Any) -> None:
+    def record(name: str, values: Arguments, _output: Any) -> None:
         arguments.setdefault(name, values)
 
-    with evaluating(module), torch.no_grad(), watching(module, [*candidates, *attention, *_blocks(attention)], keep):
+    with evaluating(module), torch.no_grad(), watching(module, [*candidates, *recognised], record):
         module(images[:1])
-    shapes = {_shape(arguments.get(name, {})) for name in (*attention, *_blocks(attention))}
-    classes = {type(module.get_submodule(name)) for name in (*attention, *_blocks(attention))}
-    found: list[str] = []
+    shapes = {_shape(arguments.get(name, {})) for name in recognised}
+    classes = {type(module.get_submodule(name)) for name in recognised}
+    unread: list[str] = []
     for name in candidates:
         part = module.get_submodule(name)
         values = arguments.get(name)
-        if values is None or _shows_attention(name, found):
+        if values is None or _overlaps(name, unread):
             continue
         shape = _shape(values)
         is_alike = type(part) in classes or (len(shape) == 3 and shape in shapes)
         if is_alike and _mixes_tokens(part, values):
-            found.append(name)
-    return tuple(found)
+            unread.append(name)
+    return tuple(unread)
 
 
 def _blocks(attention: Mapping[str, str]) -> list[str]:
     return [block for block in attention.values() if block]
 
 
-def _shows_attention(name: str, attention: Collection[str]) -> bool:
+def _overlaps(name: str, modules: Collection[str]) -> bool:
     """Return True for one of these modules, for a part of one, and for a module that holds one."""
-    return any(name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.") for other in attention)
+    return any(name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.") for other in modules)
 
 
 def _siblings(module: nn.Module, attention: Collection[str]) -> Iterator[str]:
-    """Yield the modules at the places of these in the other members of their lists, else those members."""
+    """Yield the modules with the same position in the other members of a list, else those members."""
     for name in attention:
         parts = name.split(".")
         for position in range(len(parts)):
@@ -63,13 +64,12 @@ def _siblings(module: nn.Module, attention: Collection[str]) -> Iterator[str]:
                 continue
             for other, member in holder.named_children():
                 start = f"{before}.{other}" if before else other
-                if _shows_attention(start, attention):
+                if _overlaps(start, attention):
                     continue
                 rest = ".".join(parts[position + 1 :])
-                has_place = bool(rest) and any(inside == rest for inside, _ in member.named_modules())
-                yield f"{start}.{rest}" if has_place else start
-                if has_place:
-                    yield start
+                if rest and rest in dict(member.named_modules()):
+                    yield f"{start}.{rest}"
+                yield start
 
 
 def _of_the_same_classes(module: nn.Module, attention: Mapping[str, str]) -> Iterator[str]:
@@ -77,19 +77,29 @@ def _of_the_same_classes(module: nn.Module, attention: Mapping[str, str]) -> Ite
     classes = {type(module.get_submodule(name)) for name in (*attention, *_blocks(attention))}
     classes.difference_update(_CONTAINERS)
     for name, part in module.named_modules():
-        if name and type(part) in classes and not _shows_attention(name, tuple(attention)):
+        if name and type(part) in classes and not _overlaps(name, tuple(attention)):
             yield name
 
 
 def _shape(values: Arguments) -> tuple[int, ...]:
     """Return the shape of the first tensor with three axes or more among a module's arguments."""
-    shapes = (tuple(value.shape) for value in values.values() if isinstance(value, Tensor))
-    return next((shape for shape in shapes if len(shape) >= 3), ())
+    for value in values.values():
+        if isinstance(value, Tensor) and value.dim() >= 3:
+            return tuple(value.shape)
+    return ()
+
+
+def _stream_key(values: Arguments) -> Key | None:
+    """Return the first argument that is a sequence of tokens or a map."""
+    for key, value in values.items():
+        if isinstance(value, Tensor) and value.dim() in (3, 4):
+            return key
+    return None
 
 
 def _mixes_tokens(module: nn.Module, values: Arguments) -> bool:
     """Return True if one number of the input changes the output at other tokens."""
-    key = next((key for key, value in values.items() if isinstance(value, Tensor) and value.dim() in (3, 4)), None)
+    key = _stream_key(values)
     if key is None:
         return False
     try:
@@ -102,7 +112,7 @@ def _mixes_tokens(module: nn.Module, values: Arguments) -> bool:
                 return False
             if _reaches_others(before != after, corner):
                 return True
-    except (RuntimeError, TypeError, ValueError, IndexError):  # a module that cannot be called alone
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a module that needs its surroundings
         return False
     return False
 

@@ -46,7 +46,9 @@ class Provenance:
 
 def mean_of_pair(output: Any) -> Tensor:
     """Return a tensor, or the mean of the pair that a distilled model returns in training mode."""
-    return output if isinstance(output, Tensor) else torch.stack(tuple(output)).mean(0)
+    if isinstance(output, Tensor):
+        return output
+    return torch.stack(tuple(output)).mean(0)
 
 
 class Model(nn.Module):
@@ -72,12 +74,14 @@ class Model(nn.Module):
         super().__init__()
         self.module = module
         self.alias = alias
-        self.anatomy = anatomy if anatomy.attention is not None else replace(anatomy, attention=read_attention(module))
+        if anatomy.attention is None:
+            anatomy = replace(anatomy, attention=read_attention(module))
+        self.anatomy = anatomy
         self.preprocessing = preprocessing
         self.classes = classes
         self.provenance = provenance
         self.read_output = read_output
-        self.told = told  # of a module whose structure was read from forward passes: what its user said of it
+        self.told = told  # structure given by the user, of a module whose structure was read from forward passes
         self.architecture = dict(architecture)  # the JSON of a rebuild.Architecture, from which it is built again
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
@@ -96,7 +100,7 @@ class Model(nn.Module):
 
     @property
     def input_size(self) -> tuple[int, int]:
-        """(height, width) in pixels of the module's input."""
+        """Return (height, width) in pixels of the module's input."""
         return self.preprocessing.size
 
     @property
@@ -112,8 +116,7 @@ class Model(nn.Module):
 
     @property
     def has_classifier(self) -> bool:
-        """Return True if its outputs are logits of classes; those of a headless model (timm's num_classes=0) are
-        features."""
+        """Return True if its outputs are logits of classes, not features as of timm's num_classes=0."""
         return bool(self.classes)
 
     @property
@@ -143,11 +146,11 @@ class Model(nn.Module):
         return ((images - mean) / std).to(self.mean.dtype)
 
     def forward(self, images: Images) -> Logits:
-        """Logits (batch, classes) for images (batch, 3, height, width) in [0, 1]; of a headless model, features."""
+        """Return logits (batch, classes) of images (batch, 3, height, width) in [0, 1]; without a head, features."""
         return self.run(self.prepare(images))
 
     def run(self, prepared: Float[Tensor, "batch 3 model_height model_width"]) -> Logits:
-        """Logits for images that are resized and normalised already. One thread at a time runs the model."""
+        """Return logits of images that are already resized and normalised. One thread at a time runs the model."""
         with turn(self), reordered(self.module, self.anatomy.reordering):
             return self.read_output(self.module(prepared))
 
@@ -178,13 +181,13 @@ class Model(nn.Module):
         return listed
 
     def parameter_count(self) -> int:
-        """Number of parameters."""
+        """Return the number of parameters."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
 
 @contextmanager
 def trainable(model: Model) -> Iterator[Model]:
-    """Inside, the model is in training mode and its parameters require gradients; both are restored on exit."""
+    """Put the model in training mode with gradients for its parameters; both are restored on exit."""
     with turn(model):
         flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         modes = {name: module.training for name, module in model.named_modules()}

@@ -25,7 +25,10 @@ _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 
 @dataclass(frozen=True)
 class ModelName:
-    """name: without alias and weights; alias: its name in reports; weights: the file after @, "random", or None."""
+    """The parts of a model's name.
+
+    name: without alias and weights; alias: its name in reports; weights: the file after @, "random", or None.
+    """
 
     name: str
     alias: str
@@ -41,7 +44,9 @@ def parse_model(text: str) -> ModelName:
     name, weights = _weights_of(rest)
     if not name:
         raise InputError(f"expected MODEL as [alias=]NAME[@weights], found {text!r}; see vitlens models")
-    alias = typed or _last_part(name) + (f"-{RANDOM}" if weights == RANDOM else "")
+    alias = typed or _last_part(name)
+    if not typed and weights == RANDOM:
+        alias += f"-{RANDOM}"
     if not is_name(alias):  # it is part of file names
         raise InputError(f"expected a name for files and reports, found {alias[:80]!r}; write alias={name[:80]}")
     return ModelName(name, alias, weights or None)
@@ -67,7 +72,7 @@ def _weights_of(text: str) -> tuple[str, str]:
 
 
 def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
-    """Several names with unique aliases: typed ones stay as they are, derived ones get a number where needed.
+    """Return several names with unique aliases: typed ones stay unchanged, derived ones get a number where needed.
 
     Raises InputError for an alias given twice.
     """
@@ -77,15 +82,15 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
     twice = {alias for alias in typed if typed.count(alias) > 1}
     if twice:
         raise InputError(f"expected every alias once, found {sorted(twice)[0]!r} twice; write first=NAME second=NAME")
-    taken = set(typed)
+    used = set(typed)
     unique = []
-    for given, model in zip(aliases, parsed):
+    for typed_alias, model in zip(aliases, parsed):
         alias = model.alias
         number = 2
-        while alias in taken and given is None:
+        while alias in used and typed_alias is None:
             alias = f"{model.alias}-{number}"
             number = number + 1
-        taken.add(alias)
+        used.add(alias)
         unique.append(replace(model, alias=alias))
     return tuple(unique)
 
@@ -110,10 +115,14 @@ def require_rule(texts: Sequence[str]) -> None:
 def _last_part(name: str) -> str:
     """Return the last part of a name as a valid alias."""
     file, _, function = name.rpartition(".py:")
-    last = Path(file).name if function in _USUAL else Path(name.split(":")[-1]).name or name
+    last = Path(name.split(":")[-1]).name or name
+    if function in _USUAL:
+        last = Path(file).name
     if last in (".", "..", "/"):
         last = Path(name).resolve().name or "model"
-    suffix = next((suffix for suffix in WEIGHTS_FILES if last.endswith(suffix)), "")
-    last = last.removesuffix(suffix)
+    for suffix in WEIGHTS_FILES:
+        if last.endswith(suffix):
+            last = last.removesuffix(suffix)
+            break
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip("._-").rstrip("-")
     return plain[:_DERIVED_LENGTH] or "model"

@@ -14,14 +14,16 @@ SLOWEST: Final = 10_000.0  # wavelengths grow geometrically from 2Ï€ to 10,000 Â
 
 
 def sines(places: Int[Tensor, " places"], dim: int) -> Float[Tensor, "places 2 half"]:
-    """Sines and cosines of places at dim/2 frequencies: (places, sine or cosine, frequency)."""
+    """Return sines and cosines of places at dim/2 frequencies: (places, sine or cosine, frequency)."""
     frequencies = SLOWEST ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)  # (dim/2)
     angles = places[:, None].double() * frequencies  # (places, dim/2)
     return torch.stack((angles.sin(), angles.cos()), dim=1)
 
 
 def fixed_positions(kind: str, *, grid: tuple[int, int], prefix: int, dim: int) -> Float[Tensor, "1 placed dim"]:
-    """Fixed position embeddings of a grid of patches (rows, columns), row by row; zeros for the prefix, as in MAE.
+    """Return fixed position embeddings of a grid of patches, row by row; zeros for the prefix, as in MAE.
+
+    grid: (rows, columns).
 
     sine: PE(n, 2i) = sin(n / 10000^(2i/dim)) and PE(n, 2i+1) = cos(...) of the patch's number n (Vaswani 2017);
     sine-2d: half of the dimensions for the column, half for the row, each sines then cosines (MAE, He 2022). The
@@ -35,17 +37,18 @@ def fixed_positions(kind: str, *, grid: tuple[int, int], prefix: int, dim: int) 
     if kind == "sine":
         patches = sines(numbers, dim).transpose(1, 2).flatten(1)  # sine and cosine of one frequency side by side
     else:
-        halves = [sines(numbers % columns, dim // 2), sines(numbers // columns, dim // 2)]
-        patches = torch.cat([half.flatten(1) for half in halves], dim=1)
+        of_column = sines(numbers % columns, dim // 2).flatten(1)
+        of_row = sines(numbers // columns, dim // 2).flatten(1)
+        patches = torch.cat((of_column, of_row), dim=1)
     return torch.cat((torch.zeros(prefix, dim), patches.float()))[None]  # (1, prefix + patches, dim)
 
 
 def interpolate_positions(
     positions: Float[Tensor, "1 old dim"], *, prefix: int, grid: tuple[int, int], to: tuple[int, int]
 ) -> Float[Tensor, "1 new dim"]:
-    """Position embeddings learned for one grid of patches, resampled to another (bicubic, antialiased).
+    """Return position embeddings learned for one grid of patches, resampled to another (bicubic, antialiased).
 
-    positions: prefix rows, kept as they are, then one row a patch; grid, to: (rows, columns) before and after.
+    positions: prefix rows, which stay unchanged, then one row a patch; grid, to: (rows, columns) before and after.
     Where the grids are equal, positions are returned unchanged.
     """
     if grid == to:

@@ -1,4 +1,4 @@
-"""What models were pretrained for, as their names and sources tell: objectives, recipes and data as literal tables.
+"""The pretraining of models, from their names and sources: objectives, recipes and data as literal tables.
 
 The names are those of timm with their tags (`vit_small_patch16_224.dino`), of open_clip with theirs, and of
 transformers with their model_type. A name that no rule matches is "not known", never a guess.
@@ -102,7 +102,7 @@ DATA: Final = {  # pattern -> name; every one found is listed, in the order of t
 
 
 def read_name(name: str) -> Pretraining:
-    """Return what a name with its tag tells, by the tables above; "not known" where no rule matches."""
+    """Return the pretraining that a name with its tag shows, by the tables above; "not known" without a match."""
     text = name.lower()
     tag = text.partition(".")[2]
     before, _, after = text.partition("_ft_")  # between the data of pretraining and the labelled data after it
@@ -117,14 +117,18 @@ def read_name(name: str) -> Pretraining:
 
 def _data(text: str) -> str:
     """Return the data sets that a part of a name holds, in their order: "ImageNet-21k, ImageNet-1k"."""
-    found = [(match.start(), name) for pattern, name in DATA.items() if (match := re.search(pattern, text))]
-    return ", ".join(name for _, name in sorted(found))
+    positions = []
+    for pattern, name in DATA.items():
+        match = re.search(pattern, text)
+        if match:
+            positions.append((match.start(), name))
+    return ", ".join(name for _, name in sorted(positions))
 
 
 def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretraining:
-    """Return what a model was pretrained for: as the user tells it, else as its source, name and configuration tell it.
+    """Return the pretraining of a model: given by the user, else from its source, name and configuration.
 
-    told: the user's word, which goes before all others but "random weights". A weights file of the user's under a
+    told: the user's objective, which replaces all others except "random weights". A weights file of the user's under a
     library's name is read by that name, and the result says so; a run folder is known where it holds a preset, which
     `vitlens train` trains with labels, but not where it is a fine-tuned model of another library.
     """
@@ -133,15 +137,20 @@ def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretrainin
         return Pretraining("random weights", source="its weights")
     read = _read(model)
     if told is not None:
-        same = read if read.objective == told else Pretraining(told)
-        return replace(same, source="--objective")
-    file = weights not in ("hub", "bundled", "training") and read.source == "its name"
-    return replace(read, source="its name; the weights are the user's file") if file else read
+        if read.objective != told:
+            read = Pretraining(told)
+        return replace(read, source="--objective")
+    is_file = weights not in ("hub", "bundled", "training")
+    if is_file and read.source == "its name":
+        return replace(read, source="its name; the weights are the user's file")
+    return read
 
 
 def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str, Objective]:
-    """`--objective ALIAS=WORD`, by alias. Raises InputError for another form, UnknownNameError for another word or an
-    alias of no model."""
+    """Return the objectives of `--objective ALIAS=OBJECTIVE` by alias.
+
+    Raises InputError for another form, UnknownNameError for another objective or an alias of no model.
+    """
     told: dict[str, Objective] = {}
     for text in texts:
         alias, equals, word = text.partition("=")
@@ -151,10 +160,10 @@ def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str
             )
         if alias not in aliases:
             raise UnknownNameError("model of --objective", alias, aliases)
-        known = {str(objective): objective for objective in OBJECTIVES}
-        if word not in known:
+        objectives = {str(objective): objective for objective in OBJECTIVES}
+        if word not in objectives:
             raise UnknownNameError("objective", word, OBJECTIVES)
-        told[alias] = known[word]
+        told[alias] = objectives[word]
     return told
 
 
@@ -163,24 +172,33 @@ def _read(model: Model) -> Pretraining:
     kind = str(model.architecture.get("kind", ""))
     source = source_of(name)
     from_hub = model.provenance.weights == "hub"
-    named = source.kind if source is not None else ""
-    own = name.partition(":")[2]
-    types = (getattr(getattr(part, "config", None), "model_type", None) for part in model.module.modules())
-    model_type = next((found for found in types if isinstance(found, str)), "")  # of transformers' architectures
-    if named == "bundled":
+    library = source.kind if source is not None else ""
+    short_name = name.partition(":")[2]
+    if library == "bundled":
         data = "digits-shortcut" if name.endswith("shortcut") else "digits"
         return Pretraining("supervised", "vitlens train", data, source="bundled with vitlens")
-    if named in ("run", "file") and kind == "preset":
+    if library in ("run", "file") and kind == "preset":
         return Pretraining("supervised", "vitlens train", source="a preset, trained with labels")
     if isinstance(model.module, LanguageImage):
-        known = own if from_hub or named == "open-clip" else ""  # a folder's name says nothing
-        return replace(read_name(f"{model_type or 'clip'} {known}"), source="its text tower")
-    if named == "timm":
+        model_type = _model_type(model) or "clip"
+        hub_name = short_name if from_hub or library == "open-clip" else ""  # a folder's name shows nothing
+        return replace(read_name(f"{model_type} {hub_name}"), source="its text tower")
+    if library == "timm":
         config = getattr(model.module, "pretrained_cfg", None)
-        tag = config.get("tag") if isinstance(config, Mapping) and from_hub and "." not in own else ""
-        return read_name(f"{own}.{tag}" if tag else own)
-    if named == "torchvision" and from_hub:
+        if isinstance(config, Mapping) and from_hub and "." not in short_name and config.get("tag"):
+            return read_name(f"{short_name}.{config['tag']}")
+        return read_name(short_name)
+    if library == "torchvision" and from_hub:
         return Pretraining("supervised", "labels", "ImageNet-1k", source="torchvision's weights")
-    if named == "hf":
-        return read_name(f"{model_type} {own if from_hub else ''}")
+    if library == "hf":
+        return read_name(f"{_model_type(model)} {short_name if from_hub else ''}")
     return Pretraining("not known")
+
+
+def _model_type(model: Model) -> str:
+    """Return the name of the architecture in transformers; "" for other libraries' models."""
+    for part in model.module.modules():
+        model_type = getattr(getattr(part, "config", None), "model_type", None)
+        if isinstance(model_type, str):
+            return model_type
+    return ""

@@ -1,5 +1,7 @@
-"""From an architecture, as data, to a model; and models made from a model: without some of its heads, for other
-classes, with random weights, for another size."""
+"""Models from an architecture, as data, or from another model.
+
+From another model: without some of its heads, for other classes, with random weights, for another size.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from vitlens.files import sha256
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projection
-from vitlens.models.hooks import is_changed, is_within_context, per_model, watching
+from vitlens.models.hooks import Arguments, is_changed, is_within_context, per_model, watching
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model, Provenance, first_output, mean_of_pair, two_classes_of_pair
 from vitlens.models.sources.registry import SOURCES, ModelRequest
@@ -55,9 +57,9 @@ class Architecture:
     pruned: Mapping[str, list[Annotated[int, between(0, 65_536)]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        built = [kind for kind, source in SOURCES.items() if source.build or source.restore]
-        if self.kind not in built:
-            raise InputError(f"expected an architecture of {' or '.join(built)}, found {self.kind[:40]!r}")
+        kinds = [kind for kind, source in SOURCES.items() if source.build or source.restore]
+        if self.kind not in kinds:
+            raise InputError(f"expected an architecture of {' or '.join(kinds)}, found {self.kind[:40]!r}")
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> "Architecture":
@@ -68,26 +70,33 @@ class Architecture:
 def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
-    """Return the module of an architecture, without its removed heads, and its preprocessing: with these weights, with
-    the hub's, or random.
+    """Return the module of an architecture, without its removed heads, and its preprocessing.
 
-    Raises ModelError for weights that do not fit.
+    The weights are those of the state, the hub's, or random. Raises ModelError for weights that do not fit.
     """
-    make = resolved(SOURCES[architecture.kind].build)
-    cut = architecture.pruned
+    build_source = resolved(SOURCES[architecture.kind].build)
+    pruned = architecture.pruned
     weights = state
-    if cut and state is not None:  # libraries load whole models only: lost heads are random, and cut out again
-        whole = make(architecture, state=None, pretrained=False)[0]
-        inside = tuple(f"{name}." for name in cut)
-        weights = {key: value for key, value in state.items() if not key.startswith(inside)}
-        weights |= {key: value for key, value in whole.state_dict().items() if key.startswith(inside)}
-    built: tuple[nn.Module, Preprocessing] = make(architecture, state=weights, pretrained=pretrained)
-    cut_heads(built[0], cut)
-    for name in cut if state is not None else ():
-        start = f"{name}."
-        own = {key.removeprefix(start): value for key, value in (state or {}).items() if key.startswith(start)}
-        load_strictly(built[0].get_submodule(name), own, where=f"{name} of {architecture.name}")
-    return built
+    if pruned and state is not None:  # libraries load whole models only: lost heads are random, and cut out again
+        whole = build_source(architecture, state=None, pretrained=False)[0]
+        prefixes = tuple(f"{name}." for name in pruned)
+        weights = {key: value for key, value in state.items() if not key.startswith(prefixes)}
+        weights |= {key: value for key, value in whole.state_dict().items() if key.startswith(prefixes)}
+    module: nn.Module
+    preprocessing: Preprocessing
+    module, preprocessing = build_source(architecture, state=weights, pretrained=pretrained)
+    cut_heads(module, pruned)
+    if state is not None:
+        for name in pruned:
+            attention_state = _state_of(name, state)
+            load_strictly(module.get_submodule(name), attention_state, where=f"{name} of {architecture.name}")
+    return module, preprocessing
+
+
+def _state_of(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the part of a state dict that belongs to a module."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 def assemble(
@@ -100,19 +109,23 @@ def assemble(
     *,
     told: "Told | None" = None,
 ) -> Model:
-    """Return a Model around a module, whose anatomy is read from the module, or from forward passes where its source
-    has no attributes to read it from, and where its user said of it what they do not show (told)."""
+    """Return a Model around a module, with the anatomy of its modules' attributes or of forward passes.
+
+    told: the structure given by the user or the model source; with it, the anatomy is read from forward passes.
+    """
     told = told or getattr(module, "told", None)
     if told is not None:
-        traced: Model = resolved("vitlens.models.wrap:wrapped")(
-            module, architecture, preprocessing, classes, alias, provenance, told=told
-        )
+        wrap = resolved("vitlens.models.wrap:wrapped")
+        traced: Model = wrap(module, architecture, preprocessing, classes, alias, provenance, told=told)
         return traced
-    note = padding_note(module.config, preprocessing.size) if isinstance(module, SwinTransformer) else ""
+    note = ""
+    if isinstance(module, SwinTransformer):
+        note = padding_note(module.config, preprocessing.size)
     if note:
-        provenance = replace(provenance, notes=tuple(dict.fromkeys((*provenance.notes, note))))
+        notes = dict.fromkeys((*provenance.notes, note))
+        provenance = replace(provenance, notes=tuple(notes))
     anatomy = read_anatomy(module, image_size=preprocessing.size)
-    is_single = architecture.classes == 1 and len(classes) == 2  # one logit
+    has_single_logit = architecture.classes == 1 and len(classes) == 2
     return Model(
         module,
         alias=alias,
@@ -121,7 +134,7 @@ def assemble(
         classes=classes,
         provenance=provenance,
         architecture=asdict(architecture),
-        read_output=two_classes_of_pair if is_single else mean_of_pair,
+        read_output=two_classes_of_pair if has_single_logit else mean_of_pair,
     )
 
 
@@ -134,14 +147,25 @@ def rebuilt(
     classes: tuple[str, ...] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Return a model around this module, on the device of the first, of which it has what is not given; the anatomy is
-    read again in the same way."""
+    """Return a model around this module, on the device of `model`; its anatomy is read again in the same way.
+
+    classes, preprocessing: those of `model` where not given.
+    """
     classes = model.classes if classes is None else classes
     preprocessing = preprocessing or model.preprocessing
-    made = assemble(module, architecture, preprocessing, classes, model.alias, provenance, told=model.told)
-    dtype = next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
-    made.mean, made.std = made.mean.to(dtype), made.std.to(dtype)
-    return made.to(model.device)
+    new = assemble(module, architecture, preprocessing, classes, model.alias, provenance, told=model.told)
+    dtype = _parameter_dtype(module)
+    new.mean = new.mean.to(dtype)
+    new.std = new.std.to(dtype)
+    return new.to(model.device)
+
+
+def _parameter_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype of the first floating-point parameter; float32 where there is none."""
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            return parameter.dtype
+    return torch.float32
 
 
 _version = cache(version)  # which reads the disk each time
@@ -155,19 +179,23 @@ def versions() -> dict[str, str]:
 def provenance_of(
     request: ModelRequest, notes: Sequence[str], *, hub: str = "hub", digest: str | None = None, **libraries: str
 ) -> Provenance:
-    """Return the provenance of a requested model: of its weights file, of random weights, or of what it was loaded from
-    (hub).
+    """Return the provenance of a requested model: its weights file, random weights, or the hub it was loaded from.
 
     digest: the SHA-256 of weights that are in no file of the request; libraries: further versions.
     """
     file = request.file
-    weights = file.name if file else "random" if request.random else hub
-    return Provenance(request.name, weights, sha256(file) if file else digest, versions() | libraries, tuple(notes))
+    weights = hub
+    if file:
+        weights = file.name
+        digest = sha256(file)
+    elif request.random:
+        weights = "random"
+    return Provenance(request.name, weights, digest, versions() | libraries, tuple(notes))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, torch's random state is seeded; the caller's state is restored on exit."""
+    """Seed torch's random state; the caller's state is restored on exit."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -175,7 +203,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 def default_classes(count: int) -> tuple[str, ...]:
     """Return ImageNet's class names for 1000 logits, numbers for any other count; one logit counts as two classes."""
-    return imagenet_classes() if count == _IMAGENET else numbered_classes(count)
+    if count == _IMAGENET:
+        return imagenet_classes()
+    return numbered_classes(count)
 
 
 def numbered_classes(count: int) -> tuple[str, ...]:
@@ -184,10 +214,12 @@ def numbered_classes(count: int) -> tuple[str, ...]:
 
 
 def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of classes, of one logit with one name both: its complement comes first."""
+    """Return the names of classes; for one logit with one name, both: its complement comes first."""
     if len(names) != 1:
         return names
-    return ("0", "1") if names == ("0",) else (f"not {names[0]}", names[0])
+    if names == ("0",):
+        return ("0", "1")
+    return (f"not {names[0]}", names[0])
 
 
 def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
@@ -202,8 +234,8 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
     """Return a model of the same architecture and classes with seeded random weights, on the same device.
 
     size: (height, width) in pixels of its input, None for the model's. A ViT has positions for another size; our
-    ResNets keep their stem. Raises UnsupportedError for a model whose architecture is only known by the code that made
-    it, ModelError where it cannot be built or does not run at this size.
+    ResNets keep their stem. Raises UnsupportedError for a model that only its own code can build, ModelError where it
+    cannot be built or does not run at this size.
     """
     source = SOURCES.get(str(model.architecture.get("kind")))
     if source is None or not source.build:
@@ -225,17 +257,16 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
         module, _ = build(replace(architecture, image_size=built_for))
         count_classes(module, preprocessing.size)
     provenance = Provenance(model.provenance.name, "random", None, versions())
-    made = rebuilt(model, module, architecture, provenance, preprocessing=preprocessing)
-    return made.eval().requires_grad_(False)
+    new = rebuilt(model, module, architecture, provenance, preprocessing=preprocessing)
+    return new.eval().requires_grad_(False)
 
 
 def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
-    """Return the model with a zero-initialised head for these classes (Dosovitskiy 2021, section 3.2), unless it has
-    them.
+    """Return the model with a zero-initialised head for these classes, unless it has them.
 
-    Our ViTs get position embeddings for the grid of the input size, which are trained like the others. The changes are
-    recorded in the provenance's notes. The given model is not changed. Raises UnsupportedError for a model whose
-    classifier cannot be identified, and inside `intervene`.
+    See Dosovitskiy 2021, section 3.2. Our ViTs get position embeddings for the grid of the input size, which are
+    trained like the others. The changes are recorded in the provenance's notes. `model` is not changed. Raises
+    UnsupportedError for a model whose classifier cannot be identified, and inside `intervene`.
     """
     module = _copy_of(model)
     notes = list(model.provenance.notes)
@@ -243,20 +274,26 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
         notes.append(_resize_positions(module, model.input_size))
     if model.classes != classes:
         _zero_head(model, module, len(classes))
-        known = len(model.classes)
-        change = f"replaced the head of {known} classes by one of" if known else "added a head for"
-        notes.append(f"{change} the data's {len(classes)}{'' if known else ' classes'}, all zeros")
+        if model.classes:
+            old = len(model.classes)
+            notes.append(f"replaced the head of {old} classes by one of the data's {len(classes)}, all zeros")
+        else:
+            notes.append(f"added a head for the data's {len(classes)} classes, all zeros")
     architecture = Architecture.from_json(model.architecture)
-    logits = 1 if model.has_single_logit and model.classes == classes else len(classes)
+    logits = len(classes)
+    if model.has_single_logit and model.classes == classes:
+        logits = 1
     architecture = replace(architecture, classes=logits, image_size=model.input_size)
-    wanted = f"expected {len(classes)} logits of {model.alias} with a new head"
+    provenance = replace(model.provenance, notes=tuple(notes))
+    expected = f"expected {len(classes)} logits of {model.alias} with a new head"
     try:
-        made = rebuilt(model, module, architecture, replace(model.provenance, notes=tuple(notes)), classes=classes)
+        new = rebuilt(model, module, architecture, provenance, classes=classes)
     except InputError as error:  # of a traced module that has another number of logits
-        raise UnsupportedError(f"{wanted}: {error}") from error
-    if (outputs := count_classes(made, model.input_size)) != len(classes):
-        raise UnsupportedError(f"{wanted}, found {outputs}")
-    return made.eval().requires_grad_(False)
+        raise UnsupportedError(f"{expected}: {error}") from error
+    outputs = count_classes(new, model.input_size)
+    if outputs != len(classes):
+        raise UnsupportedError(f"{expected}, found {outputs}")
+    return new.eval().requires_grad_(False)
 
 
 def _copy_of(model: Model) -> nn.Module:
@@ -273,15 +310,18 @@ def _copy_of(model: Model) -> nn.Module:
 
 
 def _resize_positions(module: VisionTransformer, size: tuple[int, int]) -> str:
-    """Resize the position embeddings of our ViT to another image size; a note of it for the provenance."""
-    (height, width), (new_height, new_width) = module.config.image_size, size
+    """Resize the position embeddings of our ViT to another image size; return a note for the provenance."""
+    height, width = module.config.image_size
+    new_height, new_width = size
     config = replace(module.config, image_size=size)
     if module.pos_embed is not None:
         resized = module.positions(config.layout.grid).detach()
-        module.pos_embed = nn.Parameter(resized) if isinstance(module.pos_embed, nn.Parameter) else resized
+        if isinstance(module.pos_embed, nn.Parameter):
+            resized = nn.Parameter(resized)
+        module.pos_embed = resized
     module.config = config
-    done = {"learned": "resized the position embeddings", "none": "changed the image size"}
-    change = done.get(str(config.positions), "computed the position embeddings again")
+    changes = {"learned": "resized the position embeddings", "none": "changed the image size"}
+    change = changes.get(str(config.positions), "computed the position embeddings again")
     return f"{change} from {height}x{width} to {new_height}x{new_width} px"
 
 
@@ -307,51 +347,65 @@ def require_replaceable(model: Model) -> None:
     """Raise UnsupportedError for a model whose head cannot be replaced."""
     if isinstance(model.module, LanguageImage):
         raise UnsupportedError(f"expected a model that ends in a classifier, found the image tower {model.alias!r}")
-    for path in () if _resets_its_classifier(model.module) else classifiers(model):
-        found = model.module.get_submodule(path)
-        if not isinstance(found, nn.Linear):
-            raise UnsupportedError(f"expected a linear layer {path!r} of {model.alias}, found {type(found).__name__}")
+    if _resets_its_classifier(model.module):
+        return
+    for path in classifiers(model):
+        layer = model.module.get_submodule(path)
+        if not isinstance(layer, nn.Linear):
+            raise UnsupportedError(f"expected a linear layer {path!r} of {model.alias}, found {type(layer).__name__}")
 
 
 def _resets_its_classifier(module: Any) -> bool:
-    """Return True if it has timm's method, as some heads are more than a linear layer; a user's may mean something
-    else."""
-    ours = type(module).__module__.startswith("vitlens.") or getattr(module, "pretrained_cfg", None) is not None
-    return ours and hasattr(module, "reset_classifier")
+    """Return True for a module of ours or of timm with a method that replaces its head.
+
+    Some heads are more than a linear layer. A user's method of this name may do something else.
+    """
+    is_ours = type(module).__module__.startswith("vitlens.")
+    is_timm = getattr(module, "pretrained_cfg", None) is not None
+    return (is_ours or is_timm) and hasattr(module, "reset_classifier")
 
 
 def classifiers(model: Model) -> tuple[str, ...]:
-    """Names of the modules that compute the logits: one, or two of a distilled model.
+    """Return the names of the modules that compute the logits: one, or two of a distilled model.
 
-    For a module whose structure was read from forward passes, the linear layer whose outputs are the logits; else as
-    its library or the names of its layers say. Raises UnsupportedError for a model without such a layer.
+    If the structure was read from forward passes, it is the linear layer whose outputs are the logits; else the
+    library's attributes or the names of its layers show it. Raises UnsupportedError for a model without such a layer.
     """
-    return named_classifiers(model.module) if model.told is None else _observed_classifier(model)
+    if model.told is not None:
+        return _observed_classifier(model)
+    return named_classifiers(model.module)
 
 
 def named_classifiers(model: nn.Module) -> tuple[str, ...]:
-    """Names of the modules that compute the logits, by timm's pretrained_cfg or by their names and order."""
+    """Return the names of the modules that compute the logits, by timm's pretrained_cfg or by their names and order."""
     config = getattr(model, "pretrained_cfg", None)
-    if named := config.get("classifier") if isinstance(config, dict) else None:
-        return (named,) if isinstance(named, str) else tuple(named)
+    if isinstance(config, dict) and config.get("classifier"):
+        classifier = config["classifier"]
+        return (classifier,) if isinstance(classifier, str) else tuple(classifier)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise UnsupportedError("expected a model that ends in a linear layer, found none; choose another model")
-    return ("head", "head_dist") if linear[-1] == "head_dist" else (linear[-1],)
+    if linear[-1] == "head_dist":
+        return ("head", "head_dist")
+    return (linear[-1],)
 
 
 @per_model
 def _observed_classifier(model: Model) -> tuple[str, ...]:
-    """Return the linear layer whose outputs are what the module returns as logits, in a forward pass of noise."""
+    """Return the linear layer whose outputs the module returns as logits, in a forward pass of noise."""
     outputs: dict[str, Tensor] = {}
+
+    def record(name: str, _arguments: Arguments, output: Tensor) -> None:
+        outputs[name] = output
+
     linear = [name for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
     noise = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0)).to(model.device)
-    keep = watching(model.module, linear, lambda name, _arguments, output: outputs.update({name: output}))
-    with evaluating(model), torch.no_grad(), keep:
+    with evaluating(model), torch.no_grad(), watching(model.module, linear, record):
         logits = first_output(model.module(model.prepare(noise)))
     last = []
     for name, output in outputs.items():
-        if output.numel() == logits.numel() and torch.equal(output.reshape(logits.shape), logits):  # or one, squeezed
+        # one logit may be squeezed
+        if output.numel() == logits.numel() and torch.equal(output.reshape(logits.shape), logits):
             last.append(name)
     if not last:
         raise UnsupportedError(
@@ -364,8 +418,7 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
 def prune_heads(
     model: Model, heads: Mapping[int, Collection[int]], *, means: Mapping[int, Tensor] | None = None
 ) -> Model:
-    """Return a copy of the model without these heads: without their rows of the qkv and columns of the output
-    projection.
+    """Return a copy of the model without these heads: their rows of the qkv and columns of the output projection.
 
     heads: by layer, both counted from 0. The logits are those of the model with the heads set to zero; with means
     (each head's mean output over tokens and images, (heads, head_dim) by layer), those with each head at its mean,
@@ -375,39 +428,46 @@ def prune_heads(
     cannot hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and torchvision's can), and
     inside `intervene` or with a user's hook.
     """
-    names = model.anatomy.attention_modules
-    counts = {name: part.heads for name, part in model.anatomy.parts.items()}
-    chosen = {layer: sorted(set(removed)) for layer, removed in sorted(heads.items()) if removed}
-    if not chosen:
+    removed_by_layer = {layer: sorted(set(removed)) for layer, removed in sorted(heads.items()) if removed}
+    if not removed_by_layer:
         raise InputError("expected at least one head to remove, found none; give {layer: heads}")
-    for layer, removed in chosen.items():
-        if not 0 <= layer < len(names):
-            raise InputError(f"expected a layer from 0 to {len(names) - 1} of {model.alias}, found {layer}")
-        attention = model.module.get_submodule(names[layer])
-        output_projection(attention)
-        if is_changed(attention):
-            raise UnsupportedError(
-                f"expected {names[layer]} of {model.alias} as it is, found it changed by an intervention, a hook or "
-                "another forward; leave the context or remove the hook first"
-            )
-        if model.anatomy.family == "windowed":
-            raise UnsupportedError(f"expected attention that can be cut, found the windows of {model.alias}; {UNCUT}")
-        count = counts[names[layer]]
-        if wrong := [head for head in removed if not 0 <= head < count]:
-            raise InputError(
-                f"expected a head from 0 to {count - 1} in layer {layer} of {model.alias}, found {wrong[0]}"
-            )
+    for layer, removed in removed_by_layer.items():
+        _require_prunable(model, layer, removed)
+    names = model.anatomy.attention_modules
+    counts = {name: model.anatomy.parts[name].heads for name in names}
     module = _copy_of(model)
     architecture = Architecture.from_json(model.architecture)
-    record = dict(architecture.pruned)  # in the numbering of the whole model
-    for layer, removed in chosen.items():
+    pruned = dict(architecture.pruned)  # in the numbering of the whole model
+    for layer, removed in removed_by_layer.items():
         name = names[layer]
         if means is not None:
             add_means(module.get_submodule(name), removed, means.get(layer), layer=layer)
-        gone = record.get(name, [])
-        left = [head for head in range(counts[name] + len(gone)) if head not in gone]
-        record[name] = sorted([*gone, *(left[head] for head in removed)])
-    cut_heads(module, {names[layer]: removed for layer, removed in chosen.items()})
-    note = f"removed {sum(map(len, chosen.values()))} of {sum(counts[name] for name in names)} heads"
+        earlier = pruned.get(name, [])
+        remaining = [head for head in range(counts[name] + len(earlier)) if head not in earlier]
+        pruned[name] = sorted(earlier + [remaining[head] for head in removed])
+    cut_heads(module, {names[layer]: removed for layer, removed in removed_by_layer.items()})
+    removed_count = sum(len(removed) for removed in removed_by_layer.values())
+    note = f"removed {removed_count} of {sum(counts.values())} heads"
     provenance = replace(model.provenance, notes=(*model.provenance.notes, note))
-    return rebuilt(model, module, replace(architecture, pruned=record), provenance).train(model.training)
+    return rebuilt(model, module, replace(architecture, pruned=pruned), provenance).train(model.training)
+
+
+def _require_prunable(model: Model, layer: int, heads: Sequence[int]) -> None:
+    """Raise InputError for a layer or head that does not exist, UnsupportedError for attention that cannot be cut."""
+    names = model.anatomy.attention_modules
+    if not 0 <= layer < len(names):
+        raise InputError(f"expected a layer from 0 to {len(names) - 1} of {model.alias}, found {layer}")
+    name = names[layer]
+    attention = model.module.get_submodule(name)
+    output_projection(attention)
+    if is_changed(attention):
+        raise UnsupportedError(
+            f"expected {name} of {model.alias} as it is, found it changed by an intervention, a hook or "
+            "another forward; leave the context or remove the hook first"
+        )
+    if model.anatomy.family == "windowed":
+        raise UnsupportedError(f"expected attention that can be cut, found the windows of {model.alias}; {UNCUT}")
+    count = model.anatomy.parts[name].heads
+    for head in heads:
+        if not 0 <= head < count:
+            raise InputError(f"expected a head from 0 to {count - 1} in layer {layer} of {model.alias}, found {head}")

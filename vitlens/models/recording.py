@@ -70,7 +70,10 @@ class ModuleCall:
     @property
     def stream(self) -> Key | None:
         """Return the argument that has the shape of the output: the residual stream, where it is one."""
-        return next((key for key, value in self.arguments.items() if value.shape == self.output), None)
+        for key, value in self.arguments.items():
+            if value.shape == self.output:
+                return key
+        return None
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,10 @@ class Trace:
     @cached_property
     def by_module(self) -> Mapping[str, tuple[ModuleCall, ...]]:
         """Return each module's calls, in their order."""
-        found: dict[str, tuple[ModuleCall, ...]] = {}
+        calls: dict[str, list[ModuleCall]] = {}
         for call in self.calls:
-            found[call.module] = (*found.get(call.module, ()), call)
-        return found
+            calls.setdefault(call.module, []).append(call)
+        return {module: tuple(module_calls) for module, module_calls in calls.items()}
 
 
 class Recorder:
@@ -105,7 +108,7 @@ class Recorder:
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Inside, the calls of the module and of all its parts are recorded."""
+        """Record the calls of the module and of all its parts."""
         names = [name for name, _ in module.named_modules()]
         with watching(module, names, self._leave, before=self._enter):
             yield
@@ -219,7 +222,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record attention and linear layers; compute every call as it is."""
+        """Record attention and linear layers; compute every call unchanged."""
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             try:
@@ -229,7 +232,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
                 self.elsewhere = str(error)
                 return func(*args, **kwargs)
         if func is F.linear:
-            self._see_linear(*args[:2]) if len(args) > 1 else self._see_linear(args[0], kwargs["weight"])
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            self._see_linear(args[0], weight)
         result = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self._see_fused(result, *args, **kwargs)
@@ -254,9 +258,11 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     def _see_linear(self, tokens: Tensor, weight: Tensor) -> None:
         self.linear.append((self._tick(), tuple(self.running), weight))
         self.tokens |= tokens.dim() == 3 and tokens.shape[1] > 1
-        last = self.attention[-1] if self.attention else None
-        for joined in () if last is None else last.joined:
-            if last is not None and _equal(tokens, joined.outputs):
+        if not self.attention:
+            return
+        last = self.attention[-1]
+        for joined in last.joined:
+            if _equal(tokens, joined.outputs):
                 last.readers += 1
                 if last.projection is None:
                     last.read_heads(joined)
@@ -266,10 +272,10 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
                 return
 
     def _see_columnwise(self, operands: Sequence[Any], result: Tensor) -> None:
-        """Heads' outputs that are normed or gated in their module: their projection reads the result (timm's EVA)."""
-        last = self.attention[-1] if self.attention else None
-        if last is None or last.projection is not None:
+        """Follow heads' outputs that are normed or gated in their module: the projection reads the result (EVA)."""
+        if not self.attention or self.attention[-1].projection is not None:
             return
+        last = self.attention[-1]
         inside = [name for name in last.stack if name not in self._plain]
         if self.running[: len(inside)] != inside:
             return
@@ -284,7 +290,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         call.joined = tuple(_concatenations(output, call.heads, self.images))
 
     def _see_other(self, func: Callable[..., Any], operands: Sequence[Tensor], result: Tensor) -> None:
-        """Follow scores until their softmax, and what is computed from its result."""
+        """Follow scores until their softmax, and the tensors computed from its result."""
         of_same_count = [operand for operand in operands if operand.numel() == result.numel()]
         if any(operand in self._mixing for operand in of_same_count):
             self._mixing[result] = True
@@ -313,8 +319,11 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         layout = ""
         batch = axes[:-2].numel()
         heads = axes[-2] if len(axes) > 2 else 1
-        if len(axes) == 2:  # of so many images, else batch and heads share an axis
-            batch, heads = (images, axes[0] // images) if axes[0] % images == 0 else (axes[0], 1)
+        if len(axes) == 2 and axes[0] % images == 0:  # batch and heads share an axis
+            batch = images
+            heads = axes[0] // images
+        elif len(axes) == 2:
+            batch = axes[0]
         if batch % images:
             layout = f"expected attention (batch, heads, query, key), found {batch} on the axis of a batch of {images}"
         call = TracedAttention(self._tick(), tuple(self.running), batch, heads, axes[-1], keys, layout)
@@ -322,7 +331,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         return call
 
     def _see_product(self, operands: list[Tensor], output: Tensor) -> None:
-        """A product whose factor is a result of softmax (after dropout or a cast, reshaped or not): attention."""
+        """Recognise attention: a product with a result of softmax, also after dropout, a cast or a reshape."""
         for call in reversed(self.attention):
             if call.weights is None or maps_heads(call.weights, operands, output):
                 continue
@@ -340,17 +349,21 @@ def record_attention(module: nn.Module, images: Tensor) -> AttentionRecorder:
 
     Heads before the batch, and heads that share its axis, may look like a batch with heads for one number of images.
     """
-    one = _recorded(module, images[:-1])
-    more = _recorded(module, images) if one.attention else one
-    if len(one.attention) == len(more.attention):
-        for call, other in zip(one.attention, more.attention):
-            fits = (other.heads, other.batch * one.images) == (call.heads, call.batch * more.images)
-            if not call.layout and not fits:
-                call.layout = (
-                    f"expected attention (batch, heads, query, key), found ({call.batch}, {call.heads}, ..) for "
-                    f"{one.images} images and ({other.batch}, {other.heads}, ..) for {more.images}"
-                )
-    return one
+    fewer = _recorded(module, images[:-1])
+    if not fewer.attention:
+        return fewer
+    more = _recorded(module, images)
+    if len(fewer.attention) != len(more.attention):
+        return fewer
+    for call, other in zip(fewer.attention, more.attention):
+        same_heads = other.heads == call.heads
+        grows_with_images = other.batch * fewer.images == call.batch * more.images
+        if not call.layout and not (same_heads and grows_with_images):
+            call.layout = (
+                f"expected attention (batch, heads, query, key), found ({call.batch}, {call.heads}, ..) for "
+                f"{fewer.images} images and ({other.batch}, {other.heads}, ..) for {more.images}"
+            )
+    return fewer
 
 
 def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
@@ -358,13 +371,16 @@ def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
     with evaluating(module), torch.no_grad(), recorder.watching(module), recorder:
         module(images)
     # weights that no product used may be mixed first: attention where they are (batch, heads, tokens, tokens)
-    unused = [call for call in recorder.attention if call.weights is not None]
-    mixed = [call for call in unused if call.weights.dim() == 4 and call.queries == call.keys]  # type: ignore[union-attr]
-    recorder.attention = [call for call in recorder.attention if call.weights is None or call in mixed]
+    attention = []
     for call in recorder.attention:
-        call.is_changed = call.weights is not None
+        if call.weights is not None:
+            if call.weights.dim() != 4 or call.queries != call.keys:
+                continue
+            call.is_changed = True
         call.joined = ()
         call.weights = None
+        attention.append(call)
+    recorder.attention = attention
     return recorder
 
 
@@ -377,11 +393,11 @@ def maps_heads(weights: Tensor, operands: Sequence[Tensor], result: Tensor) -> b
 
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors among a function's arguments, also those in lists."""
-    found = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     for argument in args:
         if isinstance(argument, list | tuple):
-            found += [value for value in argument if isinstance(value, Tensor)]
-    return found
+            tensors += [value for value in argument if isinstance(value, Tensor)]
+    return tensors
 
 
 def _concatenations(output: Tensor, heads: int, images: int) -> Iterator[Joined]:

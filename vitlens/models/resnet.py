@@ -26,7 +26,7 @@ class PaddedShortcut(nn.Module):
     def forward(
         self, maps: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch more half_height half_width"]:
-        """Maps of half the size, the new channels after the old ones."""
+        """Return maps of half the size, the new channels after the old ones."""
         return F.pad(maps[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
 
 
@@ -52,7 +52,7 @@ class CifarResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Images) -> Logits:
-        """Logits (batch, classes)."""
+        """Return logits (batch, classes)."""
         maps = self.relu(self.bn1(self.conv1(images)))  # (batch, 16, height, width)
         maps = self.layer3(self.layer2(self.layer1(maps)))  # (batch, 64, height/4, width/4)
         logits: Tensor = self.fc(self.avgpool(maps).flatten(1))
@@ -76,7 +76,9 @@ def build_resnet(name: str, *, classes: int, image_size: tuple[int, int]) -> nn.
 
 
 def _stage(channels: int, wider: int, blocks: int) -> nn.Sequential:
-    """Blocks of one width; the first halves the maps where the width grows."""
-    grows = wider > channels
-    first = BasicBlock(channels, wider, 2 if grows else 1, PaddedShortcut(wider - channels) if grows else None)
+    """Return blocks of one width; the first halves the maps where the width grows."""
+    if wider > channels:
+        first = BasicBlock(channels, wider, stride=2, downsample=PaddedShortcut(wider - channels))
+    else:
+        first = BasicBlock(channels, wider)
     return nn.Sequential(first, *(BasicBlock(wider, wider) for _ in range(blocks - 1)))

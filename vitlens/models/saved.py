@@ -97,9 +97,11 @@ def load_weights(request: ModelRequest) -> Model:
     if request.arch is None:
         raise ModelError(f"expected the architecture of {request.name}, found none; give {argument('arch', 'NAME')}")
     source = require_source(request.arch)
-    if source.weights == "own" or request.random:
-        received = f"{request.arch!r}, which has its own" if source.weights == "own" else "@random"
-        raise InputError(f"expected an architecture for the weights in {request.name}, found {received}")
+    expected = f"expected an architecture for the weights in {request.name}"
+    if source.weights == "own":
+        raise InputError(f"{expected}, found {request.arch!r}, which has its own")
+    if request.random:
+        raise InputError(f"{expected}, found @random")
     model: Model = resolved(source.load)(replace(request, source=source, name=request.arch, file=file, arch=None))
     return model
 
@@ -113,7 +115,7 @@ def _is_described(file: Path) -> bool:
 
 
 def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
-    """Return the model in a file that `save` wrote, with its weights, or seeded random ones where they were asked for.
+    """Return the model in a file that `save` wrote, with its weights, or seeded random ones if requested.
 
     request.image_size: (height, width) other than that of its training; weights: the file's name in the provenance.
     Raises ModelError for a file that `save` did not write, or whose weights do not fit its description, before a model
@@ -124,12 +126,13 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
         raise ModelError(
             f"expected weights written by vitlens in {file}, found no description; give {argument('arch', 'NAME')}"
         )
-    source = f"the description in {file}"
-    description = parse_json(stored.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
-    about = read_as(About, description, source=source, error=ModelError, hint=_HINT)
-    is_single = about.architecture.classes == 1
-    classes = both_classes(about.classes) if is_single else about.classes
-    architecture = replace(about.architecture, classes=1 if is_single else len(classes))
+    about = _read_description(stored.metadata["vitlens"], file)
+    if about.architecture.classes == 1:
+        classes = both_classes(about.classes)
+        architecture = about.architecture
+    else:
+        classes = about.classes
+        architecture = replace(about.architecture, classes=len(classes))
     preprocessing = about.preprocessing
     kind = SOURCES[architecture.kind]
     provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
@@ -138,7 +141,6 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
         load_strictly(model.module, stored.state, where=f"the model of {architecture.name}")
         model.provenance = replace(provenance, notes=(*model.provenance.notes, *stored.notes))
         return model
-    shown = f"{architecture.kind}:{architecture.name}"
     if request.random and kind.prefix:  # other libraries' models have a name of their own for that
         raise ModelError(
             f"expected a preset's architecture in {file} for random weights, found {architecture.kind}; write "
@@ -146,23 +148,10 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
         )
     if not request.random and request.image_size not in (None, preprocessing.size):
         preprocessing = preprocessing.at_size(request.image_size)
-    whole = architecture if kind.any_size else replace(architecture, image_size=preprocessing.size)
-    try:
-        # the initial weights are overwritten; the caller's random state is kept
-        with seeded(0), in_one_line(f"to build {shown} as {file} says", _HINT):
-            with torch.device("meta"):
-                needed = sum(tensor.numel() for tensor in build(whole)[0].state_dict().values())
-            count = sum(tensor.numel() for tensor in stored.state.values())
-            if needed > 2 * count + _ROOM:
-                raise ModelError(f"expected weights of {shown}, {needed:,} numbers, found {count:,}; {_HINT}")
-            state = {key: value.float() if value.is_floating_point() else value for key, value in stored.state.items()}
-            module, _ = build(whole, state=state)
-            if isinstance(module, VisionTransformer):
-                replace(module.config, image_size=preprocessing.size)  # raises unless patches divide it
-    except ModelError:
-        raise
-    except InputError as error:
-        raise ModelError(f"{error} (in {file}); {_HINT}") from error
+    sized = architecture
+    if not kind.any_size:
+        sized = replace(architecture, image_size=preprocessing.size)
+    module = _build_with_weights(sized, stored.state, preprocessing.size, file)
     if request.random:
         with seeded(request.seed):
             module = build(architecture)[0]
@@ -170,8 +159,48 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
     return assemble(module, architecture, preprocessing, classes, request.alias, provenance)
 
 
+def _read_description(text: str, file: Path) -> About:
+    source = f"the description in {file}"
+    description = parse_json(text, source=source, error=ModelError, hint=_HINT)
+    return read_as(About, description, source=source, error=ModelError, hint=_HINT)
+
+
+def _build_with_weights(
+    architecture: Architecture, stored: Mapping[str, Tensor], size: tuple[int, int], file: Path
+) -> nn.Module:
+    """Return the module of an architecture with these weights, in fp32.
+
+    Raises ModelError, before the module is allocated, where it needs far more memory than the weights.
+    """
+    name = f"{architecture.kind}:{architecture.name}"
+    try:
+        # the initial weights are overwritten; the caller's random state is kept
+        with seeded(0), in_one_line(f"to build {name} as {file} says", _HINT):
+            with torch.device("meta"):
+                expected = build(architecture)[0].state_dict()
+            needed = sum(tensor.numel() for tensor in expected.values())
+            count = sum(tensor.numel() for tensor in stored.values())
+            if needed > 2 * count + _ROOM:
+                raise ModelError(f"expected weights of {name}, {needed:,} numbers, found {count:,}; {_HINT}")
+            state = {key: _in_fp32(value) for key, value in stored.items()}
+            module, _ = build(architecture, state=state)
+            if isinstance(module, VisionTransformer):
+                replace(module.config, image_size=size)  # raises unless patches divide it
+    except ModelError:
+        raise
+    except InputError as error:
+        raise ModelError(f"{error} (in {file}); {_HINT}") from error
+    return module
+
+
+def _in_fp32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
 def model_fingerprint(model: Model) -> str:
-    """SHA-256 of everything that determines a model's outputs: weights, architecture, modules, preprocessing.
+    """Return the SHA-256 of everything that determines a model's outputs.
+
+    That is: weights, architecture, modules and preprocessing.
 
     Alias, file and class names are left out: the same model under another name has the same hash.
     """
@@ -181,7 +210,7 @@ def model_fingerprint(model: Model) -> str:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers, with their names, types and shapes; the same on every device."""
+    """Return the SHA-256 of all parameters and buffers, with names, types and shapes; the same on every device."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -1,7 +1,7 @@
 """The anatomy of a module from what it computes: attention, blocks, tokens and readout, whatever their names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, Final
 
 import torch
@@ -27,6 +27,7 @@ from vitlens.models.token_order import (
     LogitsOf,
     Reordering,
     TokenOrder,
+    TokensRead,
     gradient_at,
     keeps_logits,
     prefix_kinds,
@@ -42,13 +43,13 @@ SEEN: Final = (
 )
 _LINEAR: Final = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
 _ONE_CALL: Final = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
-_NAMED: Final = 3  # modules in a message
+_NAMED: Final = 3  # most modules in a message
 _RESIDUAL: Final = 0.5  # least correlation of a residual block's input and its output without any linear layer
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a user or a source says of a module, in place of what is read from it, or checked against it.
+    """Structure of a module given by the user or the model source, which replaces or checks the structure read.
 
     blocks: names of its blocks in forward order; heads: of every attention layer; prefix: the kinds of the special
     tokens, in order; grid: patches (rows, columns).
@@ -63,15 +64,18 @@ class Told:
 def trace_anatomy(module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> Anatomy:
     """Return the anatomy of a module.
 
-    images: three of normalised noise, of its input size; logits_of: from what the module returns to the logits. Raises
-    UnsupportedError where what is told does not hold, and for attention whose heads cannot be separated.
+    images: three of normalised noise, of its input size; logits_of: from the module's output to the logits. Raises
+    UnsupportedError where the given structure does not hold, and for attention whose heads cannot be separated.
     """
     return _Traced(module, images, logits_of, told).anatomy()
 
 
 class _Traced:
-    """A module with its recorded forward pass; calls: the first one of each module that computes attention, in forward
-    order: the innermost that computes both the attention and its output projection."""
+    """A module with its recorded forward pass.
+
+    calls: the first attention call of each module that computes attention, in forward order. That module is the
+    innermost one that computes both the attention and its output projection.
+    """
 
     def __init__(self, module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> None:
         self.module = module
@@ -82,13 +86,7 @@ class _Traced:
         self.trace = record_attention(module, images)
         self.calls: dict[str, TracedAttention] = {}
         for call in self.trace.attention:
-            if call.projection_stack:
-                name = _shared(call.stack, call.projection_stack)[-1]
-            else:  # the innermost module that is not a plain layer, such as nn.Softmax
-                own = [
-                    each for each in call.stack if not type(module.get_submodule(each)).__module__.startswith("torch")
-                ]
-                name = (*call.stack[-1:], *own)[-1]
+            name = self._attention_module(call)
             if not name:
                 raise UnsupportedError(
                     f"expected a submodule for each attention layer, found attention computed in {self.name}.forward "
@@ -98,8 +96,18 @@ class _Traced:
             if call.layout:
                 raise UnsupportedError(f"{call.layout}, in {name}; put the batch first and the heads second")
 
+    def _attention_module(self, call: TracedAttention) -> str:
+        """Return the innermost module that computes an attention call and its output projection."""
+        if call.projection_stack:
+            return _shared(call.stack, call.projection_stack)[-1]
+        for name in reversed(call.stack):
+            # not a plain layer, such as nn.Softmax
+            if not type(self.module.get_submodule(name)).__module__.startswith("torch"):
+                return name
+        return call.stack[-1]
+
     def anatomy(self) -> Anatomy:
-        """Of the module."""
+        """Return the anatomy of the module."""
         if not self.calls:
             return self._without_attention()
         parts = tuple(self._part(name, call) for name, call in self.calls.items())
@@ -109,9 +117,11 @@ class _Traced:
         blocks_of = {name: self._block(name) for name in self.calls}
         unread = unread_attention(self.module, blocks_of, self.images)
         if unread:
-            names = ", ".join(unread[:_NAMED]) + (f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else "")
-            found = f"found none in {names}, where tokens are mixed in another way"
-            return Anatomy("other", self._told_blocks(), attention=(), unread=f"{found}; {SEEN}", attends_unread=True)
+            names = ", ".join(unread[:_NAMED])
+            if len(unread) > _NAMED:
+                names += f" and {len(unread) - _NAMED} more"
+            reason = f"found none in {names}, where tokens are mixed in another way; {SEEN}"
+            return Anatomy("other", self._told_blocks(), attention=(), unread=reason, attends_unread=True)
         parts = tuple(replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts)
         blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
         if self.told.blocks is not None:
@@ -129,24 +139,22 @@ class _Traced:
         return Anatomy("other", blocks, attention=(), unread=unread, attends_unread=bool(self.trace.elsewhere))
 
     def _part(self, name: str, call: TracedAttention) -> AttentionPart:
-        """Return a module with heads, without its MLP. Raises UnsupportedError for another number of heads than is
-        told."""
+        """Return a module with heads, without its MLP.
+
+        Raises UnsupportedError where the number of heads is not the one given.
+        """
         heads = call.heads
-        told = self.told.heads
-        if told is not None and told != heads:
-            raise UnsupportedError(f"expected {told} heads in {name}, as heads={told} says, found {heads}")
+        expected = self.told.heads
+        if expected is not None and expected != heads:
+            raise UnsupportedError(f"expected {expected} heads in {name}, as heads={expected} says, found {heads}")
         part = AttentionPart(name, heads, heads_axis=call.heads_axis)
+        if call.projection is None and call.is_changed:
+            reason = f"the weights of {name} are mixed over its heads, or changed, before the values"
+            return replace(part, unread=reason)
         if call.projection is None:
-            if call.is_changed:
-                return replace(
-                    part, unread=f"the weights of {name} are mixed over its heads, or changed, before the values"
-                )
             reason = f"no linear layer reads the heads' outputs of {name}, concatenated head by head"
             return replace(part, unread=reason)
-        linear = {id(layer.weight): each for each, layer in self.module.named_modules() if isinstance(layer, nn.Linear)}
-        owner = linear.get(id(call.projection))
-        if owner is None and isinstance(self.module.get_submodule(call.projection_stack[-1]), nn.Linear):
-            owner = call.projection_stack[-1]  # its weight is computed in each forward pass (parametrizations)
+        owner = self._projection_owner(call)
         if owner is None:
             reason = f"the heads' outputs of {name} are projected by a weight that is not of an nn.Linear"
         elif call.readers > 1:
@@ -157,92 +165,119 @@ class _Traced:
             return replace(part, projection=owner)
         return replace(part, unread=reason)
 
+    def _projection_owner(self, call: TracedAttention) -> str | None:
+        """Return the name of the linear layer whose weight projects the heads' outputs; None where there is none."""
+        owner = None
+        for name, layer in self.module.named_modules():
+            if isinstance(layer, nn.Linear) and layer.weight is call.projection:
+                owner = name
+        innermost = call.projection_stack[-1]
+        if owner is None and isinstance(self.module.get_submodule(innermost), nn.Linear):
+            owner = innermost  # its weight is computed in each forward pass (parametrizations)
+        return owner
+
     def _not_one_after_another(self) -> str:
         """Return why the attention modules are no layers one after another, each called once; "" where they are."""
-        before = ""
-        given = None
         for name in self.calls:
-            own = self.trace.by_module[name]
-            if len(own) > 1:
+            calls = len(self.trace.by_module[name])
+            if calls > 1:
                 return (
-                    f"found {name} called {len(own)} times in a forward pass, as one layer; give each call a module of "
+                    f"found {name} called {calls} times in a forward pass, as one layer; give each call a module of "
                     "its own (copy.deepcopy keeps the weights)"
                 )
             count = sum(name in call.stack for call in self.trace.attention)
             if count > 1:
                 return f"found {count} attention calls side by side in {name}; {_ONE_CALL}"
+        previous_name = ""
+        previous_tokens = None
         for name in self.calls:
-            first = next(iter(self.trace.by_module[name][0].arguments.values()), None)
-            if given is not None and first is not None and first.number == given.number:
-                return f"found {name} beside {before}, with the same tokens; {_ONE_CALL}"
-            before = name
-            given = first
+            arguments = list(self.trace.by_module[name][0].arguments.values())
+            tokens = arguments[0] if arguments else None
+            if previous_tokens is not None and tokens is not None and tokens.number == previous_tokens.number:
+                return f"found {name} beside {previous_name}, with the same tokens; {_ONE_CALL}"
+            previous_name = name
+            previous_tokens = tokens
         return ""
 
     def _block(self, attention: str) -> str:
-        """Return the residual block of an attention module: the outermost module that holds this attention alone, and
-        that adds to a residual stream; "" where there is none."""
+        """Return the residual block of an attention module; "" where there is none.
+
+        It is the outermost module that holds no other attention and that adds to a residual stream.
+        """
         stack = self.calls[attention].stack
+        others = [other for other in self.calls if other != attention]
         for name in stack[: stack.index(attention) + 1]:
-            others = (other for other in self.calls if other != attention)
-            alone = not any(other == name or other.startswith(f"{name}.") for other in others)
-            if name and alone and self._is_residual(name, attention):
+            holds_others = any(other == name or other.startswith(f"{name}.") for other in others)
+            if name and not holds_others and self._is_residual(name, attention):
                 return name
         return ""
 
     def _is_residual(self, name: str, attention: str = "") -> bool:
-        """Return True if a module adds to a residual stream: its input passes through, so that it is correlated with
-        the output, where all linear layers give zero. attention: the module that computes its attention."""
+        """Return True if a module adds to a residual stream.
+
+        Its input then passes through: with zeros for the results of all linear layers, input and output are
+        correlated. attention: the module that computes its attention.
+        """
         calls = self.trace.by_module.get(name, ())
-        stream = calls[0].values.get(calls[0].stream) if len(calls) == 1 and calls[0].stream is not None else None
+        if len(calls) != 1 or calls[0].stream is None:
+            return False
+        stream = calls[0].values.get(calls[0].stream)
         if stream is None or stream.dim() not in (3, 4):
             return False
-        if name == attention and not self._linear_after(calls[0]):  # attention alone: its output is a branch
+        if name == attention and not self._linear_after(calls[0]):  # only attention: its output is a branch
             return False
         args, kwargs = as_call(calls[0].values)
         block = self.module.get_submodule(name)
         try:
             with evaluating(block), torch.no_grad(), _LinearAtZero():
                 output = first_tensor(block(*args, **kwargs))
-        except (RuntimeError, TypeError, ValueError, IndexError):  # a module that cannot be called alone
+        except (RuntimeError, TypeError, ValueError, IndexError):  # a module that needs its surroundings
             return False
         if output is None or output.shape != stream.shape:
             return False
-        one, other = (tensor.float() - tensor.float().mean(-1, keepdim=True) for tensor in (stream, output))
-        return bool(F.cosine_similarity(one, other, dim=-1).nan_to_num(0.0).mean() > _RESIDUAL)
+        correlations = F.cosine_similarity(_centred(stream), _centred(output), dim=-1)
+        return bool(correlations.nan_to_num(0.0).mean() > _RESIDUAL)
 
     def _linear_after(self, call: ModuleCall) -> list[Stack]:
-        """Return the modules that run around each linear layer that a module applies after its attention's
-        projection."""
-        projections = [each.projection for each in self.trace.attention]
-        found = []
+        """Return the stacks of running modules at each linear layer after the projection of a module's attention."""
+        projections = [attention.projection for attention in self.trace.attention]
+        stacks = []
         after = False
         for time, stack, weight in self.trace.linear:
             if call.begin < time < call.end:
-                found.append(stack)
-                if any(weight is each for each in projections):
-                    found = []
+                stacks.append(stack)
+                if any(weight is projection for projection in projections):
+                    stacks = []
                     after = True
-        return found if after else []
+        return stacks if after else []
 
     def _mlp(self, block: str, attention: str) -> str | None:
-        """Return the module of a block whose output is its MLP's: that with all later linear layers, or the last of
-        them."""
-        later = self._linear_after(self.trace.by_module[block][0]) if block else []
-        if not later:
+        """Return the module of a block whose output is its MLP's; None where there is none.
+
+        It is the module with all linear layers after the attention's projection, or the last of these layers.
+        """
+        if not block:
             return None
-        shared = later[0]
-        for stack in later[1:]:
+        block_call = self.trace.by_module[block][0]
+        stacks = self._linear_after(block_call)
+        if not stacks:
+            return None
+        shared = stacks[0]
+        for stack in stacks[1:]:
             shared = _shared(shared, stack)
-        name = later[-1][-1] if shared[-1] in (block, attention) else shared[-1]
+        name = shared[-1]
+        if name in (block, attention):
+            name = stacks[-1][-1]
         calls = self.trace.by_module.get(name, ())
-        same = len(calls) == 1 and calls[0].output is not None
-        same = same and calls[0].output == self.trace.by_module[block][0].output
-        return name if same and name != block else None
+        if name == block or len(calls) != 1:
+            return None
+        output = calls[0].output
+        if output is None or output != block_call.output:
+            return None
+        return name
 
     def _told_blocks(self) -> tuple[str, ...]:
-        """Return the blocks that a user names. Raises InputError for a name that no module has, or that does not
-        run."""
+        """Return the blocks that the user named. Raises InputError for a name that no running module has."""
         names = dict(self.module.named_modules())
         for name in self.told.blocks or ():
             if name not in names:
@@ -264,7 +299,10 @@ class _Traced:
         module = self.module
         images = self.images
         calls = self.calls
-        whole = [each for each, call in calls.items() if call.queries == call.keys and call.batch == self.trace.images]
+        whole = []
+        for name, call in calls.items():
+            if call.queries == call.keys and call.batch == self.trace.images:
+                whole.append(name)
         if any(call.batch > self.trace.images for call in calls.values()):
             if any(has_windows(module, name) for name in calls):
                 return replace(anatomy, family="windowed", readout="mean")
@@ -285,7 +323,7 @@ class _Traced:
         height = int(images.shape[2])
         width = int(images.shape[3])
         patch_size = self._patch_size(order.grid)
-        covered = order.grid[0] * patch_size[0], order.grid[1] * patch_size[1]
+        covered = (order.grid[0] * patch_size[0], order.grid[1] * patch_size[1])
         if covered[0] > height or covered[1] > width:
             reason = (
                 f"its {order.grid[0]}x{order.grid[1]} patches of {patch_size[0]}x{patch_size[1]} px cover more than "
@@ -301,18 +339,10 @@ class _Traced:
         names = list(calls)
         after = names[names.index(whole[-1]) + 1 :]
         with reordered(module, reordering):
-            unread = {name: gradient_at(module, name, images, self.logits_of) for name in after}
-            unused = tuple(name for name, gradient in unread.items() if gradient is not None and not gradient.any())
-            later = [calls[name] for name in after if name not in unused]
+            unused = self._without_gradient(after)
             read = tokens_read(module, whole[-1], images, self.logits_of, len(order.special))
-        prefix = prefix_kinds(order.special, read)
-        named = named_prefix(module)
-        if "cls" not in prefix and named is not None and len(named) == len(prefix):
-            prefix = named  # its library says so, although the classifier does not read it
-        elif prefix and "cls" not in prefix and has_named_cls(module):
-            prefix = ("cls", *prefix[1:])
-        prefix = prefix if self.told.prefix is None else self.told.prefix
-        layout = TokenLayout(order.grid, patch_size, prefix)
+        later = [calls[name] for name in after if name not in unused]
+        layout = TokenLayout(order.grid, patch_size, self._prefix(order, read))
         return replace(
             anatomy,
             family="vit",
@@ -323,17 +353,44 @@ class _Traced:
             reordering=reordering,
         )
 
-    def _order(self, attention: str, tokens: int) -> TokenOrder:
-        """Return the order that a forward pass shows, or that is told where it shows none.
+    def _without_gradient(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the modules on which the logits do not depend."""
+        unused = []
+        for name in names:
+            gradient = gradient_at(self.module, name, self.images, self.logits_of)
+            if gradient is not None and not gradient.any():
+                unused.append(name)
+        return tuple(unused)
 
-        Raises UnsupportedError where the one told is not the one read.
+    def _prefix(self, order: TokenOrder, read: TokensRead | None) -> tuple[PrefixKind, ...]:
+        """Return the kinds of the special tokens; read: what the classifier reads of them."""
+        if self.told.prefix is not None:
+            return self.told.prefix
+        prefix = prefix_kinds(order.special, read)
+        if "cls" in prefix:
+            return prefix
+        library_prefix = named_prefix(self.module)
+        if library_prefix is not None and len(library_prefix) == len(prefix):
+            return library_prefix  # although the classifier does not read it
+        if prefix and has_named_cls(self.module):
+            return ("cls", *prefix[1:])
+        return prefix
+
+    def _order(self, attention: str, tokens: int) -> TokenOrder:
+        """Return the order that a forward pass shows, or the given one where it shows none.
+
+        Raises UnsupportedError where the given order is not the one read.
         """
         read = read_order(self.module, attention, self.images)
         told = self.told
         agrees = read.grid is not None and told.prefix is not None and len(read.special) == len(told.prefix)
         if told.grid is None and (told.prefix is None or agrees):
             return read
-        prefix = len(told.prefix) if told.prefix is not None else tokens - told.grid[0] * told.grid[1]  # type: ignore[index]
+        if told.prefix is not None:
+            prefix = len(told.prefix)
+        else:
+            assert told.grid is not None  # one of the two is given
+            prefix = tokens - told.grid[0] * told.grid[1]
         side = round(max(tokens - prefix, 0) ** 0.5)
         grid = told.grid or (side, side)
         if prefix < 0 or prefix + grid[0] * grid[1] != tokens:
@@ -359,20 +416,27 @@ class _Traced:
         return TokenOrder(special, grid)
 
     def _reordering(self, order: TokenOrder, tokens: int) -> Reordering | None:
-        """From the first module that takes all tokens to the last one that returns them, special tokens come first."""
+        """Return the reordering that puts special tokens first; None where no module takes, or returns, all tokens.
+
+        It holds from the first module that takes all tokens to the last one that returns them.
+        """
         shape = (self.trace.images, tokens)
-        calls = self.trace.calls
-        takes = [call for call in calls if any(_is_sequence(value.shape, shape) for value in call.arguments.values())]
-        returns = [call for call in calls if _is_sequence(call.output or (), shape)]
+        takes = []
+        returns = []
+        for call in self.trace.calls:
+            if any(_is_sequence(value.shape, shape) for value in call.arguments.values()):
+                takes.append(call)
+            if _is_sequence(call.output or (), shape):
+                returns.append(call)
         if not takes or not returns:
             return None
-        patches = (position for position in range(tokens) if position not in order.special)
+        patches = [position for position in range(tokens) if position not in order.special]
         entry = min(takes, key=lambda call: call.begin)
         return Reordering(entry.module, returns[-1].module, (*order.special, *patches))
 
     def _patch_size(self, grid: Grid) -> tuple[int, int]:
-        """Pixels from patch to patch: the stride of the convolution that cuts them, else the image's share."""
-        size = int(self.images.shape[2]), int(self.images.shape[3])
+        """Return pixels from patch to patch: the stride of the convolution that cuts them, else the image's share."""
+        size = (int(self.images.shape[2]), int(self.images.shape[3]))
         for layer in self.module.modules():
             if isinstance(layer, nn.Conv2d) and layer.in_channels == 3 and _cuts(layer, size, grid):
                 return layer.stride[0], layer.stride[1]
@@ -398,25 +462,25 @@ def numbering_note(anatomy: Anatomy) -> str:
 
     Layers are counted over attention, so that their numbers are not those of the list.
     """
-    parts = [name.split(".") for name in anatomy.attention_modules]
-    if len(parts) < 2 or len({len(part) for part in parts}) > 1:
+    paths = [name.split(".") for name in anatomy.attention_modules]
+    if len(paths) < 2 or len({len(path) for path in paths}) > 1:
         return ""
-    differing = [column for column in zip(*parts) if len(set(column)) > 1]
+    differing = [column for column in zip(*paths) if len(set(column)) > 1]
     if len(differing) != 1 or not all(number.isdigit() for number in differing[0]):
         return ""
     numbers = [int(number) for number in differing[0]]
-    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return ""
-    layer = next(layer for layer, number in enumerate(numbers) if number != numbers[0] + layer)
-    return (
-        f"layers are counted over the {len(numbers)} that have attention: layer {layer} is "
-        f"{anatomy.attention_modules[layer]}"
-    )
+    for layer, number in enumerate(numbers):
+        if number != numbers[0] + layer:
+            return (
+                f"layers are counted over the {len(numbers)} that have attention: layer {layer} is "
+                f"{anatomy.attention_modules[layer]}"
+            )
+    return ""
 
 
 class _LinearAtZero(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Zeros for the result of a linear layer, a convolution or nn.MultiheadAttention; other calls as they are."""
+        """Return zeros for a linear layer, a convolution or nn.MultiheadAttention; pass every other call through."""
         if func is F.linear and len(args) > 1:
             return args[0].new_zeros(*args[0].shape[:-1], len(args[1]))
         result = func(*args, **(kwargs or {}))
@@ -428,7 +492,17 @@ class _LinearAtZero(TorchFunctionMode):
 
 
 def _shared(one: Stack, other: Stack) -> Stack:
-    return tuple(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+    """Return the modules with which both stacks begin."""
+    shared = []
+    for name, other_name in zip(one, other):
+        if name != other_name:
+            break
+        shared.append(name)
+    return tuple(shared)
+
+
+def _centred(tensor: Tensor) -> Tensor:
+    return tensor.float() - tensor.float().mean(-1, keepdim=True)
 
 
 def _is_sequence(shape: tuple[int, ...], batch: tuple[int, int]) -> bool:

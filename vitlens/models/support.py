@@ -1,10 +1,10 @@
-"""What each command requires of a model, why a model does not support a command, and what a model's repr says.
+"""What each command requires of a model, why a model does not support a command, and what a model's repr shows.
 
 A need is checked by the function in which the command itself would fail, so that listing, refusals and behaviour agree.
 Those functions are in higher layers; the table refers to them as module:function.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
@@ -49,24 +49,27 @@ _SUPPORTS = " supports "  # precedes the supported commands at the end of every 
 _REASONS: Final[Memo[str]] = Memo()  # why a need is not met
 
 
-def _commands() -> Mapping[str, Any]:
-    """Return the commands that take a model, in their order, from the registry in a higher layer."""
+def _needs_by_command() -> Mapping[str, tuple[Need, ...]]:
+    """Return the needs of the commands that take a model, in their order, from the registry in a higher layer."""
     registry: Mapping[str, Any] = resolved("vitlens.commands.registry:COMMANDS")
-    return {word: command for word, command in registry.items() if command.needs is not None}
+    return {name: command.needs for name, command in registry.items() if command.needs is not None}
 
 
 def needs_of(command: str) -> tuple[Need, ...]:
     """Return the needs of a command. Raises UnknownNameError for a command that takes no model."""
-    known = _commands()
-    if command not in known:
-        raise UnknownNameError("command that takes a model", command, tuple(known), hint="vitlens --help")
-    needs: tuple[Need, ...] = known[command].needs
-    return needs
+    needs_by_command = _needs_by_command()
+    if command not in needs_by_command:
+        raise UnknownNameError("command that takes a model", command, tuple(needs_by_command), hint="vitlens --help")
+    return needs_by_command[command]
 
 
 def supported(model: Model) -> tuple[str, ...]:
     """Return the commands that a model supports, in their order. Only shapes matter: it may be on the meta device."""
-    return tuple(word for word, command in _commands().items() if all(meets(model, need) for need in command.needs))
+    commands = []
+    for command, needs in _needs_by_command().items():
+        if all(meets(model, need) for need in needs):
+            commands.append(command)
+    return tuple(commands)
 
 
 def meets(model: Model, need: Need) -> bool:
@@ -76,8 +79,13 @@ def meets(model: Model, need: Need) -> bool:
 
 def unsupported(model: Model, *needs: Need) -> str | None:
     """Return why a model does not meet one of the needs, and which commands it supports; None where it meets all."""
-    why = next((why for why in (why_not(model, need) for need in needs) if why), None)
-    return f"{why}; {_supports(model, supported(model))}" if why and _SUPPORTS not in why else why
+    for need in needs:
+        reason = why_not(model, need)
+        if reason:
+            if _SUPPORTS in reason:
+                return reason
+            return f"{reason}; {_supports(model, supported(model))}"
+    return None
 
 
 def require(model: Model, *needs: Need) -> None:
@@ -95,11 +103,13 @@ def require_classifier(model: Model) -> None:
         advice = f"name the classes with {argument('classes', flag='classes FILE')} (vitlens.zero_shot in Python)"
     else:
         advice = f"add a head with vitlens train {model.provenance.name} --freeze-backbone --data DATA"
-    needs = {word: command.needs for word, command in _commands().items() if "classifier" not in command.needs}
-    able = (word for word, each in needs.items() if all(meets(model, need) for need in each))
+    commands = []
+    for command, needs in _needs_by_command().items():
+        if "classifier" not in needs and all(meets(model, need) for need in needs):
+            commands.append(command)
     raise UnsupportedError(
         f"expected logits of classes, found features: {model.alias} has no classifier; {advice}; "
-        f"{_supports(model, able)}"
+        f"{_supports(model, commands)}"
     )
 
 
@@ -121,42 +131,85 @@ def why_not(model: Model, need: Need) -> str:
 
 
 def description(model: Model) -> list[tuple[str, str]]:
-    """Names and values: family, source, input, normalisation, classes, blocks and heads, parameters, what it supports.
+    """Return what a model's repr shows, as names and values.
 
-    Commands whose needs have not been checked yet, as that would take a forward pass, are listed apart.
+    Family, source, input, normalisation, classes, blocks and heads, parameters, supported commands. Commands whose
+    needs have not been checked yet, as that would take a forward pass, are listed apart.
     """
-    anatomy, provenance, (height, width) = model.anatomy, model.provenance, model.input_size
-    kind = str(model.architecture.get("kind", ""))
-    library = f" ({kind})" if kind in SOURCES and not provenance.name.startswith(kind) else ""
-    normalisation = (model.preprocessing.mean, model.preprocessing.std)
-    mean, std = (", ".join(f"{value:g}" for value in each) for each in normalisation)
-    more = f" and {len(model.classes) - _CLASSES} more" if len(model.classes) > _CLASSES else ""
-    classes = f"{len(model.classes)}: {', '.join(model.classes[:_CLASSES])}{more}"
-    heads = " or ".join(map(str, sorted({anatomy.parts[name].heads for name in anatomy.attention_modules})))
+    height, width = model.input_size
     rows = [
-        ("family", anatomy.family),
-        ("source", f"{provenance.name}{library}, weights: {provenance.weights}"),
+        ("family", model.anatomy.family),
+        ("source", _describe_source(model)),
         ("input", f"{height} x {width} px, in [0, 1]"),
         ("photographs", model.preprocessing.rule),
-        ("normalisation", f"mean {mean}, std {std}, inside the model"),
-        ("classes", classes if model.classes else "none: its outputs are features"),
-        ("blocks", f"{len(anatomy.blocks)}" + (f", {heads} heads each" if heads else "")),
+        ("normalisation", _describe_normalisation(model)),
+        ("classes", _describe_classes(model.classes)),
+        ("blocks", _describe_blocks(model)),
     ]
-    if anatomy.layout is not None:
-        down, across = anatomy.layout.grid
-        prefix = f" after {', '.join(anatomy.layout.prefix)}" if anatomy.layout.prefix else ""
+    layout = model.anatomy.layout
+    if layout is not None:
+        down, across = layout.grid
+        prefix = f" after {', '.join(layout.prefix)}" if layout.prefix else ""
         rows.append(("tokens", f"{down} x {across} patches{prefix}"))
-    elif anatomy.unread:
-        rows.append(("not read", anatomy.unread))
-    found = {need: _REASONS.known(model, need) for need in CHECKS}
-    met = {need: not why for need, why in found.items() if why is not None} | {"classifier": model.has_classifier}
-    needs = {word: command.needs for word, command in _commands().items()}
-    known = [word for word, each in needs.items() if all(met.get(need, False) for need in each)]
-    unchecked = [word for word, each in needs.items() if any(need not in met for need in each)]
-    rows += [("parameters", f"{model.parameter_count():,}"), ("device", str(model.device))]
-    rows.append(("supports", ", ".join(known)))
-    rows += [("note", note) for note in provenance.notes]
-    return [*rows, ("not checked", ", ".join(unchecked))] if unchecked else rows
+    elif model.anatomy.unread:
+        rows.append(("not read", model.anatomy.unread))
+    supported_commands, unchecked = _checked_commands(model)
+    rows.append(("parameters", f"{model.parameter_count():,}"))
+    rows.append(("device", str(model.device)))
+    rows.append(("supports", ", ".join(supported_commands)))
+    rows += [("note", note) for note in model.provenance.notes]
+    if unchecked:
+        rows.append(("not checked", ", ".join(unchecked)))
+    return rows
+
+
+def _describe_source(model: Model) -> str:
+    provenance = model.provenance
+    kind = str(model.architecture.get("kind", ""))
+    library = f" ({kind})" if kind in SOURCES and not provenance.name.startswith(kind) else ""
+    return f"{provenance.name}{library}, weights: {provenance.weights}"
+
+
+def _describe_normalisation(model: Model) -> str:
+    mean = ", ".join(f"{value:g}" for value in model.preprocessing.mean)
+    std = ", ".join(f"{value:g}" for value in model.preprocessing.std)
+    return f"mean {mean}, std {std}, inside the model"
+
+
+def _describe_classes(classes: Sequence[str]) -> str:
+    if not classes:
+        return "none: its outputs are features"
+    text = f"{len(classes)}: {', '.join(classes[:_CLASSES])}"
+    if len(classes) > _CLASSES:
+        text += f" and {len(classes) - _CLASSES} more"
+    return text
+
+
+def _describe_blocks(model: Model) -> str:
+    anatomy = model.anatomy
+    text = f"{len(anatomy.blocks)}"
+    counts = sorted({anatomy.parts[name].heads for name in anatomy.attention_modules})
+    if counts:
+        text += f", {' or '.join(map(str, counts))} heads each"
+    return text
+
+
+def _checked_commands(model: Model) -> tuple[list[str], list[str]]:
+    """Return the supported commands, and those with needs not checked yet, without checking any need."""
+    is_met: dict[str, bool] = {}
+    for need in CHECKS:
+        reason = _REASONS.known(model, need)
+        if reason is not None:
+            is_met[need] = not reason
+    is_met["classifier"] = model.has_classifier
+    supported_commands = []
+    unchecked = []
+    for command, needs in _needs_by_command().items():
+        if all(is_met.get(need, False) for need in needs):
+            supported_commands.append(command)
+        if any(need not in is_met for need in needs):
+            unchecked.append(command)
+    return supported_commands, unchecked
 
 
 assert set(CHECKS) == set(get_args(Need))

@@ -38,20 +38,27 @@ def window_partition(maps: Maps, window: Pair) -> Windows:
 
 def window_reverse(windows: Windows, window: Pair, size: Pair) -> Maps:
     """Return the maps of (rows, columns) = size that `window_partition` cut into these windows."""
-    (down, across), (rows, columns) = window, size
+    down, across = window
+    rows, columns = size
     blocks = windows.unflatten(0, (-1, rows // down, columns // across)).unflatten(3, (down, across))
     maps: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (batch, rows, columns, dim)
     return maps
 
 
 def padded_size(size: Pair, window: Pair) -> Pair:
-    """Rows and columns of a map padded, below and on the right, to whole windows."""
-    return size[0] + -size[0] % window[0], size[1] + -size[1] % window[1]
+    """Return rows and columns of a map padded, below and on the right, to whole windows."""
+    rows, columns = size
+    return rows + -rows % window[0], columns + -columns % window[1]
 
 
 def window_shift(size: Pair, window: Pair, shift: Pair) -> Pair:
     """Return the shift that is applied: none on an axis on which one window holds the whole map."""
-    return (0 if size[0] <= window[0] else shift[0]), (0 if size[1] <= window[1] else shift[1])
+    down, across = shift
+    if size[0] <= window[0]:
+        down = 0
+    if size[1] <= window[1]:
+        across = 0
+    return down, across
 
 
 def window_mask(size: Pair, window: Pair, shift: Pair) -> Bool[Tensor, "count inside inside"] | None:
@@ -59,7 +66,7 @@ def window_mask(size: Pair, window: Pair, shift: Pair) -> Bool[Tensor, "count in
 
     size: (rows, columns) of the map before padding; shift: as applied. The map is padded and rolled by the shift, so a
     window at the end also holds patches from the start of the map, on the far side of the image: they are kept apart,
-    and so is padding, which attends to itself alone, as a row without any key has no softmax.
+    and so is padding, which attends only to itself, as a row without any key has no softmax.
     """
     rows, columns = padded_size(size, window)
     if shift == (0, 0) and size == (rows, columns):
@@ -75,7 +82,7 @@ def window_mask(size: Pair, window: Pair, shift: Pair) -> Bool[Tensor, "count in
 
 
 def relative_position_index(window: Pair) -> Int[Tensor, "inside inside"]:
-    """For each query and key of a window the number of their offset, query minus key, counted row by row.
+    """Return for each query and key of a window the number of their offset, query minus key, counted row by row.
 
     The offsets run from 1 - rows to rows - 1 and from 1 - columns to columns - 1.
     """
@@ -135,7 +142,7 @@ class SwinBlock(nn.Module):
         return result
 
     def attend(self, maps: Maps) -> Maps:
-        """Attention within each window of the shifted map, put back in place."""
+        """Return attention within each window of the shifted map, shifted back."""
         batch, rows, columns = maps.shape[:3]
         size = padded_size((rows, columns), self.window_size)
         down, across = window_shift((rows, columns), self.window_size, self.shift_size)
@@ -148,8 +155,7 @@ class SwinBlock(nn.Module):
         return shifted.roll((down, across), dims=(1, 2))[:, :rows, :columns]
 
     def _scores_bias(self, allowed: Tensor | None, batch: int) -> Float[Tensor, "windows heads inside inside"]:
-        """Return what is added to the scores: the position bias, and -inf where two places may not attend to each
-        other."""
+        """Return the bias of the scores: the position bias, and -inf where a place may not attend to another."""
         bias: Tensor = self.position_bias()  # (heads, inside, inside)
         if allowed is None:
             return bias[None]  # the same for all windows
@@ -166,10 +172,15 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
 
     def forward(self, maps: Maps) -> Float[Tensor, "batch half_rows half_columns more"]:
-        """Maps of half the rows and columns (rounded up) and twice the width."""
+        """Return maps of half the rows and columns (rounded up) and twice the width."""
         rows, columns = maps.shape[1:3]
         maps = F.pad(maps, (0, 0, 0, columns % 2, 0, rows % 2))
-        corners = [maps[:, down::2, across::2] for across in (0, 1) for down in (0, 1)]  # in the paper's code's order
+        corners = [  # in the order of the paper's code
+            maps[:, 0::2, 0::2],
+            maps[:, 1::2, 0::2],
+            maps[:, 0::2, 1::2],
+            maps[:, 1::2, 1::2],
+        ]
         result: Tensor = self.reduction(self.norm(torch.cat(corners, dim=-1)))
         return result
 
@@ -180,12 +191,11 @@ class SwinStage(nn.Module):
     def __init__(self, config: SwinConfig, *, stage: int, drop_paths: list[float]) -> None:
         super().__init__()
         self.downsample = PatchMerging(config.widths[stage - 1]) if stage else nn.Identity()
-        self.blocks = nn.Sequential(
-            *(
-                SwinBlock(config, stage=stage, shifted=config.shift and index % 2 == 1, drop_path=drop_path)
-                for index, drop_path in enumerate(drop_paths)
-            )
-        )
+        blocks = []
+        for index, drop_path in enumerate(drop_paths):
+            shifted = config.shift and index % 2 == 1
+            blocks.append(SwinBlock(config, stage=stage, shifted=shifted, drop_path=drop_path))
+        self.blocks = nn.Sequential(*blocks)
 
     def forward(self, maps: Maps) -> Float[Tensor, "batch stage_rows stage_columns width"]:
         """Return the residual stream after this stage."""
@@ -222,12 +232,12 @@ class SwinTransformer(nn.Module):
         self.patch_embed = PatchMap(config.patch_size, config.dim)
         steps = max(sum(config.depths) - 1, 1)
         drop_paths = [config.drop_path * block / steps for block in range(sum(config.depths))]
-        self.layers = nn.Sequential(
-            *(
-                SwinStage(config, stage=stage, drop_paths=[drop_paths.pop(0) for _ in range(depth)])
-                for stage, depth in enumerate(config.depths)
-            )
-        )
+        stages = []
+        first = 0  # block of the stage
+        for stage, depth in enumerate(config.depths):
+            stages.append(SwinStage(config, stage=stage, drop_paths=drop_paths[first : first + depth]))
+            first += depth
+        self.layers = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(config.widths[-1])
         self.head = nn.Linear(config.widths[-1], config.classes)
         self.apply(initialise)
@@ -238,26 +248,26 @@ class SwinTransformer(nn.Module):
         return result
 
     def forward(self, images: Images) -> Logits:
-        """Logits (batch, classes)."""
+        """Return logits (batch, classes)."""
         logits: Tensor = self.head(self.forward_features(images).mean(dim=(1, 2)))
         return logits
 
 
 def padding_note(config: SwinConfig, image_size: Pair) -> str:
     """Return which maps are padded to whole windows, for images of (height, width); "" where none is."""
-    sizes = [(size, padded_size(size, config.window)) for size in config.maps(image_size)]
-    padded = [
-        f"{size[0]}x{size[1]} patches to {whole[0]}x{whole[1]} in stage {stage}"
-        for stage, (size, whole) in enumerate(sizes)
-        if size != whole
-    ]
+    changes = []
+    for stage, size in enumerate(config.maps(image_size)):
+        padded = padded_size(size, config.window)
+        if padded != size:
+            changes.append(f"{size[0]}x{size[1]} patches to {padded[0]}x{padded[1]} in stage {stage}")
+    if not changes:
+        return ""
     rows, columns = config.window
-    return f"windows of {rows}x{columns} do not divide every map: padded {', '.join(padded)}" if padded else ""
+    return f"windows of {rows}x{columns} do not divide every map: padded {', '.join(changes)}"
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights under the names of `SwinTransformer`, where they have timm's; others are returned
-    unchanged."""
+    """Return the weights with timm's names replaced by those of `SwinTransformer`; other names stay."""
     renamed = {}
     for name, value in state.items():
         for theirs, ours in _TIMM:

@@ -1,5 +1,7 @@
-"""Where a model's special tokens and patches stand, and what its classifier reads, from images that differ in one
-place; and tokens put in order while they pass through a model."""
+"""The positions of a model's special tokens and patches, and the tokens that its classifier reads.
+
+Both are read from images that differ in one place. Tokens can be reordered while they pass through a model.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,7 +80,7 @@ class Reordering:
 
 @contextmanager
 def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None]:
-    """Inside, the tokens are in the other order between the two modules, also for hooks that were there before."""
+    """Reorder the tokens between the two modules, also for hooks that were registered before."""
     if reordering is None:
         yield
         return
@@ -87,21 +89,26 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
     order = torch.tensor(reordering.order)
 
     def moved(value: Any, index: Tensor) -> Any:
-        fits = isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == count
-        return value.index_select(1, index.to(value.device)) if fits else value
+        if isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == count:
+            return value.index_select(1, index.to(value.device))
+        return value
 
     # another run of the module inside this one, or in another thread, has hooks of its own; torch may call a hook that
     # another thread has half registered or half removed, then without the keyword arguments
     def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         if kwargs is None or _RUN.get() is not run:
             return None
-        return tuple(moved(each, order) for each in args), {name: moved(each, order) for name, each in kwargs.items()}
+        moved_args = tuple(moved(value, order) for value in args)
+        moved_kwargs = {name: moved(value, order) for name, value in kwargs.items()}
+        return moved_args, moved_kwargs
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
         if _RUN.get() is not run:
             return None
-        first = first_tensor(output)
-        return output if first is None else with_tensor(output, 0, moved(first, order.argsort()))
+        tensor = first_tensor(output)
+        if tensor is None:
+            return output
+        return with_tensor(output, 0, moved(tensor, order.argsort()))
 
     first = module.get_submodule(reordering.entry)
     last = module.get_submodule(reordering.exit)
@@ -142,8 +149,7 @@ def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
 
 
 def _why_no_grid(places: Places, size: Grid) -> str:
-    """Return the order of patches that do not lie row by row, or the tokens among them that are no patches; what
-    to do."""
+    """Describe the order of patches that do not lie row by row, or tokens that are no patches, and what to do."""
     count = places.shape[1]
     down, across = places
     orders = {
@@ -184,17 +190,19 @@ def _tokens_entering(module: nn.Module, attention: str, images: Tensor) -> Tenso
             module(images)
     except _Stop:
         pass
-    tokens = next((tensor for tensor in entered if tensor.dim() == 3), None)
-    if tokens is None or len(images) not in tokens.shape[:2]:
+    sequences = [tensor for tensor in entered if tensor.dim() == 3]
+    if not sequences or len(images) not in sequences[0].shape[:2]:
         return None
-    return tokens if len(tokens) == len(images) else tokens.transpose(0, 1)  # nn.MultiheadAttention: (tokens, batch, .)
+    tokens = sequences[0]
+    if len(tokens) != len(images):  # nn.MultiheadAttention: (tokens, batch, width)
+        tokens = tokens.transpose(0, 1)
+    return tokens
 
 
 def keeps_logits(
     module: nn.Module, reordering: Reordering, attention: str, images: Tensor, logits_of: LogitsOf
 ) -> bool:
-    """Return True if the special tokens are the first ones at an attention module in the other order, with equal
-    logits."""
+    """Return True if the reordering puts special tokens first at an attention module, with equal logits."""
     with evaluating(module), torch.no_grad():
         plain = logits_of(module(images)).float()
         with reordered(module, reordering):
@@ -207,8 +215,7 @@ def keeps_logits(
 
 
 def gradient_at(module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf) -> Tensor | None:
-    """Return the gradient of a random mix of the logits at an attention module's output; None where there is no
-    graph."""
+    """Return the gradient of a random mix of the logits at an attention module's output; None without a graph."""
     leaves: list[Tensor] = []
 
     def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -318,7 +325,11 @@ def prefix_kinds(special: tuple[int, ...], read: TokensRead | None) -> tuple[Pre
     Where nothing shows what it reads, CLS is the first of all tokens.
     """
     kinds: list[PrefixKind] = ["register"] * len(special)
-    tokens = ((0,) if 0 in special else ()) if read is None else read.special
+    tokens: tuple[int, ...] = ()
+    if read is not None:
+        tokens = read.special
+    elif 0 in special:
+        tokens = (0,)
     if tokens:
         kinds[tokens[0]] = "cls"
     if len(tokens) == 2:
@@ -334,4 +345,6 @@ def readout_of(layout: TokenLayout, read: TokensRead | None, *, pooled: bool) ->
         return "cls" if "cls" in layout.prefix else "mean"
     if not read.special:
         return "mean"
-    return "cls+distillation" if len(read.special) == 2 and not read.patches else "cls"
+    if len(read.special) == 2 and not read.patches:
+        return "cls+distillation"
+    return "cls"

@@ -28,8 +28,9 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
 
     def grid(self, images: Images) -> tuple[int, int]:
-        """Patches (rows, columns) of these images. Raises InputError when patches do not cover them exactly."""
-        (height, width), (patch_height, patch_width) = images.shape[-2:], self.patch_size
+        """Return the patches (rows, columns) of these images. Raises InputError unless patches cover them exactly."""
+        height, width = images.shape[-2:]
+        patch_height, patch_width = self.patch_size
         if height % patch_height or width % patch_width:
             raise InputError(
                 f"expected images divisible into patches of {patch_height}x{patch_width} px, found {height}x{width} px"
@@ -37,7 +38,7 @@ class PatchEmbedding(nn.Module):
         return height // patch_height, width // patch_width
 
     def forward(self, images: Images) -> Tokens:
-        """Patches (batch, rows x columns, dim), row by row."""
+        """Return patches (batch, rows x columns, dim), row by row."""
         maps: Tensor = self.proj(images)  # (batch, dim, rows, columns)
         return maps.flatten(2).transpose(1, 2)  # (batch, rows x columns, dim)
 
@@ -53,7 +54,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tokens) -> Tokens:
-        """Tokens of the same shape."""
+        """Return tokens of the same shape."""
         hidden = self.dropout(self.activation(self.fc1(tokens)))  # (batch, tokens, hidden)
         result: Tensor = self.dropout(self.fc2(hidden))  # (batch, tokens, dim)
         return result
@@ -106,7 +107,9 @@ class TransformerBlock(nn.Module):
 
     def _add(self, tokens: Tokens, branch: Tokens) -> Tokens:
         dropped: Tensor = self.drop_path(branch)
-        return tokens + dropped if self.residual else dropped
+        if self.residual:
+            return tokens + dropped
+        return dropped
 
 
 class VisionTransformer(nn.Module):
@@ -142,11 +145,12 @@ class VisionTransformer(nn.Module):
         self.apply(initialise)
 
     def reset_classifier(self, classes: int) -> None:
-        """Give it new heads for so many classes, 0: none, so that its outputs are features."""
+        """Replace the heads by new ones for this number of classes; 0: the outputs are features."""
         self.config = replace(self.config, classes=classes)
         like = next(self.parameters())
         self.head = _head(self.config).to(like)
-        self.head_dist = None if self.head_dist is None else _head(self.config).to(like)
+        if self.head_dist is not None:
+            self.head_dist = _head(self.config).to(like)
 
     @property
     def layout(self) -> TokenLayout:
@@ -154,22 +158,20 @@ class VisionTransformer(nn.Module):
         return self.config.layout
 
     def positions(self, grid: tuple[int, int]) -> Float[Tensor, "1 placed dim"]:
-        """Return the position embeddings, before the first block, of the prefix without registers and of a grid of
-        patches.
+        """Return the position embeddings of the prefix without registers and of a grid of patches.
 
         Learned ones are interpolated to another grid than the config's, fixed ones computed again. Raises InputError
         for a model without position embeddings.
         """
         config = self.config
-        own = self.layout.grid
         if self.pos_embed is None:
             raise InputError("expected a model with position embeddings, found positions 'none'")
-        if grid == own:
+        if grid == self.layout.grid:
             return self.pos_embed
         prefix = len(self.layout.prefix) - config.registers
         if config.positions in FIXED:
             return fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim).to(self.pos_embed)
-        return interpolate_positions(self.pos_embed, prefix=prefix, grid=own, to=grid)
+        return interpolate_positions(self.pos_embed, prefix=prefix, grid=self.layout.grid, to=grid)
 
     def tokens(self, images: Images) -> Tokens:
         """Return the residual stream before the first block: prefix and patches, positions added."""
@@ -197,24 +199,33 @@ class VisionTransformer(nn.Module):
 
     def pool(self, features: Tokens) -> Float[Tensor, "batch dim"]:
         """Return the head's input from forward_features: the CLS token, or the normalised mean of the patches."""
-        read = features[:, 0] if self.cls_token is not None else features[:, len(self.layout.prefix) :].mean(dim=1)
-        result: Tensor = self.fc_norm(read)
+        if self.cls_token is not None:
+            pooled = features[:, 0]
+        else:
+            patches = features[:, len(self.layout.prefix) :]
+            pooled = patches.mean(dim=1)
+        result: Tensor = self.fc_norm(pooled)
         return result
 
     def forward_head(self, features: Tokens) -> Logits:
-        """Logits for forward_features; of a distilled model, the average of its two heads."""
+        """Return the logits for forward_features; of a distilled model, the average of its two heads."""
         logits: Tensor = self.head(self.pool(features))
-        return logits if self.head_dist is None else (logits + self.head_dist(features[:, 1])) / 2
+        if self.head_dist is not None:
+            logits = (logits + self.head_dist(features[:, 1])) / 2
+        return logits
 
     def forward_heads(self, images: Images) -> tuple[Logits, Logits]:
-        """Logits of the CLS head and of the distillation head. Raises InputError for a model without the latter."""
+        """Return the logits of the CLS head and of the distillation head.
+
+        Raises InputError for a model without the latter.
+        """
         if self.head_dist is None:
             raise InputError("expected a model with a distillation token, found none; try distillation=True")
         features = self.forward_features(images)
         return self.head(self.pool(features)), self.head_dist(features[:, 1])
 
     def forward(self, images: Images) -> Logits:
-        """Logits (batch, classes)."""
+        """Return logits (batch, classes)."""
         return self.forward_head(self.forward_features(images))
 
 
@@ -231,17 +242,18 @@ def _token(count: int, dim: int) -> nn.Parameter:
 
 
 def _positions(config: ViTConfig) -> Tensor | None:
-    """Position embeddings of the prefix without registers and of the patches."""
+    """Return position embeddings of the prefix without registers and of the patches."""
     prefix = len(config.layout.prefix) - config.registers
     grid = config.layout.grid
     if config.positions in FIXED:
         return nn.Buffer(fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim), persistent=False)
-    learned = config.positions == "learned"
-    return _token(prefix + config.layout.patches, config.dim) if learned else None
+    if config.positions == "learned":
+        return _token(prefix + config.layout.patches, config.dim)
+    return None
 
 
 def initialise(module: nn.Module) -> None:
-    """Truncated normal weights of standard deviation 0.02 and zero biases."""
+    """Set truncated normal weights of standard deviation 0.02 and zero biases."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
     elif isinstance(module, nn.Conv2d):

@@ -94,7 +94,7 @@ _SLACK = 1 << 20  # bytes
 
 
 class Weights(NamedTuple):
-    """state: tensors by name; metadata: of a safetensors file; notes: the wrappers and prefixes removed, in words."""
+    """Weights of a file: tensors by name, the metadata of safetensors, and notes of removed wrappers and prefixes."""
 
     state: dict[str, Tensor]
     metadata: dict[str, str]
@@ -119,12 +119,26 @@ def read_weights(path: Path) -> Weights:
     else:
         stored = _load_plainly(path)
     state, notes = _unwrapped(stored, path)
+    _require_plain(state, path)
+    require_finite(state, path)
+    return Weights(state, metadata, notes)
+
+
+def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
+    """Raise ModelError for tensors that are not plain ones of real numbers, or that need far more memory than a file.
+
+    Weights must be floating-point numbers.
+    """
     room = _SPREAD * path.stat().st_size + _SLACK
     for name, value in state.items():
-        other = value.layout != torch.strided or value.is_quantized or value.device.type != "cpu" or value.is_complex()
-        room -= 0 if other else value.numel() * value.element_size()
-        if other or room < 0:
-            kind = f"{value.layout}, {value.dtype}, {value.device}" if other else "more than the file holds"
+        kind = ""
+        if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu" or value.is_complex():
+            kind = f"{value.layout}, {value.dtype}, {value.device}"
+        else:
+            room -= value.numel() * value.element_size()
+            if room < 0:
+                kind = "more than the file holds"
+        if kind:
             raise ModelError(
                 f"expected plain tensors of real numbers in {path}, found shape {tuple(value.shape)}, {kind}, in "
                 f"{name[:80]!r}; save model.state_dict() again"
@@ -134,18 +148,21 @@ def read_weights(path: Path) -> Weights:
                 f"expected weights of floating-point numbers in {path}, found {value.dtype} in {name[:80]!r}: "
                 "quantised, without the scales that belong to them; take the weights from before"
             )
-    require_finite(state, path)
-    return Weights(state, metadata, notes)
 
 
 def _require_file(path: Path) -> None:
-    """Raise ModelError for what is no file that can be read."""
+    """Raise ModelError unless the path is a file that can be read."""
     if path.is_dir():
         library, name = typed_name(path)
         inside = weights_inside(path)
         of = f" of {library}" if library else ""
-        advice = f"name {path / inside}" if inside else "name a file of weights"
-        raise ModelError(f"expected a weights file, found the folder {path}{of}; {f'write {name}' if name else advice}")
+        if name:
+            advice = f"write {name}"
+        elif inside:
+            advice = f"name {path / inside}"
+        else:
+            advice = "name a file of weights"
+        raise ModelError(f"expected a weights file, found the folder {path}{of}; {advice}")
     if not path.is_file():
         raise ModelError(f"expected a weights file, found nothing at {path}; give {argument('weights', 'FILE')}")
     if not os.access(path, os.R_OK):
@@ -153,7 +170,7 @@ def _require_file(path: Path) -> None:
 
 
 def _load_plainly(path: Path) -> object:
-    """Return what torch.save stored, without running code: of other types than torch's own, a few are left empty."""
+    """Return the object that torch.save stored, without running code; a few types of training files become empty."""
     kind = described(path)
     if kind:
         raise ModelError(f"expected a state dict or safetensors in {path}, found {kind}{_advice(kind, path)}")
@@ -169,12 +186,12 @@ def _load_plainly(path: Path) -> object:
                 f"expected a state dict in {path}, found a file of another kind; save it with "
                 "torch.save(model.state_dict(), FILE) or as safetensors"
             ) from error
-        named = _GLOBAL.search(str(error))
-        what = f" ({named[1][:80]})" if named else ""
+        match = _GLOBAL.search(str(error))
+        refused = f" ({match[1][:80]})" if match else ""
         raise ModelError(
-            f"expected a plain state dict in {path}, found a pickle that would run code: refused{what}; save it again "
-            "where it was made, with torch.save(model.state_dict(), FILE) or as safetensors. Where you trust the file: "
-            f"{_conversion(path)}"
+            f"expected a plain state dict in {path}, found a pickle that would run code: refused{refused}; save it "
+            "again where it was made, with torch.save(model.state_dict(), FILE) or as safetensors. Where you trust the "
+            f"file: {_conversion(path)}"
         ) from error
     except Exception as error:  # torch's reader raises a dozen types for a damaged file
         raise ModelError(
@@ -207,7 +224,7 @@ def _advice(kind: str, path: Path) -> str:
 
 
 class Ignored:
-    """An instance in place of what a training file stores beside its weights, such as its options: nothing is kept."""
+    """An empty instance in place of an object that a training file stores with its weights, such as its options."""
 
     def __new__(cls, *_args: object, **_options: object) -> "Ignored":
         """Return an empty instance, whatever the arguments."""
@@ -221,15 +238,18 @@ class Ignored:
 
 
 def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors without the usual wrappers and prefixes, and what was removed, in words."""
+    """Return the tensors without the usual wrappers and prefixes, and notes of what was removed."""
     notes: list[str] = []
     while isinstance(stored, Mapping) and len(notes) < _NESTED:
         keys = _state_keys(stored)
         wrapper = _chosen(keys)
         if wrapper is None:
             break
+        note = f"took the weights from {wrapper[:80]!r}"
         others = [key for key in keys if key != wrapper]
-        notes.append(f"took the weights from {wrapper[:80]!r}" + (f", not {_shown(others)}" if others else ""))
+        if others:
+            note += f", not {_shown(others)}"
+        notes.append(note)
         stored = stored[wrapper]
     if not isinstance(stored, Mapping) or not stored or not all(isinstance(value, Tensor) for value in stored.values()):
         raise ModelError(
@@ -242,12 +262,21 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
         if any(infix in key for key in state):
             notes.append(f"took {infix!r} out of the names")
             state = {key.replace(infix, ""): value for key, value in state.items()}
-    while len(notes) < 2 * _NESTED and (
-        prefix := next((start for start in _PREFIXES if all(key.startswith(start) for key in state)), None)
-    ):
+    while len(notes) < 2 * _NESTED:
+        prefix = _common_prefix(state)
+        if not prefix:
+            break
         notes.append(f"took {prefix!r} off every name")
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state, tuple(notes)
+
+
+def _common_prefix(names: Iterable[str]) -> str:
+    """Return the first of the usual prefixes that all names have; "" where there is none."""
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in names):
+            return prefix
+    return ""
 
 
 def _chosen(keys: Sequence[str]) -> str | None:
@@ -258,16 +287,18 @@ def _chosen(keys: Sequence[str]) -> str | None:
         return min(averages, key=len)
     if usual:
         return usual[0]
-    return keys[0] if len(keys) == 1 else None
+    if len(keys) == 1:
+        return keys[0]
+    return None
 
 
 def _state_keys(stored: Mapping[object, object]) -> list[str]:
     """Return the keys of state dicts, and of mappings that hold some, without those of an optimiser's."""
-    return [
-        key
-        for key, value in stored.items()
-        if isinstance(key, str) and not _OF_TRAINING.search(key) and _holds_state(value)
-    ]
+    keys = []
+    for key, value in stored.items():
+        if isinstance(key, str) and not _OF_TRAINING.search(key) and _holds_state(value):
+            keys.append(key)
+    return keys
 
 
 def _holds_state(value: object, depth: int = _NESTED) -> bool:
@@ -276,18 +307,22 @@ def _holds_state(value: object, depth: int = _NESTED) -> bool:
         return True
     if depth == 0 or not isinstance(value, Mapping):
         return False
-    inner = (item for key, item in value.items() if isinstance(key, str) and not _OF_TRAINING.search(key))
-    return any(_holds_state(item, depth - 1) for item in inner)
+    for key, item in value.items():
+        if isinstance(key, str) and not _OF_TRAINING.search(key) and _holds_state(item, depth - 1):
+            return True
+    return False
 
 
 def _is_state(value: object) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(each, Tensor) for each in value.values())
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(item, Tensor) for item in value.values())
 
 
 def _contents(stored: object) -> str:
-    """Return what is stored in place of a state dict, in words."""
+    """Describe the object that is stored in place of a state dict."""
+    if isinstance(stored, Tensor):
+        return "a tensor"
     if not isinstance(stored, Mapping):
-        return "a tensor" if isinstance(stored, Tensor) else f"an object of type {type(stored).__name__}"
+        return f"an object of type {type(stored).__name__}"
     if not stored:
         return "an empty one"
     others = [key for key, value in stored.items() if not isinstance(value, Tensor)]
@@ -295,8 +330,11 @@ def _contents(stored: object) -> str:
         return "arrays of NumPy or other objects in place of tensors (torch.from_numpy makes tensors of arrays)"
     if len(others) < len(stored):
         return f"{str(others[0])[:80]!r} ({type(stored[others[0]]).__name__}) among the tensors"
-    shown = ", ".join(f"{str(key)[:40]!r} ({type(value).__name__})" for key, value in list(stored.items())[:_SHOWN])
-    return f"the entries {shown}" + (f" and {len(stored) - _SHOWN} more" if len(stored) > _SHOWN else "")
+    entries = [f"{str(key)[:40]!r} ({type(value).__name__})" for key, value in stored.items()]
+    text = f"the entries {', '.join(entries[:_SHOWN])}"
+    if len(entries) > _SHOWN:
+        text += f" and {len(entries) - _SHOWN} more"
+    return text
 
 
 def require_unpacked(path: Path) -> None:
@@ -328,7 +366,8 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
         if value.element_size() > 1 and bool(value.sum(dtype=torch.float64).isfinite()):
             continue
         wide = value.float() if value.element_size() < 4 else value
-        if count := int((~wide.isfinite()).sum()):
+        count = int((~wide.isfinite()).sum())
+        if count:
             kind = "NaN" if bool(wide.isnan().any()) else "infinity"
             raise ModelError(
                 f"expected finite weights in {path}, found {kind} in {name[:80]!r} ({count:,} of {value.numel():,} "
@@ -339,21 +378,14 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
 def fit_names(
     state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, heads: Sequence[str] = ()
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the state dict by the names of a model, without a prefix that most of them share; and what was done.
+    """Return the state dict by the names of a model, without a prefix that most of them share; and notes of changes.
 
-    Names without that prefix are not the model's (a loss, a second network) and are left out; so is what only
-    pretraining needs, where all other names fit. heads: modules of the classifier, which may be missing, or have
-    another name. Raises ModelError for whole numbers in place of weights.
+    Names without that prefix are not the model's (a loss, a second network) and are left out. Tensors that only
+    pretraining needs are left out where all other names fit. heads: modules of the classifier, which may be missing,
+    or have another name. Raises ModelError for whole numbers in place of weights.
     """
     notes: list[str] = []
-    counts: dict[str, int] = {}
-    for name in state:
-        for start in (0, *(match.end() for match in _DOT.finditer(name))):
-            if name[start:] in expected:
-                counts[name[:start]] = counts.get(name[:start], 0) + 1
-    prefix = min(counts, key=lambda each: (-counts[each], _preference(each)), default="")
-    prefix = prefix if 2 * counts.get(prefix, 0) >= len(expected) else ""
-    _require_one_network(prefix, counts)
+    prefix = _network_prefix(state, expected)
     fitted = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     if prefix:
         notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
@@ -361,29 +393,44 @@ def fit_names(
     if head:
         notes.append(note)
         fitted = {name: value for name, value in fitted.items() if not _is_one_of(value, head.values())} | head
-    left = [
-        name for name, value in state.items() if not name.startswith(prefix) and not _is_one_of(value, head.values())
-    ]
-    if left:
-        notes.append(f"left out {_shown(left)}, without that prefix")
-    lacking = [name for name in expected if name not in fitted]
-    starts = tuple(f"{module}." for module in heads)
-    only_head = all(name.startswith(starts) for name in lacking)
+    left_out = []
+    for name, value in state.items():
+        if not name.startswith(prefix) and not _is_one_of(value, head.values()):
+            left_out.append(name)
+    if left_out:
+        notes.append(f"left out {_shown(left_out)}, without that prefix")
+    missing = [name for name in expected if name not in fitted]
+    head_prefixes = tuple(f"{module}." for module in heads)
+    lacks_only_head = all(name.startswith(head_prefixes) for name in missing)
     training = [name for name in fitted if name not in expected and _TRAINING.match(name)]
-    if training and only_head:
+    if training and lacks_only_head:
         fitted = {name: value for name, value in fitted.items() if name not in training}
         notes.append(f"left out {_shown(training)}, which pretraining alone needs")
     _require_floats(fitted, expected)
     return fitted, tuple(notes)
 
 
+def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str:
+    """Return the prefix with which most names are the model's; "" where it gives less than half of the model."""
+    counts: dict[str, int] = {}
+    for name in names:
+        starts = [0, *(match.end() for match in _DOT.finditer(name))]
+        for start in starts:
+            if name[start:] in expected:
+                counts[name[:start]] = counts.get(name[:start], 0) + 1
+    prefix = min(counts, key=lambda candidate: (-counts[candidate], _preference(candidate)), default="")
+    if not prefix or 2 * counts[prefix] < len(expected):
+        return ""
+    _require_one_network(prefix, counts)
+    return prefix
+
+
 def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
-    """Raise ModelError where as many names have another prefix, and nothing says which network is the model."""
-    equals = [
-        each
-        for each, count in counts.items()
-        if prefix and count == counts[prefix] and _preference(each) == _preference(prefix)
-    ]
+    """Raise ModelError where as many names have another prefix, and nothing shows which network is the model."""
+    equals = []
+    for other, count in counts.items():
+        if count == counts[prefix] and _preference(other) == _preference(prefix):
+            equals.append(other)
     if len(equals) > 1:
         raise ModelError(
             f"expected the weights of one model, found those of {len(equals)} under {_shown(equals)}; save one of them "
@@ -398,8 +445,8 @@ def _is_one_of(value: Tensor, others: Iterable[Tensor]) -> bool:
 def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise ModelError for whole numbers in place of floating-point ones."""
     for name, value in state.items():
-        wanted = expected.get(name)
-        if wanted is not None and wanted.is_floating_point() and not value.is_floating_point():
+        parameter = expected.get(name)
+        if parameter is not None and parameter.is_floating_point() and not value.is_floating_point():
             raise ModelError(
                 f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: quantised, without the scales "
                 "that belong to them; take the weights from before"
@@ -409,10 +456,16 @@ def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor])
 def _classifier(
     state: Mapping[str, Tensor], prefix: str, expected: Mapping[str, Tensor], heads: Sequence[str]
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the classifier of a file under another name, by the model's name, and a note; none where the file has the
-    model's, or not one other alone of the right width. prefix: of the model's other names."""
-    wanted = expected.get(f"{heads[0]}.weight") if len(heads) == 1 else None
-    if wanted is None or wanted.ndim != 2 or f"{prefix}{heads[0]}.weight" in state:
+    """Return the classifier that a file has under another name, by the model's name, and a note.
+
+    Empty where the file has the model's classifier, or not exactly one other of the right width. prefix: of the
+    model's other names.
+    """
+    if len(heads) != 1:
+        return {}, ""
+    head = heads[0]
+    head_weight = expected.get(f"{head}.weight")
+    if head_weight is None or head_weight.ndim != 2 or f"{prefix}{head}.weight" in state:
         return {}, ""
     modules = set()
     for name in state:
@@ -425,9 +478,9 @@ def _classifier(
     module = modules.pop()
     weight = state[f"{module}.weight"]
     bias = state.get(f"{module}.bias")
-    if bias is None or weight.ndim != 2 or weight.shape[1] != wanted.shape[1]:
+    if bias is None or weight.ndim != 2 or weight.shape[1] != head_weight.shape[1]:
         return {}, ""
-    return {f"{heads[0]}.weight": weight, f"{heads[0]}.bias": bias}, f"took {module!r} for the classifier {heads[0]!r}"
+    return {f"{head}.weight": weight, f"{head}.bias": bias}, f"took {module!r} for the classifier {head!r}"
 
 
 def _preference(prefix: str) -> int:
@@ -437,25 +490,31 @@ def _preference(prefix: str) -> int:
 
 
 def _shown(names: Sequence[str]) -> str:
-    listed = ", ".join(repr(name[:80]) for name in names[:_SHOWN])
-    return listed + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    text = ", ".join(repr(name[:80]) for name in names[:_SHOWN])
+    if len(names) > _SHOWN:
+        text += f" and {len(names) - _SHOWN} more"
+    return text
 
 
 def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Raise ModelError, with missing, unexpected and misshapen keys and their likely cause, unless the weights are the
-    model's."""
+    """Raise ModelError unless the weights are the model's.
+
+    The message has missing, unexpected and misshapen keys and their likely cause.
+    """
     expected = model.state_dict()
     missing = [key for key in expected if key not in state]
     unexpected = [key for key in state if key not in expected]
-    shapes = [key for key in expected if key in state and expected[key].shape != state[key].shape]
-    faults = [
-        f"{len(keys)} {word} ({_shown(keys)})"
-        for word, keys in (("missing", missing), ("unexpected", unexpected))
-        if keys
-    ]
-    faults += [f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}" for key in shapes[:1]]
+    misshapen = [key for key in expected if key in state and expected[key].shape != state[key].shape]
+    faults = []
+    if missing:
+        faults.append(f"{len(missing)} missing ({_shown(missing)})")
+    if unexpected:
+        faults.append(f"{len(unexpected)} unexpected ({_shown(unexpected)})")
+    if misshapen:
+        key = misshapen[0]
+        faults.append(f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}")
     if faults:
-        cause = _cause(missing, unexpected, matched=len(missing) < len(expected), shapes=bool(shapes))
+        cause = _cause(missing, unexpected, matched=len(missing) < len(expected), shapes=bool(misshapen))
         raise ModelError(f"weights do not fit {where}: {'; '.join(faults)}; {cause}")
 
 
@@ -482,12 +541,13 @@ def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) 
 
 
 def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, each with its own memory: safetensors refuses those that share it, as tied weights
-    do."""
+    """Return the tensors on the CPU, with separate memory: safetensors refuses shared memory, such as tied weights."""
     tensors: dict[str, Tensor] = {}
-    taken: set[int] = set()
+    addresses: set[int] = set()
     for key, value in state.items():
         tensor = value.detach().cpu().contiguous()
-        tensors[key] = tensor.clone() if tensor.data_ptr() in taken else tensor
-        taken.add(tensor.data_ptr())
+        if tensor.data_ptr() in addresses:
+            tensor = tensor.clone()
+        tensors[key] = tensor
+        addresses.add(tensor.data_ptr())
     return tensors

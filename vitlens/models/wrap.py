@@ -62,17 +62,17 @@ def wrap(
     are recognised. alias: the model's name in reports; resize: the short side in pixels before a centre crop of
     photographs (None: the whole image is resized).
 
-    Attention, blocks, heads and the order of tokens are read from forward passes of noise. They can be said where they
+    Attention, blocks, heads and the order of tokens are read from forward passes of noise. They can be given where they
     cannot be read: blocks, names of the residual blocks in order; heads, of every attention layer; prefix, the kinds
     of the special tokens ("cls", "distillation", "register"), in order; grid, the patches' (rows, columns). A special
-    token is CLS where the classifier reads it otherwise than the patches, or prefix= says so; else a register.
-    Special tokens may stand anywhere: they are the first ones in what is read from the model, which passes them in that
-    order through its own modules, with equal logits to 1e-4. Weights that are all zeros, such as those of a new head,
-    are noise meanwhile, so that the logits depend on the image.
+    token is CLS where the classifier reads it otherwise than the patches, or where prefix= names it; else a register.
+    Special tokens may stand anywhere in the module's sequence: vitlens reorders them, so that they come first inside
+    the model, with equal logits to 1e-4. Weights that are all zeros, such as those of a new head, are replaced by noise
+    while the structure is read, so that the logits depend on the image.
 
     Raises ModelError for a module that is scripted, compiled, on several devices, takes other than three channels,
     returns no logits or probabilities instead of them, changes its input or its buffers, or whose logits depend on
-    chance or on the other images of a batch; UnsupportedError for a structure that is not what was said.
+    chance or on the other images of a batch; UnsupportedError for a structure other than the one given.
 
     >>> import torch, vitlens
     >>> from torch import nn
@@ -82,20 +82,18 @@ def wrap(
     (torch.Size([2, 4]), 'cnn')
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    numbers = (("image_size", size, 2, "32 or (32, 48)"), ("mean", mean, 3, (0.5,) * 3), ("std", std, 3, (0.5,) * 3))
-    for word, values, count, example in numbers:
-        whole = isinstance(values, Sequence) and all(isinstance(value, int | float) for value in values)
-        if not whole or len(values) != count:
-            raise InputError(f"expected {word} as {count} numbers, found {values!r}; e.g. {word}={example}")
+    _require_numbers("image_size", size, 2, example="32 or (32, 48)")
+    _require_numbers("mean", mean, 3, example="(0.5, 0.5, 0.5)")
+    _require_numbers("std", std, 3, example="(0.5, 0.5, 0.5)")
     require_side_lengths(size)
-    given = {"blocks": blocks, "heads": heads, "prefix": prefix, "grid": grid}
+    structure = {"blocks": blocks, "heads": heads, "prefix": prefix, "grid": grid}
     try:
-        told = read_as(Told, given, source="wrap")
+        told = read_as(Told, structure, source="wrap")
     except InputError as reason:
-        found = ", ".join(f"{word}={value!r}" for word, value in given.items() if value is not None)
+        arguments = ", ".join(f"{name}={value!r}" for name, value in structure.items() if value is not None)
         raise InputError(
             "expected blocks as a list of names, prefix as one of cls, distillation and register, grid as two numbers "
-            f"and heads as one, found {found[:200]}; e.g. prefix=('cls', 'register'), grid=(14, 14), heads=3"
+            f"and heads as one, found {arguments[:200]}; e.g. prefix=('cls', 'register'), grid=(14, 14), heads=3"
         ) from reason
     name = alias or type(module).__name__
     return wrapped(
@@ -107,6 +105,17 @@ def wrap(
         Provenance(name, "given", None, versions()),
         told=told,
     )
+
+
+def _require_numbers(name: str, values: object, count: int, *, example: str) -> None:
+    """Raise InputError unless an argument is a sequence of this many numbers."""
+    if (
+        isinstance(values, Sequence)
+        and len(values) == count
+        and all(isinstance(value, int | float) for value in values)
+    ):
+        return
+    raise InputError(f"expected {name} as {count} numbers, found {values!r}; e.g. {name}={example}")
 
 
 def wrapped(
@@ -137,8 +146,8 @@ def wrapped(
         height, width = preprocessing.size
         noise = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
         stack.enter_context(with_noise(zero_weights(module)))
-        read_output, count, sees = _output_form(module, noise[:2])
-        if not sees:
+        read_output, count, reads_image = _output_form(module, noise[:2])
+        if not reads_image:
             note = f"the logits of {alias} do not depend on the image; what was read of it may be wrong"
             provenance = replace(provenance, notes=(*provenance.notes, note))
         if classes is None:
@@ -162,20 +171,21 @@ def wrapped(
             read_output=read_output,
             told=told,
         )
-        model.mean, model.std = model.mean.to(device, dtype), model.std.to(device, dtype)
+        model.mean = model.mean.to(device, dtype)
+        model.std = model.std.to(device, dtype)
     model.training = module.training
     return model
 
 
 def _ends_in_linear(module: nn.Module, images: Tensor) -> bool:
-    """Return True if what the module returns is the output of a linear layer."""
+    """Return True if the module returns the output of a linear layer."""
     outputs: list[Tensor] = []
 
-    def keep(_name: str, _arguments: Arguments, output: Any) -> None:
+    def record(_name: str, _arguments: Arguments, output: Any) -> None:
         outputs.append(output)
 
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    with evaluating(module), torch.no_grad(), watching(module, linear, keep):
+    with evaluating(module), torch.no_grad(), watching(module, linear, record):
         logits = first_output(module(images))
     return any(torch.equal(output, logits) for output in outputs)
 
@@ -189,44 +199,7 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
     if not isinstance(module, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, found {type(module).__name__}; pass the model itself")
     for name, part in module.named_modules():
-        if hasattr(part, "_orig_mod"):
-            raise ModelError(
-                f"expected a module that is not compiled, found torch.compile's ({name or 'it'}); pass what was "
-                "compiled (module._orig_mod)"
-            )
-        if _has_compiled_forward(part):
-            raise ModelError(
-                f"expected a module that is not compiled, found a compiled forward in {name or type(part).__name__}; "
-                "build the model again without torch.compile and load its state_dict()"
-            )
-        if isinstance(part, torch.fx.GraphModule) and "eval" in vars(part):
-            raise ModelError(
-                f"expected a module of Python code, found one exported by torch.export ({name or 'it'}), whose inside "
-                "cannot be observed; pass the module that was exported"
-            )
-        if isinstance(part, torch.jit.ScriptModule):
-            raise ModelError(
-                f"expected a module of Python code, found a scripted or traced one ({name or 'it'}), whose inside "
-                "cannot be observed; pass the module it was made from"
-            )
-        if _is_quantized(part):
-            layer = f"{name} ({type(part).__name__})" if name else type(part).__name__
-            raise ModelError(
-                f"expected weights of floating-point numbers, found a layer of integers, {layer}, "
-                "which has no gradients and rounds by the batch; pass the module as it was before quantization"
-            )
-        config = getattr(part, "config", None)
-        if getattr(config, "problem_type", None) == "regression":
-            raise UnsupportedError(
-                f"expected logits of classes, found the regression that {name or type(part).__name__} was trained for "
-                "(config.problem_type); choose a classifier"
-            )
-        kernel = getattr(config, "_attn_implementation", None)
-        if isinstance(kernel, str) and kernel not in OBSERVABLE:
-            raise UnsupportedError(
-                f"expected attention that can be observed ({' or '.join(OBSERVABLE)}), found {kernel[:60]!r} in "
-                f"{name or 'the model'} ({type(part).__name__}); call set_attn_implementation('sdpa') on it first"
-            )
+        _require_observable(name, part)
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise ModelError("expected a module with weights, found the meta device; call module.to_empty(device='cpu')")
@@ -237,8 +210,53 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
         raise ModelError(f"expected a module on one device, found {', '.join(devices)}; move it with module.to(...)")
-    floats = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
-    return torch.device((*devices, "cpu")[0]), next(floats, torch.float32)
+    device = torch.device(devices[0] if devices else "cpu")
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            return device, tensor.dtype
+    return device, torch.float32
+
+
+def _require_observable(name: str, part: nn.Module) -> None:
+    """Raise ModelError for a compiled, exported, scripted or quantized module, UnsupportedError as `_readable` does."""
+    if hasattr(part, "_orig_mod"):
+        raise ModelError(
+            f"expected a module that is not compiled, found torch.compile's ({name or 'it'}); pass what was "
+            "compiled (module._orig_mod)"
+        )
+    if _has_compiled_forward(part):
+        raise ModelError(
+            f"expected a module that is not compiled, found a compiled forward in {name or type(part).__name__}; "
+            "build the model again without torch.compile and load its state_dict()"
+        )
+    if isinstance(part, torch.fx.GraphModule) and "eval" in vars(part):
+        raise ModelError(
+            f"expected a module of Python code, found one exported by torch.export ({name or 'it'}), whose inside "
+            "cannot be observed; pass the module that was exported"
+        )
+    if isinstance(part, torch.jit.ScriptModule):
+        raise ModelError(
+            f"expected a module of Python code, found a scripted or traced one ({name or 'it'}), whose inside "
+            "cannot be observed; pass the module it was made from"
+        )
+    if _is_quantized(part):
+        layer = f"{name} ({type(part).__name__})" if name else type(part).__name__
+        raise ModelError(
+            f"expected weights of floating-point numbers, found a layer of integers, {layer}, "
+            "which has no gradients and rounds by the batch; pass the module as it was before quantization"
+        )
+    config = getattr(part, "config", None)
+    if getattr(config, "problem_type", None) == "regression":
+        raise UnsupportedError(
+            f"expected logits of classes, found the regression that {name or type(part).__name__} was trained for "
+            "(config.problem_type); choose a classifier"
+        )
+    kernel = getattr(config, "_attn_implementation", None)
+    if isinstance(kernel, str) and kernel not in OBSERVABLE:
+        raise UnsupportedError(
+            f"expected attention that can be observed ({' or '.join(OBSERVABLE)}), found {kernel[:60]!r} in "
+            f"{name or 'the model'} ({type(part).__name__}); call set_attn_implementation('sdpa') on it first"
+        )
 
 
 def _is_quantized(part: nn.Module) -> bool:
@@ -258,22 +276,21 @@ def _has_compiled_forward(module: nn.Module) -> bool:
 
 
 def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bool]:
-    """How to read logits from what a module returns for two normalised images, their number, and whether they depend
-    on the image.
+    """Return how to read logits from a module's output, their number, and whether they depend on the image.
 
-    Raises ModelError for a module that fails, changes its input or its buffers, returns anything but one row of logits
-    an image, or whose logits are others in a second pass, or for an image alone.
+    images: two, normalised. Raises ModelError for a module that fails, changes its input or its buffers, returns
+    anything but one row of logits an image, or whose logits differ in a second pass, or for an image without the other.
     """
     name = type(module).__name__
-    given = images.clone()
+    original = images.clone()
     mode = _LastProbabilities()
     with _buffers_kept(module), evaluating(module), torch.no_grad():
         with mode:
             logits = _logits(module, images)
-        if not torch.equal(images, given):
+        if not torch.equal(images, original):
             raise ModelError(f"expected {name} to leave its input unchanged, found it changed; clone it in forward")
-        again = _logits(module, images)
-        alone = _logits(module, images[:1])
+        second_pass = _logits(module, images)
+        single = _logits(module, images[:1])
     last = mode.result
     if last is not None and last.numel() == logits.numel() and torch.equal(last.reshape(logits.shape), logits):
         is_multi_label = mode.name == "sigmoid" and logits.shape[1] > 1
@@ -282,30 +299,36 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
             f"expected logits from {name}, found probabilities, as its last step is a {mode.name}{several}; drop it"
         )
     tolerance = max(_TOLERANCE, 16 * torch.finfo(logits.dtype).eps)
-    sees = depends_on_image(logits)
-    for one, other, what, advice in (
-        (
-            logits,
-            again,
-            f"equal logits of {name} in two passes in evaluation mode",
-            "pass training=self.training to F.dropout, and draw no random numbers in forward",
-        ),
-        (
-            logits[:1],
-            alone,
-            f"logits of {name} for an image that do not depend on its batch",
-            "normalise and pool within each image (a batch norm needs its running statistics)",
-        ),
-    ):
-        difference = (one.float() - other.float()).abs().max().item()
-        whole = max(1.0, one.float().abs().max().item())
-        if difference > (largest_allowed(logits, tolerance) if sees else tolerance * whole):
-            raise ModelError(f"expected {what}, found a difference of {difference:.1e}; {advice}")
-    return (two_classes, 2, sees) if logits.shape[1] == 1 else (first_output, logits.shape[1], sees)
+    reads_image = depends_on_image(logits)
+
+    def require_equal(first: Tensor, second: Tensor, expected: str, advice: str) -> None:
+        difference = (first.float() - second.float()).abs().max().item()
+        if reads_image:
+            allowed = largest_allowed(logits, tolerance)
+        else:
+            allowed = tolerance * max(1.0, first.float().abs().max().item())
+        if difference > allowed:
+            raise ModelError(f"expected {expected}, found a difference of {difference:.1e}; {advice}")
+
+    require_equal(
+        logits,
+        second_pass,
+        f"equal logits of {name} in two passes in evaluation mode",
+        "pass training=self.training to F.dropout, and draw no random numbers in forward",
+    )
+    require_equal(
+        logits[:1],
+        single,
+        f"logits of {name} for an image that do not depend on its batch",
+        "normalise and pool within each image (a batch norm needs its running statistics)",
+    )
+    if logits.shape[1] == 1:
+        return two_classes, 2, reads_image
+    return first_output, logits.shape[1], reads_image
 
 
 def _logits(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits in what the module returns. Raises ModelError where it fails, or where there are none."""
+    """Return the logits of the module's output. Raises ModelError where it fails, or where there are none."""
     name = type(module).__name__
     several = len(images) > 1
     try:
@@ -316,12 +339,13 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
         if lacks_memory(error):
             raise
         if several:
-            found = why_no_images(module, images, error)
+            fault = why_no_images(module, images, error)
         else:
-            reason = (str(error).splitlines() or [""])[0][:200]
-            found = f"it raises {type(error).__name__}: {reason}; a batch of two is taken"
+            lines = str(error).splitlines()
+            reason = lines[0][:200] if lines else ""
+            fault = f"it raises {type(error).__name__}: {reason}; a batch of two is taken"
         raise ModelError(
-            f"expected {name} to take normalised images {tuple(images.shape)}, found that {found}"
+            f"expected {name} to take normalised images {tuple(images.shape)}, found that {fault}"
         ) from error
     try:
         logits = first_output(output)
@@ -351,8 +375,8 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
             now = module.get_buffer(name)
             if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):  # NaN is not itself
                 changed.append(name)
-                owner, _, own = name.rpartition(".")
-                module.get_submodule(owner)._buffers[own] = value
+                owner, _, attribute = name.rpartition(".")
+                module.get_submodule(owner)._buffers[attribute] = value
     if changed:
         raise ModelError(
             f"expected {type(module).__name__} to leave its buffers unchanged in evaluation mode, found {changed[0]} "
@@ -367,7 +391,7 @@ class _LastProbabilities(TorchFunctionMode):
     result: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Keep results of these two; compute every call as it is."""
+        """Keep results of these two; compute every call unchanged."""
         result = func(*args, **(kwargs or {}))
         if func in _PROBABILITIES:
             self.name = _PROBABILITIES[func]

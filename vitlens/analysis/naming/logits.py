@@ -111,7 +111,7 @@ def _take(
         if site.layer in sums:
             sums[site.layer].usable = False
         return
-    inputs = call.inputs.each(precise)
+    inputs = call.inputs.map_tensors(precise)
     patches = slice(place.prefix, None)
     bias = torch.zeros(())
     fixed = True

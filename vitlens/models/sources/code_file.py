@@ -1,4 +1,4 @@
-"""Models that a function in a Python file makes (`FILE.py:FUNCTION`), run only where --model-file names it."""
+"""Models built by a function in a Python file (`FILE.py:FUNCTION`), which runs only where --model-file names it."""
 
 import copy
 import hashlib
@@ -60,40 +60,42 @@ def load(request: ModelRequest) -> Model:
     """
     text, _, name = request.name.rpartition(".py:")
     path = Path(f"{text}.py")
-    shown = request.name
+    full_name = request.name
     if not text or not name.isidentifier():
-        raise ModelError(f"expected FILE.py:FUNCTION, found {shown!r}; name the function that returns the model")
-    if os.path.normpath(shown) not in map(os.path.normpath, _allowed(request)):
-        raise InputError(f"expected {_flag(shown)} for {shown}, whose code is run; add it where you trust the file")
+        raise ModelError(f"expected FILE.py:FUNCTION, found {full_name!r}; name the function that returns the model")
+    if os.path.normpath(full_name) not in map(os.path.normpath, _allowed(request)):
+        raise InputError(
+            f"expected {_flag(full_name)} for {full_name}, whose code is run; add it where you trust the file"
+        )
     if request.file is not None or request.random or request.image_size is not None:
         raise InputError(
-            f"expected {shown} alone, whose function sets weights and size; leave out {argument('weights')}, "
+            f"expected {full_name} alone, whose function sets weights and size; leave out {argument('weights')}, "
             f"{argument('random_weights')} and {argument('image_size')}"
         )
     if not path.is_file():
         raise ModelError(f"expected a Python file, found nothing at {path}; check {_flag()}")
     before = set(sys.modules)
-    with seeded(request.seed), _running(path, shown):
+    with seeded(request.seed), _running(path, full_name):
         module = _module(path)
-        made = _function(module, name, shown)()
+        returned = _function(module, name, full_name)()
     digest = _code_digest(path, module, before)
-    if not isinstance(made, Model):
-        library = type(made).__module__
-        own = library == "builtins" or library.startswith(_UNIQUE)
-        found = type(made).__qualname__ if own else f"{library}.{type(made).__qualname__}"
+    if not isinstance(returned, Model):
+        library = type(returned).__module__
+        type_name = type(returned).__qualname__
+        if library != "builtins" and not library.startswith(_UNIQUE):
+            type_name = f"{library}.{type_name}"
         raise ModelError(
-            f"expected {shown}() to return a vitlens.Model, found {found}; "
+            f"expected {full_name}() to return a vitlens.Model, found {type_name}; "
             "return vitlens.wrap(module, image_size=..., mean=..., std=...)"
         )
-    model = copy.copy(made)  # the function may return one object each time it is called
+    model = copy.copy(returned)  # the function may return the same object in every call
     model.alias = request.alias
     overrides = {"code_sha256": digest}
-    model.architecture = asdict(
-        Architecture("code", f"{path.name}:{name}", len(made.classes), made.input_size, overrides)
-    )
-    notes = (*made.provenance.notes, f"made by {name}() of {path.name}, whose code was run (--model-file)")
+    architecture = Architecture("code", f"{path.name}:{name}", len(model.classes), model.input_size, overrides)
+    model.architecture = asdict(architecture)
+    notes = (*model.provenance.notes, f"made by {name}() of {path.name}, whose code was run (--model-file)")
     model.provenance = replace(
-        made.provenance, name=shown, weights=path.name, sha256=sha256(path), versions=versions(), notes=notes
+        model.provenance, name=full_name, weights=path.name, sha256=sha256(path), versions=versions(), notes=notes
     )
     return model
 
@@ -101,12 +103,12 @@ def load(request: ModelRequest) -> Model:
 def restore(
     request: ModelRequest, architecture: Architecture, classes: tuple[str, ...], preprocessing: Preprocessing
 ) -> Model:
-    """Return the model that `save` described, made by the same function, but for its weights.
+    """Return the model that `save` described, built by the same function, without its weights.
 
     Raises InputError where --model-file does not name that function, and for random weights or another size.
     """
-    same = [each for each in _allowed(request) if Path(each).name == architecture.name]
-    if not same:
+    matching = [name for name in _allowed(request) if Path(name).name == architecture.name]
+    if not matching:
         raise InputError(
             f"expected {_flag()} with {architecture.name} for {request.name}, whose module that function makes "
             f"(its code is run); add {_flag(f'PATH/{architecture.name}')} where you trust the file"
@@ -116,7 +118,7 @@ def restore(
             f"expected {request.name} with its weights and size, which {architecture.name} decides; leave out @random "
             f"and {argument('image_size')}"
         )
-    model = load(replace(request, source=SOURCES["code"], name=same[0], file=None, image_size=None))
+    model = load(replace(request, source=SOURCES["code"], name=matching[0], file=None, image_size=None))
     notes = model.provenance.notes
     if model.architecture["overrides"] != architecture.overrides:
         notes = (*notes, f"{architecture.name.partition(':')[0]} has changed since the weights were saved")
@@ -127,21 +129,30 @@ def restore(
 
 
 def _allowed(request: ModelRequest) -> list[str]:
-    """Return each FILE.py:FUNCTION whose code may be run, from ALIAS=FILE.py:FUNCTION too."""
-    return [each for file in request.code_files for each in (file, file.partition("=")[2]) if each]
+    """Return every FILE.py:FUNCTION whose code may be run, from ALIAS=FILE.py:FUNCTION too."""
+    allowed = []
+    for text in request.code_files:
+        without_alias = text.partition("=")[2]
+        allowed += [name for name in (text, without_alias) if name]
+    return allowed
 
 
-def _function(module: ModuleType, name: str, shown: str) -> Callable[[], Any]:
+def _function(module: ModuleType, name: str, full_name: str) -> Callable[[], Any]:
     """Return the function of the file, which takes no arguments. Raises ModelError."""
     function = getattr(module, name, None)
     if not callable(function):
-        own = [each for each, value in vars(module).items() if inspect.isfunction(value) and not each.startswith("_")]
-        near = ", ".join(nearest(name, own) or own[:6]) or "no functions"
+        public = []
+        for other, value in vars(module).items():
+            if inspect.isfunction(value) and not other.startswith("_"):
+                public.append(other)
+        near = ", ".join(nearest(name, public) or public[:6]) or "no functions"
         raise ModelError(f"expected a function {name} in {module.__file__}, found none; it has {near}")
     try:
         inspect.signature(function).bind()
     except TypeError as error:
-        raise ModelError(f"expected {shown} to need no arguments, found: {error}; give each a default value") from error
+        raise ModelError(
+            f"expected {full_name} to need no arguments, found: {error}; give each a default value"
+        ) from error
     except ValueError:  # a callable that does not give its signature
         pass
     return function  # type: ignore[no-any-return]
@@ -186,9 +197,14 @@ def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str
 
 def _named_modules(module: ModuleType | None) -> set[str]:
     """Return the names of the modules that a module's globals are, or come from."""
-    values = [] if module is None else list(vars(module).values())
-    names = (value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in values)
-    return {name for name in names if isinstance(name, str)}
+    names: set[str] = set()
+    if module is None:
+        return names
+    for value in list(vars(module).values()):
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+        if isinstance(name, str):
+            names.add(name)
+    return names
 
 
 def _is_of_user(module: ModuleType) -> bool:
@@ -202,9 +218,11 @@ def _is_of_user(module: ModuleType) -> bool:
 
 
 @contextmanager
-def _running(path: Path, shown: str) -> Iterator[None]:
-    """Inside, the file imports its neighbours as a script does, prints on stderr, as stdout has results alone, and what
-    its code raises is one line."""
+def _running(path: Path, full_name: str) -> Iterator[None]:
+    """Run the file's code: it imports its neighbours as a script does, and its errors become one line.
+
+    It prints on stderr, as stdout has only results.
+    """
     before = list(sys.path)
     sys.path.insert(0, str(path.resolve().parent))
     try:
@@ -212,14 +230,13 @@ def _running(path: Path, shown: str) -> Iterator[None]:
             yield
     except VitlensError as error:  # of vitlens.wrap, whose line says what to do
         kind = InputError if isinstance(error, UnknownNameError) else type(error)
-        raise kind(f"{error} (in {shown})") from error
+        raise kind(f"{error} (in {full_name})") from error
     except (Exception, SystemExit) as error:
         if lacks_memory(error):
             raise
         reason = " ".join(str(error).split())[:200]
-        named = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        raise ModelError(
-            f"expected the code of {shown} to run, found {named}{by_caller(python='', command='; --debug shows where')}"
-        ) from error
+        fault = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        hint = by_caller(python="", command="; --debug shows where")
+        raise ModelError(f"expected the code of {full_name} to run, found {fault}{hint}") from error
     finally:
         sys.path[:] = before

@@ -62,8 +62,12 @@ def pretrained_download(name: str, address: str, *, advice: str = "") -> Iterato
         with offline(not online):
             yield
     except (OSError, HTTPException, RuntimeError) as error:
-        reason = f"the download failed ({first_line(error, 120)})" if online else "found no network"
-        reason = "found neither, offline" if is_offline else reason
+        if is_offline:
+            reason = "found neither, offline"
+        elif online:
+            reason = f"the download failed ({first_line(error, 120)})"
+        else:
+            reason = "found no network"
         raise ModelError(
             f"expected pretrained weights of {name} from {address} or the cache, {reason}; {advice}"
         ) from error
@@ -127,21 +131,24 @@ def _bar(advance: Callable[[int], None]) -> type[Any]:
 
 
 def vits_on_disk() -> tuple[ModelName, ...]:
-    """timm's ViTs of ImageNet's classes whose weights lie in the caches of the hubs, as names to load, by name.
+    """Return timm's ViTs of ImageNet's classes with weights in the caches of the hubs, as names to load, by name.
 
     timm is imported only where a cache holds files that may be of its models.
     """
-    found: list[tuple[str, Path]] = []
+    cached: list[tuple[str, Path]] = []
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--timm--*")):
-        files = [file for name in _WEIGHTS for file in folder.glob(f"snapshots/*/{name}") if file.is_file()]
-        if files:  # a link whose file is gone is none
+        files: list[Path] = []
+        for name in _WEIGHTS:
+            # a link without its file is left out
+            files += [file for file in folder.glob(f"snapshots/*/{name}") if file.is_file()]
+        if files:
             latest = max(files, key=lambda file: file.stat().st_mtime)
-            found.append((folder.name.removeprefix("models--timm--"), latest))
+            cached.append((folder.name.removeprefix("models--timm--"), latest))
     for pattern in ("*.pth", "*.safetensors"):
-        found += [(_HASH.sub("", file.stem), file) for file in Path(get_dir()).glob(f"checkpoints/{pattern}")]
-    if not found:
+        cached += [(_HASH.sub("", file.stem), file) for file in Path(get_dir()).glob(f"checkpoints/{pattern}")]
+    if not cached:
         return ()
     from vitlens.models.sources.timm import is_vit_of_imagenet
 
-    known = sorted((name, str(file)) for name, file in found if is_vit_of_imagenet(name))
-    return tuple(ModelName(f"timm:{name}", name, file) for name, file in known)
+    vits = sorted((name, str(file)) for name, file in cached if is_vit_of_imagenet(name))
+    return tuple(ModelName(f"timm:{name}", name, file) for name, file in vits)

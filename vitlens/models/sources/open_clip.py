@@ -117,14 +117,22 @@ def _load_file(model: nn.Module, file: Path, arch: str) -> None:
             with quietly():
                 open_clip("factory").load_checkpoint(model, str(source), strict=True, weights_only=True)
         except Exception as error:  # torch's reader alone raises a dozen types for a damaged file
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            reason = next((line for line in lines if "key(s)" in line or "size mismatch" in line), lines[0])
+            reason = _loading_fault(error)
             raise ModelError(f"weights in {file} do not fit {PREFIX}{arch}: {reason[:160]}; check ARCH") from error
     require_finite(model.state_dict(), file)
 
 
+def _loading_fault(error: Exception) -> str:
+    """Return the line of an error of loading that names keys or sizes, else its first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if "key(s)" in line or "size mismatch" in line:
+            return line
+    return lines[0] if lines else type(error).__name__
+
+
 def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing:
-    """Return what open_clip's own evaluation does to an image (`image_transform`).
+    """Return the preprocessing of open_clip's evaluation (`image_transform`).
 
     resize_mode: "shortest" is resized and cropped, "longest" is padded, "squash" is resized whole.
     """
@@ -159,7 +167,8 @@ def _wrapped(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageIm
         layout = read_layout(trunk, size)
         pooling = str(getattr(trunk, "global_pool", "avg"))
     elif getattr(visual, "grid_size", None) is not None:
-        (rows, columns), (height, width) = visual.grid_size, visual.patch_size
+        rows, columns = visual.grid_size
+        height, width = visual.patch_size
         layout = TokenLayout((rows, columns), (height, width), ("cls",))
         pooling = {"tok": "token", "avg": "avg"}.get(visual.pool_type, "map")
     return LanguageImage(visual, tower, layout=layout, pooling=pooling)
@@ -168,11 +177,16 @@ def _wrapped(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageIm
 def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
     """Return the anatomy, without the image tower's attention pooling, which is not a block."""
     anatomy = read_anatomy(wrapped, image_size=size)
-    blocks = anatomy.blocks
+    blocks = []
     if anatomy.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
-        names = (name for name, _ in wrapped.named_modules())
-        return Anatomy("cnn", tuple(name for name in names if re.fullmatch(r"visual\.layer\d\.\d+", name)))
-    return replace(anatomy, blocks=tuple(name for name in blocks if not any(o.startswith(f"{name}.") for o in blocks)))
+        for name, _ in wrapped.named_modules():
+            if re.fullmatch(r"visual\.layer\d\.\d+", name):
+                blocks.append(name)
+        return Anatomy("cnn", tuple(blocks))
+    for name in anatomy.blocks:
+        if not any(other.startswith(f"{name}.") for other in anatomy.blocks):
+            blocks.append(name)
+    return replace(anatomy, blocks=tuple(blocks))
 
 
 def open_clip(part: str = "") -> Any:
@@ -196,14 +210,20 @@ def open_clip_names() -> list[str]:
 
 
 def template_sets() -> Mapping[str, tuple[str, ...]]:
-    """open_clip's templates by name, with {} in place of the class: "simple" (7) and "openai" (80, Radford 2021)."""
+    """Return open_clip's templates by name, with {} in place of the class.
+
+    They are "simple" (7) and "openai" (80, Radford 2021).
+    """
     library = open_clip()
-    known = {"simple": library.SIMPLE_IMAGENET_TEMPLATES, "openai": library.OPENAI_IMAGENET_TEMPLATES}
-    return {name: tuple(str(template("{}")) for template in templates) for name, templates in known.items()}
+    functions = {"simple": library.SIMPLE_IMAGENET_TEMPLATES, "openai": library.OPENAI_IMAGENET_TEMPLATES}
+    sets = {}
+    for name, templates in functions.items():
+        sets[name] = tuple(str(template("{}")) for template in templates)
+    return sets
 
 
 def imagenet_prompt_names() -> tuple[str, ...]:
-    """ImageNet's 1000 classes as prompts call them, in the order of the logits."""
+    """Return the names of ImageNet's 1000 classes in prompts, in the order of the logits."""
     return tuple(open_clip().IMAGENET_CLASSNAMES)
 
 
@@ -215,10 +235,13 @@ def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str
     library = open_clip()
     default_quick = bool((library.get_model_config(arch) or {}).get("quick_gelu", False))
     tags = [tag] if tag else library.list_pretrained_tags_by_model(arch)
-    configs = [library.get_pretrained_cfg(arch, known) for known in tags] or [{}]
-    quick = bool(configs[0].get("quick_gelu", False)) if tag else default_quick
+    configs = [library.get_pretrained_cfg(arch, name) for name in tags] or [{}]
     first = configs[0]
-    agreed = [key for key in _TRAINED if key in first and all(each.get(key) == first[key] for each in configs)]
+    quick = bool(first.get("quick_gelu", False)) if tag else default_quick
+    agreed = []
+    for key in _TRAINED:
+        if key in first and all(config.get(key) == first[key] for config in configs):
+            agreed.append(key)
     notes = []
     if quick != default_quick:
         notes.append(f"{'QuickGELU' if quick else 'GELU'}, as the weights {tag!r} were trained with")
@@ -231,17 +254,17 @@ def tokenizer(arch: str) -> Tokenizer:
     """Return the architecture's tokenizer. SigLIP's and some others are downloaded once, and need transformers."""
     library = open_clip()
     if not _of_texts(arch).get("hf_tokenizer_name"):
-        own: Tokenizer = library.get_tokenizer(arch)
-        return own
-    whose = f"the tokenizer of {PREFIX}{arch}"
+        bundled: Tokenizer = library.get_tokenizer(arch)
+        return bundled
+    description = f"the tokenizer of {PREFIX}{arch}"
     advice = "a network is needed once"
     with (
-        in_one_line(f"transformers for {whose}", "type pip install transformers"),
-        pretrained_download(whose, _ADDRESS, advice=advice),
+        in_one_line(f"transformers for {description}", "type pip install transformers"),
+        pretrained_download(description, _ADDRESS, advice=advice),
         quietly(),
     ):
-        fetched: Tokenizer = library.get_tokenizer(arch)
-    return fetched
+        downloaded: Tokenizer = library.get_tokenizer(arch)
+    return downloaded
 
 
 def _of_texts(arch: str) -> dict[str, Any]:
@@ -250,7 +273,7 @@ def _of_texts(arch: str) -> dict[str, Any]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Silences open_clip's log and its warning about QuickGELU, which `configuration` handles."""
+    """Silence open_clip's log and its warning about QuickGELU, which `configuration` handles."""
     root = logging.getLogger()
     before = logging.getLogger().level
     root.setLevel(logging.CRITICAL)
