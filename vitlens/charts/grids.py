@@ -71,10 +71,8 @@ def board(
                 dots[row.layer, row.head] = marked(row)
         for index, (axes, name, head) in enumerate(zip(drawn.panels, names, heads)):
             cells = _cells(rows, numbers(rows, name)[0], shape)
-            if signed:
-                scale = clipped_scale(cells, least=least)
-            else:
-                scale = _scale(cells, ranges(name) if ranges else None)
+            limits = ranges(name) if ranges else None
+            scale = clipped_scale(cells, least=least) if signed else _scale(cells, limits)
             colours = SIGNED if signed else MAGNITUDE
             no_value(axes)
             axes.imshow(cells, cmap=colours, norm=scale.norm, aspect="auto")
@@ -98,8 +96,8 @@ def board(
 def _with_numbers(rows: Sequence[Any], values: Sequence[str | Callable[[], Sequence[str]]]) -> list[str]:
     """Return the names of the columns that hold at least one finite number."""
     names: list[str] = []
-    for value in values:
-        names += [value] if isinstance(value, str) else value()
+    for entry in values:
+        names += [entry] if isinstance(entry, str) else entry()
     return [name for name in names if np.isfinite(numbers(rows, name)[0]).any()]
 
 
@@ -120,8 +118,8 @@ def _draw_dots(axes: Axes, marks: NDArray[np.bool_]) -> None:
 
 def _cells(rows: Sequence[Any], values: Values, shape: tuple[int, int]) -> Values:
     cells = np.full(shape, np.nan)
-    for row, value in zip(rows, values):
-        cells[row.layer, row.head] = value
+    for row, cell in zip(rows, values):
+        cells[row.layer, row.head] = cell
     return cells
 
 
@@ -200,11 +198,13 @@ def _texts(
 ) -> list[str]:
     """Return the text of each row's cell, "" without a number."""
     texts = []
-    for row, value in zip(rows, values):
+    for row, cell in zip(rows, values):
         if words:
             text = words(row)
+        elif np.isnan(cell):
+            text = ""
         else:
-            text = "" if np.isnan(value) else number(value, digits)
+            text = number(cell, digits)
         if below and text:
             text += f"\n{below(row)}"
         texts.append(text)
@@ -239,9 +239,9 @@ def _fill(
     columns = list(series_of(rows, across))
     places = []
     cells = np.full((len(lines), len(columns)), np.nan)
-    for row, value_of_cell in zip(rows, values):
+    for row, cell in zip(rows, values):
         place = lines.index(str(value(row, down))), columns.index(str(value(row, across)))
-        cells[place] = value_of_cell
+        cells[place] = cell
         places.append(place)
     image = axes.imshow(cells, cmap=SIGNED if signed else COUNTS, norm=scale.norm, aspect="auto")
     if len(columns) <= 14 and len(lines) <= 24:
