@@ -137,9 +137,9 @@ class _Blocks:
     def _block(self) -> float:
         return self.above + self.down * (self.side * self.ratio + self.text)
 
-    def y(self, block: int, row: int) -> float:
-        """Return the upper edge of a row of pictures."""
-        return block * self._block + self.above + row * (self.side * self.ratio + self.text)
+    def y(self, top: float, block: int, row: int) -> float:
+        """Return the upper edge of a row of pictures; top: that of all blocks."""
+        return top + block * self._block + self.above + row * (self.side * self.ratio + self.text)
 
 
 def images(
@@ -183,7 +183,7 @@ def images(
         for picture, (row, column), text_below in zip(rows, grid.places, below):
             block, column_of_block = divmod(column, across)
             x = board.left + column_of_block * (side + _GAP)
-            axes = board.place(x, board.top + blocks.y(block, row), side, side * ratio)
+            axes = board.place(x, blocks.y(board.top, block, row), side, side * ratio)
             _fill(axes, picture, bar, smooth)
             if picture.below:
                 axes.set_xlabel(text_below, fontsize=style.SMALL, labelpad=2)
@@ -241,14 +241,14 @@ def _name_rows_below(board: Board, blocks: _Blocks, names: dict[int, str]) -> No
     width, height = board.figure.get_size_inches()
     for block, (row, name) in product(range(blocks.count), names.items()):
         words = style.shortened(name, int(blocks.width / _LETTER))
-        y = board.top + blocks.y(block, row) + blocks.side * blocks.ratio + 0.04
+        y = blocks.y(board.top, block, row) + blocks.side * blocks.ratio + 0.04
         board.figure.text(board.left / width, 1 - y / height, words, va="top", fontsize=style.SMALL)
 
 
 def _name_rows_beside(board: Board, blocks: _Blocks, names: dict[int, str]) -> None:
     width, height = board.figure.get_size_inches()
     for block, (row, name) in product(range(blocks.count), names.items()):
-        y = board.top + blocks.y(block, row) + blocks.side * blocks.ratio / 2
+        y = blocks.y(board.top, block, row) + blocks.side * blocks.ratio / 2
         board.figure.text((board.left - 0.05) / width, 1 - y / height, name, ha="right", va="center")
 
 
