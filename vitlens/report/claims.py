@@ -1,4 +1,4 @@
-"""Claims: what a report says was found, in one register from which title, first page, verdicts and JUnit are made.
+"""Claims: the results of a report, in one register that title, first page, verdicts and JUnit are made from.
 
 One quantity is judged once, by one limit, with one sign and one sample (tests/kit/contradictions.py).
 """
@@ -40,16 +40,15 @@ def few_images(count: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that was found.
+    """One result of a report.
 
-    question: what is asked ("calibration"); subject: of what ("vit-digits"), of a comparison both models; says: the
-    sentence, finished; title: the same in at most twelve words, for the report's title, "" where it cannot be one;
-    verdict: the judgement with its reason, None where none is made; effect, p: the number; evidence: counted, read off
-    gradients and maps, or measured after something was changed: only then a sentence may name a cause; place: the
-    figure that shows it; reference: the value that the effect would have if there were nothing; kind: whether it was
-    asked for; rests_on: question and subject of the claims whose measurements it uses, which may veto its title;
-    next_step: a hypothesis and the command that tests it; is_null: True where it says that no effect was shown, which a
-    study lists under what it does not show.
+    question: the topic ("calibration"). subject: the model ("vit-digits"), or both models of a comparison. says: the
+    finished sentence. title: the same in at most twelve words, for the report's title, or "". verdict: the judgement
+    with its reason, None without one. effect, p: the number. evidence: counted, read off gradients and maps, or
+    measured after a change; only after a change may a sentence name a cause. place: the figure that shows it.
+    reference: the value of the effect if there were none. kind: the reason for which it is reported. rests_on: question
+    and subject of the claims whose measurements it uses, and whose doubts remove it. next_step: a hypothesis and the
+    command that tests it. is_null: True if no effect was shown, which a study lists under what it does not show.
     """
 
     question: str
@@ -69,7 +68,7 @@ class Claim:
 
     @property
     def state(self) -> State | Literal[""]:
-        """Return the judgement, "" where none is made."""
+        """Return the judgement, "" without one."""
         return "" if self.verdict is None else self.verdict.state
 
     @property

@@ -9,8 +9,8 @@
         charts=(Chart("transfer", matrix("made_for", "shown_to", "fooled"), "Share of the images that ..."),),
     )
 
-No rows, no section. `says` is filled by the columns of a row; where a column that it needs is None, `otherwise` is.
-A function stands in the place of a template only where a test decides.
+A section without rows is left out. The columns of a row fill `says`, or `otherwise` if one of them is None. A function
+takes the place of a template only if a test decides between sentences.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,11 +57,11 @@ def _every(_: Any) -> bool:
 class Chart:
     """A figure of a section.
 
-    draw: one of vitlens/charts, or a function, from rows and title to the figure; caption: at most 30 words that begin
-    with what is seen; title: what it shows, with the result; both templates over `rows`, `first` and `record`; rows:
-    others than the section's; only: those of the rows that it draws; each: a field, for a chart for each of its values,
-    whose name is appended to the chart's; whole: whether it draws the record's arrays, so that `draw` and `only` take
-    the record in the place of rows.
+    draw: a chart of vitlens/charts, or a function from rows and title to the figure. caption: at most 30 words that
+    begin with what is seen. title: what the figure shows, with the result. Caption and title are templates over `rows`,
+    `first` and `record`. rows: in place of the section's. only: chooses the rows that are drawn. each: a field; one
+    figure is drawn for each of its values, which is appended to the name. whole: True if the chart draws arrays, so
+    that `draw` and `only` take the record in place of rows.
     """
 
     name: str
@@ -78,11 +78,11 @@ class Chart:
 class Section:
     """A part of a report. question: its title, a template.
 
-    opening: a sentence over all rows (`rows`, `first`, `record`), or a function of the record; says: a sentence a row,
-    at most SAID; columns: of its table, at most six; order: of the rows; about: the
-    questions of the claims whose state is its status; without: what is said where there are no rows ("": no section);
-    step: whether it is one of a sequence, through which a page leads with a slider; panels: of the record, images one
-    by one, which a page can filter.
+    opening: a template over all rows (`rows`, `first`, `record`), or a function of the record. says: the template of a
+    row's sentence; a section has at most SAID sentences. otherwise: in its place if a column is None. columns: of the
+    table, at most six. order: a sort key of rows. about: the questions of the claims that give the section its status.
+    without: the sentence of a section without rows; "" leaves the section out. step: True for a step of a sequence,
+    through which a page leads with a slider. panels: images of the record that a page shows one by one and can filter.
     """
 
     question: str
@@ -110,10 +110,10 @@ def other_sheets(picture: Chart) -> Section:
 
 @dataclass(frozen=True)
 class Glance:
-    """A row of the first page's table: a column of rows, one a model: a table, or a function of the record.
+    """A row of the first page's table: one column of rows that hold a model each.
 
-    key: the entry of a column that holds several; question: of the claims whose states it shows; difference: between
-    two models, from the record.
+    table: the rows; column: the field that is shown; key: the entry of a column that holds several; question: of the
+    claims that give the row its status; difference: between two models, from the record.
     """
 
     table: Rows
@@ -126,7 +126,7 @@ class Glance:
 
 @dataclass(frozen=True)
 class Overview:
-    """The first page's table where its rows are not models: rows of the record, at most six columns."""
+    """A first page's table whose rows are rows of the record, with at most six columns."""
 
     rows: Rows
     columns: tuple[str, ...]
@@ -136,13 +136,14 @@ class Overview:
 class Report:
     """The report of a command.
 
-    claims: of its record; effects: all that it measured on the scale of findings.py, also what is not significant, with
-    p before any correction; unknown: what it does not show, sentences, at most five; picture: of the first page, of
-    pictures on several sheets the first; explorer: of its HTML page; title: where no claim can be one, a template over
-    `record` and the run's own `title`; definitions: names and what they are, with the terms of the columns that are
-    shown; package: of its help.md, where that is not the record's; reconciles: what its parts say differently, and why;
-    known_answer: whether it recovered a planted cause. A run of chapters takes finished parts from theirs: sections,
-    picture and glance may be functions of the record.
+    claims: of its record. effects: all measured effects on the scale of findings.py, significant or not, with p before
+    any correction. unknown: at most five sentences about what the report does not show. picture: of the first page; of
+    several sheets the first. explorer: of the HTML page. title: a template over `record` and the run's `title`, for a
+    report whose claims have no title. definitions: names with their meaning, after the terms of the shown columns.
+    package: of its help.md, if that is not the record's. reconciles: sentences about numbers that differ between parts,
+    and why. known_answer: sentences about a planted cause that it recovered or not.
+
+    A run of chapters takes finished parts from them: sections, picture and glance may be functions of the record.
     """
 
     record: type[Record]
