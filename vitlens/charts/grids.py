@@ -246,9 +246,9 @@ def _fill(
     image = axes.imshow(cells, cmap=SIGNED if signed else COUNTS, norm=scale.norm, aspect="auto")
     if len(columns) <= 14 and len(lines) <= 24:
         for place, text in zip(places, texts):
-            if text:
-                ink = _ink(float(scale.norm(cells[place])), signed=signed)
-                axes.text(place[1], place[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
+            share = float(scale.norm(cells[place])) if text else 0.0
+            ink = _ink(share, signed=signed)
+            axes.text(place[1], place[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
     _name_ticks(axes.xaxis, columns, 24)
     _name_ticks(axes.yaxis, lines, 36)
     axes.set(xlabel=label(rows, across), ylabel=label(rows, down))
