@@ -28,8 +28,7 @@ from vitlens.record import Record, col, columns, table
 from vitlens.report.claims import Claim, judge, shown, title_of
 from vitlens.report.junit import junit
 from vitlens.report.prose import Marked, environment, finalize, say
-from vitlens.report.sections import Chart, Glance, Report, Section, help_of
-from vitlens.report.sections import made as made_section
+from vitlens.report.sections import Chart, Glance, Report, Section, build_section, help_of
 from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate
 
@@ -166,7 +165,7 @@ class CoatRow:
 
 
 def test_a_sentence_of_ours_in_a_table_is_not_cut_as_a_name_is():
-    section = made_section(
+    section = build_section(
         Section("Which coat?", "", columns=("animal", "in_words")), FurRecord(), rows=[CoatRow("y" * 100)]
     )
     ((name, words),) = section.tables[0].rows

@@ -44,9 +44,12 @@ Rgba = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Cloud:
-    """A panel of `feature_space`: points (n, 2), labels (n,) as indices into classes or None, wrong (n,): misclassified
-    or None, by: which classifier; thumbnails (n, 3, height, width): drawn in place of the points, or None; named:
-    whether the name of each class is written at the middle of its points."""
+    """A panel of `feature_space`.
+
+    points: (n, 2); labels: (n,) indices into classes, or None; wrong: (n,) misclassified, or None; by: the classifier;
+    thumbnails: (n, 3, height, width), drawn in place of the points, or None; named: True if the name of each class is
+    written at the median of its points.
+    """
 
     title: str
     points: Array
@@ -59,18 +62,29 @@ class Cloud:
 
     def with_thumbnails(self, chosen: Array, pixels: Array) -> "Cloud":
         """Return some of its points as small images (chosen, 3, height, width) in [0, 1]."""
-        labels, wrong = (None if each is None else each[chosen] for each in (self.labels, self.wrong))
-        title = f"{len(chosen)} of them as thumbnails"
-        return Cloud(title, self.points[chosen], self.classes, labels, wrong, self.by, pixels)
+        return Cloud(
+            title=f"{len(chosen)} of them as thumbnails",
+            points=self.points[chosen],
+            classes=self.classes,
+            labels=None if self.labels is None else self.labels[chosen],
+            wrong=None if self.wrong is None else self.wrong[chosen],
+            by=self.by,
+            thumbnails=pixels,
+        )
 
 
 @styled
 def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
-    """Clouds of points, two in a row, coloured by class where there are at most twenty; axes have no unit, as only
-    distances between points have a meaning."""
+    """Draw clouds of points, two in a row, coloured by class if there are at most NAMED classes.
+
+    Axes have no unit, as only distances between points have a meaning.
+    """
     across = abreast(min(2, len(clouds)))
     down = -(-len(clouds) // across)
-    figure = sheet(full_width() if across == 2 or in_column() else full_width() * 0.62, 0.2 + 3.45 * down)
+    width = full_width()
+    if across == 1 and not in_column():
+        width *= 0.62
+    figure = sheet(width, 0.2 + 3.45 * down)
     panels = figure.subplots(down, across, squeeze=False)
     palette = _palette([cloud.labels for cloud in clouds if cloud.labels is not None])
     names = {label: shortened(clouds[0].classes[label], 18) for label in palette}
@@ -79,25 +93,29 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
         marks |= _draw_cloud(axes, cloud, palette, names)
     for axes in panels.flat[len(clouds) :]:
         axes.set_visible(False)
-    handles = [
-        Line2D([], [], linestyle="", marker=marker, markersize=5, color=colour, label=name)
-        for name, (marker, colour) in marks.items()
-    ]
-    if handles:
-        figure.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncol=2 if in_column() else 6 if across == 2 else 4,
-            fontsize=SMALL,
-        )
+    if marks:
+        _legend_of_marks(figure, marks, columns=_legend_columns(across))
     heading(figure, title)
     return figure
+
+
+def _legend_columns(across: int) -> int:
+    if in_column():
+        return 2
+    return 6 if across == 2 else 4
+
+
+def _legend_of_marks(figure: Figure, marks: Mapping[str, tuple[str, Rgba]], *, columns: int) -> None:
+    handles = []
+    for name, (marker, colour) in marks.items():
+        handles.append(Line2D([], [], linestyle="", marker=marker, markersize=5, color=colour, label=name))
+    figure.legend(handles=handles, loc="outside lower center", ncol=columns, fontsize=SMALL)
 
 
 def _draw_cloud(
     axes: Axes, cloud: Cloud, palette: Mapping[int, Rgba], names: Mapping[int, str]
 ) -> dict[str, tuple[str, Rgba]]:
-    """Fill one panel; returns the mark of errors for the legend."""
+    """Draw one panel and return the mark of its errors for the legend."""
     points = cloud.points
     marks = dict[str, tuple[str, Rgba]]()
     wrong = np.zeros(len(points), bool) if cloud.wrong is None else cloud.wrong.astype(bool)
@@ -132,13 +150,17 @@ def _frame(axes: Axes) -> None:
 
 
 def _palette(labels: Sequence[Array]) -> dict[int, Rgba]:
-    """Return a colour for each class; none where they are too many to be distinguished."""
-    present = sorted({int(label) for own in labels for label in own})
-    if len(present) > NAMED:
+    """Return a colour for each class, none if they are too many to be distinguished."""
+    present: set[int] = set()
+    for cloud_labels in labels:
+        present.update(map(int, cloud_labels))
+    classes = sorted(present)
+    if len(classes) > NAMED:
         return {}
-    wheel = colormaps["tab20" if len(present) > 10 else "tab10"]
-    colours = SERIES if len(present) <= len(SERIES) else [wheel(index) for index in range(len(present))]
-    return {label: to_rgba(colours[index]) for index, label in enumerate(present)}
+    if len(classes) <= len(SERIES):
+        return {label: to_rgba(colour) for label, colour in zip(classes, SERIES)}
+    wheel = colormaps["tab20" if len(classes) > 10 else "tab10"]
+    return {label: to_rgba(wheel(index)) for index, label in enumerate(classes)}
 
 
 def _name_classes(axes: Axes, points: Array, labels: Array, names: Mapping[int, str]) -> None:
@@ -168,9 +190,12 @@ def _pictures(axes: Axes, points: Array, pictures: Array, *, side: float, colour
 
 @dataclass(frozen=True)
 class PatchMap:
-    """points: (n, 2), of patches with their positions; content: (n, 2), of the same patches without them; captions: of
-    both; places: (n, 2) rows and columns in a grid of (rows, columns); cut: indices of the points that are drawn as
-    what they show, pixels (cut, 3, height, width) in [0, 1], or None."""
+    """Patches as points of two maps.
+
+    points: (n, 2), of patches with their positions; content: (n, 2), of the same patches without their positions;
+    captions: of both maps; places: (n, 2), rows and columns in the grid; grid: rows and columns; cut: indices of the
+    points that are drawn as pictures, or None; pixels: (cut, 3, height, width) in [0, 1], the pictures.
+    """
 
     model: str
     points: Array
@@ -184,30 +209,33 @@ class PatchMap:
 
 @styled
 def patch_map(maps: Sequence[PatchMap], title: str) -> Figure:
-    """Return two maps of the same patches: with their positions, coloured by place with a key; and without, where some
-    are drawn as what they show, and the others in the colour of their place."""
-    (shown,) = maps
+    """Draw two maps of the same patches, coloured by place: with their positions, and without.
+
+    The first has a key of the colours; in the second some patches are drawn as pictures.
+    """
+    (patches,) = maps
     across = abreast(2)
     figure = sheet(full_width(), 3.7 * 2 / across)
     panels = figure.subplots(2 // across, across, squeeze=False).ravel()
     words = ["coloured by place in the image (key)", "without the mean of each place"]
-    if shown.cut is not None and shown.pixels is not None:
-        words[1] += f"; {len(shown.cut)} as pictures"
-    for axes, points, word, caption in zip(panels, (shown.points, shown.content), words, shown.captions, strict=True):
-        axes.scatter(points[:, 0], points[:, 1], s=7.0, c=place_colours(shown.places, shown.grid), linewidths=0)
+    if patches.cut is not None and patches.pixels is not None:
+        words[1] += f"; {len(patches.cut)} as pictures"
+    colours = place_colours(patches.places, patches.grid)
+    both = (patches.points, patches.content)
+    for axes, points, word, caption in zip(panels, both, words, patches.captions, strict=True):
+        axes.scatter(points[:, 0], points[:, 1], s=7.0, c=colours, linewidths=0)
         axes.set_title(word)
         axes.set_xlabel(caption, fontsize=SMALL)
         _frame(axes)
-    _draw_key(panels[0], shown.grid, shown.points)
-    if shown.cut is not None and shown.pixels is not None:
-        _pictures(panels[1], shown.content[shown.cut], shown.pixels, side=20)
+    _draw_key(panels[0], patches.grid, patches.points)
+    if patches.cut is not None and patches.pixels is not None:
+        _pictures(panels[1], patches.content[patches.cut], patches.pixels, side=20)
     heading(figure, title)
     return figure
 
 
 def place_colours(places: Array, grid: Sequence[int]) -> NDArray[np.float64]:
-    """Return a colour (n, 3) for each place: four corner colours, mixed between them, so that near places look
-    alike."""
+    """Return a colour (n, 3) for each place, mixed from four corner colours, so that near places look alike."""
     corners = np.array([[[0.0, 0.35, 0.75], [0.1, 0.75, 0.5]], [[0.8, 0.25, 0.5], [0.95, 0.75, 0.1]]])
     share = np.asarray(places, dtype=float) / np.maximum(np.array(grid) - 1, 1)
     down = share[:, :1]
@@ -219,12 +247,16 @@ def place_colours(places: Array, grid: Sequence[int]) -> NDArray[np.float64]:
 
 
 def _draw_key(axes: Axes, grid: Sequence[int], points: Array) -> None:
-    """The colours of all places, drawn as the image lies, in the corner where it hides fewest points."""
+    """Draw the colours of all places, as the image lies, in the corner where they hide fewest points."""
     rows, columns = np.indices(grid)
     colours = place_colours(np.stack([rows.ravel(), columns.ravel()], 1), grid).reshape(*grid, 3)
     share = (points - points.min(0)) / np.maximum(np.ptp(points, axis=0), 1e-12)
-    corners = [(x, y) for y in (1 - _KEY, 0.0) for x in (1 - _KEY, 0.0)]
-    hidden = [int((np.abs(share - np.array(corner) - _KEY / 2) < _KEY / 2).all(1).sum()) for corner in corners]
+    far = 1 - _KEY
+    corners = [(far, far), (0.0, far), (far, 0.0), (0.0, 0.0)]
+    hidden = []
+    for corner in corners:
+        distance = np.abs(share - np.array(corner) - _KEY / 2)
+        hidden.append(int((distance < _KEY / 2).all(1).sum()))
     key = axes.inset_axes((*corners[int(np.argmin(hidden))], _KEY, _KEY))
     key.imshow(colours, aspect="auto")
     key.set(xticks=[], yticks=[])
@@ -233,8 +265,11 @@ def _draw_key(axes: Axes, grid: Sequence[int], points: Array) -> None:
 
 @dataclass(frozen=True)
 class Matches:
-    """Two images (3, height, width) in [0, 1] and their most similar patches in descending order: sources, targets
-    (m, 2) rows and columns from 0; similarity (m,); grid: (rows, columns) of both images' patches."""
+    """Two images and their most similar patches in descending order.
+
+    first, second: (3, height, width) in [0, 1]; sources, targets: (m, 2), rows and columns from 0; similarity: (m,);
+    grid: (rows, columns) of the patches of both images.
+    """
 
     title: str
     first: Array
@@ -247,8 +282,10 @@ class Matches:
 
 @styled
 def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
-    """Pairs of images side by side, with an arc for each of the best matches of patches; its colour is the similarity
-    (lighter: greater, over the range of all arcs)."""
+    """Draw pairs of images side by side, with an arc for each of the best matches of patches.
+
+    The colour of an arc is the similarity: lighter is greater, over the range of all arcs.
+    """
     values = np.concatenate([pair.similarity[:_ARCS] for pair in pairs])
     low = float(values.min())
     high = float(values.max())
@@ -269,22 +306,30 @@ def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
             axes.imshow(enlarged(picture), extent=(0, pair.grid[1], pair.grid[0], 0), aspect="auto")
             axes.set(xlim=(0, pair.grid[1]), ylim=(pair.grid[0], 0))
         left.set_title(shortened(pair.title, int(2 * panel / 0.075)), loc="left")
-        for source, target, value in zip(pair.sources[:_ARCS] + 0.5, pair.targets[:_ARCS] + 0.5, pair.similarity):
-            colour = colormaps[MAGNITUDE]((value - low) / (high - low) if high > low else 1.0)
-            arc = ConnectionPatch(
-                source[::-1],
-                target[::-1],
-                "data",
-                "data",
-                axesA=left,
-                axesB=right,
-                linewidth=1.2,
-                color=colour,
-                clip_on=False,
-                connectionstyle="arc3,rad=-0.12",  # straight lines in a row would overlap
-            )
-            right.add_artist(arc)
-            for axes, end in ((left, source), (right, target)):
-                axes.plot(*end[::-1], "o", color=colour, markersize=2.4, markeredgecolor="black", markeredgewidth=0.3)
+        centres = zip(pair.sources[:_ARCS] + 0.5, pair.targets[:_ARCS] + 0.5)
+        for (source, target), value in zip(centres, pair.similarity):
+            share = (value - low) / (high - low) if high > low else 1.0
+            start = (source[1], source[0])
+            end = (target[1], target[0])
+            _draw_arc(left, right, start, end, colormaps[MAGNITUDE](share))
     without_frames(drawn.panels)
     return drawn.figure
+
+
+def _draw_arc(left: Axes, right: Axes, start: tuple[float, float], end: tuple[float, float], colour: Rgba) -> None:
+    """Draw an arc between points (x, y) of two panels, with a dot at both ends."""
+    arc = ConnectionPatch(
+        start,
+        end,
+        "data",
+        "data",
+        axesA=left,
+        axesB=right,
+        linewidth=1.2,
+        color=colour,
+        clip_on=False,
+        connectionstyle="arc3,rad=-0.12",  # straight lines in a row would overlap
+    )
+    right.add_artist(arc)
+    for axes, point in ((left, start), (right, end)):
+        axes.plot(*point, "o", color=colour, markersize=2.4, markeredgecolor="black", markeredgewidth=0.3)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
@@ -51,23 +52,27 @@ def board(
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        names = [name for each in values for name in ([each] if isinstance(each, str) else each())]
-        known = [name for name in names if np.isfinite(numbers(rows, name)[0]).any()][:_PANELS]
-        across = abreast(len(known) if len(known) < 3 else 2 if len(known) == 4 else 3)
-        heads = [textwrap.fill(label(rows, name, titles(name) if titles else ""), 26) for name in known]
+        names = _with_numbers(rows, values)[:_PANELS]
+        heads = []
+        for name in names:
+            panel_title = label(rows, name, titles(name) if titles else "")
+            heads.append(textwrap.fill(panel_title, 26))
+        across = abreast(_columns(len(names)))
         gap = (BAR_ROOM, 0.58 + 0.14 * max(text.count("\n") for text in heads))
         margins = Margins(left=0.45, right=BAR_ROOM, top=gap[1] - 0.36, bottom=0.6)
-        wide = min((full_width() - margins.left - margins.right + gap[0]) / across - gap[0], 2.5)
         shape = 1 + max(row.layer for row in rows), 1 + max(row.head for row in rows)
-        most = min(2.8, (TALL - 1.0) / -(-len(known) // across) - gap[1])
+        wide = min((full_width() - margins.left - margins.right + gap[0]) / across - gap[0], 2.5)
+        most = min(2.8, (TALL - 1.0) / -(-len(names) // across) - gap[1])
         tall = float(np.clip(wide * shape[0] / shape[1], min(0.9, most), most))
-        drawn = panels(title=title, count=len(known), across=across, panel=(wide, tall), gap=gap, margins=margins)
+        drawn = panels(title=title, count=len(names), across=across, panel=(wide, tall), gap=gap, margins=margins)
         dots = np.zeros(shape, bool)
-        for row in rows if marked else ():
-            dots[row.layer, row.head] = marked(row)  # type: ignore[misc]
-        for index, (axes, name, head) in enumerate(zip(drawn.panels, known, heads)):
+        if marked:
+            for row in rows:
+                dots[row.layer, row.head] = marked(row)
+        for index, (axes, name, head) in enumerate(zip(drawn.panels, names, heads)):
             cells = _cells(rows, numbers(rows, name)[0], shape)
-            scale = clipped_scale(cells, least=least) if signed else _scale(cells, ranges(name) if ranges else None)
+            limits = ranges(name) if ranges else None
+            scale = clipped_scale(cells, least=least) if signed else _scale(cells, limits)
             colours = SIGNED if signed else MAGNITUDE
             no_value(axes)
             axes.imshow(cells, cmap=colours, norm=scale.norm, aspect="auto")
@@ -76,37 +81,56 @@ def board(
             name_heads(axes, shape)
             _draw_dots(axes, dots)
             down, right = divmod(index, across)
-            beside = drawn.left + right * (wide + gap[0]) + wide + 0.06
-            bar = drawn.place(beside, drawn.top + down * (tall + gap[1]), 0.09, tall)
+            x = drawn.left + right * (wide + gap[0]) + wide + 0.06
+            y = drawn.top + down * (tall + gap[1])
+            bar = drawn.place(x, y, 0.09, tall)
             unit = unit_of(rows, name)
-            colour_bar(bar, scale=scale, label="%" if unit == "fraction" else unit, colours=colours, both=signed)
+            if unit == "fraction":
+                unit = "%"
+            colour_bar(bar, scale=scale, label=unit, colours=colours, both=signed)
         return drawn.figure
 
     return draw
 
 
+def _with_numbers(rows: Sequence[Any], values: Sequence[str | Callable[[], Sequence[str]]]) -> list[str]:
+    """Return the names of the columns that hold at least one finite number."""
+    names: list[str] = []
+    for entry in values:
+        names += [entry] if isinstance(entry, str) else entry()
+    return [name for name in names if np.isfinite(numbers(rows, name)[0]).any()]
+
+
+def _columns(count: int) -> int:
+    """Return how many of these panels lie in a row of a page."""
+    if count < 3:
+        return count
+    return 2 if count == 4 else 3
+
+
 def _draw_dots(axes: Axes, marks: NDArray[np.bool_]) -> None:
-    """A dot in each marked cell (rows, columns), as large as the cells allow."""
+    """Draw a dot in each marked cell (rows, columns), as large as the cells allow."""
     wide, tall = size_of(axes)
     size = float(np.clip(22 * min(tall / marks.shape[0], wide / marks.shape[1]), 1.5, 4.0))
     down, across = np.nonzero(marks)
     axes.plot(across, down, "o", color="black", markersize=size, markeredgecolor="white", markeredgewidth=0.4)
 
 
-def _cells(rows: Sequence[Any], found: Values, shape: tuple[int, int]) -> Values:
+def _cells(rows: Sequence[Any], values: Values, shape: tuple[int, int]) -> Values:
     cells = np.full(shape, np.nan)
-    for row, each in zip(rows, found):
-        cells[row.layer, row.head] = each
+    for row, cell in zip(rows, values):
+        cells[row.layer, row.head] = cell
     return cells
 
 
 def _scale(cells: Values, limits: tuple[float, float] | None) -> Scale:
     if limits is not None:
         return Scale(*limits)
-    known = cells[np.isfinite(cells)]
-    low = float(known.min())
-    high = float(known.max())
-    return Scale(low, low) if is_constant(known) else Scale(low, high)
+    finite = cells[np.isfinite(cells)]
+    low = float(finite.min())
+    if is_constant(finite):
+        return Scale(low, low)
+    return Scale(low, float(finite.max()))
 
 
 def matrix(
@@ -119,51 +143,80 @@ def matrix(
     panel: str = "",
     words: Callable[[Any], str] | None = None,
 ) -> Draw:
-    """Return a cell for each pair of the values of two columns, with its number where there is room; below: a second
-    line; panel: a column, with a matrix for each of its values, at most three in a row, all on one scale; words: what
-    stands in the place of numbers, where colours are judgements, which need no bar."""
+    """Return a chart with a cell for each pair of the values of two columns, and its number if there is room.
+
+    below: a second line in each cell; panel: a column, with a matrix for each of its values, at most three in a row,
+    all on one scale; words: the texts in place of numbers, for colours that are judgements and need no bar.
+    """
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         parts = series_of(rows, panel)
-        shapes = [[len({str(value(row, name)) for row in own}) for name in (down, across)] for own in parts.values()]
-        tallest, widest = (max(sides) for sides in zip(*shapes))
+        most_down = max(len(series_of(part, down)) for part in parts.values())
+        most_across = max(len(series_of(part, across)) for part in parts.values())
         columns = abreast(min(len(parts), 3))
         lines = -(-len(parts) // columns)
-        wide = min((full_width() - 1.6) / columns, 0.72 * widest)
-        tall = min(6.0, wide * tallest / widest * (0.62 if columns == 1 else 1.0) + 0.3)
-        figure = sheet(min(full_width(), wide * columns + 1.6), 0.2 + lines * (tall + (0.7 if columns == 1 else 0.9)))
+        wide = min((full_width() - 1.6) / columns, 0.72 * most_across)
+        flatness = 0.62 if columns == 1 else 1.0
+        tall = min(6.0, wide * most_down / most_across * flatness + 0.3)
+        height = tall + (0.7 if columns == 1 else 0.9)
+        figure = sheet(min(full_width(), wide * columns + 1.6), 0.2 + lines * height)
         grid = list(figure.subplots(lines, columns, squeeze=False).flat)
-        every = numbers(rows, cell)[0]
-        within = unit_of(rows, cell) != "fraction" and np.abs(every).max(initial=0.0, where=~np.isnan(every)) <= 1.0
-        digits = 1 if unit_of(rows, cell) == "fraction" else 2 if within else None  # 2: correlations, areas
-        scale = symmetric_scale(every) if signed else _scale(every, None)
-        has_room = columns == 1 and wide / widest >= _CELL
-        for axes, (name, own) in zip(grid, parts.items()):
-            found = numbers(own, cell)[0]
-            texts = [
-                words(row) if words else "" if np.isnan(each) else number(each, digits) for row, each in zip(own, found)
-            ]
-            if below:
-                texts = [f"{text}\n{below(row)}" if text else "" for text, row in zip(texts, own)]
-            shown = _fill(axes, own, (down, across), found, texts if has_room else [], scale, signed=signed)
+        values = numbers(rows, cell)[0]
+        digits = _digits(values, unit_of(rows, cell))
+        scale = symmetric_scale(values) if signed else _scale(values, None)
+        has_room = columns == 1 and wide / most_across >= _CELL
+        for axes, (name, part) in zip(grid, parts.items()):
+            texts = _texts(part, numbers(part, cell)[0], digits, words, below) if has_room else []
+            image = _fill(axes, part, (down, across), numbers(part, cell)[0], texts, scale, signed=signed)
             _name_columns(axes, int(wide / len(axes.get_xticks()) / _LETTER))
             axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
         for axes in grid[len(parts) :]:
             axes.set_visible(False)
         if not words:
-            figure.colorbar(shown, ax=grid, label=label(rows, cell), shrink=0.8)
+            figure.colorbar(image, ax=grid, label=label(rows, cell), shrink=0.8)
         heading(figure, title)
         return figure
 
     return draw
 
 
+def _digits(values: Values, unit: str) -> int | None:
+    """Return the decimals of the numbers in cells; None for three significant digits."""
+    if unit == "fraction":
+        return 1
+    is_share = np.abs(values).max(initial=0.0, where=~np.isnan(values)) <= 1.0  # correlations, areas
+    return 2 if is_share else None
+
+
+def _texts(
+    rows: Sequence[Any],
+    values: Values,
+    digits: int | None,
+    words: Callable[[Any], str] | None,
+    below: Callable[[Any], str] | None,
+) -> list[str]:
+    """Return the text of each row's cell, "" without a number."""
+    texts = []
+    for row, cell in zip(rows, values):
+        if words:
+            text = words(row)
+        elif np.isnan(cell):
+            text = ""
+        else:
+            text = number(cell, digits)
+        if below and text:
+            text += f"\n{below(row)}"
+        texts.append(text)
+    return texts
+
+
 def _name_columns(axes: Axes, room: int) -> None:
-    """Names of columns on several lines where their words fit into so many letters, else at a slant."""
+    """Break the names of columns into lines of at most `room` letters, or slant them if a word is longer."""
     ticks = axes.get_xticklabels()
     names = [tick.get_text() for tick in ticks]
-    if max(len(word) for name in names for word in name.split(" ")) <= room:
+    longest_word = max(max(map(len, name.split(" "))) for name in names)
+    if longest_word <= room:
         axes.set_xticks(axes.get_xticks(), [textwrap.fill(name, room) for name in names])
     elif max(map(len, names)) > room + 1:
         for tick in ticks:
@@ -174,27 +227,42 @@ def _fill(
     axes: Axes,
     rows: Sequence[Any],
     sides: tuple[str, str],
-    found: Values,
-    words: Sequence[str],
+    values: Values,
+    texts: Sequence[str],
     scale: Scale,
     *,
     signed: bool,
 ) -> AxesImage:
-    """Return one matrix; words: of its cells, in the order of the rows."""
-    names = [list(dict.fromkeys(str(value(row, name)) for row in rows)) for name in sides]
-    places = [tuple(known.index(str(value(row, side))) for known, side in zip(names, sides)) for row in rows]
-    cells = np.full((len(names[0]), len(names[1])), np.nan)
-    for at, each in zip(places, found):
-        cells[at] = each
-    shown = axes.imshow(cells, cmap=SIGNED if signed else COUNTS, norm=scale.norm, aspect="auto")
-    if len(names[1]) <= 14 and len(names[0]) <= 24:
-        for at, text in zip(places, words):
-            light = float(scale.norm(cells[at])) if text else 0.0
-            ink = "white" if (abs(light - 0.5) > 0.4 if signed else light > 0.6) else "black"
-            axes.text(at[1], at[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
-    for axis, known, room in ((axes.xaxis, names[1], 24), (axes.yaxis, names[0], 36)):
-        ticks = range(0, len(known), -(-len(known) // room))
-        axis.set_ticks(ticks, labels=[shortened(known[tick], 24) for tick in ticks])
-    axes.set(xlabel=label(rows, sides[1]), ylabel=label(rows, sides[0]))
+    """Draw one matrix; values, texts: of the cells, in the order of the rows."""
+    down, across = sides
+    lines = list(series_of(rows, down))
+    columns = list(series_of(rows, across))
+    places = []
+    cells = np.full((len(lines), len(columns)), np.nan)
+    for row, cell in zip(rows, values):
+        place = lines.index(str(value(row, down))), columns.index(str(value(row, across)))
+        cells[place] = cell
+        places.append(place)
+    image = axes.imshow(cells, cmap=SIGNED if signed else COUNTS, norm=scale.norm, aspect="auto")
+    if len(columns) <= 14 and len(lines) <= 24:
+        for place, text in zip(places, texts):
+            share = float(scale.norm(cells[place])) if text else 0.0
+            ink = _ink(share, signed=signed)
+            axes.text(place[1], place[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
+    _name_ticks(axes.xaxis, columns, 24)
+    _name_ticks(axes.yaxis, lines, 36)
+    axes.set(xlabel=label(rows, across), ylabel=label(rows, down))
     axes.spines[:].set_visible(False)
-    return shown
+    return image
+
+
+def _ink(share: float, *, signed: bool) -> str:
+    """Return the colour of a text on a cell with this share of the range of colours."""
+    is_dark = abs(share - 0.5) > 0.4 if signed else share > 0.6
+    return "white" if is_dark else "black"
+
+
+def _name_ticks(axis: Axis, names: Sequence[str], room: int) -> None:
+    """Write at most `room` of the names along an axis."""
+    ticks = range(0, len(names), -(-len(names) // room))
+    axis.set_ticks(ticks, labels=[shortened(names[tick], 24) for tick in ticks])

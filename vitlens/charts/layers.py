@@ -1,8 +1,9 @@
-"""How a transformer works in one picture: a row for each layer, a column for each thing that is known of it."""
+"""One picture of a transformer: a row for each layer, a column for each kind of measurement."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -40,8 +41,10 @@ _ROOM: Final = 0.08  # of the range of values, on both sides
 
 @dataclass(frozen=True)
 class HeadView:
-    """One head of a layer. map (rows, columns): its attention on the image; distance: share of that of uniform
-    attention; lost: points of accuracy lost without it; matters: True where the loss changes significantly without it.
+    """One head of a layer.
+
+    map: (rows, columns), its attention on the image; distance: its attention distance as a share of that of uniform
+    attention; lost: points of accuracy lost without it; matters: True if the loss changes significantly without it.
     """
 
     head: int
@@ -53,7 +56,7 @@ class HeadView:
 
 @dataclass(frozen=True)
 class Exemplar:
-    """An image (3, height, width) that a head helps most; patch: (row, column) of `grid` through which it does so."""
+    """An image (3, height, width) that a head helps most; patch: (row, column) in `grid` of its main contribution."""
 
     image: Array
     patch: tuple[int, int] | None = None
@@ -62,8 +65,11 @@ class Exemplar:
 
 @dataclass(frozen=True)
 class RoleView:
-    """What one head of a layer does. exemplars: the images that it helps most; helps: their labels; words: the head's
-    label; tested: True where that is tested."""
+    """The role of one head of a layer.
+
+    exemplars: the images that it helps most; helps: their labels; words: the head's label; tested: True if the label
+    is tested.
+    """
 
     head: int
     helps: tuple[str, ...]
@@ -85,7 +91,7 @@ class LayerView:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the rows of one block lie, in inches: y of the first, and the height of each."""
+    """The rows of one block of a figure; top: the y of the first row, inch; height: of each row, inch."""
 
     board: Board
     rows: Sequence[LayerView]
@@ -120,7 +126,7 @@ _Draw: TypeAlias = Callable[[_Layout, float, float], None]
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a block. wide: inch that it needs at least; grows: True where it takes what room is left."""
+    """A column of a block. wide: its least width, inch; grows: True if it also takes the room that is left."""
 
     title: str
     wide: float
@@ -130,68 +136,90 @@ class _Column:
 
 @style.styled
 def layers(rows: Sequence[LayerView], image: Array | None, chance: float | None, title: str) -> Figure:
-    """Draw a row for each layer. image: on which the maps are, (3, height, width) in [0, 1]; chance: accuracy of
-    guessing. What no layer has is left out; of more layers than there is room for, evenly spaced ones are drawn."""
+    """Draw a row for each layer, or for evenly spaced layers if there are too many.
+
+    A column that is empty for all layers is left out. image: (3, height, width) in [0, 1], under the maps; chance: the
+    accuracy of guessing.
+    """
     blocks = 2 if style.in_column() else 1
     rows = _spaced(rows, _LAYERS // blocks)
     height = float(np.clip(_TALL / len(rows), *_ROW))
     room = style.TALL - style.wrapped_title(title, style.full_width())[1] - Margins().top
     height = min(height, (room / blocks - _HEAD - _FOOT) / len(rows))
     columns = _columns(rows, image, height - 2 * _GAP, chance)
-    parts = [columns] if blocks == 1 else [columns[:3], columns[3:]]
+    parts = [columns]
+    if blocks == 2:
+        parts = [columns[:3], columns[3:]]
     parts = [part for part in parts if part]
     block = _HEAD + len(rows) * height + _FOOT
     board = area(title=title, wide=style.full_width() - 0.12, tall=len(parts) * block, margins=Margins(bottom=0.0))
-    for number_of_block, part in enumerate(parts):
-        layout = _Layout(board, rows, board.top + number_of_block * block + _HEAD, height)
+    for index, part in enumerate(parts):
+        layout = _Layout(board, rows, board.top + index * block + _HEAD, height)
         _name_rows(layout)
-        if image is not None and number_of_block == 0:
-            side = _HEAD - 2 * _GAP
-            axes = board.place(board.left + _NAMES - side - _GAP, layout.top - _HEAD + _GAP, side, side)
-            axes.imshow(enlarged(np.asarray(image, float)))
-            without_frames([axes])
+        if image is not None and index == 0:
+            _draw_image(layout, image)
         _draw_columns(layout, part)
     return board.figure
 
 
+def _draw_image(layout: _Layout, image: Array) -> None:
+    """Draw the image in the corner above the names of the layers."""
+    side = _HEAD - 2 * _GAP
+    x = layout.board.left + _NAMES - side - _GAP
+    axes = layout.board.place(x, layout.top - _HEAD + _GAP, side, side)
+    axes.imshow(enlarged(np.asarray(image, float)))
+    without_frames([axes])
+
+
 def _spaced(rows: Sequence[LayerView], most: int) -> Sequence[LayerView]:
-    """Return at most so many layers, evenly spaced, with the first and the last."""
+    """Return at most `most` layers, evenly spaced, with the first and the last."""
     if len(rows) <= most:
         return rows
-    return [rows[index] for index in np.linspace(0, len(rows) - 1, most).round().astype(int)]
+    indices = np.linspace(0, len(rows) - 1, most).round().astype(int)
+    return [rows[index] for index in indices]
 
 
 def _columns(rows: Sequence[LayerView], image: Array | None, side: float, chance: float | None) -> list[_Column]:
-    """Return the columns of what is known of at least one layer."""
-    heads = [head for row in rows for head in row.heads]
+    """Return the columns that have a value for at least one layer."""
+    heads = list(chain.from_iterable(row.heads for row in rows))
     columns = []
     if any(head.map is not None for head in heads):
         columns.append(_thumbnails(rows, image, side))
     if any(head.distance is not None for head in heads):
         columns.append(_Column("attention\ndistance", 0.55, _draw_distance, grows=True))
-    lens = next((row.lens for row in rows if row.lens is not None), None)
-    if lens is not None:
-        words = "labels read by\nthe logit lens"
+    if any(row.lens is not None for row in rows):
 
         def draw_lens(layout: _Layout, left: float, wide: float) -> None:
             _draw_lens(layout, left, wide, chance)
 
-        columns.append(_Column(words, 0.55, draw_lens, grows=True))
-    lost = next((head.lost for head in heads if head.lost is not None), None)
-    if lost is not None:
-        words = "accuracy lost\nwithout a head"
-        columns.append(_Column(words, 0.6, _draw_lost, grows=True))
-    if any(row.role is not None for row in rows):
-        most = max((len(row.role.exemplars) for row in rows if row.role is not None), default=0)
-        pictures = most * (side + _GAP)
-        titles = "what one head does" if not most else "images that one head of the\nlayer helps most, and its label"
-        columns.append(_Column(titles, pictures + _WORDS, lambda layout, left, _: _draw_roles(layout, left, pictures)))
+        columns.append(_Column("labels read by\nthe logit lens", 0.55, draw_lens, grows=True))
+    if any(head.lost is not None for head in heads):
+        columns.append(_Column("accuracy lost\nwithout a head", 0.6, _draw_lost, grows=True))
+    roles = [row.role for row in rows if row.role is not None]
+    if roles:
+        columns.append(_roles(roles, side))
     return columns
+
+
+def _roles(roles: Sequence[RoleView], side: float) -> _Column:
+    """Return the column of the roles of heads, with as many pictures as the role with most exemplars."""
+    most = max(len(role.exemplars) for role in roles)
+    pictures = most * (side + _GAP)
+    title = "what one head does"
+    if most:
+        title = "images that one head of the\nlayer helps most, and its label"
+
+    def draw(layout: _Layout, left: float, _: float) -> None:
+        _draw_roles(layout, left, pictures)
+
+    return _Column(title, pictures + _WORDS, draw)
 
 
 def _of(estimate: Estimate) -> str:
     """Return the number of images of an estimate, for the label of an axis."""
-    return "" if estimate.n is None else f", n = {estimate.n:,}"
+    if estimate.n is None:
+        return ""
+    return f", n = {estimate.n:,}"
 
 
 def _draw_columns(layout: _Layout, columns: Sequence[_Column]) -> None:
@@ -200,9 +228,12 @@ def _draw_columns(layout: _Layout, columns: Sequence[_Column]) -> None:
     room = layout.board.right - left - sum(column.wide for column in columns) - _BETWEEN * (len(columns) - 1)
     growing = sum(column.grows for column in columns)
     for column in columns:
-        wide = column.wide + (room / growing if column.grows else 0.0)
-        x, side = (left + wide / 2, "center") if column.grows else (left, "left")
-        layout.write(x, layout.top - 0.06, column.title, va="bottom", ha=side)
+        wide = column.wide
+        if column.grows:
+            wide += room / growing
+            layout.write(left + wide / 2, layout.top - 0.06, column.title, va="bottom", ha="center")
+        else:
+            layout.write(left, layout.top - 0.06, column.title, va="bottom", ha="left")
         column.draw(layout, left, wide)
         left += wide + _BETWEEN
 
@@ -214,49 +245,49 @@ def _name_rows(layout: _Layout) -> None:
     stages = [row.stage for row in layout.rows]
     for index, row in enumerate(layout.rows):
         layout.write(left + _NAMES - 0.08, layout.middle(index), f"L{row.layer}", ha="right", fontsize=style.SMALL)
-        starts = index == 0 or stages[index - 1] != row.stage
-        layout.rule(layout.top + index * layout.height, left if starts else left + 0.2, right, dark=starts)
-        if starts:
-            count = stages.count(row.stage)
-            middle = layout.top + (index + count / 2) * layout.height
-            layout.write(left + 0.09, middle, row.stage, rotation=90, ha="center", fontsize=style.SMALL)
+        upper_edge = layout.top + index * layout.height
+        if index > 0 and stages[index - 1] == row.stage:
+            layout.rule(upper_edge, left + 0.2, right, dark=False)
+            continue
+        layout.rule(upper_edge, left, right, dark=True)
+        middle = layout.top + (index + stages.count(row.stage) / 2) * layout.height
+        layout.write(left + 0.09, middle, row.stage, rotation=90, ha="center", fontsize=style.SMALL)
     layout.rule(layout.top + len(layout.rows) * layout.height, left, right, dark=True)
 
 
 def _thumbnails(rows: Sequence[LayerView], image: Array | None, side: float) -> _Column:
     """Return the column of the maps of heads: of all, or of as many of the most important ones as there is room for."""
-    most = max(len(row.heads) for row in rows)
-    room, few = (1.1, 3) if style.in_column() else (1.8, _ALL)
-    every = most <= few
-    shown = most if every else max(1, int((room + _GAP) / (side + _GAP)))
-    side = min(side, (room + _GAP) / shown - _GAP)
-    title = (
-        "attention of each head (red: most)"
-        if every
-        else f"attention (red: most) of the {shown} most important of {most} heads"
-    )
+    heads = max(len(row.heads) for row in rows)
+    room = 1.1 if style.in_column() else 1.8
+    has_all = heads <= (3 if style.in_column() else _ALL)
+    count = heads if has_all else max(1, int((room + _GAP) / (side + _GAP)))
+    side = min(side, (room + _GAP) / count - _GAP)
+    wide = max(count * (side + _GAP) - _GAP, _LEAST)
+    if has_all:
+        lines = _within("attention of each head (red: most)", wide, 2)
+        lines.append("")  # the line of the names of heads
+    else:
+        lines = _within(f"attention (red: most) of the {count} most important of {heads} heads", wide, 3)
 
     def draw(layout: _Layout, left: float, _: float) -> None:
         for index, row in enumerate(layout.rows):
-            heads = sorted(row.heads[:shown], key=lambda head: head.head)
-            for place, head in enumerate(heads):
+            row_heads = sorted(row.heads[:count], key=lambda head: head.head)
+            for place, head in enumerate(row_heads):
                 x = left + place * (side + _GAP)
-                if every and index == 0:
+                if has_all and index == 0:
                     layout.write(x + side / 2, layout.top - 0.07, f"H{head.head}", ha="center")
                 if head.map is None:
                     continue
                 axes = layout.board.place(x, layout.middle(index) - side / 2, side, side)
                 _draw_map(axes, image, head.map)
-                if not every:
+                if not has_all:
                     _name_inside(axes, f"H{head.head}")
 
-    wide = shown * (side + _GAP) - _GAP
-    lines = _within(title, max(wide, _LEAST), 2 if every else 3)
-    return _Column("\n".join([*lines, ""] if every else lines), max(wide, _LEAST), draw)
+    return _Column("\n".join(lines), wide, draw)
 
 
 def _draw_map(axes: Axes, image: Array | None, values: Array) -> None:
-    """Draw a map with its own colours over the image, or alone."""
+    """Draw a map over the image, or without one."""
     values = np.asarray(values, float)
     if image is None:
         axes.imshow(values, cmap=POSITIVE)
@@ -289,7 +320,11 @@ def _limit(axes: Axes, values: Sequence[float], *, least: float | None = None, m
     room = _ROOM * (max(values) - min(values)) or 1.0
     low = min(values) - room
     high = max(values) + room
-    axes.set_xlim(low if least is None else max(low, least), high if most is None else min(high, most))
+    if least is not None:
+        low = max(low, least)
+    if most is not None:
+        high = min(high, most)
+    axes.set_xlim(low, high)
 
 
 def _reference(axes: Axes, place: float, name: str) -> None:
@@ -300,33 +335,34 @@ def _reference(axes: Axes, place: float, name: str) -> None:
 
 
 def _draw_distance(layout: _Layout, left: float, wide: float) -> None:
-    """Draw a dot for each head, the line of their means, and where uniform attention is."""
+    """Draw a dot for each head, the line of their means, and the place of uniform attention if it is near."""
     axes = _panel(layout, left, wide, "% of uniform")
-    every = []
+    values = []
     means = []
     places = []
     for index, row in enumerate(layout.rows):
-        known = [100 * head.distance for head in row.heads if head.distance is not None]
-        if known:
-            axes.plot(known, [index] * len(known), "o", color=style.GREY, alpha=0.6, markersize=3, markeredgewidth=0)
-            means.append(float(np.mean(known)))
+        of_row = [100 * head.distance for head in row.heads if head.distance is not None]
+        if of_row:
+            axes.plot(of_row, [index] * len(of_row), "o", color=style.GREY, alpha=0.6, markersize=3, markeredgewidth=0)
+            means.append(float(np.mean(of_row)))
             places.append(index)
-            every += known
+            values += of_row
     axes.plot(means, places, color=style.BLUE, marker="|", markersize=7, linewidth=1.0)
-    if max(every) > _NEAR_UNIFORM:
+    if max(values) > _NEAR_UNIFORM:
         _reference(axes, 100.0, "uniform")
-        every.append(100.0)
-    _limit(axes, every, least=0.0)
+        values.append(100.0)
+    _limit(axes, values, least=0.0)
 
 
 def _draw_lens(layout: _Layout, left: float, wide: float, chance: float | None) -> None:
     """Draw the accuracy after each layer with its interval, and chance."""
-    known = [(index, row.lens) for index, row in enumerate(layout.rows) if row.lens is not None]
-    axes = _panel(layout, left, wide, f"%{_of(known[0][1])}")
-    values = [100 * lens.value for _, lens in known]
-    axes.plot(values, [index for index, _ in known], color=style.BLUE, marker="o", markersize=3.5, linewidth=1.0)
-    ends = [*values]
-    for index, lens in known:
+    accuracies = [(index, row.lens) for index, row in enumerate(layout.rows) if row.lens is not None]
+    axes = _panel(layout, left, wide, f"%{_of(accuracies[0][1])}")
+    places = [index for index, _ in accuracies]
+    values = [100 * lens.value for _, lens in accuracies]
+    axes.plot(values, places, color=style.BLUE, marker="o", markersize=3.5, linewidth=1.0)
+    ends = list(values)
+    for index, lens in accuracies:
         if lens.low is not None and lens.high is not None:
             axes.hlines(index, 100 * lens.low, 100 * lens.high, color=style.BLUE, linewidth=1.0)
             ends += [100 * lens.low, 100 * lens.high]
@@ -337,21 +373,22 @@ def _draw_lens(layout: _Layout, left: float, wide: float, chance: float | None) 
 
 
 def _draw_lost(layout: _Layout, left: float, wide: float) -> None:
-    """Draw a dot for each head, dark where the loss changes significantly; the largest with its name and interval."""
-    heads = [head for row in layout.rows for head in row.heads]
-    of_one = next(head.lost for head in heads if head.lost is not None)
-    axes = _panel(layout, left, wide, f"points{_of(of_one)}")
+    """Draw a dot for each head, red if the loss changes significantly; the largest with its name and interval."""
+    losses_by_row = []
+    for row in layout.rows:
+        losses_by_row.append([(head.lost, head) for head in row.heads if head.lost is not None])
+    first_loss, _ = next(chain.from_iterable(losses_by_row))
+    axes = _panel(layout, left, wide, f"points{_of(first_loss)}")
     _reference(axes, 0.0, "")
     ends = [0.0]
-    for index, row in enumerate(layout.rows):
-        known = [(head.lost, head) for head in row.heads if head.lost is not None]
-        if not known:
+    for index, losses in enumerate(losses_by_row):
+        if not losses:
             continue
-        for lost, head in known:
+        for lost, head in losses:
             colour = style.VERMILLION if head.matters else "#BBBBBB"
             axes.plot(lost.value, index + 0.12, "o", color=colour, markersize=3.5, markeredgewidth=0, zorder=3)
             ends.append(lost.value)
-        largest, head = max(known, key=lambda pair: pair[0].value)
+        largest, head = max(losses, key=lambda pair: pair[0].value)
         if largest.low is not None and largest.high is not None:
             axes.hlines(index + 0.12, largest.low, largest.high, color=style.GREY, linewidth=1.0)
             ends += [largest.low, largest.high]
@@ -372,42 +409,47 @@ def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
             _draw_exemplar(axes, exemplar)
         words = _within(row.role.words, _WORDS, lines - 1)
         helped = _helped(row.role, lines - len(words))
-        written = [*helped, *words]
-        colours = ["black"] * len(helped) + [style.BLUE if row.role.tested else style.GREY] * len(words)
-        for number, (line, colour) in enumerate(zip(written, colours)):
-            height = y + (number - (len(written) - 1) / 2) * _LINE
+        colour_of_label = style.BLUE if row.role.tested else style.GREY
+        texts = [(line, "black") for line in helped]
+        texts += [(line, colour_of_label) for line in words]
+        for number, (line, colour) in enumerate(texts):
+            height = y + (number - (len(texts) - 1) / 2) * _LINE
             layout.write(left + pictures + 0.03, height, line, color=colour)
 
 
 def _helped(role: RoleView, lines: int) -> list[str]:
-    """Return the head's name with the labels of its exemplars, or with the first one where not all have room."""
+    """Return the head's name with the labels of its exemplars, or only the first label if not all have room."""
     name = f"H{role.head}"
     if not role.helps:
         return [name]
-    every = _within(f"{name} helps {' and '.join(role.helps)}", _WORDS, lines)
-    cut = any(line.endswith("…") for line in every)
-    return _within(f"{name} helps {role.helps[0]}", _WORDS, lines) if cut else every
+    all_labels = _within(f"{name} helps {' and '.join(role.helps)}", _WORDS, lines)
+    if any(line.endswith("…") for line in all_labels):
+        return _within(f"{name} helps {role.helps[0]}", _WORDS, lines)
+    return all_labels
 
 
 def _within(text: str, wide: float, lines: int) -> list[str]:
-    """Return a text in at most so many lines of this width in inches, shortened at its end where it is longer."""
-    found = [""]
+    """Break a text into at most `lines` lines of this width in inches; the last one is shortened."""
+    broken = [""]
     for word in style.drawable(text).split():
-        longer = f"{found[-1]} {word}".strip()
-        if not found[-1] or _width(longer) <= wide:
-            found[-1] = longer
+        longer = f"{broken[-1]} {word}".strip()
+        if not broken[-1] or _width(longer) <= wide:
+            broken[-1] = longer
         else:
-            found.append(word)
-    kept = found[: lines - 1] + ([" ".join(found[lines - 1 :])] if len(found) >= lines else [])
-    return [_shortened(line, wide) for line in kept]
+            broken.append(word)
+    if len(broken) >= lines:
+        broken[lines - 1 :] = [" ".join(broken[lines - 1 :])]
+    return [_shortened(line, wide) for line in broken]
 
 
 def _shortened(line: str, wide: float) -> str:
     """Return a line cut to a width in inches, ending in an ellipsis."""
+    if not line:
+        return line
     length = len(line)
     while length > 1 and _width(style.shortened(line, length)) > wide:
         length -= 1
-    return style.shortened(line, length) if line else line
+    return style.shortened(line, length)
 
 
 def _width(text: str) -> float:
@@ -418,9 +460,9 @@ def _width(text: str) -> float:
 @cache
 def _letter_width(letter: str) -> float:
     font = FontProperties(family=list(style.FAMILIES), size=_SMALLEST)
-    between = TextPath((0, 0), f"|{letter}|", prop=font).get_extents().width
-    alone = TextPath((0, 0), "||", prop=font).get_extents().width
-    return float(between - alone) / _POINTS
+    with_letter = TextPath((0, 0), f"|{letter}|", prop=font).get_extents().width
+    without_letter = TextPath((0, 0), "||", prop=font).get_extents().width
+    return float(with_letter - without_letter) / _POINTS
 
 
 def _draw_exemplar(axes: Axes, exemplar: Exemplar) -> None:
@@ -428,8 +470,13 @@ def _draw_exemplar(axes: Axes, exemplar: Exemplar) -> None:
     image = np.asarray(exemplar.image, float)
     axes.imshow(enlarged(image), extent=(0, 1, 1, 0), aspect="auto")
     without_frames([axes])
-    if exemplar.patch is not None:
-        (row, column), (rows, columns) = exemplar.patch, exemplar.grid
-        for colour, thickness in (("black", 1.6), ("white", 0.8)):
-            box = (column / columns, row / rows), 1 / columns, 1 / rows
-            axes.add_patch(Rectangle(*box, fill=False, edgecolor=colour, linewidth=thickness, clip_on=False))
+    if exemplar.patch is None:
+        return
+    row, column = exemplar.patch
+    rows, columns = exemplar.grid
+    corner = (column / columns, row / rows)
+    for colour, thickness in (("black", 1.6), ("white", 0.8)):
+        outline = Rectangle(
+            corner, 1 / columns, 1 / rows, fill=False, edgecolor=colour, linewidth=thickness, clip_on=False
+        )
+        axes.add_patch(outline)

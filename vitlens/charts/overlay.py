@@ -41,7 +41,7 @@ class Scale:
 
     @property
     def norm(self) -> Normalize:
-        """Values to [0, 1] for a colour map; a constant map gets the middle, without a division by zero."""
+        """Return the normalization of values to [0, 1]; a constant map gets the middle."""
         if self.high > self.low:
             return Normalize(self.low, self.high, clip=True)
         room = abs(self.low) / 2 or 0.5
@@ -54,15 +54,16 @@ def is_constant(values: Array) -> bool:
 
 
 def flaw_of(values: Array) -> str:
-    """Return why a map says nothing, where that is so."""
-    return "not finite" if not np.isfinite(values).all() else "uniform" if is_constant(values) else ""
+    """Return why a map says nothing, "" for a map without a flaw."""
+    if not np.isfinite(values).all():
+        return "not finite"
+    return "uniform" if is_constant(values) else ""
 
 
 def joint_scale(maps: Array) -> Scale:
-    """Return one scale for all maps: from the least value to the 99.5th percentile; from 0 where the least is hardly
-    above it.
+    """Return one scale for all maps: from the least value, or 0 if that is near, to the 99.5th percentile.
 
-    Otherwise a few attention sinks would leave the rest dark.
+    Without the percentile a few attention sinks would leave the rest dark.
     """
     values = maps[np.isfinite(maps)]
     low = float(values.min())
@@ -70,8 +71,11 @@ def joint_scale(maps: Array) -> Scale:
     if is_constant(values):
         return Scale(low, low)
     most = float(np.percentile(values, _LARGEST))
-    low = 0.0 if 0 < low < _ZERO * most else low
-    return Scale(low, most, clipped=True) if low < most < high else Scale(low, high)
+    if 0 < low < _ZERO * most:
+        low = 0.0
+    if low < most < high:
+        return Scale(low, most, clipped=True)
+    return Scale(low, high)
 
 
 def symmetric_scale(values: Array, *, least: float = 0.0) -> Scale:
@@ -81,28 +85,35 @@ def symmetric_scale(values: Array, *, least: float = 0.0) -> Scale:
 
 
 def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
-    """Return a symmetric scale up to the 98th percentile (or the second greatest) where the greatest is more than three
-    times that; the arrows of its bar show it."""
+    """Return a symmetric scale up to the greatest absolute value, or clipped if that is extreme.
+
+    A clipped scale ends at the 98th percentile, or at the second greatest value; the arrows of its bar show it. The
+    greatest value is extreme if it is more than three times that end.
+    """
     scale = symmetric_scale(values, least=least)
-    every = np.sort(np.abs(values[np.isfinite(values)]))
-    if len(every) < _FEW:
+    magnitudes = np.sort(np.abs(values[np.isfinite(values)]))
+    if len(magnitudes) < _FEW:
         return scale
-    usual = max(least, float(every[min(len(every) - 2, int(0.98 * len(every)))]))
-    return Scale(0.0 - usual, usual, clipped=True) if 0 < _FAR * usual < scale.high else scale
+    index = min(len(magnitudes) - 2, int(0.98 * len(magnitudes)))
+    end = max(least, float(magnitudes[index]))
+    if 0 < _FAR * end < scale.high:
+        return Scale(0.0 - end, end, clipped=True)
+    return scale
 
 
 def upsample(values: Array, size: tuple[int, int], *, smooth: bool = True) -> Array:
-    """Return a map (rows, columns) at an image's (height, width): bilinear between the centres of the patches, or
-    nearest.
+    """Return a map (rows, columns) at an image's (height, width), by bilinear or nearest interpolation.
 
     Equal to torch's interpolate with align_corners=False; constant beyond the outermost centres.
     """
-    vertical, horizontal = (_mixing(target, source, smooth) for target, source in zip(size, values.shape, strict=True))
+    rows, columns = values.shape
+    vertical = _mixing(size[0], rows, smooth)
+    horizontal = _mixing(size[1], columns, smooth)
     return np.asarray(vertical @ values @ horizontal.T)
 
 
 def _mixing(target: int, source: int, smooth: bool) -> Array:
-    """Matrix (target, source) that resamples one axis."""
+    """Return the matrix (target, source) that resamples one axis."""
     position = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
     if not smooth:
         position = np.floor((np.arange(target) + 0.5) * source / target)
@@ -110,31 +121,35 @@ def _mixing(target: int, source: int, smooth: bool) -> Array:
 
 
 def enlarged(image: Array) -> Array:
-    """Return an image (3, height, width) as (height, width, 3), each pixel repeated until the shorter side is at least
-    224."""
+    """Return an image (3, height, width) as (height, width, 3), enlarged to at least 224 px by repeating pixels."""
     times = max(1, -(-_SHARPEST // min(image.shape[1:])))
     return np.asarray(image.transpose(1, 2, 0).repeat(times, axis=0).repeat(times, axis=1))
 
 
 def blend(image: Array, values: Array, *, scale: Scale, smooth: bool = True) -> Array:
-    """Pixels (height, width, 3) in [0, 1] of a map (rows, columns) over an image (3, height, width) in grey, enlarged;
-    the grey image alone under a map that is uniform or not finite."""
+    """Return pixels (height, width, 3) in [0, 1] of a map (rows, columns) over a grey image (3, height, width).
+
+    The image is enlarged. It has no map over it if the map is uniform or not finite.
+    """
     grey = enlarged(image) @ _GREY
     if flaw_of(values):
         return np.repeat(grey[..., None], 3, axis=2)
-    colours = colormaps[style.MAGNITUDE](scale.norm(upsample(values, grey.shape, smooth=smooth)))[..., :3]
+    shares = scale.norm(upsample(values, grey.shape, smooth=smooth))
+    colours = colormaps[style.MAGNITUDE](shares)[..., :3]
     return np.asarray((1 - _BLENDED) * grey[..., None] + _BLENDED * colours)
 
 
 def overlaid(image: Array, values: Array, *, signed: bool) -> Array:
-    """As blend, a map as a share of its largest values, red above 0 and blue below, the greater the less transparent.
+    """Return pixels as `blend` does, of a map as a share of its largest values: red above 0, blue below.
 
-    Methods have different units: only places can be compared. A map without signs begins at its least value.
+    Greater values are less transparent. Methods have different units: only places can be compared. A map without signs
+    begins at its least value.
     """
     grey = np.repeat((enlarged(image) @ _GREY)[..., None], 3, axis=2)
     if flaw_of(values):
         return grey
-    values = values if signed else values - values.min()
+    if not signed:
+        values = values - values.min()
     most = float(np.percentile(np.abs(values), _LARGEST)) or float(np.abs(values).max())
     shares = upsample(np.clip(values / most, -1, 1), (grey.shape[0], grey.shape[1]))
     colours = colormaps[style.SIGNED](0.5 + shares / 2)[..., :3]
@@ -144,7 +159,9 @@ def overlaid(image: Array, values: Array, *, signed: bool) -> Array:
 
 def as_colormap(colours: str | Colormap) -> Colormap:
     """Return the map of colours of a name."""
-    return colormaps[colours] if isinstance(colours, str) else colours
+    if isinstance(colours, str):
+        return colormaps[colours]
+    return colours
 
 
 def colour_bar(
@@ -156,7 +173,9 @@ def colour_bar(
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
-    extend = ("both" if both else "max") if scale.clipped else "neither"
+    extend = "neither"
+    if scale.clipped:
+        extend = "both" if both else "max"
     bar = figure.colorbar(ScalarMappable(scale.norm, colours), cax=axes, extend=extend, extendfrac=0.04)
     bar.set_label(label)
     bar.outline.set_visible(False)
@@ -190,7 +209,7 @@ def no_value(axes: Axes) -> None:
 
 
 def cross_out(axes: Axes, reason: str) -> None:
-    """Draw two diagonals over a panel that shows an image, and the reason in a few words in its middle."""
+    """Draw two diagonals over a panel with an image, and the reason in its middle."""
     for ends in ((0.0, 1.0), (1.0, 0.0)):
         (line,) = axes.plot((0.02, 0.98), [0.02 + 0.96 * end for end in ends], transform=axes.transAxes)
         line.set(color=style.VERMILLION, linewidth=1.1, solid_capstyle="butt", gid="crossed out")
@@ -203,7 +222,8 @@ def mark_peak(axes: Axes, values: Array, *, hit: bool) -> None:
     """Mark the highest point of the map that is drawn, by colour and symbol as a hit or a miss."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     y, x = np.unravel_index(upsample(values, (height, width)).argmax(), (height, width))
-    colour, marker = (style.RIGHT, "o") if hit else (style.WRONG, "X")
+    colour = style.RIGHT if hit else style.WRONG
+    marker = "o" if hit else "X"
     axes.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=6, markeredgewidth=0.9, clip_on=False)
     axes.xaxis.label.set_color(colour)
 
@@ -212,8 +232,9 @@ def outline(axes: Axes, mask: Array) -> None:
     """Draw the border of a mask (height, width) in white over black, visible on any background."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     edge = np.pad(upsample(mask, (height, width), smooth=False), 1)
-    where = np.arange(-1, height + 1), np.arange(-1, width + 1)
+    ys = np.arange(-1, height + 1)
+    xs = np.arange(-1, width + 1)
     for colour, thickness in (("black", 1.8), ("white", 0.9)):
-        axes.contour(where[1], where[0], edge, levels=[0.5], colors=colour, linewidths=thickness)
+        axes.contour(xs, ys, edge, levels=[0.5], colors=colour, linewidths=thickness)
     axes.set_xlim(-0.5, width - 0.5)
     axes.set_ylim(height - 0.5, -0.5)

@@ -37,12 +37,12 @@ class Board:
     bottom: float
 
     def place(self, x: float, y: float, width: float, height: float) -> Axes:
-        """Further axes; x, y: inches from the figure's left and top edge."""
+        """Add axes; x, y: inches from the figure's left and top edge."""
         across, down = self.figure.get_size_inches()
         return self.figure.add_axes((x / across, 1 - (y + height) / down, width / across, height / down))
 
     def bar(self) -> Axes:
-        """Axes for a colour bar in the BAR_ROOM that the right margin holds, one to three inches high."""
+        """Add axes for a colour bar in the right margin, which has BAR_ROOM, one to three inches high."""
         tall = self.bottom - self.top
         long = min(max(tall, _LEAST), 3.0)
         x = self.figure.get_figwidth() - (BAR_ROOM - 0.14)
@@ -50,8 +50,7 @@ class Board:
 
 
 def area(*, title: str, wide: float, tall: float, margins: Margins) -> Board:
-    """Return a figure with an area of this size in inches and no panel yet, below a title wrapped to its width; at
-    least half a page wide."""
+    """Return a figure, at least half a page wide, with a title and an area of this size in inches without panels."""
     needed = margins.left + wide + margins.right
     width = max(min(HALF, full_width()), needed)
     left = margins.left + (width - needed) / 2
@@ -66,14 +65,15 @@ def board(
     *, title: str, count: int, across: int, panel: tuple[float, float], gap: tuple[float, float], margins: Margins
 ) -> Board:
     """Return a figure of count panels, `across` of them in a row; panel, gap: (width, height) in inches."""
-    step = panel[0] + gap[0], panel[1] + gap[1]
-    drawn = area(
-        title=title, wide=across * step[0] - gap[0], tall=-(-count // across) * step[1] - gap[1], margins=margins
-    )
+    step_right = panel[0] + gap[0]
+    step_down = panel[1] + gap[1]
+    rows = -(-count // across)
+    figure = area(title=title, wide=across * step_right - gap[0], tall=rows * step_down - gap[1], margins=margins)
     for index in range(count):
-        down, right = divmod(index, across)
-        drawn.panels.append(drawn.place(drawn.left + right * step[0], drawn.top + down * step[1], *panel))
-    return drawn
+        row, column = divmod(index, across)
+        axes = figure.place(figure.left + column * step_right, figure.top + row * step_down, *panel)
+        figure.panels.append(axes)
+    return figure
 
 
 def without_frames(panels: Iterable[Axes]) -> None:
@@ -85,7 +85,7 @@ def without_frames(panels: Iterable[Axes]) -> None:
 
 
 def size_of(axes: Axes) -> tuple[float, float]:
-    """Width and height in inches."""
+    """Return the width and height of axes in inches."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     wide, tall = np.asarray(axes.get_position().size * figure.get_size_inches()).tolist()

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vitlens.charts import overlay, style
-from vitlens.charts.panels import BAR_ROOM, Margins, area, without_frames
+from vitlens.charts.panels import BAR_ROOM, Board, Margins, area, without_frames
 from vitlens.charts.values import Draw
 from vitlens.report.numbers import percent
 
@@ -28,16 +28,19 @@ _TALL: Final = 6.0  # of all rows
 _LINES: Final = 6  # of images with many maps each, on a page
 _DARK: Final = 0.25  # share of a scale up to which all colours are dark
 _NAME: Final = 14  # letters of a line of a name
+_LONGEST: Final = 16  # letters of a line below a picture
 _MOSAIC: Final = 8  # most maps in a row or column
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A cell of `images`. image (3, height, width) in [0, 1]; map (rows, columns) that is drawn over it, or alone; row,
-    column: their names; below: a line under it; frame: the colour around it; mask (height, width): of an object,
-    outlined; hit: whether the map's highest point, which is marked, lies on it; crossed: why the map says nothing,
-    crossed out; sheet: the number of its figure, where there are several; signed: None, or whether a map that is drawn
-    as a share of its largest value has signs; of: what the title of its figure names.
+    """A cell of `images`.
+
+    image: (3, height, width) in [0, 1]; map: (rows, columns), drawn over the image, or alone; row, column: their names;
+    below: a line under it; frame: the colour around it; mask: (height, width), an object that is outlined; hit: True if
+    the map's highest point, which is marked, lies on the object; crossed: the reason for which the map is crossed out;
+    sheet: the number of its figure, of several; signed: for a map drawn as a share of its largest value, True if it
+    has signs; of: the name in the title of its figure.
     """
 
     image: NDArray[np.floating] | None
@@ -63,27 +66,80 @@ class Picture:
         *,
         row: str = "",
     ) -> "Picture":
-        """Return an image with its prediction below, marked by colour and symbol as right or wrong, where a label is
-        known."""
-        words = style.shortened(prediction, 16)
+        """Return an image with its prediction below, marked as right or wrong if it has a label."""
+        words = style.shortened(prediction, _LONGEST)
         if probability is not None:
             words += f", {percent(probability)}"
-        words = words if len(words) <= 16 else words.replace(", ", "\n", 1)
+        if len(words) > _LONGEST:
+            words = words.replace(", ", "\n", 1)
         if label is None:
             return cls(image, below=words, row=row)
         if prediction == label:
             return cls(image, below=f"{style.RIGHT_SYMBOL} {words}", frame=style.RIGHT, row=row)
-        return cls(
-            image, below=f"{style.WRONG_SYMBOL} {words}\nis {style.shortened(label, 16)}", frame=style.WRONG, row=row
-        )
+        below = f"{style.WRONG_SYMBOL} {words}\nis {style.shortened(label, _LONGEST)}"
+        return cls(image, below=below, frame=style.WRONG, row=row)
 
     @property
     def flaw(self) -> str:
-        """Return why its map says nothing, where that is so."""
+        """Return why its map says nothing, "" for a map without a flaw."""
         if self.crossed or self.map is None or self.map.size == 1:
             return self.crossed
         values = np.asarray(self.map, float)
-        return overlay.flaw_of(values if self.image is not None else values[np.isfinite(values)])
+        if self.image is None:
+            values = values[np.isfinite(values)]
+        return overlay.flaw_of(values)
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """The meaning of colours: their scale, the map of colours, and the label of the colour bar."""
+
+    scale: overlay.Scale
+    colours: str | Colormap
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Rows and columns of pictures; places: the row and column of each picture."""
+
+    places: Sequence[tuple[int, int]]
+    down: int
+    across: int
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """The sizes of a figure of pictures in inches: blocks below one another, each of `down` rows.
+
+    above: the height of the titles of columns; text: that of the texts below a row of pictures.
+    """
+
+    count: int
+    across: int
+    down: int
+    side: float
+    ratio: float
+    above: float
+    text: float
+
+    @property
+    def width(self) -> float:
+        """Return the width of all pictures of a row."""
+        return self.across * (self.side + _GAP) - _GAP
+
+    @property
+    def height(self) -> float:
+        """Return the height of all blocks."""
+        return self.count * self._block
+
+    @property
+    def _block(self) -> float:
+        return self.above + self.down * (self.side * self.ratio + self.text)
+
+    def y(self, top: float, block: int, row: int) -> float:
+        """Return the upper edge of a row of pictures; top: that of all blocks."""
+        return top + block * self._block + self.above + row * (self.side * self.ratio + self.text)
 
 
 def images(
@@ -94,110 +150,141 @@ def images(
     largest: float = _LARGEST,
     under: bool = False,
 ) -> Draw:
-    """Pictures by row and column, columns that do not fit in further blocks below. scale: each map from 0 to its own
-    maximum, or all on one, symmetric around 0 if signed; label: of the bar, which is drawn for one scale, and with
-    a label also for maps up to their own maximum; largest: side of a picture, inch,
-    where there is room; under: names of rows are below them."""
+    """Return a chart of pictures by row and column; columns that do not fit form further blocks below.
+
+    scale: each map from 0 to its own maximum, or one scale for all maps, symmetric around 0 if signed; label: of the
+    colour bar, which is drawn for one scale, and with a label also for maps up to their own maximum; largest: the
+    greatest side of a picture, inch; under: True for names of rows below them.
+    """
 
     @style.styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        places, down, across = _places(rows)
-        bar = _scale(rows, scale)
+        grid = _grid(rows)
+        bar = _bar(rows, scale)
         legend = bar
         if bar is None and label:
-            legend = (overlay.Scale(0.0, 1.0), style.MAGNITUDE, "")
-        names = {places[id(each)][0]: each.row for each in rows if each.row}
-        common = bar[0] if bar and scale == "joint" else None
-        beside = {} if under else {at: _name_lines(style.shortened(name, 40)) for at, name in names.items()}
-        dark = _dark(rows, "row", common)
-        for at in beside:
-            if names[at] in dark:
-                beside[at] += f"\nup to {dark[names[at]]:.2g}"
+            legend = _Bar(overlay.Scale(0.0, 1.0), style.MAGNITUDE)
+        joint_scale = bar.scale if bar and scale == "joint" else None
+        row_names = {place[0]: picture.row for place, picture in zip(grid.places, rows) if picture.row}
+        beside = {} if under else _names_beside(rows, row_names, joint_scale)
         longest = max((len(line) for text in beside.values() for line in text.split("\n")), default=0)
         left = 0.12 + 0.075 * longest if longest else _GAP
         right = BAR_ROOM if legend else _GAP
         room = style.full_width() - left - right
-        least = _LEAST[sum(each.image is not None for each in rows) > 1]
-        blocks = -(-across // max(1, int((room + _GAP) / (least + _GAP))))
-        across = -(-across // blocks)
-        ratio = max(_shape(each)[0] / _shape(each)[1] for each in rows)
-        most = max(_LARGEST, min(largest, _TALL / down))
-        side = min((room + _GAP) / across - _GAP, most / max(1.0, ratio), (style.TALL - 1) / (blocks * down * ratio))
+        count, across, side, ratio = _sizes(rows, grid, room, largest)
         letters = max(10, int((side + _GAP) / _LETTER))
-        below = {id(each): _wrapped(each.below, letters) for each in rows}
-        text = 0.05 + 0.14 * max(_lines(each) for each in below.values()) + 0.16 * under
-        letters_above = max(8, int(side / 0.07))
-        heads = {each.column: textwrap.fill(style.shortened(each.column, 60), letters_above) for each in rows}
-        for column_name, value in _dark(rows, "column", common).items():
-            heads[column_name] += f"\nup to {value:.2g}"
+        below = [_wrapped(picture.below, letters) for picture in rows]
+        text = 0.05 + 0.14 * max(map(_lines, below)) + 0.16 * under
+        heads = _heads(rows, side, joint_scale)
         above = 0.1 + 0.14 * max(map(_lines, heads.values())) if any(heads) else 0.05
-        block = above + down * (side * ratio + text)
-        margins = Margins(left=left, right=right, top=0.0, bottom=0.1)
-        wide = across * (side + _GAP) - _GAP
-        drawn = area(title=title, wide=wide, tall=blocks * block - (0.0 if under else 0.05), margins=margins)
-        for each in rows:
-            row, (part, column) = places[id(each)][0], divmod(places[id(each)][1], across)
-            y = drawn.top + part * block + above + row * (side * ratio + text)
-            axes = drawn.place(drawn.left + column * (side + _GAP), y, side, side * ratio)
-            _fill(axes, each, bar, smooth)
-            if each.below:
-                axes.set_xlabel(below[id(each)], fontsize=style.SMALL, labelpad=2)
-            if row == 0 and each.column:
-                axes.set_title(heads[each.column])
-        figure = drawn.figure
-        size = drawn.figure.get_size_inches()
-        for part, (row, name) in product(range(blocks), names.items()):
-            y = drawn.top + part * block + above + row * (side * ratio + text)
-            if under:
-                words = style.shortened(name, int(wide / _LETTER))
-                down_to = 1 - (y + side * ratio + 0.04) / size[1]
-                figure.text(drawn.left / size[0], down_to, words, va="top", fontsize=style.SMALL)
-            else:
-                middle = 1 - (y + side * ratio / 2) / size[1]
-                figure.text((drawn.left - 0.05) / size[0], middle, beside[row], ha="right", va="center")
+        blocks = _Blocks(count, across, grid.down, side, ratio, above, text)
+        tall = blocks.height - (0.0 if under else 0.05)
+        board = area(title=title, wide=blocks.width, tall=tall, margins=Margins(left, right, 0.0, 0.1))
+        for picture, (row, column), text_below in zip(rows, grid.places, below):
+            block, column_of_block = divmod(column, across)
+            x = board.left + column_of_block * (side + _GAP)
+            axes = board.place(x, blocks.y(board.top, block, row), side, side * ratio)
+            _fill(axes, picture, bar, smooth)
+            if picture.below:
+                axes.set_xlabel(text_below, fontsize=style.SMALL, labelpad=2)
+            if row == 0 and picture.column:
+                axes.set_title(heads[picture.column])
+        if under:
+            _name_rows_below(board, blocks, row_names)
+        else:
+            _name_rows_beside(board, blocks, beside)
         if legend:
-            of_scale, colours, words = legend
-            both = colours == style.SIGNED
-            overlay.colour_bar(drawn.bar(), scale=of_scale, label=label or words, colours=colours, both=both)
-        return drawn.figure
+            both = legend.colours == style.SIGNED
+            words = label or legend.label
+            overlay.colour_bar(board.bar(), scale=legend.scale, label=words, colours=legend.colours, both=both)
+        return board.figure
 
     return draw
 
 
-def _places(rows: Sequence[Picture]) -> tuple[dict[int, tuple[int, int]], int, int]:
-    """Return the row and column of each picture, by its id, and how many there are."""
-    down = list(dict.fromkeys(each.row for each in rows))
-    across = list(dict.fromkeys(each.column for each in rows))
+def _names_beside(rows: Sequence[Picture], names: dict[int, str], scale: overlay.Scale | None) -> dict[int, str]:
+    """Return the text at the left of each named row; dark rows have their largest value."""
+    dark = _dark(rows, "row", scale)
+    beside = {}
+    for row, name in names.items():
+        beside[row] = _name_lines(style.shortened(name, 40))
+        if name in dark:
+            beside[row] += f"\nup to {dark[name]:.2g}"
+    return beside
+
+
+def _heads(rows: Sequence[Picture], side: float, scale: overlay.Scale | None) -> dict[str, str]:
+    """Return the title of each column by its name; dark columns have their largest value."""
+    letters = max(8, int(side / 0.07))
+    heads = {}
+    for picture in rows:
+        heads[picture.column] = textwrap.fill(style.shortened(picture.column, 60), letters)
+    for name, value in _dark(rows, "column", scale).items():
+        heads[name] += f"\nup to {value:.2g}"
+    return heads
+
+
+def _sizes(rows: Sequence[Picture], grid: _Grid, room: float, largest: float) -> tuple[int, int, float, float]:
+    """Return the number of blocks, the columns of each, the width of a picture and its height as a share of it."""
+    has_images = sum(picture.image is not None for picture in rows) > 1
+    least = _LEAST[has_images]
+    blocks = -(-grid.across // max(1, int((room + _GAP) / (least + _GAP))))
+    across = -(-grid.across // blocks)
+    ratio = max(height / width for height, width in map(_shape, rows))
+    most = max(_LARGEST, min(largest, _TALL / grid.down))
+    side_by_width = (room + _GAP) / across - _GAP
+    side_by_height = (style.TALL - 1) / (blocks * grid.down * ratio)
+    return blocks, across, min(side_by_width, most / max(1.0, ratio), side_by_height), ratio
+
+
+def _name_rows_below(board: Board, blocks: _Blocks, names: dict[int, str]) -> None:
+    width, height = board.figure.get_size_inches()
+    for block, (row, name) in product(range(blocks.count), names.items()):
+        words = style.shortened(name, int(blocks.width / _LETTER))
+        y = blocks.y(board.top, block, row) + blocks.side * blocks.ratio + 0.04
+        board.figure.text(board.left / width, 1 - y / height, words, va="top", fontsize=style.SMALL)
+
+
+def _name_rows_beside(board: Board, blocks: _Blocks, names: dict[int, str]) -> None:
+    width, height = board.figure.get_size_inches()
+    for block, (row, name) in product(range(blocks.count), names.items()):
+        y = blocks.y(board.top, block, row) + blocks.side * blocks.ratio / 2
+        board.figure.text((board.left - 0.05) / width, 1 - y / height, name, ha="right", va="center")
+
+
+def _grid(rows: Sequence[Picture]) -> _Grid:
+    """Return the places of pictures by the names of their rows and columns, or in order if they have none."""
+    down = list(dict.fromkeys(picture.row for picture in rows))
+    across = list(dict.fromkeys(picture.column for picture in rows))
     if len(down) == 1 and len(across) == 1:  # pictures without places
         lines = -(-len(rows) // 6)
         columns = -(-len(rows) // lines)
-        return {id(each): divmod(at, columns) for at, each in enumerate(rows)}, lines, columns
-    if across == [""]:  # the pictures of a row beside one another
-        places = {}
-        before = dict.fromkeys(down, 0)
-        for each in rows:
-            places[id(each)] = down.index(each.row), before[each.row]
-            before[each.row] += 1
-        return places, len(down), max(before.values())
-    return {id(each): (down.index(each.row), across.index(each.column)) for each in rows}, len(down), len(across)
+        return _Grid([divmod(index, columns) for index in range(len(rows))], lines, columns)
+    places = []
+    next_column = dict.fromkeys(down, 0)
+    for picture in rows:
+        column = across.index(picture.column)
+        if across == [""]:  # the pictures of a row next to one another
+            column = next_column[picture.row]
+            next_column[picture.row] += 1
+        places.append((down.index(picture.row), column))
+    return _Grid(places, len(down), max(len(across), *next_column.values()))
 
 
-def _scale(rows: Sequence[Picture], kind: str) -> tuple[overlay.Scale, str | Colormap, str] | None:
-    """Return what the colours of all maps mean: their scale, the map of colours, and the label of their bar."""
-    signs = [each.signed for each in rows if each.signed is not None]
+def _bar(rows: Sequence[Picture], kind: str) -> _Bar | None:
+    """Return what the colours of all maps mean, None if each map has its own scale."""
+    signs = [picture.signed for picture in rows if picture.signed is not None]
     if any(signs):
-        return overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "share of its maximum"
+        return _Bar(overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "share of its maximum")
     if signs:
-        return overlay.Scale(0.0, 1.0, clipped=True), overlay.POSITIVE, "share of its maximum"
-    maps = [np.ravel(each.map) for each in rows if each.map is not None]  # their grids may differ
+        return _Bar(overlay.Scale(0.0, 1.0, clipped=True), overlay.POSITIVE, "share of its maximum")
+    maps = [np.ravel(picture.map) for picture in rows if picture.map is not None]  # their grids may differ
     if not maps or kind == "own":
         return None
-    every = np.concatenate(maps)
-    return (
-        (overlay.clipped_scale(every), style.SIGNED, "")
-        if kind == "signed"
-        else (overlay.joint_scale(every), style.MAGNITUDE, "")
-    )
+    values = np.concatenate(maps)
+    if kind == "signed":
+        return _Bar(overlay.clipped_scale(values), style.SIGNED)
+    return _Bar(overlay.joint_scale(values), style.MAGNITUDE)
 
 
 def _dark(rows: Sequence[Picture], side: Literal["row", "column"], scale: overlay.Scale | None) -> dict[str, float]:
@@ -205,18 +292,21 @@ def _dark(rows: Sequence[Picture], side: Literal["row", "column"], scale: overla
     if scale is None or scale.low < 0:
         return {}
     largest: dict[str, float] = {}
-    for each in rows:
-        name = getattr(each, side)
-        if each.map is not None and name:
-            most = float(np.nanmax(each.map))
+    for picture in rows:
+        name = getattr(picture, side)
+        if picture.map is not None and name:
+            most = float(np.nanmax(picture.map))
             largest[name] = max(most, largest.get(name, most))
     limit = scale.low + _DARK * (scale.high - scale.low)
     return {name: most for name, most in largest.items() if most <= limit}
 
 
-def _shape(each: Picture) -> tuple[int, int]:
-    shown = each.image if each.image is not None else each.map
-    return (1, 1) if shown is None else (shown.shape[-2], shown.shape[-1])
+def _shape(picture: Picture) -> tuple[int, int]:
+    """Return the height and width of an image, or of a map without an image."""
+    pixels = picture.map if picture.image is None else picture.image
+    if pixels is None:
+        return 1, 1
+    return pixels.shape[-2], pixels.shape[-1]
 
 
 def _lines(text: str) -> int:
@@ -234,70 +324,79 @@ def _name_lines(name: str) -> str:
 
 
 def _wrapped(text: str, letters: int) -> str:
-    """Lines that are too long divided, but not between a number and its % sign."""
-    lines = [textwrap.fill(line.replace(" %", "\u00a0%"), letters) for line in style.drawable(text).split("\n")]
+    """Break lines that are too long, but not between a number and its % sign."""
+    lines = []
+    for line in style.drawable(text).split("\n"):
+        lines.append(textwrap.fill(line.replace(" %", "\u00a0%"), letters))
     return "\n".join(lines)
 
 
-def _fill(axes: Axes, each: Picture, bar: tuple[overlay.Scale, str | Colormap, str] | None, smooth: bool) -> None:
-    """One picture with its map and what is drawn upon it."""
+def _fill(axes: Axes, picture: Picture, bar: _Bar | None, smooth: bool) -> None:
+    """Draw one picture with its map and the marks upon it."""
     without_frames([axes])
-    if each.image is None and each.map is not None:
-        colours = overlay.as_colormap(bar[1] if bar else style.MAGNITUDE).with_extremes(bad="#D9D9D9")
-        axes.imshow(each.map, cmap=colours, norm=(bar[0] if bar else _own(each.map)).norm)
+    if picture.image is None and picture.map is not None:
+        if bar is None:
+            bar = _Bar(_scale_of(picture.map), style.MAGNITUDE)
+        colours = overlay.as_colormap(bar.colours).with_extremes(bad="#D9D9D9")
+        axes.imshow(picture.map, cmap=colours, norm=bar.scale.norm)
     else:
-        axes.imshow(_pixels(each, bar[0] if bar else None, smooth), interpolation="nearest")
-    if each.flaw:
-        overlay.cross_out(axes, each.flaw)
-    if each.mask is not None:
-        overlay.outline(axes, np.asarray(each.mask, float))
-    if each.map is not None and each.hit is not None:
-        overlay.mark_peak(axes, np.asarray(each.map, float), hit=each.hit)
-    if each.frame:
-        axes.spines[:].set(visible=True, color=each.frame, linewidth=2.0)
+        axes.imshow(_pixels(picture, bar.scale if bar else None, smooth), interpolation="nearest")
+    if picture.flaw:
+        overlay.cross_out(axes, picture.flaw)
+    if picture.mask is not None:
+        overlay.outline(axes, np.asarray(picture.mask, float))
+    if picture.map is not None and picture.hit is not None:
+        overlay.mark_peak(axes, np.asarray(picture.map, float), hit=picture.hit)
+    if picture.frame:
+        axes.spines[:].set(visible=True, color=picture.frame, linewidth=2.0)
 
 
-def _own(values: overlay.Array) -> overlay.Scale:
-    known = values[np.isfinite(values)]
-    return overlay.Scale(min(0.0, float(known.min(initial=0.0))), float(known.max(initial=0.0)) or 1.0)
+def _scale_of(values: overlay.Array) -> overlay.Scale:
+    """Return the scale of one map, which begins at 0 or below."""
+    finite = values[np.isfinite(values)]
+    low = float(finite.min(initial=0.0))
+    high = float(finite.max(initial=0.0))
+    return overlay.Scale(low, high or 1.0)
 
 
-def _pixels(each: Picture, joint: overlay.Scale | None, smooth: bool) -> overlay.Array:
-    if each.image is None:
-        if each.map is None:
+def _pixels(picture: Picture, joint: overlay.Scale | None, smooth: bool) -> overlay.Array:
+    if picture.image is None:
+        if picture.map is None:
             return np.ones((1, 1, 3))
-        return np.asarray(colormaps[style.MAGNITUDE](_own(each.map).norm(each.map)))[..., :3]
-    if each.map is None:
-        return overlay.enlarged(np.asarray(each.image, float))
-    values = np.asarray(each.map, float)
-    if each.signed is not None:
-        return overlay.overlaid(each.image, values, signed=each.signed)
-    return overlay.blend(each.image, values, scale=joint or _own(values), smooth=smooth)
+        shares = _scale_of(picture.map).norm(picture.map)
+        return np.asarray(colormaps[style.MAGNITUDE](shares))[..., :3]
+    if picture.map is None:
+        return overlay.enlarged(np.asarray(picture.image, float))
+    values = np.asarray(picture.map, float)
+    if picture.signed is not None:
+        return overlay.overlaid(picture.image, values, signed=picture.signed)
+    return overlay.blend(picture.image, values, scale=joint or _scale_of(values), smooth=smooth)
 
 
 def pixels(picture: Picture) -> NDArray[np.uint8]:
-    """Return a picture alone, (height, width, 3), with its object outlined in white, for a page of panels one by
-    one."""
+    """Return the pixels (height, width, 3) of one picture, with its object outlined in white."""
     from scipy.ndimage import binary_erosion
 
     drawn = _pixels(picture, None, True)
     if picture.mask is not None:
         times = drawn.shape[0] // picture.mask.shape[0]
         inside = np.asarray(picture.mask, bool).repeat(times, 0).repeat(times, 1)
-        drawn[inside & ~binary_erosion(inside, iterations=2)] = 1.0
+        border = inside & ~binary_erosion(inside, iterations=2)
+        drawn[border] = 1.0
     return np.asarray(np.round(np.clip(drawn, 0, 1) * 255), np.uint8)
 
 
 def amplification(changes: NDArray[np.floating]) -> int:
-    """Return the greatest round factor at which every perturbation, drawn around mid-grey, stays within the range of
-    colours; at least 1."""
+    """Return the greatest round factor at which no perturbation, drawn around mid-grey, leaves the range of colours."""
     largest = float(np.abs(changes).max(initial=0.0))
-    fitting = [factor for factor in _ROUND if factor * largest <= 0.5 * 1.001] if largest > 0 else []
+    if largest == 0:
+        return 1
+    fitting = [factor for factor in _ROUND if factor * largest <= 0.5 * 1.001]
     return max(fitting, default=1)
 
 
 def images_on_a_page(panels: int) -> int:
-    """Return the number of images that fit on a page when each has this many maps beside it; at least one."""
+    """Return the number of images that fit on a page if each has this many maps next to it; at least one."""
     return max(1, _LINES // -(-(panels + 1) // 8))
 
 
@@ -309,50 +408,66 @@ def with_maps(
     *,
     patches: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Picture]:
-    """Yield each image (3, height, width) beside its maps (batch, rows, columns), one a title; patches: (row, column)
-    of the one that is outlined in each map, the first's also in the image."""
+    """Yield each image (3, height, width), and after it its maps (batch, rows, columns), one for each title.
+
+    patches: (row, column) of the patch that is outlined in each map; the first is also outlined in the image.
+    """
     for index, (name, image) in enumerate(zip(names, pictures)):
         masks: list[NDArray[np.bool_] | None] = [None] * len(maps)
         if patches:
-            masks = [patch_mask(patch, own.shape[1:], image.shape[1:]) for patch, own in zip(patches, maps)]
+            masks = [patch_mask(patch, batch.shape[1:], image.shape[1:]) for patch, batch in zip(patches, maps)]
         yield Picture(image, row=name, column="image", mask=masks[0])
-        for title, own, mask in zip(titles, maps, masks, strict=True):
-            yield Picture(image, own[index], name, title, mask=mask)
+        for title, batch, mask in zip(titles, maps, masks, strict=True):
+            yield Picture(image, batch[index], name, title, mask=mask)
 
 
 def patch_mask(patch: tuple[int, int], grid: tuple[int, ...], size: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return one patch (row, column) as a mask of the image, to be outlined."""
-    one = np.zeros(grid)
-    one[patch] = 1.0
-    return np.asarray(overlay.upsample(one, (size[0], size[1]), smooth=False) > 0.5)
+    patches = np.zeros(grid)
+    patches[patch] = 1.0
+    return np.asarray(overlay.upsample(patches, (size[0], size[1]), smooth=False) > 0.5)
 
 
 def of_heads(maps: overlay.Array, numbers: Sequence[int], image: overlay.Array | None = None) -> Iterator[Picture]:
-    """Yield the map of every head (layers, heads, rows, columns), layers down, or across where they are more than twice
-    as many; numbers: of the layers; image: beside them."""
-    across = len(maps) > 2 * maps.shape[1]
-    layers = [f"{number}" if at else f"layer {number}" for at, number in enumerate(numbers)]
-    heads = [f"{head}" if head else "head 0" for head in range(maps.shape[1])]
+    """Yield the map of every head (layers, heads, rows, columns).
+
+    Layers lie down, or across if they are more than twice as many as heads. numbers: of the layers; image: drawn first.
+    """
+    layers = list(map(str, numbers))
+    layers[0] = f"layer {layers[0]}"
+    heads = list(map(str, range(maps.shape[1])))
+    heads[0] = f"head {heads[0]}"
+    rows = layers
+    columns = heads
+    if len(layers) > 2 * len(heads):
+        rows = heads
+        columns = layers
+        maps = maps.swapaxes(0, 1)
     if image is not None:
-        yield Picture(image, row=heads[0] if across else layers[0], column="image")
-    for first, second in np.ndindex((len(heads), len(layers)) if across else (len(layers), len(heads))):
-        layer, head = (second, first) if across else (first, second)
-        row, column = (heads[head], layers[layer]) if across else (layers[layer], heads[head])
-        yield Picture(None, maps[layer, head], row, column)
+        yield Picture(image, row=rows[0], column="image")
+    for row, column in np.ndindex(len(rows), len(columns)):
+        yield Picture(None, maps[row, column], rows[row], columns[column])
 
 
 def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
-    """Similarities (patches, patches) as one map: for each of at most 8 by 8 patches, at its place, its similarity with
-    all others; NaN between two, and that with itself, which is 1, as the greatest of two different."""
-    different = similarity[~np.eye(len(similarity), dtype=bool)]
-    values = np.minimum(similarity, different.max(initial=-1.0) if different.size else 1.0)
-    steps = [-(-length // _MOSAIC) for length in grid]
-    kept = [range((length - 1) % step // 2, length, step) for length, step in zip(grid, steps)]  # spaced, centred
-    maps = values.reshape(*grid, *grid)[np.ix_(*kept)]  # (down, across, rows, columns)
+    """Return similarities (patches, patches) as one map: a map for each of at most 8 by 8 patches, at its place.
+
+    NaN lies between two maps. The similarity of a patch with itself, 1, is drawn as the greatest of two patches.
+    """
+    off_diagonal = similarity[~np.eye(len(similarity), dtype=bool)]
+    values = np.minimum(similarity, off_diagonal.max(initial=-1.0) if off_diagonal.size else 1.0)
+    chosen = [_spaced(length) for length in grid]
+    maps = values.reshape(*grid, *grid)[np.ix_(*chosen)]  # (down, across, rows, columns)
     gap = max(1, round(max(grid) / 12))
     padded = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
     down, across, rows, columns = padded.shape
     return np.asarray(padded.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)[:-gap, :-gap])
+
+
+def _spaced(length: int) -> range:
+    """Return at most 8 numbers below a length, evenly spaced and centred."""
+    step = -(-length // _MOSAIC)
+    return range((length - 1) % step // 2, length, step)
 
 
 def cut(image: overlay.Array, patch: tuple[int, int]) -> overlay.Array:

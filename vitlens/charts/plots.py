@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,37 +26,46 @@ def intervals(
     filled: bool = False,
     words: Callable[[Any], str] | None = None,
 ) -> Draw:
-    """Return a line for each `by`, a dot with its interval for each of the values and each series `of`; reference: a
-    dashed line, in the values' own unit as drawn (% for fractions); filled: bars from 0 in the place of dots, at whose
-    end stand these words."""
+    """Return a chart with a line for each `by`, and on it a dot with its interval for each value and each series `of`.
+
+    reference: a dashed line, in the unit that is drawn (% for fractions); titles: of the values in the legend; filled:
+    draws bars from 0 in place of dots; words: the text at the end of a row's bar.
+    """
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        named, title = _first(rows, by, title)
-        drawn = [(name, own, each) for name, own in series_of(rows, of).items() for each in values]
-        figure = sheet(_share(0.8), 0.7 + max(0.24, 0.13 * len(drawn)) * max(len(named), 2))
+        names, title = _first(rows, by, title)
+        groups = list(product(series_of(rows, of).items(), range(len(values))))
+        figure = sheet(_share(0.8), 0.7 + max(0.24, 0.13 * len(groups)) * max(len(names), 2))
         axes = figure.subplots()
-        tall = (0.8 if filled else 0.6) / len(drawn)
-        for at, (name, own, column) in enumerate(drawn):
-            kept = [row for row in own if str(value(row, by)) in named]
-            found = numbers(kept, column)
-            own_title = titles[at % len(values)] if titles else ""
-            places = np.array([named.index(str(value(row, by))) for row in kept]) + tall * (at + 0.5 - len(drawn) / 2)
-            series = " · ".join(filter(None, (name, own_title or (label(rows, column) if len(values) > 1 else ""))))
+        height = (0.8 if filled else 0.6) / len(groups)
+        for index, ((series, series_rows), column) in enumerate(groups):
+            drawn = [row for row in series_rows if str(value(row, by)) in names]
+            centres, lows, highs = numbers(drawn, values[column])
+            lines_of_rows = np.array([names.index(str(value(row, by))) for row in drawn])
+            places = lines_of_rows + height * (index + 0.5 - len(groups) / 2)
+            value_title = ""
+            if titles:
+                value_title = titles[column]
+            elif len(values) > 1:
+                value_title = label(rows, values[column])
+            name = _joined(series, value_title)
             if filled:
-                axes.barh(places, found[0], 0.9 * tall, color=colour(at), label=series)
+                axes.barh(places, centres, 0.9 * height, color=colour(index), label=name)
             else:
-                axes.plot(found[0], places, MARKERS[at % len(MARKERS)], color=colour(at), markersize=4, label=series)
-            axes.hlines(places, found[1], found[2], color="black" if filled else colour(at), linewidth=1.0)
-            for row, place, end in zip(kept, places, found[0]) if words else ():
-                axes.annotate(words(row), (end, place), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)  # type: ignore[misc]
+                marker = MARKERS[index % len(MARKERS)]
+                axes.plot(centres, places, marker, color=colour(index), markersize=4, label=name)
+            axes.hlines(places, lows, highs, color="black" if filled else colour(index), linewidth=1.0)
+            if words:
+                for row, place, end in zip(drawn, places, centres):
+                    _write_beside(axes, words(row), (end, place))
         if reference is not None:
             axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
-        axes.set_yticks(
-            range(len(named)), [textwrap.fill(shortened(name, 34), 18 if in_column() else 34) for name in named]
-        )
-        axes.set_ylim(len(named) - 0.4, -0.6)
-        axes.set_xlabel(label(rows, values[0]) if len(values) == 1 or titles else "")
+        letters = 18 if in_column() else 34
+        axes.set_yticks(range(len(names)), [textwrap.fill(shortened(name, 34), letters) for name in names])
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        if len(values) == 1 or titles:
+            axes.set_xlabel(label(rows, values[0]))
         axes.grid(axis="x")
         legend(figure, axes)
         heading(figure, title)
@@ -64,15 +74,28 @@ def intervals(
     return draw
 
 
+def _joined(*names: str) -> str:
+    """Return the names of a series that are not empty, in one text."""
+    return " · ".join(filter(None, names))
+
+
+def _write_beside(axes: Axes, text: str, place: tuple[float, float]) -> None:
+    axes.annotate(text, place, (3, 0), textcoords="offset points", va="center", fontsize=SMALL)
+
+
 def _share(of_page: float) -> float:
     """Return the width of a figure, inch: a share of a page, or a whole column."""
-    return full_width() if in_column() else full_width() * of_page
+    if in_column():
+        return full_width()
+    return full_width() * of_page
 
 
 def _first(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
-    """Return the names of the lines of a chart, and its title, which says where it shows the first of them alone."""
-    every = list(dict.fromkeys(str(value(row, by)) for row in rows))
-    return every[:_MOST], f"{title}, the first {_MOST} of {len(every)}" if len(every) > _MOST else title
+    """Return the names of the lines of a chart, and its title, which says if only the first are drawn."""
+    names = list(dict.fromkeys(str(value(row, by)) for row in rows))
+    if len(names) > _MOST:
+        title = f"{title}, the first {_MOST} of {len(names)}"
+    return names[:_MOST], title
 
 
 bars = partial(intervals, filled=True)
@@ -88,45 +111,59 @@ def lines(
     band: bool = True,
     reference: str = "",
 ) -> Draw:
-    """Return a curve of each y over x for each series `of`, with its interval as a band; a panel for each value of
-    `panel`; log, loglog: whether y, or both axes, are logarithmic; reference: a column whose value, chance or no
-    change, is drawn dashed."""
+    """Return a chart with a curve of each y over x for each series `of`, its interval as a band.
+
+    panel: a column, with a panel for each of its values; log: a logarithmic y axis; loglog: two logarithmic axes;
+    reference: a column whose value, chance or no change, is drawn dashed.
+    """
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         panels = series_of(rows, panel)
-        across = abreast(1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3)
+        across = abreast(_columns(len(panels)))
         down = -(-len(panels) // across)
-        figure = sheet(_share(0.75 if across == 1 else 1.0), 0.4 + (2.4 if across == 1 else 1.9) * down)
+        share = 0.75 if across == 1 else 1.0
+        height = 2.4 if across == 1 else 1.9
+        figure = sheet(_share(share), 0.4 + height * down)
         grid = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
-        names = list(series_of(rows, of))
-        for axes, (name, own) in zip(grid, panels.items()):
-            for at, y in enumerate(ys):
-                for series, part in series_of(own, of).items():
-                    words = " · ".join(filter(None, (series, label(rows, y) if len(ys) > 1 else "")))
-                    _curve(axes, part, x, y, len(names) * at + names.index(series), words, band)
+        all_series = list(series_of(rows, of))
+        for axes, (name, panel_rows) in zip(grid, panels.items()):
+            for number, y in enumerate(ys):
+                y_title = label(rows, y) if len(ys) > 1 else ""
+                for series, series_rows in series_of(panel_rows, of).items():
+                    index = len(all_series) * number + all_series.index(series)
+                    _curve(axes, series_rows, x, y, index, _joined(series, y_title), band)
             if reference:
-                axes.axhline(numbers(own[:1], reference)[0, 0], color=GREY, linestyle="--", linewidth=0.9)
+                axes.axhline(numbers(panel_rows[:1], reference)[0, 0], color=GREY, linestyle="--", linewidth=0.9)
             axes.set_title(textwrap.fill(name, 60 if across == 1 and not in_column() else 30))
             axes.set_xlabel(label(rows, x))
-            whole = bool(np.all(np.mod(numbers(own, x)[0], 1) == 0))
-            axes.xaxis.set_major_locator(MaxNLocator(8 if whole else 5, integer=whole, min_n_ticks=1))
+            xs = numbers(panel_rows, x)[0]
+            is_whole = bool(np.all(np.mod(xs, 1) == 0))
+            axes.xaxis.set_major_locator(MaxNLocator(8 if is_whole else 5, integer=is_whole, min_n_ticks=1))
             axes.grid(axis="y")
             if log:
                 axes.set_yscale("log")
             if loglog:
                 _log_axes(axes)
-                shown = _spaced(numbers(own, x)[0])
-                axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+                ticks = _spaced(xs)
+                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        for axes in grid[::across]:
-            axes.set_ylabel(label(rows, ys[0]) if len(ys) == 1 else "")
+        if len(ys) == 1:
+            for axes in grid[::across]:
+                axes.set_ylabel(label(rows, ys[0]))
         legend(figure, *grid)
         heading(figure, title)
         return figure
 
     return draw
+
+
+def _columns(panels: int) -> int:
+    """Return how many panels lie in a row of a page."""
+    if panels == 1:
+        return 1
+    return 2 if panels in (2, 4) else 3
 
 
 def _log_axes(axes: Axes) -> None:
@@ -145,56 +182,57 @@ def _log_axes(axes: Axes) -> None:
 
 
 def _spaced(values: Values) -> list[float]:
-    """Return those values, in order, whose labels do not touch on a logarithmic axis."""
-    shown: list[float] = []
+    """Return the values, in order, whose labels do not touch on a logarithmic axis."""
+    ticks: list[float] = []
     step = max(1.5, (values.max() / values.min()) ** 0.2)
-    for each in np.unique(values).tolist():
-        if not shown or each >= step * shown[-1]:
-            shown.append(each)
-    return shown
+    for candidate in np.unique(values).tolist():
+        if not ticks or candidate >= step * ticks[-1]:
+            ticks.append(candidate)
+    return ticks
 
 
 def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: str, band: bool) -> None:
-    """One curve through what was measured; several rows at one x are drawn as dots, and the curve is their mean."""
-    at = numbers(rows, x)[0]
-    found = numbers(rows, y)
-    places = np.unique(at)
-    several = len(places) < len(at)
-    if several:
-        axes.plot(at, found[0], "o", color=colour(index), markersize=2.4, alpha=0.6, markeredgewidth=0)
-        found = np.stack([[np.nanmean(found[0, at == place]), np.nan, np.nan] for place in places], 1)
-    order = np.argsort(places if several else at)
-    order = order[np.isfinite(found[0, order])]
-    curve = (places if several else at)[order]
-    axes.plot(curve, found[0, order], STYLES[index % 4], color=colour(index), marker="o", markersize=3, label=name)
-    if band and not several:
-        axes.fill_between(curve, found[1, order], found[2, order], color=colour(index), alpha=0.18, linewidth=0)
+    """Draw one curve; several rows at one x are drawn as dots, and the curve is their mean."""
+    xs = numbers(rows, x)[0]
+    values, lows, highs = numbers(rows, y)
+    places = np.unique(xs)
+    has_repeats = len(places) < len(xs)
+    if has_repeats:
+        axes.plot(xs, values, "o", color=colour(index), markersize=2.4, alpha=0.6, markeredgewidth=0)
+        values = np.array([np.nanmean(values[xs == place]) for place in places])
+        xs = places
+    order = np.argsort(xs)
+    order = order[np.isfinite(values[order])]
+    line = STYLES[index % len(STYLES)]
+    axes.plot(xs[order], values[order], line, color=colour(index), marker="o", markersize=3, label=name)
+    if band and not has_repeats:
+        axes.fill_between(xs[order], lows[order], highs[order], color=colour(index), alpha=0.18, linewidth=0)
 
 
 def scatter(x: str, y: str, *, of: str = "") -> Draw:
-    """Return a point for each row with its intervals, and a dashed line of equal values."""
+    """Return a chart with a point for each row with its intervals, and a dashed line of equal values."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         figure = sheet(_share(0.7), 3.2)
         axes = figure.subplots()
-        for at, (series, own) in enumerate(series_of(rows, of).items()):
-            across = numbers(own, x)
-            up = numbers(own, y)
-            errors = [np.nan_to_num(np.abs(found[0] - found[1:])) for found in (across, up)]
+        for index, (series, series_rows) in enumerate(series_of(rows, of).items()):
+            xs = numbers(series_rows, x)
+            ys = numbers(series_rows, y)
             axes.errorbar(
-                across[0],
-                up[0],
-                xerr=errors[0],
-                yerr=errors[1],
-                fmt=MARKERS[at % len(MARKERS)],
-                color=colour(at),
+                xs[0],
+                ys[0],
+                xerr=np.nan_to_num(np.abs(xs[0] - xs[1:])),
+                yerr=np.nan_to_num(np.abs(ys[0] - ys[1:])),
+                fmt=MARKERS[index % len(MARKERS)],
+                color=colour(index),
                 markersize=4,
                 elinewidth=0.8,
                 label=series,
             )
-        low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
-        axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
+        limits = axes.get_xlim() + axes.get_ylim()
+        ends = [min(limits), max(limits)]
+        axes.plot(ends, ends, "--", color=GREY, linewidth=0.8)
         axes.set(xlabel=label(rows, x), ylabel=label(rows, y))
         axes.grid()
         legend(figure, axes)

@@ -56,8 +56,8 @@ TITLE = 9.5
 LABEL = 8.5
 SMALL = 7.5
 
-_OWN: Final = "DejaVu Sans"  # ships with matplotlib
-_OTHERS: Final = (  # for characters that it lacks, where installed
+_DEFAULT_FONT: Final = "DejaVu Sans"  # ships with matplotlib
+_MORE_FONTS: Final = (  # for characters that it lacks, where installed
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
     "Noto Sans CJK KR",
@@ -74,7 +74,7 @@ _OTHERS: Final = (  # for characters that it lacks, where installed
     "Segoe UI Symbol",
 )
 _INSTALLED: Final = frozenset(font.name for font in font_manager.fontManager.ttflist)
-FAMILIES: Final = (_OWN, *(name for name in _OTHERS if name in _INSTALLED))
+FAMILIES: Final = (_DEFAULT_FONT, *(name for name in _MORE_FONTS if name in _INSTALLED))
 
 STYLE: Final = {
     "font.family": list(FAMILIES),
@@ -109,7 +109,7 @@ _width: ContextVar[FigureWidth] = ContextVar("width", default="page")
 
 @contextmanager
 def of_width(width: FigureWidth) -> Iterator[None]:
-    """Inside, figures are as wide as a page or a column. Raises UnknownNameError for another word."""
+    """Make figures as wide as a page or a column inside the block. Raises UnknownNameError for another word."""
     if width not in WIDTHS:
         raise UnknownNameError("width of figures", width, WIDTHS)
     before = _width.set(width)
@@ -130,8 +130,10 @@ def in_column() -> bool:
 
 
 def abreast(panels: int) -> int:
-    """Return how many of these panels, which lie abreast on a page, do so here: in a column half of them."""
-    return max(1, panels // 2) if in_column() else panels
+    """Return how many panels lie in a row, of those that a page has in a row: half of them in a column."""
+    if in_column():
+        return max(1, panels // 2)
+    return panels
 
 
 def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
@@ -172,26 +174,39 @@ def sheet(width: float, height: float) -> Figure:
 
 
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from low to high, at most `most` and, of five or more, at least two: multiples of 1, 2 or 5 times a
-    power of ten, of those with which both ends are ticks where three or more are; [low] where both are equal."""
+    """Return round numbers from low to high: at most `most`, which is five or more, and at least two.
+
+    They are multiples of 1, 2 or 5 times a power of ten. Steps with three or more ticks, of which both ends are ticks,
+    are preferred. Returns [low] if both ends are equal.
+    """
     if not high > low:
         return [low]
     room = 1e-6 * (high - low)
-    power = math.floor(math.log10((high - low) / most))
-    steps = (factor * 10.0**exponent for exponent in (power, power + 1) for factor in (1, 2, 5))
-    counts = ((step, math.ceil((low - room) / step), math.floor((high + room) / step)) for step in steps)
-    fitting = [found for found in counts if found[2] - found[1] < most]
-    at_ends = (
-        found
-        for found in fitting
-        if found[2] - found[1] > 1 and max(found[1] * found[0] - low, high - found[2] * found[0]) < 2 * room
-    )
-    step, first, last = next(at_ends, fitting[0])
-    return [float(f"{count * step:.12g}") for count in range(first, last + 1)]
+    finest: list[float] = []
+    for step in _round_steps((high - low) / most):
+        first = math.ceil((low - room) / step)
+        last = math.floor((high + room) / step)
+        if last - first >= most:
+            continue
+        ticks = [float(f"{count * step:.12g}") for count in range(first, last + 1)]
+        has_both_ends = max(first * step - low, high - last * step) < 2 * room
+        if has_both_ends and len(ticks) > 2:
+            return ticks
+        if not finest:
+            finest = ticks
+    return finest
+
+
+def _round_steps(least: float) -> Iterator[float]:
+    """Yield 1, 2 and 5 times the power of ten at or below a number, and times the next power."""
+    power = math.floor(math.log10(least))
+    for exponent in (power, power + 1):
+        for factor in (1, 2, 5):
+            yield factor * 10.0**exponent
 
 
 def tick_words(ticks: Sequence[float]) -> list[str]:
-    """Numbers at round ticks, all with as many decimals as the one that needs most."""
+    """Return the numbers at round ticks, all with as many decimals as the one that needs most."""
     words = [f"{tick:.12g}" for tick in ticks]
     if any("e" in word for word in words):
         return words
@@ -215,7 +230,9 @@ def heading(figure: Figure, title: str) -> None:
 def shortened(name: str, length: int = 18) -> str:
     """Return a name truncated to at most that many characters, ending in an ellipsis."""
     name = drawable(name)
-    return name if len(name) <= length else name[: length - 1].rstrip() + "…"
+    if len(name) <= length:
+        return name
+    return name[: length - 1].rstrip() + "…"
 
 
 def drawable(text: str) -> str:
@@ -223,28 +240,38 @@ def drawable(text: str) -> str:
 
     Escapes of asterisks and backticks, which only markdown needs, are removed.
     """
-    lines = (visible(line) for line in unprotected(text).split("\n"))
-    return "\n".join("".join(char if _has_glyph(char) else escape(char) for char in line) for line in lines)
+    lines = [_drawable_line(visible(line)) for line in unprotected(text).split("\n")]
+    return "\n".join(lines)
+
+
+def _drawable_line(line: str) -> str:
+    characters = [character if _has_glyph(character) else escape(character) for character in line]
+    return "".join(characters)
 
 
 def make_drawable(figure: Figure) -> None:
     """Make every text of a figure drawable and literal; numbers at ticks stay as matplotlib formats them."""
     for text in _texts(figure):
         text.set_parse_math(False)
-        if (shown := drawable(text.get_text())) != text.get_text():
-            text.set_text(shown)
+        words = drawable(text.get_text())
+        if words != text.get_text():
+            text.set_text(words)
     for axes in figure.axes:
+        if not axes.get_visible():
+            continue
         for axis in (axes.xaxis, axes.yaxis):
-            if axes.get_visible() and isinstance(axis.get_major_locator(), FixedLocator):
+            if isinstance(axis.get_major_locator(), FixedLocator):
                 _make_ticks_drawable(axis)
 
 
 def _texts(artist: Artist) -> Iterator[Text]:
-    """Yield the texts of an artist and of its children, without those of ticks, which are made when the figure is
-    drawn."""
+    """Yield the texts of an artist and of its children, except those of ticks, which a figure makes when drawn."""
+    if isinstance(artist, Axis):
+        yield artist.label
+        return
     if isinstance(artist, Text):
         yield artist
-    for child in (artist.label,) if isinstance(artist, Axis) else artist.get_children():
+    for child in artist.get_children():
         yield from _texts(child)
 
 
@@ -252,9 +279,9 @@ def _make_ticks_drawable(axis: Axis) -> None:
     """Make names at ticks drawable. Their labels are set again when the figure is drawn, so each `$` is escaped."""
     if isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):
         names = [label.get_text() for label in axis.get_majorticklabels()]
-        shown = [drawable(name).replace("$", r"\$") for name in names]
-        if shown != names:
-            axis.set_ticklabels(shown)
+        drawable_names = [drawable(name).replace("$", r"\$") for name in names]
+        if drawable_names != names:
+            axis.set_ticklabels(drawable_names)
 
 
 @cache

@@ -22,8 +22,10 @@ _LETTER: Final = 0.075  # inch per letter of a legend
 def value(row: Any, name: str) -> Any:
     """Return a value of a row; "statistics.distance": the entry of a column that holds several."""
     field, _, key = name.partition(".")
-    found = getattr(row, field)
-    return found.get(key) if key and isinstance(found, Mapping) else found
+    entry = getattr(row, field)
+    if key and isinstance(entry, Mapping):
+        return entry.get(key)
+    return entry
 
 
 def column_of(rows: Sequence[Any], name: str) -> Column:
@@ -32,43 +34,51 @@ def column_of(rows: Sequence[Any], name: str) -> Column:
     declared = columns(type(rows[0])).get(field)
     if declared is None:  # a property
         return Column(field.replace("_", " "))
-    return Column(key.replace("_", " "), declared.unit) if key else declared
+    if key:
+        return Column(key.replace("_", " "), declared.unit)
+    return declared
 
 
 def unit_of(rows: Sequence[Any], name: str) -> str:
     """Return the unit of a column's numbers: that of its first Estimate, or the one that is declared."""
-    first = next((found for row in rows if isinstance(found := value(row, name), Estimate)), None)
-    return first.unit if first is not None else column_of(rows, name).unit
+    for row in rows:
+        entry = value(row, name)
+        if isinstance(entry, Estimate):
+            return entry.unit
+    return column_of(rows, name).unit
 
 
 def label(rows: Sequence[Any], name: str, title: str = "") -> str:
-    """Return a column as an axis is labelled: "top-1 accuracy (%)"."""
+    """Return the label of an axis for a column: "top-1 accuracy (%)"."""
     unit = unit_of(rows, name)
-    shown = "%" if unit == "fraction" else unit
+    if unit == "fraction":
+        unit = "%"
     text = title or column_of(rows, name).title
-    return f"{text} ({shown})" if shown and shown not in text else text
+    if unit and unit not in text:
+        text += f" ({unit})"
+    return text
 
 
 def numbers(rows: Sequence[Any], name: str) -> Values:
-    """(3, rows): values, lower and upper ends as they are drawn (fractions in %), NaN where there is none."""
+    """Return values, lower and upper ends (3, rows) as they are drawn: fractions in %, NaN for none."""
     scale = 100.0 if unit_of(rows, name) == "fraction" else 1.0
-    found = np.full((3, len(rows)), np.nan)
-    for at, row in enumerate(rows):
+    drawn = np.full((3, len(rows)), np.nan)
+    for index, row in enumerate(rows):
         number = value(row, name)
         if isinstance(number, Estimate):
-            ends = (number.value, number.low, number.high)
-            found[:, at] = [np.nan if end is None else end for end in ends]
+            drawn[:, index] = np.array([number.value, number.low, number.high], dtype=float)  # None is NaN
         elif number is not None:
-            found[0, at] = float(number)
-    return found * scale
+            drawn[0, index] = float(number)
+    return drawn * scale
 
 
 def series_of(rows: Sequence[Any], name: str) -> dict[str, list[Any]]:
-    """Rows by the series that they belong to; one without a name where there is no such column."""
-    found: dict[str, list[Any]] = {}
+    """Group rows by the values of a column; one series without a name if there is no column."""
+    series: dict[str, list[Any]] = {}
     for row in rows:
-        found.setdefault(str(value(row, name)) if name else "", []).append(row)
-    return found
+        key = str(value(row, name)) if name else ""
+        series.setdefault(key, []).append(row)
+    return series
 
 
 def colour(index: int) -> str:
@@ -77,11 +87,14 @@ def colour(index: int) -> str:
 
 
 def legend(figure: Figure, *panels: Axes) -> None:
-    """A legend below the figure of the series of all panels, where several have names."""
-    found = [axes.get_legend_handles_labels() for axes in panels]
-    kept = {title: handle for handles, titles in found for handle, title in zip(handles, titles) if title}
-    names = [shortened(title, 30) for title in kept]
-    if len(kept) > 1:
+    """Draw a legend below the figure of the series of all panels, if several have names."""
+    handle_by_title = {}
+    for axes in panels:
+        for handle, title in zip(*axes.get_legend_handles_labels()):
+            if title:
+                handle_by_title[title] = handle
+    if len(handle_by_title) > 1:
+        names = [shortened(title, 30) for title in handle_by_title]
         room = figure.get_figwidth() / (0.6 + _LETTER * max(map(len, names)))
-        columns = max(1, min(4, len(kept), int(room)))
-        figure.legend(list(kept.values()), names, loc="outside lower center", ncols=columns)
+        columns = max(1, min(4, len(names), int(room)))
+        figure.legend(list(handle_by_title.values()), names, loc="outside lower center", ncols=columns)

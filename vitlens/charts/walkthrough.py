@@ -20,16 +20,19 @@ _MOST: Final = 99.5  # percentile of absolute values that has the full colour
 
 @style.styled
 def head_matrices(scores: Array, weights: Array, prefix: Sequence[str], title: str) -> Figure:
-    """Scores and weights (query, key) of one head side by side, each with its own colours; masked scores (-inf) are
-    left white; prefix: the names of the tokens before the patches."""
+    """Draw scores and weights (query, key) of one head side by side, each with a colour bar.
+
+    Masked scores (-inf) are left white. prefix: the names of the tokens before the patches.
+    """
     figure, (left, right) = _abreast(2, 3.05)
     values = np.where(np.isneginf(scores), np.nan, scores)
-    figure.colorbar(
-        _signed(left, values, _most(values), "equal"), ax=left, shrink=0.82, extend="both", label="score"
-    ).outline.set_visible(False)
+    image = _signed(left, values, _most(values), "equal")
+    bar = figure.colorbar(image, ax=left, shrink=0.82, extend="both", label="score")
+    bar.outline.set_visible(False)
+    left.set_title("scores q·k / √d")
     _shares(right, 100 * weights, "weight (% of its row)")
-    for axes, name in ((left, "scores q·k / √d"), (right, "weights: softmax of each row")):
-        axes.set_title(name)
+    right.set_title("weights: softmax of each row")
+    for axes in (left, right):
         _name_tokens(axes, prefix)
     right.set_ylabel("")
     style.heading(figure, title)
@@ -40,8 +43,7 @@ def head_matrices(scores: Array, weights: Array, prefix: Sequence[str], title: s
 def weights_with_row(
     weights: Array, query: int, image: Array, grid: tuple[int, int], prefix: Sequence[str], title: str
 ) -> Figure:
-    """Weights (query, key) with one query's row marked, and that row over the image (3, height, width), patch by
-    patch."""
+    """Draw weights (query, key) with one query's row marked, and that row over the image (3, height, width)."""
     figure, (left, right) = _abreast(2, 3.5)
     _shares(left, 100 * weights, "weight (%)")
     _name_tokens(left, prefix)
@@ -58,29 +60,32 @@ def weights_with_row(
 def token_vectors(
     panels: Sequence[tuple[str, Array]], marked: Sequence[int | None], prefix: Sequence[str], title: str
 ) -> Figure:
-    """Vectors of all tokens (tokens, numbers), one panel each with one range of colours for all; marked: the token that
-    is outlined in each."""
+    """Draw vectors of all tokens (tokens, numbers), a panel for each kind, all on one range of colours.
+
+    marked: the token that is outlined in each panel.
+    """
     most = max(_most(values) for _, values in panels)
-    figure, every = _abreast(len(panels), 3.3)
-    for axes, (name, values), token in zip(every, panels, marked, strict=True):
+    figure, grid = _abreast(len(panels), 3.3)
+    for axes, (name, values), token in zip(grid, panels, marked, strict=True):
         image = _signed(axes, values, most)
         axes.set_title(name)
         _name_tokens(axes, prefix, keys=False)
         axes.set_xlabel("number of the vector")
         if token is not None:
             _outline(axes, token, values.shape[1])
-    figure.colorbar(image, ax=every, extend="both", pad=0.02).outline.set_visible(False)
+    figure.colorbar(image, ax=grid, extend="both", pad=0.02).outline.set_visible(False)
     style.heading(figure, title)
     return figure
 
 
 @style.styled
 def weighted_values(weights: Array, values: Array, output: Array, title: str) -> Figure:
-    """Return one query's weights (key,) beside the values (key, numbers), and below them their weighted sum
-    (numbers,)."""
+    """Draw one query's weights (key,) next to the values (key, numbers), and their weighted sum (numbers,) below."""
     figure = style.sheet(style.full_width(), 3.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 4], height_ratios=[7, 1])
-    left, middle, below = (figure.add_subplot(grid[place]) for place in ((0, 0), (0, 1), (1, 1)))
+    left = figure.add_subplot(grid[0, 0])
+    middle = figure.add_subplot(grid[0, 1])
+    below = figure.add_subplot(grid[1, 1])
     left.barh(np.arange(len(weights)), 100 * weights, color=style.BLUE, height=1.0)
     left.set(xlabel="weight (%)", ylabel="key token", ylim=(len(weights) - 0.5, -0.5))
     most = _most(values)
@@ -104,10 +109,11 @@ def patch_embedding(
     convolved: Array,
     title: str,
 ) -> Figure:
-    """Return a patch (3, height, width) in [0, 1], filters (n, 3, height, width) with their responses, and all numbers
-    of all patches as the convolution gives them against unfold and a linear map.
+    """Draw a patch, some filters with their responses, and both ways to compute the patch embedding.
 
-    Each filter is drawn as a picture, its weights divided by its largest: 0 is grey. numbers: of the filters.
+    patch: (3, height, width) in [0, 1]; filters: (n, 3, height, width), drawn as pictures with their weights divided
+    by the largest, so that 0 is grey; numbers: of the filters; embedded, convolved: all numbers of all patches, by
+    unfold and a linear map, and by the convolution.
     """
     columns = (len(responses) + 1) // 2
     if style.in_column():
@@ -127,9 +133,10 @@ def patch_embedding(
     first = figure.add_subplot(patch_place)
     first.imshow(patch.transpose(1, 2, 0))
     first.set_title("one patch")
-    for index, (own, response, number) in enumerate(zip(filters, responses, numbers, strict=True)):
+    for index, (weights, response, number) in enumerate(zip(filters, responses, numbers, strict=True)):
         axes = figure.add_subplot(filters_grid[index // columns, first_column + index % columns])
-        axes.imshow(0.5 + own.transpose(1, 2, 0) / (2 * (float(np.abs(own).max()) or 1.0)))
+        largest = float(np.abs(weights).max()) or 1.0
+        axes.imshow(0.5 + weights.transpose(1, 2, 0) / (2 * largest))
         axes.set_title(f"filter {number}\n{response:+.2f}", fontsize=style.SMALL)
     without_frames(figure.axes)
     axes = figure.add_subplot(plot_place)
@@ -142,14 +149,16 @@ def patch_embedding(
 
 
 def _abreast(panels: int, tall: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure of panels beside one another, or in a column below one another; tall: inch of a panel."""
+    """Return a figure of panels in a row, or below one another in a column; tall: the height of a panel, inch."""
     down = panels if style.in_column() else 1
     figure = style.sheet(style.full_width(), tall * down)
     return figure, list(figure.subplots(down, panels // down, squeeze=False).flat)
 
 
 def _most(values: Array) -> float:
-    return float(np.percentile(np.abs(values[np.isfinite(values)]), _MOST)) or 1.0
+    """Return the absolute value that has the full colour."""
+    magnitudes = np.abs(values[np.isfinite(values)])
+    return float(np.percentile(magnitudes, _MOST)) or 1.0
 
 
 def _signed(axes: Axes, values: Array, most: float, aspect: str = "auto") -> AxesImage:
@@ -157,23 +166,26 @@ def _signed(axes: Axes, values: Array, most: float, aspect: str = "auto") -> Axe
 
 
 def _shares(axes: Axes, values: Array, label: str) -> None:
-    """A matrix and its colour bar."""
+    """Draw a matrix and its colour bar."""
     scale = joint_scale(values)
     image = axes.imshow(values, cmap=style.MAGNITUDE, norm=scale.norm)
-    beside = axes.figure.colorbar(image, ax=axes, shrink=0.82)
-    beside.ax.clear()
-    colour_bar(beside.ax, scale=scale, label=label)
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.82)
+    bar.ax.clear()
+    colour_bar(bar.ax, scale=scale, label=label)
 
 
 def _name_tokens(axes: Axes, prefix: Sequence[str], *, keys: bool = True) -> None:
     """Number the tokens along the axes; the prefix is named in the label."""
     ticks = style.round_ticks(0, max(axes.get_ylim()) - 0.5, _TICKS)
-    names = ", ".join(dict.fromkeys("CLS" if name == "cls" else name for name in prefix))
-    first = f" (first: {names})" if names else ""
-    axes.set_yticks(ticks, style.tick_words(ticks))
-    axes.set_ylabel(f"query token{first}" if keys else f"token{first}")
+    words = style.tick_words(ticks)
+    label = "query token" if keys else "token"
+    if prefix:
+        names = ["CLS" if name == "cls" else name for name in prefix]
+        label += f" (first: {', '.join(dict.fromkeys(names))})"
+    axes.set_yticks(ticks, words)
+    axes.set_ylabel(label)
     if keys:
-        axes.set_xticks(ticks, style.tick_words(ticks))
+        axes.set_xticks(ticks, words)
         axes.set_xlabel("key token")
 
 

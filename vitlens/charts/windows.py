@@ -28,14 +28,13 @@ def windows_and_shift(
     layers: tuple[int, int],
     title: str,
 ) -> Figure:
-    """Four panels: the windows of one layer, those of the next, the patches that one patch sees after each, the mask.
+    """Draw four panels: the windows of a layer and of the next, the patches that one patch sees after each, the mask.
 
-    image: (3, height, width) in [0, 1]; parts: of both layers, for each patch (rows, columns) the number of the part of
-    a window that it is in; reach: after each layer (rows, columns), above 0 where `patch` (row, column) depends on a
-    patch; mask: (places, places) of the second layer's last window, above 0 where a query may attend to a key; layers:
-    their numbers.
+    image: (3, height, width) in [0, 1]; parts: of both layers, (rows, columns), the number of the part of a window that
+    a patch is in; reach: after each layer, (rows, columns), above 0 if `patch` (row, column) depends on a patch; mask:
+    (places, places) of the second layer's last window, above 0 if a query may attend to a key; layers: their numbers.
     """
-    seen = [np.asarray(each) > 0 for each in reach]
+    seen = [np.asarray(values) > 0 for values in reach]
     across = abreast(4)
     side = (full_width() - 0.12 * across) / across
     tall = side * min(image.shape[1] / image.shape[2], 1.5)
@@ -46,9 +45,8 @@ def windows_and_shift(
         axes.set_title(f"layer {number}: {len(np.unique(values))} parts,\nno attention between them")
     _borders(drawn.panels[1], parts[0], "white", 0.7, style=":")
     _draw_reach(drawn.panels[2], image, seen, patch)
-    drawn.panels[2].set_title(
-        f"patches seen by ({patch[0]}, {patch[1]}):\n{seen[0].sum()}, then {seen[1].sum()} patches"
-    )
+    row, column = patch
+    drawn.panels[2].set_title(f"patches seen by ({row}, {column}):\n{seen[0].sum()}, then {seen[1].sum()} patches")
     masked = drawn.panels[3]
     masked.imshow(np.asarray(mask) > 0, cmap=ListedColormap(["white", "#333333"]), vmin=0, vmax=1, aspect="auto")
     masked.set_title(f"mask of layer {layers[1]}'s last\nwindow (dark: may attend)")
@@ -60,7 +58,7 @@ def windows_and_shift(
 
 
 def _draw_parts(axes: Axes, picture: Array, parts: Array) -> None:
-    """The image tinted by part, with a line between patches of different parts."""
+    """Draw the image tinted by part, with a line between patches of different parts."""
     rows, columns = parts.shape
     extent = (0.0, float(columns), float(rows), 0.0)
     axes.imshow(enlarged(picture), extent=extent, aspect="auto")
@@ -70,8 +68,10 @@ def _draw_parts(axes: Axes, picture: Array, parts: Array) -> None:
 
 def _coloured(parts: Array) -> Array:
     """Return one of four colours for each part, so that neighbours differ: parts lie in rows and columns."""
-    sides = (np.any(parts[1:] != parts[:-1], axis=1), np.any(parts[:, 1:] != parts[:, :-1], axis=0))
-    down, across = (np.cumsum([False, *side]) % 2 for side in sides)
+    begins_below = np.any(parts[1:] != parts[:-1], axis=1)
+    begins_right = np.any(parts[:, 1:] != parts[:, :-1], axis=0)
+    down = np.cumsum([False, *begins_below]) % 2
+    across = np.cumsum([False, *begins_right]) % 2
     return np.asarray(2.0 * down[:, None] + across)
 
 
@@ -83,12 +83,13 @@ def _borders(axes: Axes, parts: Array, colour: str, width: float = 0.8, style: s
 
 
 def _draw_reach(axes: Axes, picture: Array, seen: Sequence[NDArray[np.bool_]], patch: tuple[int, int]) -> None:
-    """The image outside the reach pale, that of the first layer clear, what the second adds tinted."""
+    """Draw the image: pale outside the reach, clear within that of the first layer, tinted where the second adds."""
     rows, columns = seen[0].shape
     extent = (0.0, float(columns), float(rows), 0.0)
     axes.imshow(enlarged(picture), extent=extent, aspect="auto")
     kinds = np.where(seen[0], np.nan, np.where(seen[1], 0.0, 1.0))
     tint = ListedColormap([ORANGE, "white"])
-    axes.imshow(kinds, cmap=tint, vmin=0, vmax=1, alpha=np.where(kinds == 1, 0.8, 0.5), extent=extent, aspect="auto")
+    opacity = np.where(kinds == 1, 0.8, 0.5)
+    axes.imshow(kinds, cmap=tint, vmin=0, vmax=1, alpha=opacity, extent=extent, aspect="auto")
     _borders(axes, seen[1].astype(np.float64), "black")
     axes.plot(patch[1] + 0.5, patch[0] + 0.5, "o", color=VERMILLION, markersize=3.5, markeredgecolor="white")

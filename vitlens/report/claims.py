@@ -1,4 +1,4 @@
-"""Claims: what a report says was found, in one register from which title, first page, verdicts and JUnit are made.
+"""Claims: the results of a report, in one register that title, first page, verdicts and JUnit are made from.
 
 One quantity is judged once, by one limit, with one sign and one sample (tests/kit/contradictions.py).
 """
@@ -33,23 +33,22 @@ def enough(value: Estimate | None) -> bool:
 
 
 def few_images(count: int) -> Iterator[str]:
-    """That there are too few images for a claim, where that is so."""
+    """Yield a sentence about images too few for a claim; nothing for enough images."""
     if count < FEWEST:
         yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about others.", n=count)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that was found.
+    """One result of a report.
 
-    question: what is asked ("calibration"); subject: of what ("vit-digits"), of a comparison both models; says: the
-    sentence, finished; title: the same in at most twelve words, for the report's title, "" where it cannot be one;
-    verdict: the judgement with its reason, None where none is made; effect, p: the number; evidence: counted, read off
-    gradients and maps, or measured after something was changed: only then a sentence may name a cause; place: the
-    figure that shows it; reference: the value that the effect would have if there were nothing; kind: whether it was
-    asked for; rests_on: question and subject of the claims whose measurements it uses, which may veto its title;
-    next_step: a hypothesis and the command that tests it; is_null: True where it says that no effect was shown, which a
-    study lists under what it does not show.
+    question: the topic ("calibration"). subject: the model ("vit-digits"), or both models of a comparison. says: the
+    finished sentence. title: the same in at most twelve words, for the report's title, or "". verdict: the judgement
+    with its reason, None without one. effect, p: the number. evidence: counted, read off gradients and maps, or
+    measured after a change; only after a change may a sentence name a cause. place: the figure that shows it.
+    reference: the value of the effect if there were none. kind: the reason for which it is reported. rests_on: question
+    and subject of the claims whose measurements it uses, and whose doubts remove it. next_step: a hypothesis and the
+    command that tests it. is_null: True if no effect was shown, which a study lists under what it does not show.
     """
 
     question: str
@@ -69,7 +68,7 @@ class Claim:
 
     @property
     def state(self) -> State | Literal[""]:
-        """Return the judgement, "" where none is made."""
+        """Return the judgement, "" without one."""
         return "" if self.verdict is None else self.verdict.state
 
     @property
@@ -84,17 +83,25 @@ class Claim:
 
     @property
     def rank(self) -> float:
-        """Return the distance of the effect from its reference in half-widths of its interval, at most CAP, by its
-        weight."""
-        if self.effect is None or self.effect.low is None or self.effect.high is None:
+        """Return the weight of its kind times the distance of the effect from its reference.
+
+        The distance is measured in half-widths of the interval, and is at most CAP.
+        """
+        effect = self.effect
+        if effect is None or effect.low is None or effect.high is None:
             return 0.0
-        half = (self.effect.high - self.effect.low) / 2
-        return WEIGHTS[self.kind] * (CAP if half == 0 else min(abs(self.effect.value - self.reference) / half, CAP))
+        distance = CAP
+        half_width = (effect.high - effect.low) / 2
+        if half_width != 0:
+            distance = min(abs(effect.value - self.reference) / half_width, CAP)
+        return WEIGHTS[self.kind] * distance
 
     @property
     def is_shown(self) -> bool:
-        """Return True if it may stand on the first page: the answer to what was asked, a judgement, or an effect clear
-        of its reference at the level for what was not asked for."""
+        """Return True if the first page may show it.
+
+        That is the answer to the question of the command, a warning or failure, or an effect clear of its reference.
+        """
         if not self.says:
             return False
         if self.kind == "answer" or self.state in ("warn", "fail"):
@@ -106,22 +113,25 @@ class Claim:
 
 
 def clear(effect: Estimate, reference: float, level: float = FOUND) -> bool:
-    """Return True if an effect differs from a reference at a level (two-sided), by its 95 % interval's arm towards
-    it."""
+    """Return True if an effect differs from a reference at a level (two-sided).
+
+    The 95 % interval is widened to the level on the side that faces the reference.
+    """
     side = beyond(effect, reference)
     if side is Side.UNDECIDED or effect.low is None or effect.high is None:
         return False
-    arm = effect.value - effect.low if side is Side.ABOVE else effect.high - effect.value
-    return abs(effect.value - reference) >= arm * _normal(level) / _normal(LEVEL)
+    half_width = effect.value - effect.low if side is Side.ABOVE else effect.high - effect.value
+    return abs(effect.value - reference) >= half_width * _quantile(level) / _quantile(LEVEL)
 
 
-def _normal(level: float) -> float:
+def _quantile(level: float) -> float:
     return NormalDist().inv_cdf(1 - level / 2)
 
 
 def judge(question: str, subject: str, value: Estimate, limit: str, *, because: str, says: str = "") -> Claim:
     """Return a claim that is judged by the worse end of its interval."""
-    return Claim(question, subject, says, verdict=Verdict(LIMITS[limit].judge(value), because, limit), effect=value)
+    verdict = Verdict(LIMITS[limit].judge(value), because, limit)
+    return Claim(question, subject, says, verdict=verdict, effect=value)
 
 
 def unjudged(question: str, subject: str, because: str, *, state: State = "inconclusive", limit: str = "") -> Claim:
@@ -130,73 +140,111 @@ def unjudged(question: str, subject: str, because: str, *, state: State = "incon
 
 
 def together(claims: Iterable[Claim]) -> Verdict | None:
-    """Return the most urgent verdict of several claims, with the subjects that it concerns where others differ."""
-    judged = [(claim, claim.verdict) for claim in claims if claim.verdict is not None]
-    if not judged:
+    """Return the most urgent verdict of several claims.
+
+    Its reason names the subjects that it concerns, unless all claims have the same state for the same reason.
+    """
+    verdicts = [(claim.subject, claim.verdict) for claim in claims if claim.verdict is not None]
+    if not verdicts:
         return None
-    worst = min((verdict.state for _, verdict in judged), key=ORDER.index)
-    concerned = [(claim, verdict) for claim, verdict in judged if verdict.state == worst]
-    subjects: dict[str, list[str]] = {}
-    for claim, verdict in concerned:
-        subjects.setdefault(verdict.because, []).append(finalize(claim.subject))
-    limits = {verdict.limit for _, verdict in concerned}
-    because = "; ".join(f"{' and '.join(names)}: {reason}" for reason, names in subjects.items())
-    if len(subjects) == 1 and len(concerned) == len(judged):
-        because = concerned[0][1].because
-    doubts = any(verdict.doubts for _, verdict in concerned)
-    return Verdict(worst, because, limits.pop() if len(limits) == 1 else "", doubts)
+    worst = min((verdict.state for _, verdict in verdicts), key=ORDER.index)
+    limits: set[str] = set()
+    doubts = False
+    is_shared = True
+    subjects_by_reason: dict[str, list[str]] = {}
+    for subject, verdict in verdicts:
+        if verdict.state != worst:
+            is_shared = False
+            continue
+        limits.add(verdict.limit)
+        doubts = doubts or verdict.doubts
+        subjects_by_reason.setdefault(verdict.because, []).append(finalize(subject))
+    if is_shared and len(subjects_by_reason) == 1:
+        (because,) = subjects_by_reason
+    else:
+        reasons = [f"{' and '.join(names)}: {reason}" for reason, names in subjects_by_reason.items()]
+        because = "; ".join(reasons)
+    limit = limits.pop() if len(limits) == 1 else ""
+    return Verdict(worst, because, limit, doubts)
 
 
 def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
     """Return the verdicts of a report as results.json holds them, each with its reason and its limit."""
     rows = []
     for claim in claims:
-        if claim.verdict is not None:
-            state = claim.verdict.state
-            because = claim.verdict.because
-            limit = claim.verdict.limit
-            words = LIMITS[limit].words if limit else ""
-            row = {"question": claim.question, "subject": claim.subject, "state": str(state), "because": because}
-            rows.append({**row, "limit": words})
+        if claim.verdict is None:
+            continue
+        row = {
+            "question": claim.question,
+            "subject": claim.subject,
+            "state": str(claim.state),
+            "because": claim.because,
+            "limit": LIMITS[claim.limit].words if claim.limit else "",
+        }
+        rows.append(row)
     return rows
 
 
 def vetoed(claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return the claims, without the sentence and the title of each that rests on a measurement in doubt.
+    """Remove the sentence and the title of claims that rest on a measurement in doubt.
 
     A claim doubted by the verdict of another is no answer any more: that verdict speaks in its place.
     """
-    known = tuple(claims)
-    doubted = {(each.question, each.subject) for each in known if each.verdict is not None and each.verdict.doubts}
-    kept = []
-    for claim in known:
-        is_doubted = any(measurement in doubted for measurement in claim.rests_on)
-        kept.append(replace(claim, says="", title="", kind="fact", effect=None, p=None) if is_doubted else claim)
-    return tuple(kept)
+    claims = tuple(claims)
+    doubts = doubted_measurements(claims)
+    checked = []
+    for claim in claims:
+        if not doubts.isdisjoint(claim.rests_on):
+            claim = replace(claim, says="", title="", kind="fact", effect=None, p=None)
+        checked.append(claim)
+    return tuple(checked)
+
+
+def doubted_measurements(claims: Iterable[Claim]) -> set[tuple[str, str]]:
+    """Return the question and subject of each measurement that the verdict of a claim doubts."""
+    measurements = set()
+    for claim in claims:
+        if claim.verdict is not None and claim.verdict.doubts:
+            measurements.add((claim.question, claim.subject))
+    return measurements
 
 
 def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
-    """Return those of the first page: the answers in their order, then what fails, then the clearest."""
-    known = [claim for claim in claims if claim.is_shown]
-    answers = [claim for claim in known if claim.kind == "answer"]
-    others = sorted((c for c in known if c.kind != "answer"), key=lambda c: (-_URGENCY[c.state], -c.rank))
-    return tuple([*answers, *others][:most])
+    """Return the claims of the first page: the answers in their order, then what fails, then the clearest."""
+    answers = []
+    facts = []
+    for claim in claims:
+        if not claim.is_shown:
+            continue
+        if claim.kind == "answer":
+            answers.append(claim)
+        else:
+            facts.append(claim)
+    facts.sort(key=lambda claim: (-_URGENCY[claim.state], -claim.rank))
+    return tuple([*answers, *facts][:most])
 
 
 def title_of(claims: Sequence[Claim], otherwise: str) -> str:
-    """Return the first claim of the first page that can be a title."""
-    return next((claim.title for claim in shown(claims, len(claims)) if claim.title), otherwise)
+    """Return the title of the first claim of the first page that has one."""
+    for claim in shown(claims, len(claims)):
+        if claim.title:
+            return claim.title
+    return otherwise
 
 
 def above(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
-    """Return True if an estimate, one of so many tests, is shown to lie above a value (Bonferroni)."""
-    low = None if estimate is None else widened(estimate, tests).low
+    """Return True if an estimate, one of `tests` estimates, is significantly above a value (Bonferroni)."""
+    if estimate is None:
+        return False
+    low = widened(estimate, tests).low
     return low is not None and low > value
 
 
 def below(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
-    """Return True if it is shown to lie below."""
-    high = None if estimate is None else widened(estimate, tests).high
+    """Return True if an estimate, one of `tests` estimates, is significantly below a value (Bonferroni)."""
+    if estimate is None:
+        return False
+    high = widened(estimate, tests).high
     return high is not None and high < value
 
 
@@ -210,8 +258,11 @@ def found(
     headline: str = "",
     **more: Any,
 ) -> Claim:
-    """Return a claim whose sentence is a template; headline: of its title, where it can be one; given: their values."""
-    known = {"effect": effect, **given}
+    """Return a claim with the sentence of a template.
+
+    given: the values of both templates; headline: the template of its title, "" for a claim that cannot be one.
+    """
+    values = {"effect": effect, **given}
     if headline:
-        more["title"] = say(headline, **known)
-    return Claim(question, subject, say(template, **known), effect=effect, **more)
+        more["title"] = say(headline, **values)
+    return Claim(question, subject, say(template, **values), effect=effect, **more)

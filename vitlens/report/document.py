@@ -1,4 +1,4 @@
-"""What a report says, before it is rendered: plain dataclasses that every renderer takes."""
+"""A report before it is rendered: plain dataclasses that every renderer takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,13 +38,17 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Return which columns hold plain numbers, which stand at the right."""
-        return tuple(all(isinstance(cell, (int, float, type(None))) for cell in column) for column in zip(*self.rows))
+        """Return which columns hold only plain numbers, which are aligned to the right."""
+        return tuple(map(_is_numeric, zip(*self.rows)))
+
+
+def _is_numeric(column: tuple[Cell, ...]) -> bool:
+    return all(isinstance(cell, (int, float, type(None))) for cell in column)
 
 
 @dataclass(frozen=True)
 class Tags:
-    """What panels can be filtered by on a page, "" where it is not known.
+    """The tags by which a page filters panels, "" for one that is not known.
 
     outcome: who is right ("both right"); class_name: the true class; agreement: how well two maps agree, in words.
     """
@@ -104,7 +108,7 @@ class Section:
 
 @dataclass(frozen=True)
 class FirstPage:
-    """What a stranger reads in a minute: at most five sentences, one picture, one table, and what is not known.
+    """The page that a stranger reads in a minute: at most five sentences, one picture, one table, what is not known.
 
     next: hypotheses with the commands that test them, of what fails or surprises; known_answer: whether the report
     recovered a cause that was planted in its data.
@@ -137,7 +141,11 @@ class Document:
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:
-        """Return all figures in the order in which they are shown, each once."""
-        picture = () if self.first.picture is None else (self.first.picture,)
-        others = (figure for section in self.sections for figure in section.figures)
-        return tuple({figure.name: figure for figure in (*picture, *others)}.values())
+        """Return all figures in the order in which they are shown, without repetition."""
+        figures = {}
+        if self.first.picture is not None:
+            figures[self.first.picture.name] = self.first.picture
+        for section in self.sections:
+            for figure in section.figures:
+                figures[figure.name] = figure
+        return tuple(figures.values())

@@ -32,14 +32,14 @@ _AT_START = re.compile(r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*]
 
 def without_machine_paths(text: str) -> str:
     """Return a text in which absolute paths are shortened to their last two components."""
-
-    def end(path: str) -> str:
-        parts = [part for part in re.split(r"[/\\]", path.rstrip("/\\")) if part]
-        return "/".join(parts[-_COMPONENTS:])
-
     if _WHOLE_PATH.fullmatch(text) and "\n" not in text and not text.startswith("//"):
-        return end(text)
-    return _PATH.sub(lambda found: end(found[0]), text)
+        return _end_of_path(text)
+    return _PATH.sub(lambda match: _end_of_path(match[0]), text)
+
+
+def _end_of_path(path: str) -> str:
+    parts = re.split(r"[/\\]", path.rstrip("/\\"))
+    return "/".join(list(filter(None, parts))[-_COMPONENTS:])
 
 
 def as_markdown(text: str) -> str:
@@ -52,11 +52,17 @@ def as_markdown(text: str) -> str:
 
 def as_alternative(text: str) -> str:
     """Return the alternative text of an image: escaped as a paragraph is, and its brackets open no link."""
-    return _ESCAPED_OR_BRACKET.sub(lambda match: match[0] if len(match[0]) == 2 else f"\\{match[0]}", as_markdown(text))
+
+    def escape_bracket(match: re.Match[str]) -> str:
+        if match[0] in "[]":
+            return f"\\{match[0]}"
+        return match[0]
+
+    return _ESCAPED_OR_BRACKET.sub(escape_bracket, as_markdown(text))
 
 
 def as_cell(text: str) -> str:
-    """Return the same for a cell of a table."""
+    """Return a text as `as_markdown` does, for a cell of a table."""
     return _inline(text).replace("|", "\\|")
 
 
@@ -64,8 +70,9 @@ def as_code(text: str) -> str:
     """Return a text as a code span, with any backticks in it."""
     text = visible(text)
     fence = "`" * (1 + _longest_run(text))
-    pad = " " if text[:1] == "`" or text[-1:] == "`" else ""
-    return f"{fence}{pad}{text}{pad}{fence}"
+    if text.startswith("`") or text.endswith("`"):
+        return f"{fence} {text} {fence}"
+    return f"{fence}{text}{fence}"
 
 
 def as_code_block(text: str) -> str:
@@ -79,25 +86,33 @@ def _inline(text: str) -> str:
     pieces = []
     at = 0
     for code in _CODE.finditer(text):
-        pieces += [_with_bold(text[at : code.start()]), as_code(unprotected(code[2]))]
+        pieces.append(_with_bold(text[at : code.start()]))
+        pieces.append(as_code(unprotected(code[2])))
         at = code.end()
-    return "".join([*pieces, _with_bold(text[at:])]).strip()
+    pieces.append(_with_bold(text[at:]))
+    return "".join(pieces).strip()
 
 
 def _with_bold(text: str) -> str:
     pieces = []
     at = 0
     for bold in _BOLD.finditer(text):
-        pieces += [_escaped(text[at : bold.start()]), f"**{_escaped(bold[1])}**"]
+        pieces.append(_escaped(text[at : bold.start()]))
+        pieces.append(f"**{_escaped(bold[1])}**")
         at = bold.end()
-    return "".join([*pieces, _escaped(text[at:])])
+    pieces.append(_escaped(text[at:]))
+    return "".join(pieces)
 
 
 def _escaped(text: str) -> str:
-    shown = "".join(character if character in (ASTERISK, BACKTICK) else visible(character) for character in text)
-    marked = _LIVE.sub(lambda match: "\\" + match[0], shown)
-    return marked.replace(ASTERISK, r"\*").replace(BACKTICK, r"\`")
+    characters = []
+    for character in text:
+        is_placeholder = character in (ASTERISK, BACKTICK)
+        characters.append(character if is_placeholder else visible(character))
+    escaped = _LIVE.sub(lambda match: "\\" + match[0], "".join(characters))
+    return escaped.replace(ASTERISK, r"\*").replace(BACKTICK, r"\`")
 
 
 def _longest_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)
+    """Return the length of the longest run of backticks."""
+    return max(map(len, re.findall("`+", text)), default=0)

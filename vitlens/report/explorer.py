@@ -1,4 +1,4 @@
-"""What the attention explorer of a page shows: images, the attention weights of every head, and the tokens' places.
+"""The data of the attention explorer: images, the attention weights of every head, and the tokens' places.
 
 Plain arrays, without torch: a command's report makes it from its record, a notebook from a model; the HTML renderer
 packs it into the page.
@@ -60,54 +60,58 @@ class Explorer:
     words: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
-        wanted = len(self.special) + self.queries[0] * self.queries[1], len(self.special) + self.keys[0] * self.keys[1]
+        queries = len(self.special) + self.queries[0] * self.queries[1]
+        keys = len(self.special) + self.keys[0] * self.keys[1]
+        expected = (queries, keys)
         for image in self.images:
             for weights in (image.weights, image.layer_weights):
-                if weights is not None and weights.shape[-2:] != wanted:
-                    raise InputError(f"expected weights of {wanted} queries and keys, found {weights.shape[-2:]}")
+                if weights is not None and weights.shape[-2:] != expected:
+                    raise InputError(f"expected weights of {expected} queries and keys, found {weights.shape[-2:]}")
 
 
 def pooled(
     weights: NDArray[np.floating], special: int, grid: tuple[int, int]
 ) -> tuple[NDArray[np.floating], tuple[int, int]]:
-    """Attention weights with at most POOLED x POOLED patch queries where there are more than MOST_TOKENS tokens.
+    """Average the patch queries of attention weights to POOLED x POOLED if there are more than MOST_TOKENS tokens.
 
     weights: (..., queries, keys), the queries being `special` tokens and then the patches of the grid (rows, columns).
     Returns the weights and the grid of their queries, as `averaged`; fewer tokens are returned as they are. Raises
     InputError where the queries are not those of the grid.
     """
-    few = special + grid[0] * grid[1] <= MOST_TOKENS
-    return averaged(weights, special, grid, max(grid) if few else POOLED)
+    tokens = special + grid[0] * grid[1]
+    most = POOLED if tokens > MOST_TOKENS else max(grid)
+    return averaged(weights, special, grid, most)
 
 
 def averaged(
     weights: NDArray[np.floating], special: int, grid: tuple[int, int], most: int
 ) -> tuple[NDArray[np.floating], tuple[int, int]]:
-    """Attention weights whose patch queries are averaged over blocks, at most `most` rows and columns of them.
+    """Average the patch queries of attention weights over at most `most` rows and columns of blocks.
 
-    Each row of the result is a mean of rows, and so still a distribution over the keys; special tokens keep rows of
-    their own. Returns the weights and the grid of the blocks. Raises InputError as `pooled`.
+    Each row of the result is a mean of rows, and so still a distribution over the keys; special tokens are not
+    averaged. Returns the weights and the grid of the blocks. Raises InputError as `pooled`.
     """
     rows, columns = grid
     if weights.shape[-2] != special + rows * columns:
         raise InputError(f"expected {special} + {rows}x{columns} queries, found {weights.shape[-2]}")
-    fewer = min(rows, most), min(columns, most)
-    if fewer == grid:
+    blocks = min(rows, most), min(columns, most)
+    if blocks == grid:
         return weights, grid
     keys = weights.shape[-1]
     patches = weights[..., special:, :].reshape(*weights.shape[:-2], rows, columns, keys)
-    means = _block_means(_block_means(patches, fewer[0], axis=-3), fewer[1], axis=-2)
-    flat = means.reshape(*weights.shape[:-2], fewer[0] * fewer[1], keys)
-    return np.concatenate([weights[..., :special, :], flat], axis=-2), fewer
+    means = _block_means(patches, blocks[0], axis=-3)
+    means = _block_means(means, blocks[1], axis=-2)
+    flat = means.reshape(*weights.shape[:-2], blocks[0] * blocks[1], keys)
+    return np.concatenate([weights[..., :special, :], flat], axis=-2), blocks
 
 
 def block_starts(count: int, blocks: int) -> NDArray[np.intp]:
     """Return where each block of neighbours begins: element i is in block floor(i * blocks / count)."""
-    return np.asarray([-(-block * count // blocks) for block in range(blocks)], dtype=np.intp)
+    return np.asarray(-(-np.arange(blocks) * count // blocks), dtype=np.intp)
 
 
 def rollout_of(layer_weights: NDArray[np.floating], special: int) -> NDArray[np.float32]:
-    """Rollout (layers, keys) up to each layer, from CLS, or the mean of all tokens where there is no special token.
+    """Compute rollout (layers, keys) up to each layer, from CLS, or from all tokens if there is no special token.
 
     layer_weights: (layers, tokens, tokens), the mean over heads; half of each layer is the residual connection (Abnar &
     Zuidema 2020). Only the one row is computed, from the last layer down.
@@ -117,11 +121,12 @@ def rollout_of(layer_weights: NDArray[np.floating], special: int) -> NDArray[np.
     start = np.full(tokens, 1 / tokens, np.float32)
     if special:
         start = np.eye(1, tokens, dtype=np.float32)[0]
-    return np.stack([reduce(np.matmul, mixed[upto::-1], start) for upto in range(layers)])
+    rows = [reduce(np.matmul, mixed[last::-1], start) for last in range(layers)]
+    return np.stack(rows)
 
 
 def _block_means(values: NDArray[np.floating], blocks: int, *, axis: int) -> NDArray[np.floating]:
-    """Means over neighbours along one axis, in blocks whose lengths differ by at most one."""
+    """Average neighbours along one axis, in blocks whose lengths differ by at most one."""
     starts = block_starts(values.shape[axis], blocks)
     lengths = np.diff([*starts, values.shape[axis]]).astype(np.float32)
     sums = np.add.reduceat(values.astype(np.float32), starts, axis=axis)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Final
 
-from vitlens.report.claims import ASKED, FEWEST, SMALLEST, Claim
+from vitlens.report.claims import ASKED, FEWEST, SMALLEST, Claim, doubted_measurements
 from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, holm
 
 AUC: Final = "AUC"  # unit of a probability for which 0.5 is chance
@@ -49,24 +49,26 @@ def largest(effects: Iterable[Claim], most: int | None = None) -> tuple[Claim, .
     claim has no p, it is read off its interval. most: how many, None for all. The claims that are returned have the
     corrected p.
     """
-    known = [claim for claim in effects if claim.effect is not None and size_of(claim) is not None]
-    corrected = [replace(claim, p=p) for claim, p in zip(known, holm([_p_of(claim) for claim in known]))]
-    found = [claim for claim in corrected if is_candidate(claim) and claim.p is not None and claim.p <= ASKED]
-    found.sort(key=lambda claim: -(size_of(claim) or 0.0))
-    chosen: dict[tuple[str, str], Claim] = {}
-    for claim in found:
-        chosen.setdefault((claim.question, claim.subject), claim)
-    return tuple(chosen.values())[:most]
+    measured = [claim for claim in effects if size_of(claim) is not None]
+    corrected_p = holm([_p_of(claim) for claim in measured])
+    significant = []
+    for claim, p in zip(measured, corrected_p):
+        if is_candidate(claim) and p <= ASKED:
+            significant.append(replace(claim, p=p))
+    significant.sort(key=lambda claim: -(size_of(claim) or 0.0))
+    by_subject: dict[tuple[str, str], Claim] = {}
+    for claim in significant:
+        by_subject.setdefault((claim.question, claim.subject), claim)
+    return tuple(by_subject.values())[:most]
 
 
 def _p_of(claim: Claim) -> float:
     """Return the p of a claim, or the one of its interval, as if the estimate were normal."""
     if claim.p is not None:
         return claim.p
-    effect = claim.effect
-    if effect is None or effect.low is None or effect.high is None:
+    if claim.effect is None:
         return 1.0
-    return _p_of_interval(effect, claim.reference)
+    return _p_of_interval(claim.effect, claim.reference)
 
 
 def _p_of_interval(effect: Estimate, reference: float) -> float:
@@ -74,14 +76,15 @@ def _p_of_interval(effect: Estimate, reference: float) -> float:
     high = effect.high
     if low is None or high is None or low <= reference <= high:
         return 1.0
-    arm = effect.value - low if effect.value > reference else high - effect.value
-    if arm <= 0:
+    half_width = effect.value - low if effect.value > reference else high - effect.value
+    if half_width <= 0:
         return 0.0
     quantile = NormalDist().inv_cdf(1 - LEVEL / 2)
-    return 2 * (1 - NormalDist().cdf(abs(effect.value - reference) / arm * quantile))
+    z = abs(effect.value - reference) / half_width * quantile
+    return 2 * (1 - NormalDist().cdf(z))
 
 
 def not_doubted(effects: Iterable[Claim], claims: Sequence[Claim]) -> tuple[Claim, ...]:
     """Return the effects that rest on no measurement that a verdict among the claims doubts."""
-    doubted = {(each.question, each.subject) for each in claims if each.verdict is not None and each.verdict.doubts}
-    return tuple(effect for effect in effects if not any(name in doubted for name in effect.rests_on))
+    doubts = doubted_measurements(claims)
+    return tuple(effect for effect in effects if doubts.isdisjoint(effect.rests_on))

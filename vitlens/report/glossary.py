@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Term:
-    """One term. sentence: what it is, without a full stop; also: other spellings under which a text may use it."""
+    """A term of the field. sentence: its definition, without a full stop; also: its other spellings."""
 
     name: str
     sentence: str
@@ -17,22 +18,31 @@ class Term:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Return every form under which it is found in a text."""
+        """Return every form under which a text may use it."""
         return (self.name, *self.also)
 
 
 _DECLARED: Final[dict[str, dict[str, Any]]] = tomllib.loads(
     files("vitlens.report").joinpath("glossary.toml").read_text("utf-8")
 )
-GLOSSARY: Final = {name: Term(name, each["is"], tuple(each.get("also", ()))) for name, each in _DECLARED.items()}
-SPELLINGS: Final = {spelling.lower(): term for term in GLOSSARY.values() for spelling in term.spellings}
+GLOSSARY: Final = {name: Term(name, entry["is"], tuple(entry.get("also", ()))) for name, entry in _DECLARED.items()}
+
+
+def _by_spelling() -> dict[str, Term]:
+    terms = {}
+    for term in GLOSSARY.values():
+        for spelling in term.spellings:
+            terms[spelling.lower()] = term
+    return terms
+
+
+SPELLINGS: Final = _by_spelling()
 # the longest spelling first, so that "attention weights" is not found as another, shorter term
-_PATTERN: Final = re.compile(
-    r"(?<![\w.\-/])(?:" + "|".join(map(re.escape, sorted(SPELLINGS, key=len, reverse=True))) + r")(?![\w\-/]|\.\w)",
-    re.IGNORECASE,
-)
+_ALTERNATIVES: Final = "|".join(map(re.escape, sorted(SPELLINGS, key=len, reverse=True)))
+_PATTERN: Final = re.compile(rf"(?<![\w.\-/])(?:{_ALTERNATIVES})(?![\w\-/]|\.\w)", re.IGNORECASE)
 
 
-def found(text: str) -> tuple[tuple[int, int, Term], ...]:
-    """Return where a text uses a term: its first and last place, and the term; each use, in the order of the text."""
-    return tuple((match.start(), match.end(), SPELLINGS[match[0].lower()]) for match in _PATTERN.finditer(text))
+def find_terms(text: str) -> Iterator[tuple[int, int, Term]]:
+    """Yield the start, the end and the term of each use of a term in a text."""
+    for match in _PATTERN.finditer(text):
+        yield match.start(), match.end(), SPELLINGS[match[0].lower()]

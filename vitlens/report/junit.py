@@ -19,44 +19,60 @@ def junit(document: Document, requirements: Sequence[Any], *, suite: str, second
     (commands/run/requirements.py); seconds: that the run took.
     """
     root = ElementTree.Element("testsuites")
-    whole = ElementTree.SubElement(root, "testsuite", {"name": _text(suite)})
-    seen: Counter[tuple[str, str]] = Counter()
+    test_suite = ElementTree.SubElement(root, "testsuite", {"name": _text(suite)})
+    uses: Counter[tuple[str, str]] = Counter()
     for kind, name, state, message in _cases(document, requirements):
-        seen[kind, name] += 1
-        number = f" ({seen[kind, name]})" if seen[kind, name] > 1 else ""
-        attributes = {"classname": _text(f"{suite}.{kind}"), "name": _text(name + number), "time": "0"}
-        case = ElementTree.SubElement(whole, "testcase", attributes)
-        words = _text(message)
-        if state == "fail" and kind == "requirement":
-            ElementTree.SubElement(case, "failure", {"message": words, "type": kind}).text = words
-        elif state == "warn":
-            ElementTree.SubElement(case, "system-out").text = words
-        elif state != "pass":
-            ElementTree.SubElement(case, "skipped", {"message": words})
-    failures, skipped = (len(whole.findall(f"testcase/{each}")) for each in ("failure", "skipped"))
-    counts = {"tests": len(whole), "failures": failures, "errors": 0, "skipped": skipped}
-    for element in (root, whole):
-        element.attrib |= {**{name: str(count) for name, count in counts.items()}, "time": f"{seconds:.3f}"}
+        uses[kind, name] += 1
+        if uses[kind, name] > 1:
+            name += f" ({uses[kind, name]})"
+        attributes = {"classname": _text(f"{suite}.{kind}"), "name": _text(name), "time": "0"}
+        case = ElementTree.SubElement(test_suite, "testcase", attributes)
+        _add_outcome(case, kind, state, _text(message))
+    totals = {
+        "tests": str(len(test_suite)),
+        "failures": str(len(test_suite.findall("testcase/failure"))),
+        "errors": "0",
+        "skipped": str(len(test_suite.findall("testcase/skipped"))),
+        "time": f"{seconds:.3f}",
+    }
+    for element in (root, test_suite):
+        element.attrib |= totals
     ElementTree.indent(root)
     content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return content
 
 
+def _add_outcome(case: ElementTree.Element, kind: str, state: State, message: str) -> None:
+    if state == "fail" and kind == "requirement":
+        ElementTree.SubElement(case, "failure", {"message": message, "type": kind}).text = message
+    elif state == "warn":
+        ElementTree.SubElement(case, "system-out").text = message
+    elif state != "pass":
+        ElementTree.SubElement(case, "skipped", {"message": message})
+
+
 def _cases(document: Document, requirements: Sequence[Any]) -> Iterator[tuple[str, str, State, str]]:
-    """Yield each case: its kind, its name, how it ended, and why; a verdict that is a requirement is one case, the
-    latter."""
-    required = {outcome.metric for outcome in requirements}
+    """Yield the kind, name, state and message of each case.
+
+    A verdict that only repeats a requirement is no case of its own.
+    """
+    required_metrics = {outcome.metric for outcome in requirements}
     for claim in document.claims:
-        by_requirement = not claim.limit and f"{claim.question}/{claim.subject}" in required
-        if claim.verdict is not None and not by_requirement:
-            value = "" if claim.effect is None else f"{in_words(claim.effect)}; "
-            message = f"{claim.verdict.state}: {value}{claim.verdict.reason}"
-            yield "verdict", f"{claim.question} of {claim.subject}", claim.verdict.state, message
+        verdict = claim.verdict
+        if verdict is None:
+            continue
+        if not claim.limit and f"{claim.question}/{claim.subject}" in required_metrics:
+            continue
+        reason = verdict.reason
+        if claim.effect is not None:
+            reason = f"{in_words(claim.effect)}; {reason}"
+        yield "verdict", f"{claim.question} of {claim.subject}", verdict.state, f"{verdict.state}: {reason}"
     for outcome in requirements:
         name = outcome.line.partition(":")[0]
-        yield "requirement", f"{name} ({outcome.metric})", "pass" if outcome.holds else "fail", outcome.line
+        state: State = "pass" if outcome.holds else "fail"
+        yield "requirement", f"{name} ({outcome.metric})", state, outcome.line
 
 
 def _text(text: str) -> str:
-    """Text as XML can hold it: control characters and lone surrogates as escapes."""
+    """Return a text as XML can hold it: control characters and lone surrogates as escapes."""
     return visible(unprotected(text))

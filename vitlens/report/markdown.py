@@ -1,7 +1,7 @@
 """A document as markdown that reads well on GitHub and in a terminal; and its first page in lines for the terminal."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -21,9 +21,8 @@ UNFINISHED: Final = {
 _SHOWN = 3  # answers; the report has all
 _NUMBERS = 6  # rows of the table
 
-_FIGURE: Final = re.compile(
-    r"^!\[.*\]\(figures/([^()\s/]+)\.png\)\n\n\*Figure \d+\. ", re.MULTILINE
-)  # as _figure writes it
+# a figure as _figure writes it
+_FIGURE: Final = re.compile(r"^!\[.*\]\(figures/([^()\s/]+)\.png\)\n\n\*Figure \d+\. ", re.MULTILINE)
 
 
 def markdown(document: Document, record: Record) -> str:
@@ -35,12 +34,14 @@ def markdown(document: Document, record: Record) -> str:
     blocks = [f"# {as_markdown(document.title)}"]
     if record.status in UNFINISHED:
         blocks.append(f"> {UNFINISHED[record.status]}")
-    blocks += [*_first(document.first, record, numbers), *_paragraphs(document.preface)]
+    blocks += _first(document.first, record, numbers)
+    blocks += _paragraphs(document.preface)
     for section in document.sections:
         blocks += _section(section, numbers)
     for part in document.folded:
-        blocks += [f"<details><summary>{as_markdown(part.title)}</summary>", *_paragraphs(part.sentences), "</details>"]
-    return "\n\n".join([*blocks, *_repeat(record)]) + "\n"
+        blocks += _folded(part)
+    blocks += _repeat(record)
+    return "\n\n".join(blocks) + "\n"
 
 
 def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterator[str]:
@@ -50,13 +51,14 @@ def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterato
         yield _figure(first.picture, numbers[first.picture.name])
     if first.glance is not None:
         yield _table(first.glance)
-    if first.unknown:
-        yield "**What this does not show**"
-        yield "\n".join(f"- {as_markdown(sentence.text)}" for sentence in first.unknown)
+    yield from _list("What this does not show", first.unknown)
     yield from _to_test(first.next)
     yield from _paragraphs(first.known_answer)
     if record.config.command_line:
-        yield "; ".join(filter(None, (as_code(record.config.command_line), took(record))))
+        parts = [as_code(record.config.command_line)]
+        if duration := took(record):
+            parts.append(duration)
+        yield "; ".join(parts)
 
 
 def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
@@ -64,22 +66,36 @@ def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
     if section.status is not None:
         yield f"Verdict: {as_markdown(section.status.words)}."
     yield from _paragraphs(section.sentences)
-    yield from (_figure(figure, numbers[figure.name]) for figure in section.figures)
-    yield from map(_table, section.tables)
+    for figure in section.figures:
+        yield _figure(figure, numbers[figure.name])
+    for table in section.tables:
+        yield _table(table)
     yield from _to_test(section.next)
     if section.more:
         yield f"[The whole chapter]({quote(section.more)})"
 
 
+def _folded(part: Section) -> Iterator[str]:
+    yield f"<details><summary>{as_markdown(part.title)}</summary>"
+    yield from _paragraphs(part.sentences)
+    yield "</details>"
+
+
 def _to_test(sentences: tuple[Sentence, ...]) -> Iterator[str]:
     """Yield hypotheses with the commands that test them, under a heading."""
+    yield from _list("What to test next", sentences)
+
+
+def _list(heading: str, sentences: tuple[Sentence, ...]) -> Iterator[str]:
+    """Yield a heading and an item for each sentence; nothing without sentences."""
     if sentences:
-        yield "**What to test next**"
-        yield "\n".join(f"- {as_markdown(sentence.text)}" for sentence in sentences)
+        yield f"**{heading}**"
+        yield "\n".join(f"- {text}" for text in _paragraphs(sentences))
 
 
 def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:
-    return (as_markdown(sentence.text) for sentence in sentences)
+    for sentence in sentences:
+        yield as_markdown(sentence.text)
 
 
 def _figure(figure: FigureSpec, number: int) -> str:
@@ -88,18 +104,26 @@ def _figure(figure: FigureSpec, number: int) -> str:
 
 
 def figures_shown(text: str) -> tuple[str, ...]:
-    """Return the names of the figures in a report that `markdown` wrote; pictures that it did not number are none of
-    them."""
+    """Return the names of the numbered figures in a report that `markdown` wrote."""
     return tuple(map(unquote, _FIGURE.findall(text)))
 
 
 def _table(table: Table) -> str:
     if not table.rows:
         return f"**{as_markdown(table.caption)}**: none."
-    lines = [[as_cell(column) for column in table.columns], ["---:" if right else "---" for right in table.numeric]]
-    lines += [[as_cell(in_words(cell)) for cell in row] for row in table.rows]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"**{as_markdown(table.caption)}**\n\n{text}" if table.caption else text
+    lines = [_row(table.columns)]
+    rules = ["---:" if is_number else "---" for is_number in table.numeric]
+    lines.append(f"| {' | '.join(rules)} |")
+    for row in table.rows:
+        lines.append(_row(map(in_words, row)))
+    text = "\n".join(lines)
+    if table.caption:
+        return f"**{as_markdown(table.caption)}**\n\n{text}"
+    return text
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(as_cell, cells))} |"
 
 
 def _repeat(record: Record) -> Iterator[str]:
@@ -109,43 +133,49 @@ def _repeat(record: Record) -> Iterator[str]:
         yield as_code_block(command_line)
     if facts := repeated_words(record):
         yield as_markdown(facts)
-    yield from (f"- {as_markdown(provenance(model))}" for model in record.config.models)
+    for model in record.config.models:
+        yield f"- {as_markdown(provenance(model))}"
     yield "All numbers are in `results.json`, the settings in `config.json`, the data of the figures in `arrays/`."
     yield as_markdown(citation(record))
 
 
 def took(record: Record) -> str:
-    """Return how long a finished run took; "" where that is not known."""
-    return in_time(record.seconds) if record.status == "done" and record.seconds else ""
+    """Return how long a finished run took, "" if that is not known."""
+    if record.status == "done" and record.seconds:
+        return in_time(record.seconds)
+    return ""
 
 
 def repeated_words(record: Record) -> str:
-    """With what a run was made, in one sentence; "" where nothing is known."""
+    """Return the versions and settings of a run in one sentence, "" if none is known."""
     config = record.config
     facts = [f"{finalize(name)} {finalize(version)}" for name, version in config.versions.items()]
     settings = {"device": config.device, "precision": config.precision, "seed": config.seed}
-    facts += [f"{word} {finalize(str(value))}" for word, value in settings.items() if value not in ("", None)]
-    if time := took(record):
-        facts.append(f"took {time}")
+    for setting, value in settings.items():
+        if value not in ("", None):
+            facts.append(f"{setting} {finalize(str(value))}")
+    if duration := took(record):
+        facts.append(f"took {duration}")
     return f"{', '.join(facts)}." if facts else ""
 
 
 def citation(record: Record) -> str:
-    """How to cite what made a report."""
-    version = finalize(record.config.versions.get("vitlens", ""))
+    """Return a sentence about how to cite a report."""
+    software = f"vitlens {finalize(record.config.versions.get('vitlens', ''))}".rstrip()
     return (
-        f"To cite: The vitlens authors, vitlens{f' {version}' if version else ''}, github.com/vitlens/vitlens, "
+        f"To cite: The vitlens authors, {software}, github.com/vitlens/vitlens, "
         "and the papers of the methods shown (docs/references.md there)."
     )
 
 
 def provenance(model: ModelEntry) -> str:
     """Return where a model's weights are from, in one sentence for `as_markdown`."""
-    digest = f", SHA-256 `{protected(visible(model.sha256[:16]))}…`" if model.sha256 else ""
+    facts = [finalize(model.name), f"weights: {finalize(model.weights)}"]
+    if model.sha256:
+        facts.append(f"SHA-256 `{protected(visible(model.sha256[:16]))}…`")
+    facts.append(f"{model.parameters:,} parameters")
     notes = "".join(f"; {protected(visible(note))}" for note in model.notes)
-    size = f"{model.parameters:,} parameters"
-    alias, name, weights = map(finalize, (model.alias, model.name, model.weights))
-    return f"{alias}: {name}, weights: {weights}{digest}, {size}{notes}."
+    return f"{finalize(model.alias)}: {', '.join(facts)}{notes}."
 
 
 def summary_lines(document: Document) -> Iterator[str]:
@@ -153,10 +183,19 @@ def summary_lines(document: Document) -> Iterator[str]:
     first = document.first
     yield document.title
     for sentence in (*first.answer[:_SHOWN], *first.known_answer):
-        yield "  " + sentence.text.replace("**", "").replace("`", "")
-    if first.glance is not None and first.glance.rows:
-        rows = [tuple(map(in_words, row)) for row in first.glance.rows[:_NUMBERS]]
-        wide = max(len(row[0]) for row in rows)
-        for row in rows:
-            cells = "  ".join(cell.replace("**", "").replace("`", "") for cell in row[1:] if cell != "–")
-            yield f"  {row[0]:<{wide}}  {cells}"
+        yield f"  {_without_marks(sentence.text)}"
+    if first.glance is not None:
+        yield from _table_lines(first.glance)
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    """Yield the first rows of a table, their first cells as wide as the widest, without dashes for no value."""
+    rows = [tuple(map(in_words, row)) for row in table.rows[:_NUMBERS]]
+    width = max((len(row[0]) for row in rows), default=0)
+    for name, *cells in rows:
+        values = [_without_marks(cell) for cell in cells if cell != "–"]
+        yield f"  {name:<{width}}  {'  '.join(values)}"
+
+
+def _without_marks(text: str) -> str:
+    return text.replace("**", "").replace("`", "")

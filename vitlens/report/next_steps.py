@@ -1,4 +1,4 @@
-"""What a failing or surprising claim leads to: one hypothesis, and the command that tests it.
+"""Next steps of failing or surprising claims: one hypothesis, and the command that tests it.
 
 To add one, write an entry under the question of the claims; a test parses every command. Placeholders: {model}, the
 first model that a claim is about; {models}, all of them; {data}, the images of the run.
@@ -142,18 +142,22 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     if images is None and "{data}" in entry.command:
         return ""
     typed = _typed_models(config)
-    about = [name for alias, name in typed.items() if alias in subject.split(" and ")] or list(typed.values())
-    several = about if len(about) > 1 else list(typed.values())
-    if not about or (word == "compare" and len(several) != 2):
+    all_models = list(typed.values())
+    subjects = subject.split(" and ")
+    about = [name for alias, name in typed.items() if alias in subjects] or all_models
+    models = about if len(about) > 1 else all_models
+    if not about or (word == "compare" and len(models) != 2):
         return ""
-    known = {"model": shlex.quote(about[0]), "models": shlex.join(several), "data": shlex.join(images or [])}
-    return " ".join(entry.command.format(**known).split())
+    line = entry.command.format(model=shlex.quote(about[0]), models=shlex.join(models), data=shlex.join(images or []))
+    return " ".join(line.split())
 
 
 def _typed_models(config: Config) -> dict[str, str]:
     """Return each model as it was typed, by its alias."""
     options = config.options
-    typed: Sequence[Any] = options.get("models") or ([options["model"]] if options.get("model") else [])
+    typed: Sequence[Any] = options.get("models") or []
+    if not typed and options.get("model"):
+        typed = [options["model"]]
     if len(typed) == len(config.models):
         return {entry.alias: str(name) for entry, name in zip(config.models, typed)}
     return {entry.alias: entry.name or entry.alias for entry in config.models}
@@ -163,9 +167,11 @@ def _images(word: str, options: Mapping[str, Any]) -> list[str] | None:
     """Return the options that give a command the images of a run; None where it cannot take them."""
     if options.get("data"):
         return ["--data", str(options["data"])]
-    images = [str(each) for each in options.get("images") or ()]
-    if images and word in _PREDICTED:
+    images = list(map(str, options.get("images") or ()))
+    if not images:
+        return []
+    if word in _PREDICTED:
         return ["--images", *images, "--predicted"]
-    if images and word in _UNLABELLED:
+    if word in _UNLABELLED:
         return ["--images", *images]
-    return None if images else []
+    return None

@@ -8,6 +8,7 @@ from vitlens.report.document import Cell
 from vitlens.uncertainty import Estimate
 
 _LONG: Final = 100  # seconds from which a time is said in minutes
+_ROUNDS_TO_1000: Final = 999.5  # with three significant digits
 COUNTED: Final = {"bytes": "B", "FLOPs": "FLOPs"}  # units of large counts, which are shown with a prefix
 
 
@@ -18,42 +19,68 @@ def in_words(cell: Cell, *, with_n: bool = True) -> str:
     """
     if cell is None:
         return "–"
-    if isinstance(cell, Estimate) and cell.unit in COUNTED:
-        return f"{in_thousands(cell.value)}{COUNTED[cell.unit]}"
-    if isinstance(cell, Estimate) and cell.unit == "s" and cell.low is None and cell.value >= _LONG:
-        return in_time(cell.value)
     if isinstance(cell, Estimate):
-        scale, unit = (100.0, "%") if cell.unit == "fraction" else (1.0, cell.unit)
-        known = [each * scale for each in (cell.value, cell.low, cell.high) if each is not None]
-        digits = 1 if cell.unit in ("fraction", "points") else _decimals(known) if len(known) > 1 else None
-        value, *ends = [number(each, digits) for each in known]
-        value = f"{value} {unit}".rstrip()
-        notes = []
-        if len(ends) == 2:
-            notes.append(" to ".join(ends))
-        if with_n and cell.n is not None:
-            notes.append(f"n = {cell.n:,}")
-        return f"{value} ({', '.join(notes)})" if notes else value
+        return _estimate_in_words(cell, with_n=with_n)
     if isinstance(cell, float):
         return number(cell)
-    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return f"{cell:,}"
+    return str(cell)
+
+
+def _estimate_in_words(estimate: Estimate, *, with_n: bool) -> str:
+    if estimate.unit in COUNTED:
+        return f"{in_thousands(estimate.value)}{COUNTED[estimate.unit]}"
+    if estimate.unit == "s" and estimate.low is None and estimate.value >= _LONG:
+        return in_time(estimate.value)
+    scale = 1.0
+    unit = estimate.unit
+    if estimate.unit == "fraction":
+        scale = 100.0
+        unit = "%"
+    values = [scale * estimate.value]
+    if estimate.low is not None:
+        values.append(scale * estimate.low)
+    if estimate.high is not None:
+        values.append(scale * estimate.high)
+    digits = None
+    if estimate.unit in ("fraction", "points"):
+        digits = 1
+    elif len(values) > 1:
+        digits = _decimals(values)
+    value, *ends = [number(value, digits) for value in values]
+    text = f"{value} {unit}".rstrip()
+    notes = []
+    if len(ends) == 2:
+        notes.append(" to ".join(ends))
+    if with_n and estimate.n is not None:
+        notes.append(f"n = {estimate.n:,}")
+    if notes:
+        text += f" ({', '.join(notes)})"
+    return text
 
 
 def _decimals(values: Sequence[float]) -> int | None:
     """Return the decimals of an estimate and the ends of its interval: three significant digits of the largest.
 
-    None, which is three of each, for those with a prefix or a power of ten.
+    None, which gives each number three significant digits, for those with a prefix or a power of ten.
     """
     largest = max(map(abs, values))
-    return max(0, 2 - floor(log10(largest))) if 1e-4 <= largest < 999.5 else None
+    if 1e-4 <= largest < _ROUNDS_TO_1000:
+        return max(0, 2 - floor(log10(largest)))
+    return None
 
 
 def number(value: float, digits: int | None = None) -> str:
     """Return a plain number with this many decimals, or with three significant digits."""
-    if digits is not None:
-        text = f"{value:.{digits}f}"
-        return text.removeprefix("-") if float(text) == 0 else text
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"  # .3g makes 1e+03 of it
+    if digits is None:
+        if abs(value) >= _ROUNDS_TO_1000:
+            return f"{value:,.0f}"  # .3g would write 1e+03
+        return f"{value:.3g}"
+    text = f"{value:.{digits}f}"
+    if float(text) == 0:
+        return text.removeprefix("-")
+    return text
 
 
 def in_thousands(count: float) -> str:
@@ -65,11 +92,15 @@ def in_thousands(count: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """Seconds as a person says them: "0.8 s", "42 s", "3 min 20 s", "2 h 5 min"."""
+    """Return seconds as a person says them: "0.8 s", "42 s", "3 min 20 s", "2 h 5 min"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+        return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -78,10 +109,15 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def in_ranges(numbers: Sequence[int]) -> str:
-    """Numbers of layers in ranges: "layer 3", "layers 0 to 4 and 7"."""
-    known = sorted(set(numbers))
-    starts = [number for number in known if number - 1 not in known]
-    ends = [number for number in known if number + 1 not in known]
-    parts = [str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends)]
-    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{'layer' if len(known) == 1 else 'layers'} {listed}"
+    """Return numbers of layers in ranges: "layer 3", "layers 0 to 4 and 7"."""
+    layers = sorted(set(numbers))
+    ranges = []
+    for layer in layers:
+        if layer - 1 not in layers:
+            start = layer
+        if layer + 1 not in layers:
+            ranges.append(str(layer) if layer == start else f"{start} to {layer}")
+    noun = "layer" if len(layers) == 1 else "layers"
+    if len(ranges) == 1:
+        return f"{noun} {ranges[0]}"
+    return f"{noun} {', '.join(ranges[:-1])} and {ranges[-1]}"

@@ -30,12 +30,12 @@ class Marked(str):
 
 
 def say(template: str, **values: Any) -> str:
-    """Return one line of a template; empty where the template says nothing."""
+    """Fill a template and return it as one line."""
     return " ".join(_template(template).render(**values).split())
 
 
 def finalize(value: Any) -> str:
-    """Return a value as it is put into a sentence: numbers formatted, names escaped, None a dash."""
+    """Format a value for a sentence: numbers in words, names escaped, None as a dash."""
     if isinstance(value, Marked):
         return value
     if value is None or isinstance(value, Estimate | int | float):
@@ -44,34 +44,46 @@ def finalize(value: Any) -> str:
 
 
 def names(values: Iterable[Any], most: int = NAMED) -> Marked:
-    """Values, or rows by their `name`, in bold: "**L0.H1**, **L2.H3** and 2 more"."""
-    every = [f"**{finalize(getattr(value, 'name', value))}**" for value in values]
-    return listed([*every[:most], *([f"{len(every) - most} more"] if len(every) > most else [])])
+    """Return values, or rows by their `name`, in bold: "**L0.H1**, **L2.H3** and 2 more"."""
+    in_bold = [f"**{finalize(getattr(value, 'name', value))}**" for value in values]
+    parts = in_bold[:most]
+    if len(in_bold) > most:
+        parts.append(f"{len(in_bold) - most} more")
+    return listed(parts)
 
 
 def listed(parts: Sequence[str], word: str = "and") -> Marked:
-    """Parts that are finished: "a, b and c"; "a, 1; b, 2; and c" where one of several holds a comma."""
+    """Join finished parts: "a, b and c", or "a, 1; b, 2; and c" if a part has a comma."""
     if len(parts) < 3:
         return Marked(f" {word} ".join(parts) or "none")
-    commas = any(", " in part for part in parts)
-    return Marked(f"{('; ' if commas else ', ').join(parts[:-1])}{';' if commas else ''} {word} {parts[-1]}")
+    if any(", " in part for part in parts):
+        return Marked(f"{'; '.join(parts[:-1])}; {word} {parts[-1]}")
+    return Marked(f"{', '.join(parts[:-1])} {word} {parts[-1]}")
 
 
 def counts(numbers: Mapping[str, int]) -> Marked:
-    """ "9 mixed, 5 uniform", the highest first."""
-    known = sorted(numbers.items(), key=lambda pair: -pair[1])
-    return Marked(", ".join(f"{count} {finalize(name)}" for name, count in known))
+    """Return counts with their names, the highest first: "9 mixed, 5 uniform"."""
+    ordered = sorted(numbers.items(), key=lambda pair: -pair[1])
+    return Marked(", ".join(f"{count} {finalize(name)}" for name, count in ordered))
 
 
 def value_of(estimate: Estimate | None, digits: int | None = None) -> str:
     """Return an estimate without its interval: "93.1 %"."""
-    if estimate is not None and estimate.unit == "fraction" and digits is not None:
+    if estimate is None:
+        return in_words(None)
+    if estimate.unit == "fraction" and digits is not None:
         return percent(estimate.value, digits)
-    return in_words(None if estimate is None else Estimate(estimate.value, unit=estimate.unit))
+    return in_words(Estimate(estimate.value, unit=estimate.unit))
 
 
-def _by_count(one: str, several: str) -> Callable[[Sized | int], str]:
-    return lambda value: one if (value if isinstance(value, int) else len(value)) == 1 else several
+def _by_count(singular: str, plural: str) -> Callable[[Sized | int], str]:
+    """Return a filter that chooses a word by a number, or by the length of a collection."""
+
+    def choose(value: Sized | int) -> str:
+        count = value if isinstance(value, int) else len(value)
+        return singular if count == 1 else plural
+
+    return choose
 
 
 _FILTERS: Final = {
@@ -93,9 +105,9 @@ _FILTERS: Final = {
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """Return the one environment of all templates."""
-    made = Environment(undefined=StrictUndefined, finalize=finalize, autoescape=False)
-    made.filters |= _FILTERS
-    return made
+    templates = Environment(undefined=StrictUndefined, finalize=finalize, autoescape=False)
+    templates.filters |= _FILTERS
+    return templates
 
 
 @lru_cache(maxsize=1024)

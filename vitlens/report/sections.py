@@ -9,8 +9,8 @@
         charts=(Chart("transfer", matrix("made_for", "shown_to", "fooled"), "Share of the images that ..."),),
     )
 
-No rows, no section. `says` is filled by the columns of a row; where a column that it needs is None, `otherwise` is.
-A function stands in the place of a template only where a test decides.
+A section without rows is left out. The columns of a row fill `says`, or `otherwise` if one of them is None. A function
+takes the place of a template only if a test decides between sentences.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from jinja2 import meta
 
 from vitlens.display import protected, visible
-from vitlens.record import Column, Record, columns
+from vitlens.record import Column, Record, SkippedEntry, columns
 from vitlens.report import document as page
 from vitlens.report.claims import Claim, shown, title_of, together, vetoed
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
@@ -41,6 +41,8 @@ Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]  # the table of the recor
 Words: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
+_UNKNOWN: Final = 5  # sentences on the first page about what is not known
+_SKIPPED: Final = 10  # files left out whose reason is printed
 
 
 def _nothing(_: Any) -> Iterator[Any]:
@@ -55,11 +57,11 @@ def _every(_: Any) -> bool:
 class Chart:
     """A figure of a section.
 
-    draw: one of vitlens/charts, or a function, from rows and title to the figure; caption: at most 30 words that begin
-    with what is seen; title: what it shows, with the result; both templates over `rows`, `first` and `record`; rows:
-    others than the section's; only: those of the rows that it draws; each: a field, for a chart for each of its values,
-    whose name is appended to the chart's; whole: whether it draws the record's arrays, so that `draw` and `only` take
-    the record in the place of rows.
+    draw: a chart of vitlens/charts, or a function from rows and title to the figure. caption: at most 30 words that
+    begin with what is seen. title: what the figure shows, with the result. Caption and title are templates over `rows`,
+    `first` and `record`. rows: in place of the section's. only: chooses the rows that are drawn. each: a field; one
+    figure is drawn for each of its values, which is appended to the name. whole: True if the chart draws arrays, so
+    that `draw` and `only` take the record in place of rows.
     """
 
     name: str
@@ -76,11 +78,11 @@ class Chart:
 class Section:
     """A part of a report. question: its title, a template.
 
-    opening: a sentence over all rows (`rows`, `first`, `record`), or a function of the record; says: a sentence a row,
-    at most SAID; columns: of its table, at most six; order: of the rows; about: the
-    questions of the claims whose state is its status; without: what is said where there are no rows ("": no section);
-    step: whether it is one of a sequence, through which a page leads with a slider; panels: of the record, images one
-    by one, which a page can filter.
+    opening: a template over all rows (`rows`, `first`, `record`), or a function of the record. says: the template of a
+    row's sentence; a section has at most SAID sentences. otherwise: in its place if a column is None. columns: of the
+    table, at most six. order: a sort key of rows. about: the questions of the claims that give the section its status.
+    without: the sentence of a section without rows; "" leaves the section out. step: True for a step of a sequence,
+    through which a page leads with a slider. panels: images of the record that a page shows one by one and can filter.
     """
 
     question: str
@@ -101,17 +103,17 @@ def other_sheets(picture: Chart) -> Section:
     """Return the section of the first page's pictures that are not on its sheet."""
     return Section(
         "What do the other images show?",
-        lambda record: [each for each in rows_of(picture.rows, record) if each.sheet],
+        lambda record: [row for row in rows_of(picture.rows, record) if row.sheet],
         charts=(replace(picture, name=f"{picture.name}_more", rows="", only=_every, each="sheet"),),
     )
 
 
 @dataclass(frozen=True)
 class Glance:
-    """A row of the first page's table: a column of rows, one a model: a table, or a function of the record.
+    """A row of the first page's table: one column of rows that hold a model each.
 
-    key: the entry of a column that holds several; question: of the claims whose states it shows; difference: between
-    two models, from the record.
+    table: the rows; column: the field that is shown; key: the entry of a column that holds several; question: of the
+    claims that give the row its status; difference: between two models, from the record.
     """
 
     table: Rows
@@ -124,7 +126,7 @@ class Glance:
 
 @dataclass(frozen=True)
 class Overview:
-    """The first page's table where its rows are not models: rows of the record, at most six columns."""
+    """A first page's table whose rows are rows of the record, with at most six columns."""
 
     rows: Rows
     columns: tuple[str, ...]
@@ -134,13 +136,14 @@ class Overview:
 class Report:
     """The report of a command.
 
-    claims: of its record; effects: all that it measured on the scale of findings.py, also what is not significant, with
-    p before any correction; unknown: what it does not show, sentences, at most five; picture: of the first page, of
-    pictures on several sheets the first; explorer: of its HTML page; title: where no claim can be one, a template over
-    `record` and the run's own `title`; definitions: names and what they are, with the terms of the columns that are
-    shown; package: of its help.md, where that is not the record's; reconciles: what its parts say differently, and why;
-    known_answer: whether it recovered a planted cause. A run of chapters takes finished parts from theirs: sections,
-    picture and glance may be functions of the record.
+    claims: of its record. effects: all measured effects on the scale of findings.py, significant or not, with p before
+    any correction. unknown: at most five sentences about what the report does not show. picture: of the first page; of
+    several sheets the first. explorer: of the HTML page. title: a template over `record` and the run's `title`, for a
+    report whose claims have no title. definitions: names with their meaning, after the terms of the shown columns.
+    package: of its help.md, if that is not the record's. reconciles: sentences about numbers that differ between parts,
+    and why. known_answer: sentences about a planted cause that it recovered or not.
+
+    A run of chapters takes finished parts from them: sections, picture and glance may be functions of the record.
     """
 
     record: type[Record]
@@ -161,26 +164,25 @@ class Report:
         """Return the whole report of a record."""
         claims = self.register(record)
         picture = self._picture(record)
-        parts = [_beside(picture, part) for section in self.sections for part in _parts(section, record, claims)]
-        own = [section for section in self.sections if isinstance(section, Section)]
-        package = self.package or type(record).__module__.rpartition(".")[0]
-        overview = (self.glance,) if isinstance(self.glance, Overview) else ()
         answers = shown(claims)
-        terms = tuple(dict.fromkeys(_terms((*own, *overview), record)))
-        definitions = [*((each.name, each.sentence) for each in terms), *self.definitions(record)]
-        images = " ".join(_images(record))
+        terms = tuple(dict.fromkeys(_terms(self._declared(), record)))
+        definitions = [(term.name, term.sentence) for term in terms]
+        definitions += self.definitions(record)
+        package = self.package or type(record).__module__.rpartition(".")[0]
         first = FirstPage(
-            tuple(Sentence(claim.says, claim.place) for claim in answers),
-            picture,
-            self.glance(record) if callable(self.glance) else _glanced(self.glance, record, claims),
-            tuple(map(Sentence, list(self.unknown(record))[:5])),
-            _to_test(answers, most=2),
-            tuple(map(Sentence, self.known_answer(record))),
+            answer=tuple(Sentence(claim.says, claim.place) for claim in answers),
+            picture=picture,
+            glance=self._glance_table(record, claims),
+            unknown=_as_sentences(list(self.unknown(record))[:_UNKNOWN]),
+            next=_to_test(answers, most=2),
+            known_answer=_as_sentences(self.known_answer(record)),
         )
+        title = say(self.title, record=record, title=Marked(_protected(record.config.title)))
+        images = " ".join(_images(record))
         return Document(
-            title_of(claims, say(self.title, record=record, title=Marked(_protected(record.config.title)))),
-            tuple(parts),
-            first,
+            title=title_of(claims, title),
+            sections=tuple(self._parts(record, claims, picture)),
+            first=first,
             folded=(*self._differing(record), *_help(package, definitions)),
             explorer=self.explorer(record) if self.explorer else None,
             terms=terms,
@@ -192,46 +194,75 @@ class Report:
         """Return all claims of a record, those that fail or surprise with what to test next."""
         return _with_next_steps(vetoed(self.claims(record)), record)
 
+    def _declared(self) -> list[Section | Overview]:
+        """Return the parts whose columns are declared here, not taken from a chapter."""
+        parts: list[Section | Overview] = []
+        for section in self.sections:
+            if isinstance(section, Section):
+                parts.append(section)
+        if isinstance(self.glance, Overview):
+            parts.append(self.glance)
+        return parts
+
+    def _parts(self, record: Any, claims: Sequence[Claim], picture: FigureSpec | None) -> Iterator[page.Section]:
+        """Yield the sections in order, without the figure that the first page shows."""
+        for section in self.sections:
+            for part in _finished(section, record, claims):
+                yield part if picture is None else _without_figure(part, picture.name)
+
     def _differing(self, record: Any) -> Iterator[page.Section]:
         """Yield a folded part on what the parts of the report say differently."""
-        sentences = tuple(map(Sentence, self.reconciles(record)))
+        sentences = _as_sentences(self.reconciles(record))
         if sentences:
             yield page.Section("Numbers that differ between chapters", sentences)
 
     def _picture(self, record: Any) -> FigureSpec | None:
+        if self.picture is None:
+            return None
         if isinstance(self.picture, Chart):
             return drawn(self.picture, record)
-        return None if self.picture is None else self.picture(record)
+        return self.picture(record)
+
+    def _glance_table(self, record: Any, claims: Sequence[Claim]) -> Table | None:
+        if callable(self.glance):
+            return self.glance(record)
+        if isinstance(self.glance, Overview):
+            return _overview(self.glance, record)
+        return _glanced(self.glance, record, claims)
+
+
+def _as_sentences(texts: Iterable[str]) -> tuple[Sentence, ...]:
+    return tuple(map(Sentence, texts))
 
 
 def _with_next_steps(claims: Iterable[Claim], record: Record) -> tuple[Claim, ...]:
-    """Return the claims, those that fail or surprise with a hypothesis and the command that tests it."""
-    found = []
+    """Add a hypothesis and the command that tests it to claims that fail or surprise."""
+    completed = []
     for claim in claims:
         if needs_a_next_step(claim) and not claim.next_step:
             claim = replace(claim, next_step=next_step(claim, record.config))
-        found.append(claim)
-    return tuple(found)
+        completed.append(claim)
+    return tuple(completed)
 
 
 def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
-    """Return the next steps of claims that fail or surprise, each once, the most urgent first."""
-    failing = sorted((each for each in claims if each.next_step), key=lambda each: urgency(each.state))
-    steps = dict.fromkeys(claim.next_step for claim in failing if needs_a_next_step(claim))
-    return tuple(map(Sentence, list(steps)[:most]))
+    """Return the next steps of claims that fail or surprise: no step twice, the most urgent first."""
+    steps: dict[str, None] = {}
+    for claim in sorted(claims, key=lambda claim: urgency(claim.state)):
+        if claim.next_step and needs_a_next_step(claim):
+            steps[claim.next_step] = None
+    return _as_sentences(list(steps)[:most])
 
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
-    """Return a picture of the first page, of several sheets the first; None where it has no rows."""
-    first = replace(picture, only=lambda row: not getattr(row, "sheet", 0))
-    return next(_figures(first, record, ()), None)
+    """Return the figure of the first page; of several sheets the first, None if it has no rows."""
+    first_sheet = replace(picture, only=lambda row: not getattr(row, "sheet", 0))
+    return next(_figures(first_sheet, record, ()), None)
 
 
-def _beside(picture: FigureSpec | None, part: page.Section) -> page.Section:
-    """Return a section without the picture of the first page, which a chapter's section may show, too."""
-    if picture is None or all(figure.name != picture.name for figure in part.figures):
-        return part
-    return replace(part, figures=tuple(figure for figure in part.figures if figure.name != picture.name))
+def _without_figure(part: page.Section, name: str) -> page.Section:
+    """Return a section without the figure of that name."""
+    return replace(part, figures=tuple(figure for figure in part.figures if figure.name != name))
 
 
 def _images(record: Record) -> Iterator[str]:
@@ -239,15 +270,25 @@ def _images(record: Record) -> Iterator[str]:
     data = record.config.data
     if data is None:
         return
-    of = "" if data.title == "images" else f" of {finalize(data.title)}"  # "images": files of no data set
-    yield f"{data.images:,} image{'s' if data.images != 1 else ''}{of}."
-    for note in map(_protected, data.notes):
-        yield f"{note[:1].upper()}{note[1:].rstrip('.')}."
+    noun = "image" if data.images == 1 else "images"
+    if data.title == "images":  # files of no data set
+        yield f"{data.images:,} {noun}."
+    else:
+        yield f"{data.images:,} {noun} of {finalize(data.title)}."
+    for note in data.notes:
+        text = _protected(note)
+        yield f"{text[:1].upper()}{text[1:].rstrip('.')}."
     if data.skipped:
-        files = "; ".join(f"{finalize(each.file)}: {_protected(each.reason)}" for each in data.skipped[:10])
-        more = f"; and {len(data.skipped) - 10} more in config.json" if len(data.skipped) > 10 else ""
-        were = "images were" if len(data.skipped) > 1 else "image was"
-        yield f"{len(data.skipped)} {were} left out ({files}{more})."
+        yield _skipped_images(data.skipped)
+
+
+def _skipped_images(skipped: Sequence[SkippedEntry]) -> str:
+    """Return a sentence that counts the files left out and gives reasons for the first of them."""
+    reasons = [f"{finalize(file.file)}: {_protected(file.reason)}" for file in skipped[:_SKIPPED]]
+    if len(skipped) > _SKIPPED:
+        reasons.append(f"and {len(skipped) - _SKIPPED} more in config.json")
+    were = "image was" if len(skipped) == 1 else "images were"
+    return f"{len(skipped)} {were} left out ({'; '.join(reasons)})."
 
 
 def _protected(text: str) -> str:
@@ -256,39 +297,50 @@ def _protected(text: str) -> str:
 
 def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
     """Return the rows that a section or a chart is about."""
-    return getattr(record, rows) if isinstance(rows, str) else tuple(rows(record))
+    if isinstance(rows, str):
+        table: Sequence[Any] = getattr(record, rows)
+        return table
+    return tuple(rows(record))
 
 
-def _parts(
+def _finished(
     section: Section | Callable[[Any], Iterator[page.Section]], record: Any, claims: Sequence[Claim]
 ) -> Iterator[page.Section]:
+    """Yield a declared section filled by the record, or the parts that a function takes from chapters."""
     if not isinstance(section, Section):
         yield from section(record)
-    elif whole := made(section, record, claims):
-        yield whole
+        return
+    part = build_section(section, record, claims)
+    if part is not None:
+        yield part
 
 
-def made(
+def build_section(
     section: Section, record: Any, claims: Sequence[Claim] = (), rows: Sequence[Any] | None = None
 ) -> page.Section | None:
-    """Return a section of a record, of these rows where they are given; None where there are no rows and nothing is
-    said."""
-    rows = rows_of(section.rows, record) if rows is None else rows
+    """Return a section of a record, or None if it has no rows and says nothing without them.
+
+    rows: in place of the section's own.
+    """
+    if rows is None:
+        rows = rows_of(section.rows, record)
     if not rows and not section.without:
         return None
     if section.order is not None:
         rows = sorted(rows, key=section.order)
-    lines = [text for text in _sentences(section, rows, record) if text]
-    figures = tuple(figure for chart in section.charts for figure in _figures(chart, record, rows))
+    figures: list[FigureSpec] = []
+    for chart in section.charts:
+        figures += _figures(chart, record, rows)
+    claims_about = [claim for claim in claims if claim.question in section.about]
     return page.Section(
         say(section.question, rows=rows, record=record),
-        tuple(map(Sentence, lines)),
+        _as_sentences(filter(None, _sentences(section, rows, record))),
         tuple(_table(section, rows, record)),
-        figures,
+        tuple(figures),
         panels=tuple(section.panels(record)),
         step=section.step,
-        status=together(claim for claim in claims if claim.question in section.about),
-        next=_to_test([claim for claim in claims if claim.question in section.about], most=1),
+        status=together(claims_about),
+        next=_to_test(claims_about, most=1),
     )
 
 
@@ -296,47 +348,67 @@ def _sentences(section: Section, rows: Sequence[Any], record: Any) -> Iterator[s
     if not rows:
         yield section.without
         return
-    if isinstance(section.opening, str):
-        yield say(section.opening, rows=rows, first=rows[0], record=record) if section.opening else ""
-    else:
+    if not isinstance(section.opening, str):
         yield section.opening(record)
-    for row in rows[: SAID - bool(section.opening)] if section.says else ():
-        yield row_said(section.says, row, section.otherwise)
+    elif section.opening:
+        yield say(section.opening, rows=rows, first=rows[0], record=record)
+    if section.says:
+        most = SAID - 1 if section.opening else SAID
+        for row in rows[:most]:
+            yield say_row(section.says, row, section.otherwise)
 
 
-def row_said(words: Words, row: Any, otherwise: str = "") -> str:
-    """Return the sentence of a row; `otherwise` where a column that it needs is None."""
+def say_row(words: Words, row: Any, otherwise: str = "") -> str:
+    """Return the sentence of a row; `otherwise` if a column that it needs is None."""
     template = words if isinstance(words, str) else words(row)
-    cells = {each.name: getattr(row, each.name) for each in fields(row)}
-    needed = meta.find_undeclared_variables(environment().parse(template))
-    missing = any(cells.get(name, "") is None for name in needed)
-    return say(otherwise if missing else template, row=row, **cells) if template else ""
+    if not template:
+        return ""
+    cells = {field.name: getattr(row, field.name) for field in fields(row)}
+    for name in meta.find_undeclared_variables(environment().parse(template)):
+        if cells.get(name, "") is None:
+            return say(otherwise, row=row, **cells)
+    return say(template, row=row, **cells)
 
 
 def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureSpec]:
-    """Yield the chart, or one for each value of a field; none where it has no rows."""
-    rows = [record] if chart.whole else rows_of(chart.rows, record) if chart.rows else rows
-    rows = [row for row in rows if chart.only(row)]
-    values = list(dict.fromkeys(getattr(row, chart.each) for row in rows)) if chart.each else [None]
-    for value in values:
-        own = rows if value is None else [row for row in rows if getattr(row, chart.each) == value]
-        if own:
-            known = {"rows": own, "first": own[0], "record": record}
-            name = chart.name if len(values) == 1 else f"{chart.name}_{value}"
-            title = say(chart.title, **known)
-            caption = say(chart.caption, **known)
-            draw = partial(chart.draw, record if chart.whole else own, title)
-            yield FigureSpec(name, caption, draw, alt=title or caption)
+    """Yield the chart, or one for each value of a field; none if it has no rows.
+
+    rows: of the section, for a chart without rows of its own.
+    """
+    if chart.whole:
+        rows = [record]
+    elif chart.rows:
+        rows = rows_of(chart.rows, record)
+    groups: dict[Any, list[Any]] = {}
+    for row in filter(chart.only, rows):
+        value = getattr(row, chart.each) if chart.each else None
+        groups.setdefault(value, []).append(row)
+    for value, group in groups.items():
+        name = chart.name if len(groups) == 1 else f"{chart.name}_{value}"
+        title = say(chart.title, rows=group, first=group[0], record=record)
+        caption = say(chart.caption, rows=group, first=group[0], record=record)
+        draw = partial(chart.draw, record if chart.whole else group, title)
+        yield FigureSpec(name, caption, draw, alt=title or caption)
 
 
 def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> Iterator[Table]:
     if not section.columns or not rows:
         return
     declared = columns(type(rows[0]))
-    same = [name for name, own in record.tables.items() if own and type(own[0]) is type(rows[0])]
-    more = section.rows if isinstance(section.rows, str) else next(iter(same), "")
-    shown = {name: declared.get(name) or _of_property(name, rows[0]) for name in section.columns}
-    yield table_of(rows[:ROWS], shown, of=len(rows), name=more)
+    shown_columns = {}
+    for name in section.columns:
+        shown_columns[name] = declared.get(name) or _of_property(name, rows[0])
+    yield table_of(rows[:ROWS], shown_columns, of=len(rows), name=_table_name(section, rows[0], record))
+
+
+def _table_name(section: Section | Overview, row: Any, record: Record) -> str:
+    """Return the name of the table of the record that holds such rows, "" if none does."""
+    if isinstance(section.rows, str):
+        return section.rows
+    for name, table in record.tables.items():
+        if table and type(table[0]) is type(row):
+            return name
+    return ""
 
 
 def _of_property(name: str, row: Any) -> Column:
@@ -346,13 +418,21 @@ def _of_property(name: str, row: Any) -> Column:
 
 
 def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
-    """Rows as a table; a column that is empty in all of them is left out. name: of its CSV file; of: rows in all."""
-    cells = {column.title: [cell(getattr(row, field), column) for row in rows] for field, column in shown.items()}
-    cells = {title: column for title, column in cells.items() if any(each not in (None, "") for each in column)}
-    caption = f"{len(rows)} of {of:,} rows" if of > len(rows) else ""
-    if name and of > len(rows):
-        caption += f"; all of them: tables/{name}.csv"
-    return Table(caption, tuple(cells), tuple(zip(*cells.values())))
+    """Return rows as a table without the columns that are empty in all of them.
+
+    shown: the columns by field; of: the number of rows in all; name: of the CSV file that holds them.
+    """
+    columns_of_cells = {}
+    for field, column in shown.items():
+        cells = [cell(getattr(row, field), column) for row in rows]
+        if any(value not in (None, "") for value in cells):
+            columns_of_cells[column.title] = cells
+    caption = ""
+    if of > len(rows):
+        caption = f"{len(rows)} of {of:,} rows"
+        if name:
+            caption += f"; all of them: tables/{name}.csv"
+    return Table(caption, tuple(columns_of_cells), tuple(zip(*columns_of_cells.values())))
 
 
 def cell(value: Any, column: Column) -> Cell:
@@ -370,40 +450,61 @@ def cell(value: Any, column: Column) -> Cell:
     if isinstance(value, int | float):
         return value
     if isinstance(value, Mapping):
-        return ", ".join(f"{finalize(key)} {finalize(each)}" for key, each in value.items()) or None
+        entries = [f"{finalize(key)} {finalize(entry)}" for key, entry in value.items()]
+        return ", ".join(entries) or None
     if isinstance(value, list | tuple):
         return ", ".join(map(finalize, value))
     return finalize(value)
 
 
-def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence[Claim]) -> Table | None:
-    """Return one row a metric, one column a model; failing rows first."""
-    if isinstance(glances, Overview):
-        return next(_table(glances, rows_of(glances.rows, record), record), None)
-    lines: list[tuple[int, tuple[Cell, ...]]] = []
-    for each in glances:
-        rows = {row.model: row for row in rows_of(each.table, record)}
-        if not rows:
-            continue
-        column = columns(type(next(iter(rows.values()))))[each.column]
-        values = {model: getattr(row, each.column) for model, row in rows.items()}
-        if each.key:
-            values = {model: value.get(each.key) for model, value in values.items()}
-        if all(value is None for value in values.values()):
-            continue
-        verdict = together(claim for claim in claims if each.question and claim.question == each.question)
-        apart = each.difference(record) if each.difference else None
-        gap = None if apart is None else in_points(apart)
-        cells = [cell(values.get(model), column) for model in record.aliases]
-        status = None if verdict is None else verdict.words
-        line = (each.title or column.title, *cells, *([gap] if len(cells) == 2 else []), status)
-        lines.append((urgency(status), line))
+def _overview(overview: Overview, record: Any) -> Table | None:
+    rows = rows_of(overview.rows, record)
+    return next(_table(overview, rows, record), None)
+
+
+def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) -> Table | None:
+    """Return a table with a row for each metric and a column for each model; failing rows first."""
+    names = ["metric", *map(finalize, record.aliases)]
+    if len(record.aliases) == 2:
+        names.append("difference")
+    names.append("status")
+    lines: list[list[Cell]] = []
+    for glance in glances:
+        lines += _glance_line(glance, record, claims)
     if not lines:
         return None
-    names = ("metric", *map(finalize, record.aliases), *(["difference"] if len(record.aliases) == 2 else []), "status")
-    ordered = [line for _, line in sorted(lines, key=lambda pair: pair[0])][:ROWS]
-    kept = [at for at, name in enumerate(names) if at == 0 or any(line[at] is not None for line in ordered)]
-    return Table("", tuple(names[at] for at in kept), tuple(tuple(line[at] for at in kept) for line in ordered))
+    lines.sort(key=lambda line: urgency(str(line[-1] or "")))
+    lines = lines[:ROWS]
+    kept = [0]
+    for index in range(1, len(names)):
+        if any(line[index] is not None for line in lines):
+            kept.append(index)
+    rows = [tuple(line[index] for index in kept) for line in lines]
+    return Table("", tuple(names[index] for index in kept), tuple(rows))
+
+
+def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterator[list[Cell]]:
+    """Yield the title, a value for each model, the difference of two, and the status; nothing without a value."""
+    rows = rows_of(glance.table, record)
+    if not rows:
+        return
+    values = {}
+    for row in rows:
+        value = getattr(row, glance.column)
+        values[row.model] = value.get(glance.key) if glance.key else value
+    if all(value is None for value in values.values()):
+        return
+    column = columns(type(rows[0]))[glance.column]
+    line: list[Cell] = [glance.title or column.title]
+    line += [cell(values.get(model), column) for model in record.aliases]
+    if len(record.aliases) == 2:
+        difference = glance.difference(record) if glance.difference else None
+        line.append(None if difference is None else in_points(difference))
+    verdict = None
+    if glance.question:
+        verdict = together(claim for claim in claims if claim.question == glance.question)
+    line.append(None if verdict is None else verdict.words)
+    yield line
 
 
 def urgency(status: str | None) -> int:
@@ -416,29 +517,35 @@ def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term
     """Yield the terms of the columns that are shown."""
     for section in sections:
         rows = rows_of(section.rows, record)
-        declared = columns(type(rows[0])) if rows and hasattr(rows[0], "__dataclass_fields__") else {}
+        if not rows or not hasattr(rows[0], "__dataclass_fields__"):
+            continue
+        declared = columns(type(rows[0]))
         for name in section.columns:
             if name in declared and declared[name].term:
                 yield Term(declared[name].title, declared[name].term)
 
 
 def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page.Section]:
-    """help.md of a command, a folded part for each of its headings, and the definitions."""
+    """Yield help.md of a command, a folded part for each of its headings, and the definitions."""
     for title, paragraphs in help_of(package).items():
-        yield page.Section(title, tuple(map(Sentence, paragraphs)))
+        yield page.Section(title, _as_sentences(paragraphs))
     if definitions:
-        lines = (f"**{name}**: {text}" for name, text in definitions)  # ours, from registries and columns
-        yield page.Section("Definitions", tuple(map(Sentence, lines)))
+        lines = [f"**{name}**: {text}" for name, text in definitions]  # ours, from registries and columns
+        yield page.Section("Definitions", _as_sentences(lines))
 
 
 def help_of(package: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the paragraphs of a command's help.md by heading; none where it has no such file."""
+    """Return the paragraphs of a command's help.md by heading, none if it has no such file."""
     path = files(package).joinpath("help.md")
     if not path.is_file():
         return {}
     parts: dict[str, tuple[str, ...]] = {}
     for block in path.read_text("utf-8").split("\n## ")[1:]:
         title, _, text = block.partition("\n")
-        items = [" ".join(part.split()) for part in text.replace("\n- ", "\n\n").split("\n\n")]
-        parts[title.strip()] = tuple(item for item in items if item)
+        paragraphs = []
+        for paragraph in text.replace("\n- ", "\n\n").split("\n\n"):
+            line = " ".join(paragraph.split())
+            if line:
+                paragraphs.append(line)
+        parts[title.strip()] = tuple(paragraphs)
     return parts

@@ -1,4 +1,4 @@
-"""Limits and verdicts: what a report passes, warns of or fails, each on the worse end of a 95 % interval."""
+"""Limits and verdicts: a report passes, warns or fails by the worse end of a 95 % interval."""
 
 import tomllib
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class Threshold:
-    """Where a value passes, and where it is a warning; beyond that it fails. higher: whether higher is better."""
+    """The limits of pass and warning; a value beyond both fails. higher: True if higher is better."""
 
     passes: float
     warns: float
@@ -22,37 +22,54 @@ class Threshold:
     @property
     def words(self) -> str:
         """Return the threshold as a report prints it: "pass from 50 %, warn from 10 %"."""
-        scale, unit = (100.0, " %") if self.unit == "fraction" else (1.0, f" {self.unit}" if self.unit else "")
-        if self.higher and self.passes < 0:  # a difference to the better model
-            return f"pass to {number(-self.passes * scale)}, warn to {number(-self.warns * scale)}{unit} behind"
+        passes = self.passes
+        warns = self.warns
+        unit = f" {self.unit}" if self.unit else ""
+        if self.unit == "fraction":
+            passes *= 100
+            warns *= 100
+            unit = " %"
+        if self.higher and passes < 0:  # a difference to the better model
+            return f"pass to {number(-passes)}, warn to {number(-warns)}{unit} behind"
         word = "from" if self.higher else "to"
-        return f"pass {word} {number(self.passes * scale)}{unit}, warn {word} {number(self.warns * scale)}{unit}"
+        return f"pass {word} {number(passes)}{unit}, warn {word} {number(warns)}{unit}"
 
-    def state(self, worst: float) -> State:
+    def state(self, value: float) -> State:
         """Return the state of a value."""
-        sign = 1.0 if self.higher else -1.0
-        if sign * worst >= sign * self.passes:
+        if self._reaches(value, self.passes):
             return "pass"
-        return "warn" if sign * worst >= sign * self.warns else "fail"
+        if self._reaches(value, self.warns):
+            return "warn"
+        return "fail"
+
+    def _reaches(self, value: float, limit: float) -> bool:
+        return value >= limit if self.higher else value <= limit
 
     def judge(self, value: Estimate) -> State:
-        """Return the state of an estimate by the worse end of its interval, or by its value where it has none."""
-        worst = value.low if self.higher else value.high
-        return self.state(value.value if worst is None else worst)
+        """Return the state of an estimate by the worse end of its interval, or by its value if it has none."""
+        worst, _ = self._ends(value)
+        return self.state(worst)
 
     def out_of_reach(self, value: Estimate) -> bool:
         """Return True if not even the better end of the interval passes."""
-        best = value.high if self.higher else value.low
-        return self.state(value.value if best is None else best) != "pass"
+        _, best = self._ends(value)
+        return self.state(best) != "pass"
 
     def judge_difference(self, value: Estimate) -> State:
-        """Return the state of a difference between two models: what its whole interval shows, as it may also be none.
+        """Return the state of a difference between two models by both ends of its interval.
 
-        It passes where both ends pass, warns or fails where even the better end does, and is inconclusive between.
+        It passes if both ends pass, warns or fails if even the better end does, and is inconclusive otherwise.
         """
-        ends = [value.value if end is None else end for end in (value.low, value.high)]
-        best, worst = (self.state(end) for end in sorted(ends, reverse=self.higher))
-        return "inconclusive" if best == "pass" != worst else best
+        worst, best = map(self.state, self._ends(value))
+        if best == "pass" and worst != "pass":
+            return "inconclusive"
+        return best
+
+    def _ends(self, value: Estimate) -> tuple[float, float]:
+        """Return the worse and the better end of an interval, both the value itself if it has none."""
+        low = value.value if value.low is None else value.low
+        high = value.value if value.high is None else value.high
+        return (low, high) if self.higher else (high, low)
 
 
 ORDER: Final[tuple[State, ...]] = ("fail", "warn", "inconclusive", "not tested", "pass")  # the most urgent first
@@ -78,7 +95,9 @@ class Verdict:
     @property
     def reason(self) -> str:
         """Return the reason with the limit: "dead or uniform heads (pass to 10 %, warn to 30 %)"."""
-        return f"{self.because} ({LIMITS[self.limit].words})" if self.limit else self.because
+        if not self.limit:
+            return self.because
+        return f"{self.because} ({LIMITS[self.limit].words})"
 
     @property
     def words(self) -> str:
@@ -90,6 +109,6 @@ _DECLARED: Final[dict[str, dict[str, Any]]] = tomllib.loads(
     files("vitlens.report").joinpath("limits.toml").read_text("utf-8")
 )
 LIMITS: Final = {
-    name: Threshold(each["passes"], each["warns"], each["better"] == "higher", each["unit"])
-    for name, each in _DECLARED.items()
+    name: Threshold(entry["passes"], entry["warns"], entry["better"] == "higher", entry["unit"])
+    for name, entry in _DECLARED.items()
 }

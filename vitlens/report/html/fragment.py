@@ -1,7 +1,7 @@
 """The attention explorer as HTML: its data packed into the page, and a document of it alone."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,12 +16,12 @@ from vitlens.report.html.text import name, plain
 
 _MAP: Final = 64  # rows and columns of a map on the page, at most
 _SHAPE: Final = ("layers", "heads", "queries", "keys", "levels")  # of packed weights, for the page
+_LEVELS: Final = 255  # of a byte
 _EXACT: Final = 0.0005  # an error, of the largest weight of a row, that needs no words
 
 
 def explorer_fragment(explorer: Explorer) -> str:
-    """Return a standalone HTML document of an explorer alone, for an <iframe srcdoc> of a notebook; it fetches
-    nothing."""
+    """Return an HTML document that holds only an explorer and fetches nothing, for an iframe of a notebook."""
     return rendered(
         "fragment.html.jinja",
         title=f"Attention explorer: {name(explorer.model)}",
@@ -37,73 +37,96 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
 
     budget: bytes of base64 for its pictures and weights.
     """
-    embedded = [pictures.photograph(image.picture) for image in explorer.images]
-    weights = packed_explorer(explorer, budget=budget - sum(len(picture.uri) for picture in embedded))
+    photographs = [pictures.photograph(image.picture) for image in explorer.images]
+    size_of_pictures = sum(len(photograph.uri) for photograph in photographs)
+    all_weights = packed_explorer(explorer, budget=budget - size_of_pictures)
     notes = tuple(map(plain, explorer.notes))
-    rises = explorer.importance
-    blocks = tuple((_block(index), Markup(each.data)) for index, each in enumerate(weights) if each is not None)
+    images = []
+    blocks = []
+    for index, (image, photograph, weights) in enumerate(zip(explorer.images, photographs, all_weights)):
+        block = f"vl-weights-{index}"
+        images.append(_image(explorer, image, photograph, weights, block))
+        if weights is not None:
+            blocks.append((block, Markup(weights.data)))
     data = {
         "model": name(explorer.model),
-        "special": [name(each) for each in explorer.special],
+        "special": list(map(name, explorer.special)),
         "grid": explorer.keys,
-        "labels": [[name(label) for label in layer] for layer in explorer.labels],
-        "words": [[name(words) for words in layer] for layer in explorer.words],
-        "importance": None
-        if rises is None
-        else [[each if np.isfinite(each) else None for each in layer] for layer in rises.tolist()],
+        "labels": _names_by_layer(explorer.labels),
+        "words": _names_by_layer(explorer.words),
+        "importance": _importance(explorer.importance),
         "notes": notes,
-        "exactness": tuple(_exactness(explorer, weights)),
-        "images": [
-            _image(explorer, image, picture, each, _block(index))
-            for index, (image, picture, each) in enumerate(zip(explorer.images, embedded, weights))
-        ],
+        "exactness": tuple(_exactness(explorer, all_weights)),
+        "images": images,
     }
-    return {"notes": notes, "data": as_json(data), "blocks": blocks}
+    return {"notes": notes, "data": as_json(data), "blocks": tuple(blocks)}
+
+
+def _names_by_layer(layers: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [list(map(name, layer)) for layer in layers]
+
+
+def _importance(rises: NDArray[np.floating] | None) -> list[list[float | None]] | None:
+    """Return the importance of heads for JSON, which has no NaN; None if there is none."""
+    if rises is None:
+        return None
+    layers = []
+    for layer in rises.tolist():
+        layers.append([rise if np.isfinite(rise) else None for rise in layer])
+    return layers
 
 
 def as_json(data: Mapping[str, object]) -> Markup:
-    """JSON that can stand in a script element: no "<", ">" or "&" of a name is left in it."""
+    """Return JSON for a script element, in which every "<", ">" and "&" is escaped."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return Markup(text)
 
 
-def _block(index: int) -> str:
-    return f"vl-weights-{index}"
-
-
 def _image(
     explorer: Explorer, image: ExplorerImage, picture: pictures.Embedded, weights: Packed | None, block: str
 ) -> dict[str, object]:
     height, width = image.picture.shape[:2]
+    weights_data = None
+    if weights is not None:
+        weights_data = {field: getattr(weights, field) for field in _SHAPE}
+        weights_data["block"] = block
     return {
         "name": name(image.name),
-        "facts": [plain(fact) for fact in image.facts],
+        "facts": list(map(plain, image.facts)),
         "picture": picture.uri,
         "width": width,
         "height": height,
-        "weights": None if weights is None else {**{each: getattr(weights, each) for each in _SHAPE}, "block": block},
+        "weights": weights_data,
         "rollout": _rollout(explorer, image),
         "maps": [_map(plain(title), values) for title, values in image.maps.items()],
     }
 
 
 def _rollout(explorer: Explorer, image: ExplorerImage) -> dict[str, object] | None:
-    """Return the rollout that an image comes with, or of its weights where these were not pooled."""
+    """Return the rollout of an image, computed from its weights if it has none and they were not pooled."""
     rows = image.rollout
     if rows is None and explorer.queries == explorer.keys:
-        means = image.layer_weights if image.weights is None else image.weights.mean(axis=1)
-        rows = None if means is None else rollout_of(np.nan_to_num(means), len(explorer.special))
+        rows = _computed_rollout(image, len(explorer.special))
     if rows is None:
         return None
-    bytes_, maxima = quantised(np.nan_to_num(rows.astype(np.float32)), len(explorer.special), 255)
-    return {"layers": len(rows), "levels": 255, "data": in_base64(maxima.astype("<f4").tobytes() + bytes_.tobytes())}
+    bytes_, maxima = quantised(np.nan_to_num(rows.astype(np.float32)), len(explorer.special), _LEVELS)
+    content = maxima.astype("<f4").tobytes() + bytes_.tobytes()
+    return {"layers": len(rows), "levels": _LEVELS, "data": in_base64(content)}
+
+
+def _computed_rollout(image: ExplorerImage, special: int) -> NDArray[np.floating] | None:
+    means = image.layer_weights
+    if image.weights is not None:
+        means = image.weights.mean(axis=1)
+    if means is None:
+        return None
+    return rollout_of(np.nan_to_num(means), special)
 
 
 def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
-    """Return a raw map, from its least to its greatest value in 256 steps, at most _MAP rows and columns of block
-    means."""
+    """Return a raw map in 256 steps from its least to its greatest value, averaged over blocks above _MAP rows."""
     grid = np.nan_to_num(np.atleast_2d(values).astype(np.float64))
     for axis in (0, 1):
         if grid.shape[axis] > _MAP:
@@ -111,29 +134,42 @@ def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
             grid = np.stack([part.mean(axis=axis) for part in parts], axis=axis)
     low = float(grid.min())
     high = float(grid.max())
-    steps = np.round((grid - low) / ((high - low) or 1) * 255).astype(np.uint8)
+    steps = np.round((grid - low) / ((high - low) or 1) * _LEVELS).astype(np.uint8)
     return {"name": title, "grid": grid.shape, "low": low, "high": high, "data": in_base64(steps.tobytes())}
 
 
 def _exactness(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterator[str]:
-    """Yield how exact the weights of the page are."""
-    known = [each for each in weights if each is not None]
-    for what, some in (
-        ("heads", [each for each in known if each.heads]),
-        ("layer means", [each for each in known if not each.heads]),
-    ):
-        if not some:
+    """Yield how exact the weights of heads and those of layer means are on the page."""
+    of_heads: list[Packed] = []
+    of_means: list[Packed] = []
+    for packed in weights:
+        if packed is None:
             continue
-        error = max(each.error for each in some)
-        if error < _EXACT and some[0].queries == explorer.queries and some[0].keys == explorer.keys:
-            continue  # such weights were in as many steps before
-        words = (
-            f"Weights of {what} are kept in {some[0].levels + 1} steps of their square root; the largest error is "
-            f"{100 * error:.1f} % of the largest weight of the same row."
-        )
-        queries, keys = ("{}x{}".format(*grid) for grid in (some[0].queries, some[0].keys))
-        if some[0].queries != explorer.queries:
-            words += f" To keep the page small, their queries are averaged over {queries} blocks of patches."
-        if some[0].keys != explorer.keys:
-            words += f" Their keys are added up over {keys} blocks."
-        yield words
+        if packed.heads:
+            of_heads.append(packed)
+        else:
+            of_means.append(packed)
+    if of_heads:
+        yield from _exactness_of("heads", explorer, of_heads)
+    if of_means:
+        yield from _exactness_of("layer means", explorer, of_means)
+
+
+def _exactness_of(kind: str, explorer: Explorer, weights: Sequence[Packed]) -> Iterator[str]:
+    first = weights[0]
+    error = max(packed.error for packed in weights)
+    has_all_queries = first.queries == explorer.queries
+    has_all_keys = first.keys == explorer.keys
+    if error < _EXACT and has_all_queries and has_all_keys:
+        return  # such weights were in as many steps before
+    text = (
+        f"Weights of {kind} are kept in {first.levels + 1} steps of their square root; the largest error is "
+        f"{100 * error:.1f} % of the largest weight of the same row."
+    )
+    if not has_all_queries:
+        rows, columns = first.queries
+        text += f" To keep the page small, their queries are averaged over {rows}x{columns} blocks of patches."
+    if not has_all_keys:
+        rows, columns = first.keys
+        text += f" Their keys are added up over {rows}x{columns} blocks."
+    yield text

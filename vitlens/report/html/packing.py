@@ -21,12 +21,13 @@ BUDGET: Final = 7_500_000  # bytes of base64 for all weights of a page
 _ONE: Final = 5_700_000  # of one image
 # measured on DeiT-tiny's attention: bytes that a weight takes deflated, by the number of levels
 _DEFLATED: Final = {255: 0.80, 191: 0.75, 127: 0.68, 63: 0.56, 31: 0.44}
+_MAXIMA: Final = 8  # bytes of the two maxima of a row
 _BASE64: Final = 4 / 3
 
 
 @dataclass(frozen=True)
 class Detail:
-    """How finely weights are kept: levels of a byte, and the most rows and columns of queries and of keys."""
+    """The resolution of packed weights: levels of a byte, and the most rows and columns of queries and of keys."""
 
     levels: int = 255
     queries: int = 1000
@@ -72,20 +73,22 @@ def packed_explorer(explorer: Explorer, *, budget: int = BUDGET) -> tuple[Packed
     """
     for plan in _PLANS[:-1]:
         if _fits(list(_expected(explorer, plan)), budget):
-            done = tuple(_by_plan(explorer, plan))
-            if _fits([len(each.data) for each in done if each is not None], budget):
-                return done
+            weights = tuple(_by_plan(explorer, plan))
+            if _fits([len(packed.data) for packed in weights if packed is not None], budget):
+                return weights
     return tuple(_by_plan(explorer, _PLANS[-1]))
 
 
 def _by_plan(explorer: Explorer, plan: tuple[Detail, Detail]) -> Iterator[Packed | None]:
-    special, (heads, means) = len(explorer.special), plan
+    special = len(explorer.special)
+    detail_of_heads, detail_of_means = plan
     for image in explorer.images:
         if image.weights is not None:
-            yield packed(image.weights, special, explorer.queries, explorer.keys, heads)
+            yield pack(image.weights, special, explorer.queries, explorer.keys, detail_of_heads)
         elif image.layer_weights is not None:
             one_head = image.layer_weights[:, None]
-            yield replace(packed(one_head, special, explorer.queries, explorer.keys, means), heads=0)
+            means = pack(one_head, special, explorer.queries, explorer.keys, detail_of_means)
+            yield replace(means, heads=0)
         else:
             yield None
 
@@ -95,62 +98,82 @@ def _fits(sizes: list[float], budget: int) -> bool:
 
 
 def _expected(explorer: Explorer, plan: tuple[Detail, Detail]) -> Iterator[float]:
-    """Bytes of base64 that the weights of each image are expected to take."""
+    """Yield the expected bytes of base64 of the weights of each image."""
+    detail_of_heads, detail_of_means = plan
     for image in explorer.images:
-        weights = image.weights if image.weights is not None else image.layer_weights
-        if weights is not None:
-            detail = plan[image.weights is None]
-            rows = _tokens(explorer.queries, detail.queries, len(explorer.special))
-            columns = _tokens(explorer.keys, detail.keys, len(explorer.special))
-            maps = np.prod(weights.shape[:-2], dtype=np.int64)
-            yield float(maps) * rows * (columns * _DEFLATED[detail.levels] + 8) * _BASE64
+        weights = image.weights
+        detail = detail_of_heads
+        if weights is None:
+            weights = image.layer_weights
+            detail = detail_of_means
+        if weights is None:
+            continue
+        rows = _tokens(explorer.queries, detail.queries, len(explorer.special))
+        columns = _tokens(explorer.keys, detail.keys, len(explorer.special))
+        maps = np.prod(weights.shape[:-2], dtype=np.int64)
+        bytes_of_row = columns * _DEFLATED[detail.levels] + _MAXIMA
+        yield float(maps) * rows * bytes_of_row * _BASE64
 
 
 def _tokens(grid: tuple[int, int], most: int, special: int) -> int:
     return special + min(grid[0], most) * min(grid[1], most)
 
 
-def packed(
+def pack(
     weights: NDArray[np.floating],
     special: int,
     queries: tuple[int, int],
     keys: tuple[int, int],
     detail: Detail = Detail(),
 ) -> Packed:
-    """Weights (layers, heads, queries, keys) packed; a value that is not finite counts as 0.
+    """Pack weights (layers, heads, queries, keys); a value that is not finite counts as 0.
 
     Queries beyond the detail are averaged over blocks, keys added up, so that rows keep their sum.
     """
-    fewer, query_grid = averaged(weights, special, queries, detail.queries)
-    fewer, key_grid = _with_fewer_keys(np.nan_to_num(fewer.astype(np.float32)), special, keys, detail.keys)
-    bytes_, maxima = quantised(fewer, special, detail.levels)
-    back = restored(bytes_, maxima, special, detail.levels)
+    averages, query_grid = averaged(weights, special, queries, detail.queries)
+    averages = np.nan_to_num(averages.astype(np.float32))
+    sums, key_grid = _with_fewer_keys(averages, special, keys, detail.keys)
+    bytes_, maxima = quantised(sums, special, detail.levels)
+    decoded = restored(bytes_, maxima, special, detail.levels)
     largest = maxima.max(axis=-1)
-    above = largest > 0
-    error = np.abs(back - fewer).max(axis=-1)[above] / largest[above]
-    data = in_base64(zlib.compress(maxima.astype("<f4").tobytes() + bytes_.tobytes(), 6))
-    layers, heads = fewer.shape[:2]
-    return Packed(data, layers, heads, query_grid, key_grid, detail.levels, float(error.max(initial=0.0)))
+    is_positive = largest > 0
+    error = np.abs(decoded - sums).max(axis=-1)[is_positive] / largest[is_positive]
+    content = maxima.astype("<f4").tobytes() + bytes_.tobytes()
+    layers, heads = sums.shape[:2]
+    return Packed(
+        data=in_base64(zlib.compress(content, 6)),
+        layers=layers,
+        heads=heads,
+        queries=query_grid,
+        keys=key_grid,
+        levels=detail.levels,
+        error=float(error.max(initial=0.0)),
+    )
 
 
 def quantised(rows: NDArray[np.floating], special: int, levels: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Rows (..., keys) as bytes from 0 to `levels`; and their maxima (..., 2), of special tokens and of patches."""
-    parts = [np.clip(part, 0, None) for part in (rows[..., :special], rows[..., special:])]
-    maxima = np.stack([part.max(axis=-1, initial=0) for part in parts], axis=-1).astype(np.float32)
-    shares = [part / np.where(most > 0, most, 1)[..., None] for part, most in zip(parts, np.moveaxis(maxima, -1, 0))]
-    return np.round(np.sqrt(np.concatenate(shares, axis=-1)) * levels).clip(0, levels).astype(np.uint8), maxima
+    """Return rows (..., keys) as bytes from 0 to `levels`, and their maxima (..., 2), of special tokens and patches."""
+    shares = []
+    maxima = []
+    for part in (rows[..., :special], rows[..., special:]):
+        values = np.clip(part, 0, None)
+        maximum = values.max(axis=-1, initial=0).astype(np.float32)
+        shares.append(values / np.where(maximum > 0, maximum, 1)[..., None])
+        maxima.append(maximum)
+    steps = np.round(np.sqrt(np.concatenate(shares, axis=-1)) * levels)
+    return steps.clip(0, levels).astype(np.uint8), np.stack(maxima, axis=-1)
 
 
 def restored(bytes_: NDArray[np.uint8], maxima: NDArray[np.float32], special: int, levels: int) -> NDArray[np.float32]:
     """Return the weights that the page computes from bytes and maxima of rows."""
-    of = np.repeat(maxima, (special, bytes_.shape[-1] - special), axis=-1)
-    return np.asarray((bytes_ / np.float32(levels)) ** 2 * of, dtype=np.float32)
+    maximum_of_weight = np.repeat(maxima, (special, bytes_.shape[-1] - special), axis=-1)
+    return np.asarray((bytes_ / np.float32(levels)) ** 2 * maximum_of_weight, dtype=np.float32)
 
 
 def _with_fewer_keys(
     weights: NDArray[np.float32], special: int, grid: tuple[int, int], most: int
 ) -> tuple[NDArray[np.float32], tuple[int, int]]:
-    """Return the keys added up over blocks of patches."""
+    """Return weights whose keys are added up over blocks of patches, and the grid of the blocks."""
     smaller = min(grid[0], most), min(grid[1], most)
     if smaller == grid:
         return weights, grid
@@ -162,5 +185,5 @@ def _with_fewer_keys(
 
 
 def in_base64(content: bytes) -> str:
-    """Bytes in base64."""
+    """Return bytes in base64."""
     return b64encode(content).decode()

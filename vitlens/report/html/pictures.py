@@ -16,6 +16,7 @@ MOST: Final = 448  # px, the longer side of a photograph on the page
 CHART: Final = "chart without images"  # the description in the PNG of such a figure, which may be inverted
 _WIDEST: Final = 1400  # px of a figure
 _DENSITY: Final = 1.15  # px of a figure in each CSS pixel at which it is shown
+_DOTS: Final = 200.0  # an inch, of a picture that does not say
 _COLOURS: Final = 256
 _VISIBLE: Final = 2.5  # root mean square error, of 255, above which a palette can be seen
 _TINY: Final = 64  # px below which a photograph is kept exactly
@@ -25,8 +26,10 @@ _ENLARGED: Final = 1.1  # figures have small type
 
 @dataclass(frozen=True)
 class Embedded:
-    """A picture as a data URI with the size in CSS pixels at which it is shown; is_chart: whether it has no images, so
-    that a dark page may invert it."""
+    """A picture as a data URI with its size on the page in CSS pixels.
+
+    is_chart: True if it has no images, so that a dark page may invert it.
+    """
 
     uri: str
     width: int
@@ -35,38 +38,42 @@ class Embedded:
 
 
 def figure(path: Path) -> Embedded:
-    """Return a drawn figure: lossless with a palette where that cannot be seen, else lossy."""
+    """Return a figure from its file: lossless with a palette if that makes no visible difference, else lossy."""
     from PIL import Image
 
     with Image.open(path) as opened:
-        dots = float(opened.info.get("dpi", (200.0, 200.0))[0]) or 200.0
-        drawn = _on_white(opened)
+        dots = float(opened.info.get("dpi", (_DOTS, _DOTS))[0]) or _DOTS
+        picture = _on_white(opened)
         is_chart = opened.info.get("Description") == CHART
-    width, height = (max(1, round(side / dots * _INCH * _ENLARGED)) for side in drawn.size)
-    drawn = _at_most(drawn, min(_WIDEST, round(_DENSITY * max(width, height))))
-    palette = drawn.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).convert("RGB")
-    difference = np.asarray(palette, np.float32) - np.asarray(drawn, np.float32)
+    width, height = (max(1, round(side / dots * _INCH * _ENLARGED)) for side in picture.size)
+    picture = _at_most(picture, min(_WIDEST, round(_DENSITY * max(width, height))))
+    with_palette = picture.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).convert("RGB")
+    difference = np.asarray(with_palette, np.float32) - np.asarray(picture, np.float32)
     if float(np.sqrt(np.mean(difference**2))) <= _VISIBLE:
-        return Embedded(_uri(palette, lossless=True, quality=20, method=3), width, height, is_chart)
-    return Embedded(_uri(drawn, quality=60, method=4), width, height, is_chart)
+        uri = _uri(with_palette, lossless=True, quality=20, method=3)
+    else:
+        uri = _uri(picture, quality=60, method=4)
+    return Embedded(uri, width, height, is_chart)
 
 
 def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:
-    """Pixels (height, width, 3), scaled down to at most `most` px a side; a tiny one is kept as it is."""
+    """Return pixels (height, width, 3), scaled down to at most `most` px a side; a tiny picture stays exact."""
     from PIL import Image
 
     picture = _at_most(Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8)), most)
-    tiny = max(picture.size) <= _TINY
-    settings: dict[str, Any] = {"lossless": True, "quality": 50} if tiny else {"quality": 80, "method": 4}
-    return Embedded(_uri(picture, **settings), *picture.size)
+    if max(picture.size) <= _TINY:
+        uri = _uri(picture, lossless=True, quality=50)
+    else:
+        uri = _uri(picture, quality=80, method=4)
+    return Embedded(uri, *picture.size)
 
 
 def _at_most(picture: "Image", most: int) -> "Image":
-    """Return the same picture, its longer side at most so many pixels."""
+    """Return a picture, scaled down if its longer side has more than `most` pixels."""
     longer = max(picture.size)
     if longer <= most:
         return picture
-    # one side of a very long picture would otherwise be no pixel at all
+    # the shorter side of a very long picture would otherwise be no pixel at all
     width, height = (max(1, round(side * most / longer)) for side in picture.size)
     return picture.resize((width, height), reducing_gap=3.0)
 
@@ -76,8 +83,9 @@ def _on_white(picture: "Image") -> "Image":
 
     if picture.mode not in ("RGBA", "LA", "PA") and "transparency" not in picture.info:
         return picture.convert("RGB")
-    whole = picture.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB")
+    picture = picture.convert("RGBA")
+    white = Image.new("RGBA", picture.size, "white")
+    return Image.alpha_composite(white, picture).convert("RGB")
 
 
 def _uri(picture: "Image", **settings: Any) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from vitlens.display import unprotected, visible
 from vitlens.report.escape import as_markdown, without_machine_paths
-from vitlens.report.glossary import found
+from vitlens.report.glossary import find_terms
 
 # without a rule for links, images and HTML, none can come about, whatever a name holds
 _PARSER: Final = MarkdownIt("zero").enable(["backticks", "emphasis", "escape"])
@@ -21,23 +21,28 @@ _MARKS: Final = {"strong_open": "<strong>", "strong_close": "</strong>", "em_ope
 
 
 def command_without_paths(line: str) -> str:
-    """Return the same for a command line, whose words may hold spaces; made visible."""
+    """Return a command line without paths of this machine; its words may hold spaces."""
     try:
         words = shlex.split(line)
     except ValueError:
         return visible(without_machine_paths(line))
-    shown = [_word_without_path(word) for word in words]
-    return visible(line if shown == words else shlex.join(shown))
+    shortened = [_word_without_path(word) for word in words]
+    if shortened != words:
+        line = shlex.join(shortened)
+    return visible(line)
 
 
 def _word_without_path(word: str) -> str:
-    """Return a word such as --weights=/a b/c.pth or alias=/a/b@/c/d, each path of which is one to its end."""
-    return "".join(part if part in "=@" else without_machine_paths(part) for part in re.split("([=@])", word))
+    """Return a word such as --weights=/a b/c.pth or alias=/a/b@/c/d, in which a path ends at "=", "@" or the end."""
+    parts = re.split("([=@])", word)
+    return "".join(map(without_machine_paths, parts))
 
 
 def plain(text: str) -> str:
     """Return a text without its marks, for an attribute or a title; not escaped, as templates escape it."""
-    pieces = (token.content if token.type != "softbreak" else " " for token in _tokens(text))
+    pieces = []
+    for token in _tokens(text):
+        pieces.append(" " if token.type == "softbreak" else token.content)
     return "".join(pieces)
 
 
@@ -60,33 +65,16 @@ class Words:
 
     def __call__(self, text: str) -> Markup:
         """Return a text as HTML."""
-        return Markup("".join(self._rendered(text, explained=True)))
+        return Markup("".join(_render(text, self._explain)))
 
     def bare(self, text: str) -> Markup:
         """Return a text as HTML without explanations, as for a cell of a table."""
-        return Markup("".join(self._rendered(text, explained=False)))
+        return Markup("".join(_render(text, lambda run: [escape(run)])))
 
-    def _rendered(self, text: str, *, explained: bool) -> Iterator[str]:
-        written: Callable[[str], Iterable[str]] = self._explaining if explained else lambda run: [escape(run)]
-        run = ""
-        for token in _tokens(text):
-            if token.type in ("text", "text_special"):
-                run += token.content
-                continue
-            yield from written(run)
-            run = ""
-            if token.type == "code_inline":
-                yield f"<code>{escape(token.content)}</code>"
-            elif token.type == "softbreak":
-                yield " "
-            else:
-                yield _MARKS.get(token.type, escape(token.content))
-        yield from written(run)
-
-    def _explaining(self, run: str) -> Iterator[str]:
+    def _explain(self, run: str) -> Iterator[str]:
         """Yield a run of plain text, its terms explained in a tooltip that pointing, touch and keyboard open."""
         at = 0
-        for start, end, term in found(run):
+        for start, end, term in find_terms(run):
             if term.name in self._explained:
                 continue
             self._explained.add(term.name)
@@ -100,6 +88,24 @@ class Words:
         yield escape(run[at:])
 
 
-def _tokens(text: str) -> list[Token]:
-    blocks = _PARSER.parseInline(as_markdown(without_machine_paths(text)))
-    return [token for block in blocks for token in block.children or ()]
+def _render(text: str, write: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Yield a text as HTML; write: turns a run of plain text into HTML."""
+    run = ""
+    for token in _tokens(text):
+        if token.type in ("text", "text_special"):
+            run += token.content
+            continue
+        yield from write(run)
+        run = ""
+        if token.type == "code_inline":
+            yield f"<code>{escape(token.content)}</code>"
+        elif token.type == "softbreak":
+            yield " "
+        else:
+            yield _MARKS.get(token.type, escape(token.content))
+    yield from write(run)
+
+
+def _tokens(text: str) -> Iterator[Token]:
+    for block in _PARSER.parseInline(as_markdown(without_machine_paths(text))):
+        yield from block.children or ()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -10,7 +9,7 @@ from urllib.parse import quote
 from vitlens.files import inside, named_file
 from vitlens.record import Record
 from vitlens.report.document import Document, FigureSpec, ImagePanel, Section
-from vitlens.report.glossary import Term, found
+from vitlens.report.glossary import Term, find_terms
 from vitlens.report.html import pictures
 from vitlens.report.html.fragment import explorer_part
 from vitlens.report.html.packing import BUDGET
@@ -30,7 +29,7 @@ Part = dict[str, Any]  # what the template shows of a figure, a panel or a secti
 
 
 class _Page:
-    """What the parts of one page share: numbers of figures, terms that were explained, anchors that are taken."""
+    """State that the parts of one page share: numbers of figures, explained terms, anchors in use."""
 
     def __init__(self, document: Document, folder: Path) -> None:
         self.folder = folder
@@ -40,19 +39,26 @@ class _Page:
         self._anchors: set[str] = set()
 
     def section(self, section: Section) -> Part:
-        """Return one section with its figures as pictures; filters: the title, the field and the values of each tag by
-        which its panels differ."""
+        """Return a section with its figures as pictures.
+
+        Its `filters` are the title, the field and the values of each tag by which its panels differ.
+        """
         figures = list(map(self.figure, section.figures))
-        panels = [*map(_panel, section.panels)]
-        self.embedded += [picture for panel in panels for picture, _ in panel["pictures"]]
-        self.embedded += [figure["picture"] for figure in figures if figure["picture"]]
+        panels = list(map(_panel, section.panels))
+        for panel in panels:
+            for picture, _ in panel["pictures"]:
+                self.embedded.append(picture)
+        for figure in figures:
+            if figure["picture"]:
+                self.embedded.append(figure["picture"])
+        has_filters = len(figures) + len(panels) >= _FILTERED
         return {
             **vars(section),
             "anchor": self._anchor(section.title),
             "title": plain(section.title),
             "figures": figures,
             "panels": panels,
-            "filters": _filters(panels) if len(figures) + len(panels) >= _FILTERED else [],
+            "filters": _filters(panels) if has_filters else [],
             "more": quote(section.more),
         }
 
@@ -69,8 +75,11 @@ class _Page:
 
     def _anchor(self, title: str) -> str:
         stem = re.sub(r"[^a-z0-9]+", "-", plain(title).lower())[:60].strip("-") or "part"
-        names = (f"s-{stem}" if number == 1 else f"s-{stem}-{number}" for number in count(1))
-        anchor = next(name for name in names if name not in self._anchors)
+        anchor = f"s-{stem}"
+        number = 1
+        while anchor in self._anchors:
+            number += 1
+            anchor = f"s-{stem}-{number}"
         self._anchors.add(anchor)
         return anchor
 
@@ -82,8 +91,13 @@ def page(document: Document, record: Record) -> str:
     the machine is in it, and it fetches nothing (POLICY).
     """
     parts = _Page(document, record.folder)
+    first = document.first
     sections = tuple(map(parts.section, document.sections))
-    budget = max(_LEAST, min(BUDGET, _SIZE - sum(len(picture.uri) for picture in parts.embedded)))
+    explorer = None
+    if document.explorer is not None:
+        size_of_pictures = sum(len(picture.uri) for picture in parts.embedded)
+        budget = max(_LEAST, min(BUDGET, _SIZE - size_of_pictures))
+        explorer = explorer_part(document.explorer, budget=budget)
     values = {
         "title": plain(document.title),
         "document": document,
@@ -98,10 +112,10 @@ def page(document: Document, record: Record) -> str:
         "plain": plain,
         "most_rows": _OPEN,
         "unfinished": UNFINISHED.get(record.status, ""),
-        "answer": tuple((each, parts.numbers.get(each.place)) for each in document.first.answer),
-        "picture": None if document.first.picture is None else parts.figure(document.first.picture),
+        "answer": tuple((sentence, parts.numbers.get(sentence.place)) for sentence in first.answer),
+        "picture": None if first.picture is None else parts.figure(first.picture),
         "folded": tuple(map(parts.section, document.folded)),
-        "explorer": None if document.explorer is None else explorer_part(document.explorer, budget=budget),
+        "explorer": explorer,
         "sections": sections,
         "terms": _terms(document),
         "command_line": command_without_paths(record.config.command_line),
@@ -114,40 +128,59 @@ def page(document: Document, record: Record) -> str:
 
 
 def _contents(values: Mapping[str, object], sections: Sequence[Part]) -> Iterator[tuple[str, str]]:
-    """Anchors and headings of the parts that are there."""
+    """Yield the anchor and the heading of each part of the page."""
     if values["explorer"]:
         yield "explorer", "Attention explorer"
-    yield from ((section["anchor"], section["title"]) for section in sections)
+    for section in sections:
+        yield section["anchor"], section["title"]
     if values["terms"]:
         yield "glossary", "Glossary"
     yield "repeat-it", "Repeat it"
 
 
 def _panel(panel: ImagePanel) -> Part:
-    captions = tuple(map(plain, panel.captions))
-    drawn = (pictures.photograph(pixels, most=_PANEL) for pixels in panel.pictures())
+    captions = [plain(caption) for caption in panel.captions]
+    photographs = [pictures.photograph(pixels, most=_PANEL) for pixels in panel.pictures()]
     title = plain(panel.title)
-    shown = tuple(zip(drawn, captions, strict=True))
     tags = {name: plain(getattr(panel.tags, name)) for name in _TAGS.values()}
-    return {**tags, "text": " ".join((title, *captions, *tags.values())), "title": title, "pictures": shown}
+    return {
+        **tags,
+        "text": " ".join((title, *captions, *tags.values())),
+        "title": title,
+        "pictures": tuple(zip(photographs, captions, strict=True)),
+    }
 
 
 def _filters(panels: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
     """Return the tags by which panels differ, with their values."""
-    kept = []
+    filters = []
     for title, name in _TAGS.items():
-        values = list(dict.fromkeys(each[name] for each in panels if each[name]))
+        values = list(dict.fromkeys(panel[name] for panel in panels if panel[name]))
+        if name == "class_name":
+            values.sort()
         if len(values) > 1:
-            kept.append((title, name, sorted(values) if name == "class_name" else values))
-    return kept
+            filters.append((title, name, values))
+    return filters
 
 
 def _terms(document: Document) -> tuple[Term, ...]:
-    """Return the terms that the document uses."""
-    sections = (*document.sections, *document.folded)
-    texts = [each.text for each in (*document.preface, *document.first.answer)]
-    texts += [each.text for section in sections for each in section.sentences]
-    texts += [each.caption for section in sections for each in section.figures]
-    texts += [text for section in sections for table in section.tables for text in (table.caption, *table.columns)]
-    known = {term.name: term for term in (*document.terms, *(term for text in texts for *_, term in found(text)))}
-    return tuple(known[term] for term in sorted(known, key=str.lower))
+    """Return the terms that the document uses, by name."""
+    terms = {term.name: term for term in document.terms}
+    for text in _texts(document):
+        for _, _, term in find_terms(text):
+            terms[term.name] = term
+    return tuple(sorted(terms.values(), key=lambda term: term.name.lower()))
+
+
+def _texts(document: Document) -> Iterator[str]:
+    """Yield the sentences, captions and titles of columns of a document."""
+    for sentence in (*document.preface, *document.first.answer):
+        yield sentence.text
+    for section in (*document.sections, *document.folded):
+        for sentence in section.sentences:
+            yield sentence.text
+        for figure in section.figures:
+            yield figure.caption
+        for table in section.tables:
+            yield table.caption
+            yield from table.columns
