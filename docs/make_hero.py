@@ -63,7 +63,7 @@ def main() -> None:
 def class_maps(
     *, image: Array, maps: Array, classes: Sequence[str], probabilities: Sequence[float], title: str
 ) -> Figure:
-    """A photograph (3, height, width) in [0, 1] beside the map of each class over it in grey.
+    """Return a photograph (3, height, width) in [0, 1] beside the map of each class over it in grey.
 
     maps: (classes, rows, columns), not negative, each drawn as a share of its own largest values: the greater, the
     brighter and the less transparent; classes: above their maps with the probabilities (fractions) that the model
@@ -91,7 +91,7 @@ def class_maps(
 
 
 def _glowing(picture: Array, values: Array) -> Array:
-    """The image in dimmed grey, with the map's colours as opaque as its values are great."""
+    """Return the image in dimmed grey, with the map's colours as opaque as its values are great."""
     pixels = enlarged(picture)
     grey = _DIMMED * np.repeat((pixels @ np.array([0.2126, 0.7152, 0.0722]))[..., None], 3, axis=2)
     raised = values - values.min()

@@ -13,7 +13,7 @@ WIDTH = 64
 
 
 def loss_of_reversal(*, length: int, heads: int, positions: bool, steps: int) -> float:
-    """The mean squared error of the last step; the values of the layer are the data themselves."""
+    """Return the mean squared error of the last step; the values of the layer are the data themselves."""
     torch.manual_seed(0)
     query = nn.Linear(WIDTH, WIDTH)
     key = nn.Linear(WIDTH, WIDTH)

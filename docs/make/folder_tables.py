@@ -23,7 +23,7 @@ def folder_section(command: Command) -> str:
 
 
 def _is_chapter(other: Command, command: Command) -> bool:
-    """Whether all metrics of another command are also those of a command that runs it."""
+    """Return True if all metrics of another command are also those of a command that runs it."""
     if other.word == command.word or not other.reports:
         return False
     names = {metric.pattern for metric in other.contents.metrics}
@@ -67,6 +67,6 @@ def _arrays(arrays: Mapping[str, type]) -> str:
 
 
 def _described(kind: type) -> str:
-    """The docstring of a row or of arrays, on one line."""
+    """Return the docstring of a row or of arrays, on one line."""
     text = inspect.getdoc(kind) or ""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -29,18 +29,18 @@ class Work:
 
     @property
     def surnames(self) -> tuple[str, ...]:
-        """The authors' surnames."""
+        """Return the authors' surnames."""
         return tuple(author.split()[-1] for author in self.authors)
 
     @property
     def key(self) -> tuple[str, str]:
-        """The first author's surname and the year, which is how the work is cited."""
+        """Return the first author's surname and the year, which is how the work is cited."""
         return self.surnames[0], self.year
 
 
 @cache
 def works() -> tuple[Work, ...]:
-    """All of them, in the order of the file."""
+    """Return all of them, in the order of the file."""
     found = [(name, dict(_FIELD.findall(fields))) for name, fields in _ENTRY.findall(FILE.read_text(encoding="utf-8"))]
     return tuple(
         Work(
@@ -56,5 +56,5 @@ def works() -> tuple[Work, ...]:
 
 
 def citations(text: str) -> Iterator[tuple[str, str]]:
-    """The keys of the works that a text cites: "Abnar & Zuidema 2020", "Chefer et al. (2021)"."""
+    """Yield the keys of the works that a text cites: "Abnar & Zuidema 2020", "Chefer et al. (2021)"."""
     yield from ((found[1], found[2]) for found in _CITATION.finditer(text))

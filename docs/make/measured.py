@@ -45,7 +45,7 @@ class UnknownNumberError(Exception):
 
 
 def filled(path: Path, target: Path) -> str:
-    """The page of a template, with links as from where target lies. Raises UnknownNumberError, one line."""
+    """Return the page of a template, with links as from where target lies. Raises UnknownNumberError, one line."""
     name = path.relative_to(ROOT).as_posix()
     start = Path(os.path.relpath(REPORTS, target.parent)).as_posix()
     try:
@@ -61,7 +61,7 @@ def filled(path: Path, target: Path) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Reports' own words and numbers, with the functions of this page."""
+    """Return reports' own words and numbers, with the functions of this page."""
     known = prose.environment()
     made_here = Environment(
         undefined=StrictUndefined, finalize=_put_in, trim_blocks=True, lstrip_blocks=True, autoescape=False
@@ -74,25 +74,26 @@ def _environment() -> Environment:
 
 
 def _put_in(put: Any) -> str:
-    """A value as reports write it, which shortens names; lines of a macro are text of ours: `{{ table()|text }}`."""
+    """Return a value as reports write it, which shortens names; lines of a macro are text of ours: `{{ table()|text
+    }}`."""
     if "\n" in str(put) and not isinstance(put, Marked):
         raise UnknownNumberError(f"expected a value, found lines of text; write |text after the macro: {put!s:.60}")
     return prose.finalize(put)
 
 
 def value(report: str, metric: str) -> Estimate:
-    """A metric of a report."""
+    """Return a metric of a report."""
     return _read(report).metrics[metric]
 
 
 def rows(report: str, table: str, **cells: Any) -> list[Any]:
-    """The rows of a table that have these values in their fields."""
+    """Return the rows of a table that have these values in their fields."""
     found = _read(report).table(table)
     return [each for each in found if all(getattr(each, name) == wanted for name, wanted in cells.items())]
 
 
 def row(report: str, table: str, **cells: Any) -> Any:
-    """The one row of a table that has these values in its fields."""
+    """Return the one row of a table that has these values in its fields."""
     found = rows(report, table, **cells)
     if len(found) != 1:
         raise UnknownNumberError(f"expected one row of {table} with {cells} in reports/{report}, found {len(found)}")
@@ -100,24 +101,24 @@ def row(report: str, table: str, **cells: Any) -> Any:
 
 
 def judged(report: str, model: str) -> Mapping[str, JudgedMap]:
-    """The verdicts on the maps of a model by method, the best first."""
+    """Return the verdicts on the maps of a model by method, the best first."""
     return {each.method: each for each in judged_maps(rows(report, "checks", model=model))}
 
 
 def line(report: str) -> Marked:
-    """The command that made a report."""
+    """Return the command that made a report."""
     words = _read(report).config.command_line.split(" --out ")[0].split()
     shown = [re.sub(r"^([^=]+)=\1$", r"\1", word) for word in words if word not in _LEFT_OUT]  # without "a=a"
     return Marked(" ".join(shown))
 
 
 def took(report: str) -> Marked:
-    """How long the command took: "3 min 15 s"."""
+    """Return how long the command took: "3 min 15 s"."""
     return Marked(in_time(_read(report)._record.seconds))
 
 
 def score(estimate: Estimate | None) -> Marked:
-    """A score between -1 and 1, as reports write it: "0.633 (0.522 to 0.736)"."""
+    """Return a score between -1 and 1, as reports write it: "0.633 (0.522 to 0.736)"."""
     return Marked(prose.finalize(None if estimate is None else replace(estimate, unit="", n=None)))
 
 

@@ -14,7 +14,7 @@ Option = tuple["dataclasses.Field[Any]", Any, Flag]
 
 
 def own_options(kind: type) -> Iterator[Option]:
-    """The options of a dataclass and of the bundles in it, without those that all commands share."""
+    """Yield the options of a dataclass and of the bundles in it, without those that all commands share."""
     bundles = []
     for field, annotation, flag in flags_of(kind):
         if flag is not None:
@@ -26,7 +26,7 @@ def own_options(kind: type) -> Iterator[Option]:
 
 
 def shared_bundles(kind: type) -> tuple[type, ...]:
-    """Which of the shared bundles a command takes."""
+    """Return which of the shared bundles a command takes."""
     return tuple(annotation for _, annotation, flag in flags_of(kind) if flag is None and annotation in SHARED)
 
 
@@ -54,7 +54,7 @@ def _name(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> str:
 
 
 def _value(annotation: Any, flag: Flag) -> str:
-    """What is typed after an option: its metavar, its choices, or a word for its type."""
+    """Return what is typed after an option: its metavar, its choices, or a word for its type."""
     if flag.metavar:
         return flag.metavar
     kind = _plain_type(annotation)
@@ -64,7 +64,7 @@ def _value(annotation: Any, flag: Flag) -> str:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """A type without Annotated and None."""
+    """Return a type without Annotated and None."""
     if get_origin(annotation) is Annotated:
         return _plain_type(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -85,5 +85,5 @@ def _default(field: "dataclasses.Field[Any]", flag: Flag) -> str:
 
 
 def _plain(text: str) -> str:
-    """A help text within a cell: its bars escaped, and its paragraphs on one line."""
+    """Return a help text within a cell: its bars escaped, and its paragraphs on one line."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -17,8 +17,11 @@ _OUTSIDE: Final = {"README.md": "../README.md", "reports.md": "../reports/README
 
 
 def generated() -> dict[str, str]:
-    """Every generated page. Raises MissingPartError for a command whose hand-written parts are missing, and
-    UnknownNumberError for a number that no committed report has."""
+    """Return every generated page.
+
+    Raises MissingPartError for a command whose hand-written parts are missing, and UnknownNumberError for a number that
+    no committed report has.
+    """
     commands = {f"commands/{word}.md": command_page(command, PARTS) for word, command in COMMANDS.items()}
     places = {path: _OUTSIDE.get(path.name, path.name) for path in TEMPLATES.glob("*.md")}
     return {
@@ -33,7 +36,7 @@ def generated() -> dict[str, str]:
 
 
 def outdated(pages: Mapping[str, str], docs: Path = DOCS) -> list[str]:
-    """The paths of pages that are missing, differ from what is generated, or are generated no more."""
+    """Return the paths of pages that are missing, differ from what is generated, or are generated no more."""
     found = {f"commands/{path.name}" for path in (docs / "commands").glob("*.md")}
     stale = found - pages.keys()
     differ = {path for path, text in pages.items() if _stored(docs / path) != text}

@@ -18,7 +18,7 @@ class MissingPartError(Exception):
 
 
 def parts_of(word: str, folder: Path) -> dict[str, str]:
-    """The sections of a command's file by heading. Raises MissingPartError, which says what to write."""
+    """Return the sections of a command's file by heading. Raises MissingPartError, which says what to write."""
     path = folder / f"{word}.md"
     name = f"docs/{folder.name}/{path.name}"
     wanted = " and ".join(f'"## {heading}"' for heading in REQUIRED)

@@ -23,7 +23,7 @@ preprocessing and class names are taken, with a note."""
 
 
 def readable_page() -> str:
-    """The tables by kind."""
+    """Return the tables by kind."""
     suffixes = ", ".join(f"`{suffix}`" for suffix in sorted(READ_SUFFIXES))
     formats = f"Formats: {', '.join(FORMATS)}. Suffixes, in any case: {suffixes}."
     lines = [_NOTE, "# What is read", _TEXT]

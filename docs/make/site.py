@@ -12,14 +12,14 @@ _LINK: Final = re.compile(
 
 
 def setup(app: Any) -> dict[str, Any]:
-    """Called by Sphinx."""
+    """Connect this extension to Sphinx, which calls it."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("source-read", _read)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def outward(text: str, folder: str) -> str:
-    """A page's text with the links that leave docs/ made addresses of the repository; images stay.
+    """Return a page's text with the links that leave docs/ made addresses of the repository; images stay.
 
     folder: of the page, below docs/ ("" or "commands").
     """
@@ -39,7 +39,7 @@ def _read(_app: Any, name: str, source: list[str]) -> None:
 
 
 def mathml(formula: str, *, display: str = "inline") -> str:
-    """A formula in LaTeX as MathML."""
+    """Return a formula in LaTeX as MathML."""
     from latex2mathml.converter import convert
 
     return convert(formula, display=display)

@@ -40,6 +40,13 @@ def test_the_suite_uses_one_thread_per_process_unless_the_user_says_otherwise():
     assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])
 
 
+def test_the_formatter_decides_the_layout_of_all_code():
+    exceptions = re.compile(r"#\s*fmt:\s*(skip|off)")
+    sources = [path for path in committed_files(ROOT) if path.suffix == ".py" and path != Path(__file__)]
+    assert len(sources) > 500
+    assert not [path for path in sources if exceptions.search(path.read_text())]
+
+
 def test_every_committed_report_is_listed_and_light():
     listed = re.findall(r"^\| \[([^\]]+)\]\(([^)]+)/report\.md\) \|", (REPORTS / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == [(name, name) for name in FOLDERS]

@@ -175,7 +175,7 @@ def _shares(axes: Axes, values: Array, label: str) -> None:
 
 
 def _name_tokens(axes: Axes, prefix: Sequence[str], *, keys: bool = True) -> None:
-    """Number the tokens along the axes; the prefix is named in the label."""
+    """Label the axes with the numbers of the tokens; the label names the prefix."""
     ticks = style.round_ticks(0, max(axes.get_ylim()) - 0.5, _TICKS)
     words = style.tick_words(ticks)
     label = "query token" if keys else "token"

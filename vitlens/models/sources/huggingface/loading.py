@@ -121,7 +121,7 @@ class Described:
     notes: tuple[str, ...]
 
     def config(self, classes: int | None = None) -> Any:
-        """transformers' configuration, with this number of classes or its own."""
+        """Return transformers' configuration, with this number of classes or its own."""
         fields = dict(self.fields)
         if classes is not None and self.output == "logits":
             fields = {key: value for key, value in fields.items() if key != "id2label"} | {"num_labels": classes}
@@ -129,7 +129,7 @@ class Described:
             return getattr(transformers(), self.class_name).config_class.from_dict(fields)
 
     def network(self, state: Mapping[str, Tensor] | None, name: str, classes: int | None = None) -> Any:
-        """transformers' model with weights as transformers stores them, or random ones.
+        """Return transformers' model with weights as transformers stores them, or random ones.
 
         Raises ModelError for a configuration that cannot be built, and for weights that are missing or do not fit:
         transformers itself would replace them by random ones.
@@ -302,7 +302,7 @@ class TransformersModule(nn.Module):
         return {"classifier": tuple(f"network.{name}" for name in linear)}
 
     def reset_classifier(self, classes: int) -> None:
-        """A new classifier for this number of classes, with random weights."""
+        """Return a new classifier for this number of classes, with random weights."""
         for path in self.pretrained_cfg["classifier"]:
             parent, _, last = path.rpartition(".")
             old = self.get_submodule(path)
