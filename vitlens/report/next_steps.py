@@ -90,7 +90,7 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "maps below a baseline": _EVERY_MAP,
         "uniform maps": _EVERY_MAP,
         "shortcut": NextStep(
-            "training images whose cue does not go with the class remove this reliance",
+            "training on images in which this cue does not go with the class removes the reliance",
             "vitlens study vit-digits cnn-digits {data}",
         ),
         "classifier": NextStep(

@@ -76,9 +76,10 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     says = say(
         "{{ subject }} {{ use }} {{ row.title|whole }}, and it causes errors. On images {{ row.change|whole }}, "
         "**{{ row.model }}** corrects {{ row.fixed }} of its {{ row.errors }} errors (n = {{ row.n }}) and loses "
-        "{{ row.broken }} correct predictions. Its control ({{ row.control|whole }}) corrects {{ row.control_fixed }}."
+        "{{ row.broken }} correct predictions. With the same images {{ row.control|whole }} instead, it corrects "
+        "{{ row.control_fixed }} and loses {{ row.control_broken }}."
         "{% for other in others %} **{{ other.model }}** corrects {{ other.fixed }} of {{ other.errors }} and loses "
-        "{{ other.broken }}; its control corrects {{ other.control_fixed }}.{% endfor %}"
+        "{{ other.broken }}; with that control, {{ other.control_fixed }} and {{ other.control_broken }}.{% endfor %}"
         "{% if without %} {{ without }}{% endif %}",
         subject=subject
         if every and len(rows) == 2
@@ -135,10 +136,10 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         CUE_HEADS,
         row.model,
         say(
-            "Head {{ head.name }} of **{{ row.model }}** carries this cue: {{ head.share|value }} of its effect passes "
-            "through the head, and {{ head.control|value }} of the control's."
-            "{% if map %} **{{ map.method }}** is the map that shows it best: where the cue decides, more of the map "
-            "lies in its region (ROC-AUC {{ map.area|value }}).{% endif %}",
+            "Head {{ head.name }} of **{{ row.model }}** passes on {{ head.share|alone }} of what this cue does to the "
+            "logits, the most of all heads; of the control's effect, {{ head.control|value }}."
+            "{% if map %} Of the maps, **{{ map.method }}** best separates images that the cue decides from others "
+            "(ROC-AUC {{ map.area|value }}, chance 0.5).{% endif %}",
             row=row,
             head=first,
             map=_best_map(record, row),
@@ -220,6 +221,7 @@ def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
                 row=f"map by {methods[0].method}",
                 column=column,
                 below=_share_in_words(values, pictures.regions[at], row.of_intervention.region),
+                mask=pictures.regions[at],
                 crossed=crossed,
             )
 
@@ -233,15 +235,16 @@ def _share_in_words(values: NDArray[np.floating], region: NDArray[np.bool_], nam
     total = evidence.sum()
     if region.all() or total <= 0:
         return ""
-    return f"{percent(float(evidence[region].sum() / total))} on\n{name}"
+    share = percent(float(evidence[region].sum() / total))
+    return f"{name} {share}\n(area {percent(float(region.mean()))})"
 
 
 EXAMPLES: Final = Chart(
     "cue_examples",
     images(),
     "{{ rows|map(attribute='column')|unique|list|length }} of {{ record.images }} images, which {{ record.misled }} "
-    "gets wrong (orange) and right without the cue (blue). Bottom: evidence for the wrong class, with its share in "
-    "the region of the cue.",
+    "gets wrong (orange) and right without the cue (blue). Bottom: evidence for the wrong class, and its share in "
+    "the cue's region, with that of the area.",
     title="What a misleading cue does",
     rows=_pictures,
 )

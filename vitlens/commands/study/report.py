@@ -1,6 +1,6 @@
 """The report of a whole study: a page written from all its chapters, and a section a question with links to them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -56,9 +56,8 @@ _SLOTS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
 )
 # The table of the first page: lines of the chapters' first pages.
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
-    "evaluate": ("top-1 accuracy", "calibration error"),
+    "evaluate": ("top-1 accuracy", "calibration error", "confidence minus accuracy"),
     "attack": ("robust accuracy at 1/255", "accuracy lost to corruptions"),
-    "features": ("accuracy of a linear probe",),
     "profile": ("latency, smallest batch", "parameters"),
 }
 
@@ -211,20 +210,32 @@ def known_answer(record: StudyRecord) -> Iterator[str]:
 
 
 def glance(record: StudyRecord) -> Table | None:
-    """Lines of the chapters' first pages, failing ones first."""
-    lines = [
-        line
-        for word, titles in _GLANCED.items()
-        for chapter in record.of(word)[:1]
-        for title in titles
-        if (line := chapter.glance(title))
-    ] + list(_apart(record))
-    names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
+    """Return lines of the chapters' first pages, failing ones first."""
+    lines: list[Mapping[str, Cell]] = []
+    for word, titles in _GLANCED.items():
+        for chapter in record.of(word)[:1]:
+            lines += [line for line in map(chapter.glance, titles) if line]
+    lines += _apart(record)
+    if not lines:
+        return None
+    keys = ["metric", *record.studied, "status"]
+    titles_of_columns = list(keys)
+    if len(record.studied) == 2:
+        keys.insert(-1, "difference")
+        titles_of_columns.insert(-1, "first minus second")
     judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
-    kept = [line if line["metric"] in judged else {**line, "status": None} for line in lines]
-    kept = sorted(kept, key=lambda line: urgency(None if line.get("status") is None else str(line["status"])))
-    rows = [tuple(line.get(name) for name in names) for line in kept]
-    return Table("", names, tuple(rows)) if rows else None
+    rows = []
+    for line in sorted(lines, key=lambda line: _urgency_of(line, judged)):
+        cells = [line.get(key) for key in keys[:-1]]
+        rows.append((*cells, line.get("status") if line["metric"] in judged else None))
+    return Table("", tuple(titles_of_columns), tuple(rows))
+
+
+def _urgency_of(line: Mapping[str, Cell], judged: Collection[str]) -> int:
+    status = line.get("status")
+    if status is None or line["metric"] not in judged:
+        return urgency(None)
+    return urgency(str(status))
 
 
 def _apart(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:

@@ -23,8 +23,9 @@ _SAYS: Final = {
     "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. Removing patches in its "
     "order exceeds {{ best.baseline }}, the hardest baseline, by {{ best.margin|alone }}"
     "{% if alike %}; {{ alike|names(3) }} {{ alike|are }} not measurably worse{% endif %}.",
-    "inconclusive": "It is undecided whether you can trust a map of **{{ alias }}**. **{{ best.method }}**"
-    "{% if judged|length > 1 %}, the closest of {{ judged|length }} methods,{% endif %} {{ best.missing|whole }}.",
+    "inconclusive": "Do not trust a map of **{{ alias }}** yet. **{{ best.method }}**"
+    "{% if judged|length > 1 %}, the closest of {{ judged|length }} methods,{% endif %} {{ best.missing|whole }} "
+    "(failed or undecided).",
     "": "No map of **{{ alias }}** passes every check. **{{ best.method }}**{% if judged|length > 1 %}, the closest of "
     "{{ judged|length }} methods,{% endif %} {{ best.missing|whole }}.",
 }
