@@ -167,7 +167,7 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     weakest = _weakest(record)
     if weakest is not None:
         yield say(
-            "The weakest claim above: {{ claim.question }}{% if claim.subject %} of {{ claim.subject }}{% endif %}"
+            "The weakest claim above: {{ claim.question.replace('_', ' ') }}{% if claim.subject %} of {{ claim.subject }}{% endif %}"
             "{% if claim.state %}, which is undecided{% else %}; its effect is nearest to none{% endif %}.",
             claim=weakest,
         )
