@@ -167,8 +167,9 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     weakest = _weakest(record)
     if weakest is not None:
         yield say(
-            "The weakest claim above: {{ claim.question.replace('_', ' ') }}{% if claim.subject %} of {{ claim.subject }}{% endif %}"
+            "The weakest claim above: {{ question }}{% if claim.subject %} of {{ claim.subject }}{% endif %}"
             "{% if claim.state %}, which is undecided{% else %}; its effect is nearest to none{% endif %}.",
+            question=weakest.question.replace("_", " "),
             claim=weakest,
         )
     yield from (claim.says for claim in _asked(record) if claim.is_null)
