@@ -137,7 +137,7 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         row.model,
         say(
             "Head {{ head.name }} of **{{ row.model }}** passes on {{ head.share|alone }} of what this cue does to the "
-            "logits, the most of all heads; of the control's effect, {{ head.control|value }}."
+            "logits, and {{ head.control|value }} of what its control does: the largest difference shown."
             "{% if map %} Of the maps, **{{ map.method }}** best separates images that the cue decides from others "
             "(ROC-AUC {{ map.area|value }}, chance 0.5).{% endif %}",
             row=row,
