@@ -220,7 +220,9 @@ def test_batches_change_nothing_and_memory_does_not_grow_with_the_images():
     )
     for name in STATISTICS:
         torch.testing.assert_close(parts.low(name), whole.low(name), atol=1e-12, rtol=1e-9, equal_nan=True)
-    assert len({len(pickle.dumps((each.moments, each.overall, each.evidence))) for each in (few, whole, parts)}) == 1
+    sizes = [len(pickle.dumps((each.moments, each.overall, each.evidence))) for each in (few, whole, parts)]
+    # torch names a pickled storage by its address, of more or fewer digits; seven more images of 6 heads take 336 bytes
+    assert max(sizes) - min(sizes) < 64
 
 
 def test_intervals_of_a_split_with_groups_are_over_groups():
