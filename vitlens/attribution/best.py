@@ -41,12 +41,10 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 MARGIN: Final = 0.1  # in probability: how much better another candidate than the smooth one must be
-# of V
-_SMOOTH_POWER = 6
-_SHARP_POWER = 3
-# of the smooth map
-_LEAST_POWER = 1.0
-_GREATEST_POWER = 4.0
+_SMOOTH_POWER = 6  # of V
+_SHARP_POWER = 3  # of V
+_LEAST_POWER = 1.0  # of the smooth map
+_GREATEST_POWER = 4.0  # of the smooth map
 _SPREAD: Final = 0.15  # of its values over the patches: at 1/N one patch alone is not 0, at 1 all are equal
 _HALVINGS: Final = 20  # of the interval that holds the power
 _BLURRED: Final = 0.2  # the share of B

@@ -196,9 +196,8 @@ def chosen_by_evidence(
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:IMAGES].sort().values
     used = split.pick(order)
     groups = torch.arange(len(used)) if used.groups is None else used.groups.cpu()
-    # ENOUGH in each half
     found = len(groups.unique())
-    least = 2 * ENOUGH
+    least = 2 * ENOUGH  # ENOUGH in each half
     if found < least:
         what = "images" if used.groups is None else "groups of images"
         reason = f"expected at least {least} {what} to choose by, found {found}"
