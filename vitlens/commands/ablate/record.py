@@ -66,7 +66,7 @@ class AblatedModelRow(OfModel):
     forwards: Mapping[str, Estimate] = col("forward passes an image", metric="forward_equivalents/{model}/{key}")
     reason: str = col("reason for the replacement", default="")
     notes: tuple[str, ...] = col("notes", default=())
-    undone: tuple[str, ...] = col("not done", default=())
+    undone: tuple[str, ...] = col("not measured", default=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +101,11 @@ class UnitRow(OfModel):
     )
     log_odds_p: float | None = col("p of the log-odds (Holm)", default=None)
     accuracy: Estimate = col("accuracy lost", metric="importance/{model}/delta_accuracy/{layer}/{part}")
-    effect: Effect = col("shown")
+    effect: Effect = col("effect")
     first_order: float | None = col("first-order estimate", unit="nats", default=None)
     other_losses: Mapping[Replacement, Estimate] = col("rise of the loss, replaced by")
     other_p: Mapping[Replacement, float] = col("p (Holm), replaced by")
-    other_effects: Mapping[Replacement, Effect] = col("shown, replaced by")
+    other_effects: Mapping[Replacement, Effect] = col("effect, replaced by")
     hidden: Estimate | None = col("hidden by the mean", default=None)
     hidden_p: float | None = col("p of what is hidden (Holm)", default=None)
 

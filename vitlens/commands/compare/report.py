@@ -131,8 +131,8 @@ def _agreement(record: CompareRecord) -> str:
     return say(
         "The two maps of an image {{ relation }}: their mean rank correlation is {{ row.spearman }}. "
         "{{ row.top|alone }} of the top tenth of one map is in that of the other ({{ by_chance }}). {% if differs %}"
-        "The maps of **{{ narrow }}** are more concentrated than those of **{{ wide }}**{% else %}Neither model's "
-        "maps are significantly more concentrated{% endif %}: the areas that hold half of a map differ by "
+        "The maps of **{{ narrow }}** are more concentrated than those of **{{ wide }}**.{% else %}Neither model's "
+        "maps are significantly more concentrated.{% endif %} The areas that hold half of a map differ by "
         "{{ gap|points }} of the image.",
         relation=_relation(row.spearman),
         row=row,

@@ -89,7 +89,7 @@ class SpeedRow(OfModel):
     images: int = col("batch size")
     latency: Estimate = col("latency of a pass", metric="latency/{model}/{images}", better="lower")
     rate: Estimate = col("throughput", metric="throughput/{model}/{images}", better="higher")
-    spread: float = col("upper by lower quartile", term="ratio of the quartiles of the latency; disturbed above 1.5")
+    spread: float = col("upper / lower quartile", term="ratio of the quartiles of the latency; disturbed above 1.5")
     device_bytes: int | None = col("peak of the device", unit="bytes", default=None)
 
 
