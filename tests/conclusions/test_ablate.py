@@ -10,8 +10,8 @@ import pytest
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_heads import write
 from vitlens.cli.main import run
-from vitlens.commands.ablate.record import AblateRecord, judged, smallest_effect
-from vitlens.commands.ablate.report import REPORT, images_needed, without_effect
+from vitlens.commands.ablate.record import AblateRecord, judge_effect, smallest_effect, without_effect
+from vitlens.commands.ablate.report import REPORT, images_needed
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
@@ -105,7 +105,7 @@ def test_planted_facts(check, seed, tmp_path):
 )
 def test_an_effect_is_judged_against_the_smallest_worth_reporting(low, high, p, looks, effect):
     assert [smallest_effect(loss).value for loss in (0.2, 3.0)] == [0.01, 0.03]
-    assert judged(Estimate((low + high) / 2, low, high, unit="nats"), p, smallest_effect(0.2), looks) == effect
+    assert judge_effect(Estimate((low + high) / 2, low, high, unit="nats"), p, smallest_effect(0.2), looks) == effect
 
 
 @pytest.mark.parametrize("images", [1, 19])

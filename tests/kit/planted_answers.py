@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.evaluation.evaluate import Evaluation
 from vitlens.analysis.failures.compare import compare_evaluations
-from vitlens.commands.compare.measure import answered
+from vitlens.commands.compare.predictions import prediction_record
 from vitlens.commands.compare.record import AgreementRow, CompareRecord, MapRow
 from vitlens.commands.evaluate.measure import recorded
 from vitlens.commands.evaluate.record import EvaluateRecord
@@ -63,7 +63,7 @@ def compare_record(
     """Return what `vitlens compare` records of two such models, with maps by these methods that agree partly."""
     found, config = evaluations(models, NAMES)
     return replace(
-        answered(compare_evaluations(*found), seed),
+        prediction_record(compare_evaluations(*found), seed),
         config=config,
         methods=tuple(MapRow(alias, name, around(1.0), around(0.2)) for alias, name in zip(models, methods)),
         agreement=(AgreementRow(*models, around(0.3, unit=""), around(0.4), around(0.5), around(-0.2)),),

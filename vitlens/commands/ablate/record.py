@@ -1,4 +1,4 @@
-"""What `vitlens ablate` records. A unit is a head (L3.H7), an MLP (L3.MLP) or a block (L3.block), counted from 0."""
+"""The record of `vitlens ablate`. A unit is a head (L3.H7), an MLP (L3.MLP) or a block (L3.block), counted from 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Final, Literal
 from vitlens.arrays import FlagMatrix, Flags, Image, Indices, Matrix, Pixels, Vector, Words
 from vitlens.names import Replacement, UnitKind
 from vitlens.record import OfModel, Record, arrays, col, table
-from vitlens.report.claims import FEWEST
+from vitlens.report.claims import FEWEST, above
 from vitlens.uncertainty import LEVEL, Estimate, widened
 from vitlens.uncertainty import fewest_images as fewest_images
 
-Judged = Literal["effect", "no effect", "undecided"]
+Effect = Literal["effect", "no effect", "undecided"]
 
-FIRST_ORDER: Final = "first-order"  # the gradient estimate among rankings and orders of removal
-LOSS: Final = 0.01  # nats: the probability of the label falls by 1 %, in the geometric mean over images
-OF_CLEAN: Final = 0.01  # of the clean loss: for models with a high one
+FIRST_ORDER: Final = "first-order"  # name of the gradient estimate among rankings and orders of removal
+LOSS: Final = 0.01  # nats, a fall of the label's probability by 1 % (geometric mean over images)
+OF_CLEAN: Final = 0.01  # share of the clean loss, for models with a high loss
 REPLACED: Final[Mapping[str, str]] = {
     "mean": "its mean over the data",
     "zero": "zero",
@@ -24,30 +24,35 @@ REPLACED: Final[Mapping[str, str]] = {
 
 
 def smallest_effect(clean_loss: float) -> Estimate:
-    """Return the smallest change of the mean loss that is worth reporting, nats: LOSS or OF_CLEAN, whichever is
-    larger."""
+    """Return the smallest change of the mean loss that is worth reporting: the larger of LOSS and OF_CLEAN, nats."""
     return Estimate(max(LOSS, OF_CLEAN * clean_loss), unit="nats")
 
 
-def judged(loss: Estimate, p: float | None, smallest: Estimate, looks: int) -> Judged:
-    """Return whether removing a unit changes the loss by more than the smallest effect, by less, or neither is shown.
+def judge_effect(loss: Estimate, p: float | None, smallest: Estimate, tests: int) -> Effect:
+    """Return "effect" or "no effect" if the change of the loss is clearly above or below the smallest effect.
 
-    p: of the change, corrected over the units of the kind; looks: these units, for which the interval is widened.
+    p: of the change, after Holm's correction over the units of the kind; tests: number of these units, for which the
+    interval is widened.
     """
-    wide = widened(loss, looks)
+    wide = widened(loss, tests)
     if wide.low is None or wide.high is None:
         return "undecided"
     if -smallest.value <= wide.low and wide.high <= smallest.value:
         return "no effect"
-    outside = wide.low > smallest.value or wide.high < -smallest.value
-    return "effect" if outside and p is not None and p <= LEVEL else "undecided"
+    is_outside = wide.low > smallest.value or wide.high < -smallest.value
+    if is_outside and p is not None and p <= LEVEL:
+        return "effect"
+    return "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblatedModelRow(OfModel):
-    """The model: unchanged, and over all its units. reason: why another replacement than the mean was chosen; notes:
-    remarks of the measurements; undone: why patching, logit lens or contributions are missing; rank_correlation:
-    Spearman's, of the heads by the main replacement and by another one or "first-order", where it is defined."""
+    """The model without removal, and summaries over its units.
+
+    rank_correlation: Spearman's, between the heads' effects with the main replacement and with another one, or with
+    their "first-order" estimates, where it is defined. reason: for a replacement other than the mean. notes: remarks of
+    the measurements. undone: reasons for missing patching, logit lens or contributions.
+    """
 
     replace: Replacement = col("replaced by")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
@@ -61,17 +66,20 @@ class AblatedModelRow(OfModel):
     forwards: Mapping[str, Estimate] = col("forward passes an image", metric="forward_equivalents/{model}/{key}")
     reason: str = col("reason for the replacement", default="")
     notes: tuple[str, ...] = col("notes", default=())
-    undone: tuple[str, ...] = col("not done", default=())
+    undone: tuple[str, ...] = col("not measured", default=())
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitRow(OfModel):
-    """The effect of removing one unit. part: the head's number, "mlp" or "block"; p: of sign flips, after Holm's
-    correction over the units of the kind, None for fewer than two images; log_odds, log_odds_p: the same of the
-    label's log-odds, by which units of a model with a mean loss near 0 are ranked, None for another model; effect:
-    by `judged`; first_order: the gradient estimate of the rise; label: what a head attends to, as `vitlens stats`
-    labels it; others: with the other replacements, by name; hidden: the rise under resampling minus that under the
-    mean, paired over images, where both were measured."""
+    """The effect of removing one unit.
+
+    part: the head's number, "mlp" or "block". label: what a head attends to, as in `vitlens stats`. p: of sign flips,
+    after Holm's correction over the units of the kind, None for fewer than two images. log_odds, log_odds_p: the same
+    for the label's log-odds, by which units are ranked if the mean loss is near 0, else None. effect: by
+    `judge_effect`. first_order: the gradient estimate of the rise of the loss. other_losses, other_p, other_effects:
+    with the other replacements, by name. hidden, hidden_p: the rise under resampling minus that under the mean, paired
+    over images, if both were measured.
+    """
 
     unit: str = col("unit")
     kind: UnitKind = col("kind")
@@ -83,21 +91,21 @@ class UnitRow(OfModel):
     loss: Estimate = col(
         "rise of the loss",
         metric="importance/{model}/delta_loss/{layer}/{part}",
-        term="the mean cross-entropy without a unit minus that of the unchanged model, on the same images",
+        term="mean cross-entropy without the unit minus that of the unchanged model, on the same images",
     )
     p: float | None = col("p (Holm)", default=None)
     log_odds: Estimate | None = col(
         "fall of the log-odds",
         default=None,
-        term="the mean log-odds of the label, of the unchanged model minus those without a unit",
+        term="mean log-odds of the label in the unchanged model minus those without the unit",
     )
     log_odds_p: float | None = col("p of the log-odds (Holm)", default=None)
     accuracy: Estimate = col("accuracy lost", metric="importance/{model}/delta_accuracy/{layer}/{part}")
-    effect: Judged = col("shown")
+    effect: Effect = col("effect")
     first_order: float | None = col("first-order estimate", unit="nats", default=None)
     other_losses: Mapping[Replacement, Estimate] = col("rise of the loss, replaced by")
     other_p: Mapping[Replacement, float] = col("p (Holm), replaced by")
-    other_effects: Mapping[Replacement, Judged] = col("shown, replaced by")
+    other_effects: Mapping[Replacement, Effect] = col("effect, replaced by")
     hidden: Estimate | None = col("hidden by the mean", default=None)
     hidden_p: float | None = col("p of what is hidden (Holm)", default=None)
 
@@ -105,12 +113,12 @@ class UnitRow(OfModel):
 
     @property
     def matters(self) -> bool:
-        """Return True if its removal changes the loss significantly."""
+        """Return True if removing the unit changes the loss significantly."""
         return self.p is not None and self.p <= LEVEL
 
     @property
     def rank(self) -> Estimate:
-        """Return the change by which units are ranked, the fall of the log-odds or the rise of the loss."""
+        """Return the change by which units are ranked: the fall of the log-odds, or else the rise of the loss."""
         return self.log_odds or self.loss
 
     @property
@@ -122,7 +130,7 @@ class UnitRow(OfModel):
 
 @dataclass(frozen=True)
 class RemovalRow:
-    """Accuracy and mean loss once the first heads of an order are removed."""
+    """The accuracy and the mean loss after the first heads of an order were removed."""
 
     order: str = col("order")
     removed: int = col("heads removed")
@@ -133,9 +141,12 @@ class RemovalRow:
 
 @dataclass(frozen=True)
 class HeadPairRow:
-    """Two heads removed at once, the first of the earlier layer, nats. synergy: the rise without both minus the sum of
-    the rises without each; p: after Holm's correction over the pairs; chosen: by the importance of both heads or the
-    similarity of their outputs."""
+    """Two heads removed at once; the first is of the earlier layer.
+
+    chosen: for the importance of both heads, or for the similarity of their outputs. first_alone, second_alone, both:
+    rise of the loss, nats. synergy: the rise without both heads minus the sum of the rises without each. p: after
+    Holm's correction over the pairs.
+    """
 
     first: str = col("first")
     second: str = col("second")
@@ -150,15 +161,17 @@ class HeadPairRow:
 
     @property
     def larger(self) -> float:
-        """Return the larger change of the loss without one of both, nats."""
+        """Return the larger change of the loss without one of the heads, nats."""
         return max(abs(self.first_alone), abs(self.second_alone))
 
 
 @dataclass(frozen=True)
 class PatchingRow:
-    """One clean and one corrupted image. target, other: the classes of the logit difference, whose value is given for
-    each image; grid (rows, columns), prefix: the model's tokens, None where they are unknown; corruption: what was done
-    to the clean image, "" where the corrupted one is another image."""
+    """A clean and a corrupted image, and the logit difference between two classes on each of them.
+
+    target, other: the classes of the logit difference. corruption: applied to the clean image, "" if the corrupted one
+    is another image. grid: (rows, columns); prefix: tokens before the patches; None if the layout is unknown.
+    """
 
     clean: str = col("clean image")
     corrupted: str = col("corrupted image")
@@ -173,7 +186,7 @@ class PatchingRow:
 
 @dataclass(frozen=True)
 class LensRow:
-    """Accuracy of the classifier on the residual stream after `depth` blocks (0: the embedding)."""
+    """The accuracy of the classifier on the residual stream after `depth` blocks (0: the embedding)."""
 
     depth: int = col("blocks passed")
     accuracy: Estimate = col("accuracy of the logit lens")
@@ -181,8 +194,10 @@ class LensRow:
 
 @dataclass(frozen=True)
 class ContributionRow:
-    """What one part adds to the label's logit directly, the mean over images; "rest": embedding and biases. Their sum
-    is the logit."""
+    """The direct contribution of one part to the label's logit, a mean over images; "rest": embedding and biases.
+
+    The contributions of all parts sum to the logit.
+    """
 
     unit: str = col("unit")
     part: Literal["head", "MLP", "rest"] = col("part")
@@ -193,10 +208,11 @@ class ContributionRow:
 
 @dataclass(frozen=True)
 class ExemplarRow:
-    """An image of whose label one head raises the logit most, directly; the head's best image first.
+    """An image with a large contribution of one head to its label; the image with the largest contribution comes first.
 
-    picture: its row in the arrays; adds: to the label's logit, above the mean of all classes; patch: (row, column) of
-    the patch through which it adds most, of `grid` (rows, columns); None where that is not known.
+    adds: direct contribution to the logit of the label, above the mean over all classes. picture: row of the image in
+    the arrays. patch: (row, column) of the patch with the largest contribution, on the `grid` (rows, columns); None if
+    it is unknown.
     """
 
     layer: int = col("layer")
@@ -211,7 +227,7 @@ class ExemplarRow:
 
 @dataclass(frozen=True)
 class PrunedRow:
-    """The whole or the pruned model. time: the median of a batch with its quartiles; cut: the heads pruned."""
+    """The whole or the pruned model. time: median for a batch, with quartiles; cut: the pruned heads."""
 
     model: Literal["whole", "pruned"] = col("model")
     heads: int = col("heads")
@@ -223,8 +239,11 @@ class PrunedRow:
 
 @dataclass(frozen=True)
 class EffectArrays:
-    """The results of every image with one replacement: delta_loss, correct, first_order (units, images); clean_loss and
-    clean_correct: of the unchanged model; labels: columns of the logits."""
+    """The results of every image with one replacement.
+
+    delta_loss, correct, first_order: (units, images). clean_loss, clean_correct: of the unchanged model, (images,).
+    labels: (images,) columns of the logits.
+    """
 
     units: Words
     delta_loss: Matrix
@@ -237,8 +256,10 @@ class EffectArrays:
 
 @dataclass(frozen=True)
 class PatchingArrays:
-    """The two images, and the share of the logit difference that each part restores: heads (layers, heads), positions
-    (layers, tokens); NaN where there is no such part."""
+    """The clean and the corrupted image, and the share of the logit difference that each activation restores.
+
+    heads: (layers, heads); positions: (layers, tokens); NaN where there is no head or token.
+    """
 
     clean: Image
     corrupted: Image
@@ -248,14 +269,14 @@ class PatchingArrays:
 
 @dataclass(frozen=True)
 class ExemplarArrays:
-    """images: the exemplars of all heads, each once, at most 96 px high and wide."""
+    """The exemplars of all heads without duplicates, at most 96 px high and wide."""
 
     images: Pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblateRecord(Record):
-    """Every head, MLP and block of one model removed, and what is measured beyond."""
+    """The effects of removing units of one model, and measurements inside it."""
 
     ablated: tuple[AblatedModelRow, ...] = table()
     units: tuple[UnitRow, ...] = table()
@@ -272,7 +293,7 @@ class AblateRecord(Record):
 
     @property
     def model(self) -> AblatedModelRow:
-        """Return the one model."""
+        """Return the row of the model."""
         return self.ablated[0]
 
     @property
@@ -284,3 +305,27 @@ class AblateRecord(Record):
     def has_few_images(self) -> bool:
         """Return True if the images are too few for a claim."""
         return self.images < FEWEST
+
+
+def without_effect(record: AblateRecord) -> list[UnitRow]:
+    """Return the heads that have no effect with any replacement, and are not one of a redundant pair."""
+    in_redundant_pairs = set()
+    for pair in redundant_pairs(record):
+        in_redundant_pairs |= {pair.first, pair.second}
+    rows = []
+    for row in record.heads:
+        is_inert = row.effect == "no effect" and "effect" not in row.other_effects.values()
+        if is_inert and row.unit not in in_redundant_pairs:
+            rows.append(row)
+    return rows
+
+
+def redundant_pairs(record: AblateRecord) -> list[HeadPairRow]:
+    """Return the pairs that only matter when both heads are removed, the largest synergy first."""
+    smallest = record.model.smallest.value
+    rows = []
+    for row in record.pairs:
+        is_significant = row.p is not None and row.p <= LEVEL
+        if is_significant and row.larger <= smallest and above(row.synergy, smallest, len(record.pairs)):
+            rows.append(row)
+    return sorted(rows, key=lambda row: -row.synergy.value)

@@ -1,300 +1,127 @@
-"""The report of `vitlens ablate`: units that matter, heads without an effect, heads that do each other's work."""
+"""The report of `vitlens ablate`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from vitlens.analysis.heads.registry import LABELS
 from vitlens.charts import Picture, board, images, intervals, lines
-from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow
-from vitlens.record import by as grouped
+from vitlens.commands.ablate.claims import by_rank, claims, effects
+from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, UnitRow
 from vitlens.record import col
-from vitlens.report.claims import FEWEST, Claim, Kind, above, enough
+from vitlens.report.claims import FEWEST
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import LEVEL, Estimate, fewest_images
+from vitlens.uncertainty import Estimate, fewest_images
 
-_FAINTEST: Final = 0.01  # nats, of the full colour: below it differences are rounding errors or negligible
-
-
-def claims(record: AblateRecord) -> Iterator[Claim]:
-    """Yield which units matter, how many heads can be spared, and what single removals hide.
-
-    How many heads have an effect, have none, alone and in pairs, or may have one is counted, not judged, as heads back
-    each other up.
-    """
-    if record.has_few_images:
-        return
-    yield _most_important(record)
-    effects = [row.effect for row in record.heads]
-    dead = without_effect(record)
-    share = record.model.removable
-    if effects:
-        yield _claim(
-            record,
-            "heads with an effect",
-            "Removed one at a time, {{ k }} of {{ n }} heads change the loss by more than {{ smallest }}{% if dead %}; "
-            "{{ dead|length }} change it by less, with every replacement and in pairs ({{ dead|names }}){% endif %}"
-            "{% if rest %}; {{ rest }} {{ rest|are }} undecided{% endif %}.",
-            kind="answer",
-            k=effects.count("effect"),
-            dead=dead,
-            rest=effects.count("undecided"),
-        )
-    if enough(share):
-        says = "{{ share }} of the heads can be removed, the least important first, within {{ one }} point of accuracy."
-        yield _claim(record, "removable heads", says, share, kind="answer", place="curves", share=share, one=1)
-    for row in redundant(record)[:1]:
-        yield _claim(
-            record,
-            "redundant heads",
-            "**{{ row.pair }}** are redundant: the loss changes by at most {{ row.larger|number }} nats without "
-            "either, and rises by {{ row.both|number }} nats without both{% if row.similarity is not none %}; their "
-            "outputs have a linear CKA of {{ row.similarity|number }}{% endif %}.",
-            row.synergy,
-            p=row.p,
-            kind="hidden fault",
-            place="pairs",
-            row=row,
-        )
-    yield from _hidden(record)
-
-
-def effects(record: AblateRecord) -> Iterator[Claim]:
-    """Yield the accuracy that removing each head costs; the p is that of its interval."""
-    for row in record.heads:
-        template = "Without **{{ row.unit }}** the accuracy of **{{ model }}** falls by {{ row.accuracy|alone }}."
-        claim = _claim(record, f"head {row.unit}", template, row.accuracy, row=row)
-        yield claim
-
-
-def _claim(
-    record: AblateRecord,
-    question: str,
-    template: str,
-    effect: Estimate | None = None,
-    *,
-    p: float | None = None,
-    title: str = "",
-    kind: Kind = "fact",
-    place: str = "importance",
-    reference: float = 0.0,
-    **given: Any,
-) -> Claim:
-    model = record.model.model
-    says = say(template, model=model, smallest=record.model.smallest, n=len(record.heads), **given)
-    return Claim(
-        question,
-        model,
-        says,
-        title,
-        effect=effect,
-        p=p,
-        evidence="intervened",
-        place=place,
-        reference=reference,
-        kind=kind,
-    )
-
-
-def without_effect(record: AblateRecord) -> list[UnitRow]:
-    """Return the heads shown to have no effect: with no replacement, nor as one of a redundant pair."""
-    needed = {unit for row in redundant(record) for unit in (row.first, row.second)}
-    return [
-        row
-        for row in record.heads
-        if row.effect == "no effect" and "effect" not in row.other_effects.values() and row.unit not in needed
-    ]
-
-
-def redundant(record: AblateRecord) -> list[HeadPairRow]:
-    """Return the pairs of which each head alone changes nothing worth reporting, and both together do, the most
-    first."""
-    smallest = record.model.smallest.value
-    looks = len(record.pairs)
-    found = [
-        row
-        for row in record.pairs
-        if row.p is not None and row.p <= LEVEL and row.larger <= smallest and above(row.synergy, smallest, looks)
-    ]
-    return sorted(found, key=lambda row: -row.synergy.value)
-
-
-def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> Estimate | None:
-    """About how many images would shrink the intervals of these units to the smallest effect on either side (their
-    median); None without intervals."""
-    ends = [(row.loss.low, row.loss.high) for row in rows]
-    halves = [(high - low) / 2 for low, high in ends if low is not None and high is not None]
-    if not halves:
-        return None
-    needed = images * (median(halves) / smallest.value) ** 2
-    return Estimate(float(max(images, int(float(f"{needed:.1e}")))), unit="images")
-
-
-def _most_important(record: AblateRecord) -> Claim:
-    """Return the head whose removal costs most; of a model of which no head was removed, the MLP or block."""
-    kinds = grouped(record.units, "kind")
-    model = record.model.model
-    kind = next(each for each in ("head", "mlp", "block") if each in kinds)
-    word = {"mlp": "MLP"}.get(kind, kind)
-    rows = _by_importance(kinds[kind])
-    found = [row for row in rows if row.effect == "effect" and row.loss.value > 0]
-    certain = [row for row in rows if row.log_odds is not None and row.is_ranked and row.rank.value > 0]
-    if certain and enough(certain[0].log_odds):
-        return _claim(
-            record,
-            f"most important {word}",
-            "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %} the log-odds of the label "
-            "fall most, by {{ lead.log_odds|alone }}. The loss of **{{ model }}** is near 0 and changes by "
-            "{{ lead.loss|alone }}.",
-            certain[0].log_odds,
-            p=certain[0].log_odds_p,
-            kind="answer",
-            lead=certain[0],
-            title=f"Of {len(rows)} {word}s of {model}, {certain[0].unit} matters most",
-        )
-    if not found:
-        return _claim(
-            record,
-            f"most important {word}",
-            "No single {{ word }} of **{{ model }}** is shown to change the loss by more than {{ least }} "
-            "(corrected for {{ count }} tests). The largest measured rise is that of **{{ most.unit }}**, "
-            "{{ most.loss|alone }}.",
-            title=f"No single {word} of {model} is shown to matter",
-            kind="answer",
-            count=len(rows),
-            word=word,
-            most=max(rows, key=lambda row: row.loss.value),
-            least=record.model.smallest,
-        )
-    lead = found[0]
-    return _claim(
-        record,
-        f"most important {word}",
-        "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %} the loss of **{{ model }}** "
-        "rises most, by {{ lead.loss|alone }}{% if loses %}, and top-1 accuracy falls by {{ lead.accuracy|alone }}"
-        "{% endif %}{% if others %}; it also rises without {{ others|names }}{% endif %}.",
-        lead.loss,
-        p=lead.p,
-        title=f"Of {len(rows)} {word}s of {model}, {lead.unit} matters most",
-        kind="answer",
-        reference=record.model.smallest.value,
-        lead=lead,
-        others=found[1:],
-        loses=above(lead.accuracy, 0.0),
-    )
-
-
-def _hidden(record: AblateRecord) -> Iterator[Claim]:
-    """Yield the heads whose effect a replacement by the mean hides: they matter where they are resampled."""
-    smallest = record.model.smallest.value
-    looks = len(record.heads)
-    found = [
-        (row.hidden.value, row.unit, row)
-        for row in record.heads
-        if row.hidden is not None
-        and row.hidden_p is not None
-        and row.hidden_p <= LEVEL
-        and above(row.hidden, smallest, looks)
-        and row.other_effects.get("resample") == "effect"
-        and row.effect != "effect"
-    ]
-    if found:
-        *others, head = [row for *_, row in sorted(found)]
-        yield _claim(
-            record,
-            "hidden by the mean",
-            "**{{ head.unit }}** has no {% if not spare %}significant {% endif %}effect where "
-            "its output is replaced by its mean ({{ head.loss|alone }}), but matters where it is replaced by that of "
-            "another image ({{ other|alone }}){% if others %}; the same holds for {{ others|names }}{% endif %}.",
-            head.hidden,
-            p=head.hidden_p,
-            kind="hidden fault",
-            head=head,
-            others=others,
-            other=head.other_losses["resample"],
-            spare=head.effect == "no effect",
-        )
+_FULL_COLOUR: Final = 0.01  # nats, least value of the full colour; smaller differences are negligible
 
 
 def unknown(record: AblateRecord) -> Iterator[str]:
     """Yield what removing units of this model on these images does not show."""
     model = record.model
-    heads = record.heads
-    rest = [row for row in heads if row.effect == "undecided"]
     if model.reason:
         yield say("{{ reason|whole }}.", reason=model.reason.rstrip("."))
     if record.options.get("predicted"):
-        yield "Labels are the model's own predictions (`--predicted`): accuracy is the share of them that stay."
+        yield "The labels are predictions of the model (`--predicted`): accuracy is the share of unchanged predictions."
     if record.has_few_images:
         yield say(
-            "{{ n }} image{{ n|s }} {{ n|are }} too few for a claim; give at least {{ fewest }}.",
+            "{{ n }} image{{ n|s }} {{ n|are }} too few for a claim; use at least {{ fewest }}.",
             n=record.images,
-            fewest=max(FEWEST, fewest_images(len(heads))),
+            fewest=max(FEWEST, fewest_images(len(record.heads))),
         )
     for note in model.notes:
         yield say("{{ note|whole }}.", note=f"{note[:1].upper()}{note[1:]}")
-    if rest and record.images >= FEWEST:
+    yield from _undecided(record)
+    if len(record.heads) > 1:
         yield say(
-            "For {{ rest|length }} of {{ n }} heads these images leave open whether the loss changes by more than "
-            "{{ smallest }} or by less{% if needed %}: about {{ needed }} would decide{% endif %}.",
-            rest=rest,
-            n=len(heads),
-            smallest=model.smallest,
-            needed=images_needed(rest, model.smallest, record.images),
-        )
-    if len(heads) > 1:
-        yield say(
-            "Heads were removed one at a time, and {{ k }} of {{ n }} pairs together: of several heads that do the "
-            "same, each can appear unimportant.",
+            "Heads were removed one at a time, and {{ k }} of {{ n }} pairs together. Heads with the same function "
+            "can each appear unimportant.",
             k=len(record.pairs),
-            n=comb(len(heads), 2),
+            n=comb(len(record.heads), 2),
         )
     if not model.reason and "resample" not in record.effects:
         yield say(
-            "Each output was replaced by {{ by }} alone: `--replace mean,resample` also finds units whose output must "
-            "differ from image to image.",
+            "Outputs were only replaced by {{ by }}. `--replace mean,resample` also detects units that must differ "
+            "between images.",
             by=REPLACED[model.replace],
         )
     for reason in model.undone:
-        yield say("Not done: {{ reason|whole }}.", reason=reason)
+        yield say("Not measured: {{ reason|whole }}.", reason=reason)
 
 
-def definitions(record: AblateRecord) -> Iterator[tuple[str, str]]:
-    """Yield what replaces an output, and what the labels of the heads are."""
-    for name in record.effects:
-        yield name, f"a unit's output is replaced by {REPLACED[name]}; a block is skipped with any replacement."
-    for label in dict.fromkeys(row.label for row in record.heads if row.label in LABELS):
-        yield label, f"{LABELS[label].sentence}."
-
-
-def _by_importance(rows: Sequence[UnitRow]) -> list[UnitRow]:
-    """Return the rows by their importance, the greatest first."""
-    return sorted(rows, key=lambda row: -row.rank.value)
-
-
-def _heads(record: AblateRecord) -> str:
-    """Return what is shown of the heads, and what was done to them."""
-    heads = record.heads
-    fewest = fewest_images(max(1, len(record.heads)))
-    return say(
-        "Each head's output was replaced by {{ by }}, for every image. {% if shown %}{{ shown }} of {{ n }} heads "
-        "change the loss significantly after Holm's correction{% else %}No head changes the loss significantly, so "
-        "their order may be chance{% if few %}: with fewer than {{ fewest }} images none could{% endif %}{% endif %}.",
-        by=REPLACED[record.model.replace],
-        n=len(heads),
-        shown=sum(row.matters for row in heads),
-        fewest=fewest,
-        few=record.images < fewest,
+def _undecided(record: AblateRecord) -> Iterator[str]:
+    """Yield how many heads are undecided, and how many images would decide."""
+    undecided = [row for row in record.heads if row.effect == "undecided"]
+    if not undecided or record.images < FEWEST:
+        return
+    smallest = record.model.smallest
+    yield say(
+        "{{ undecided|length }} of {{ n }} heads {{ undecided|are }} undecided: their intervals include changes of the "
+        "loss below and above {{ smallest }}.{% if needed %} About {{ needed }} would be enough to decide.{% endif %}",
+        undecided=undecided,
+        n=len(record.heads),
+        smallest=smallest,
+        needed=images_needed(undecided, smallest, record.images),
     )
 
 
-def _paired(record: AblateRecord) -> str:
-    """Return which heads were removed in pairs."""
+def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> Estimate | None:
+    """Return about how many images shrink the median interval of these units to the smallest effect on either side.
+
+    None without intervals.
+    """
+    half_widths = []
+    for row in rows:
+        if row.loss.low is not None and row.loss.high is not None:
+            half_widths.append((row.loss.high - row.loss.low) / 2)
+    if not half_widths:
+        return None
+    needed = images * (median(half_widths) / smallest.value) ** 2
+    rounded = int(float(f"{needed:.1e}"))
+    return Estimate(float(max(images, rounded)), unit="images")
+
+
+def definitions(record: AblateRecord) -> Iterator[tuple[str, str]]:
+    """Yield the replacements and the labels of heads with their meaning."""
+    for name in record.effects:
+        yield name, f"the output of a unit is replaced by {REPLACED[name]}; blocks are skipped with any replacement."
+    labels = dict.fromkeys(row.label for row in record.heads)
+    for label in labels:
+        if label in LABELS:
+            yield label, f"{LABELS[label].sentence}."
+
+
+def _heads(record: AblateRecord) -> str:
+    """Return how heads were removed, and how many change the loss significantly."""
+    heads = record.heads
+    fewest = fewest_images(max(1, len(heads)))
+    return say(
+        "The output of each head was replaced by {{ by }}, for every image. {% if significant %}{{ significant }} of "
+        "{{ n }} heads change the loss significantly after Holm's correction.{% else %}No head changes the loss "
+        "significantly, so their order may be due to chance.{% if is_few %} With fewer than {{ fewest }} images, no "
+        "change can be significant.{% endif %}{% endif %}",
+        by=REPLACED[record.model.replace],
+        n=len(heads),
+        significant=sum(row.matters for row in heads),
+        fewest=fewest,
+        is_few=record.images < fewest,
+    )
+
+
+def _significant_ranking(record: AblateRecord) -> Sequence[UnitRow]:
+    """Return the heads by importance, if any of them is significant."""
+    if not any(row.is_ranked for row in record.heads):
+        return []
+    return by_rank(record.heads)
+
+
+def _pairs(record: AblateRecord) -> str:
+    """Return a sentence on how the pairs were chosen."""
     chosen = {row.chosen for row in record.pairs}
     if chosen == {"similarity"}:
         return "The pairs of heads with the most similar outputs were removed; no head matters enough to be ranked."
@@ -304,66 +131,83 @@ def _paired(record: AblateRecord) -> str:
 
 
 _PATCHING: Final = (
-    "One pair of images, an example: the logit of {{ first.target }} minus {{ first.other }} is "
+    "This example uses one pair of images. The logit of {{ first.target }} minus that of {{ first.other }} is "
     "{{ first.difference_clean|number }} on the clean image ({{ first.clean }}) and "
-    "{{ first.difference_corrupted|number }} on the corrupted one ({{ first.corrupted }})"
-    "{% if not first.corruption %}; positions of two different images need not correspond{% endif %}."
+    "{{ first.difference_corrupted|number }} on the corrupted one ({{ first.corrupted }})."
+    "{% if not first.corruption %} Positions in two different images need not correspond.{% endif %}"
 )
 
 
 @dataclass(frozen=True)
-class Restored:
-    """What one head of the clean image restores."""
+class RestoredShare:
+    """The share of the logit difference that one head of the clean image restores."""
 
     layer: int
     head: int
     share: float = col("share restored")
 
 
-def _restored(record: AblateRecord) -> list[Restored]:
+def _restored_by_heads(record: AblateRecord) -> list[RestoredShare]:
     if record.patched is None:
         return []
-    return [
-        Restored(at[0], at[1], float(each)) for at, each in np.ndenumerate(record.patched.heads) if np.isfinite(each)
-    ]
+    rows = []
+    for (layer, head), share in np.ndenumerate(record.patched.heads):
+        if np.isfinite(share):
+            rows.append(RestoredShare(layer, head, float(share)))
+    return rows
 
 
-def _pair(record: AblateRecord) -> Iterator[Picture]:
-    """Yield the two images."""
+def _image_pair(record: AblateRecord) -> Iterator[Picture]:
+    """Yield the clean and the corrupted image."""
     if record.patched is not None:
         row = record.patching[0]
         yield Picture(record.patched.clean, below=f"clean: {row.clean}")
         yield Picture(record.patched.corrupted, below=f"corrupted: {row.corrupted}")
 
 
-def _tokens(record: AblateRecord) -> Iterator[Picture]:
-    """Yield what each token restores before each block: the patches at their places, and those before them with
-    numbers."""
+def _restored_by_tokens(record: AblateRecord) -> Iterator[Picture]:
+    """Yield the share that each token restores before each block: maps of the patches, and the prefix tokens."""
     if record.patched is None:
         return
     row = record.patching[0]
-    positions = record.patched.positions
     prefix = row.prefix or ()
+    positions = record.patched.positions
     if row.grid is None or positions.shape[1] != len(prefix) + row.grid[0] * row.grid[1]:
         return
-    for layer, own in enumerate(positions):
-        yield Picture(None, own[len(prefix) :].reshape(row.grid), "patches", f"L{layer}")
-        for at, name in enumerate(prefix):
-            word = f"{name} {prefix[:at].count(name)}" if prefix.count(name) > 1 else name.replace("cls", "CLS")
+    for layer, shares in enumerate(positions):
+        column = f"L{layer}"
+        yield Picture(None, shares[len(prefix) :].reshape(row.grid), row="patches", column=column)
+        for index in range(len(prefix)):
+            share = round(float(shares[index]), 2) + 0.0  # turns -0.0 into 0.0
             yield Picture(
-                None, own[at : at + 1, None], word, f"L{layer}", below=f"{round(float(own[at]), 2) + 0.0:.2f}"
+                None,
+                shares[index : index + 1, None],
+                row=_token_words(prefix, index),
+                column=column,
+                below=f"{share:.2f}",
             )
+
+
+def _token_words(prefix: Sequence[str], index: int) -> str:
+    """Return the name of a prefix token: "CLS", or "register 0" if there are several."""
+    name = prefix[index]
+    if prefix.count(name) > 1:
+        return f"{name} {prefix[:index].count(name)}"
+    return name.replace("cls", "CLS")
 
 
 def _lens(record: AblateRecord) -> str:
     last = record.lens[-1]
     return say(
-        "The final norm and classifier, applied to the residual stream, reach half of the final accuracy "
-        "({{ last.accuracy }}) after {{ first.depth }} block{{ first.depth|s }} ({{ first.accuracy|alone }}).",
+        "The final accuracy is {{ last.accuracy }}. The final norm and classifier, applied to the residual stream, "
+        "reach half of it after {{ first.depth }} block{{ first.depth|s }} ({{ first.accuracy|alone }}).",
         first=next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2),
         last=last,
     )
 
+
+_METRICS: Final = ("accuracy", "cross_entropy", "matter", "without_effect", "removable", "parameters_cut")
+_RANKINGS: Final = (FIRST_ORDER, *REPLACED)
 
 REPORT: Final = Report(
     AblateRecord,
@@ -375,55 +219,43 @@ REPORT: Final = Report(
     "few to say which units of {{ record.model.model }} matter{% else %}{{ title }}{% endif %}",
     picture=Chart(
         "importance",
-        board("loss", signed=True, marked=lambda row: row.matters, least=_FAINTEST),
-        "Rise of the loss without each head, exact; red: the model is worse without it; dots: significant after Holm's "
-        "correction. Heads that do the same can each appear unimportant.",
+        board("loss", signed=True, marked=lambda row: row.matters, least=_FULL_COLOUR),
+        "Rise of the loss without each head. Red: the model is worse without it; dots: significant after Holm's "
+        "correction. Heads with the same function can each appear unimportant.",
         title="What {{ first.model }} loses without each head",
         rows="heads",
     ),
     glance=(
-        *(
-            Glance("ablated", name)
-            for name in (
-                "accuracy",
-                "cross_entropy",
-                "matter",
-                "without_effect",
-                "removable",
-                "parameters_cut",
-            )
-        ),
-        *(Glance("ablated", "rank_correlation", by, f"rank correlation ({by})") for by in (FIRST_ORDER, *REPLACED)),
+        *(Glance("ablated", name) for name in _METRICS),
+        *(Glance("ablated", "rank_correlation", name, f"rank correlation ({name})") for name in _RANKINGS),
     ),
     sections=(
         Section(
             "What does the model lose without each head?",
-            lambda record: _by_importance(record.heads),
+            lambda record: by_rank(record.heads),
             opening=_heads,
             columns=("unit", "label", "log_odds", "loss", "accuracy", "effect", "other_losses"),
             charts=(
                 Chart(
                     "ranking",
                     intervals("unit", "loss", "first_order", titles=("exact", "first-order estimate"), reference=0.0),
-                    "Exact rise of the mean cross-entropy with its paired 95 % bootstrap interval over images, and the "
-                    "estimate from one backward pass; the most important units first.",
+                    "Exact rise of the mean cross-entropy with paired 95 % bootstrap intervals over images, and the "
+                    "estimate from one backward pass. The most important units come first.",
                     title="Rise of the loss without each head (nats)",
-                    rows=lambda record: (
-                        _by_importance(record.heads) if any(row.is_ranked for row in record.heads) else []
-                    ),
+                    rows=_significant_ranking,
                 ),
             ),
         ),
         Section(
             "Which MLPs and blocks matter?",
-            lambda record: _by_importance([row for row in record.units if row.head is None]),
-            opening="Each was removed alone; without a block the residual stream stays as it is.",
+            lambda record: by_rank([row for row in record.units if row.head is None]),
+            opening="Each unit was removed separately. Removing a block leaves the residual stream as it is.",
             charts=(
                 Chart(
                     "others",
                     intervals("unit", "loss", reference=0.0),
-                    "Rise of the loss without each MLP and each block, with 95 % intervals over images; right of the "
-                    "line: the model is worse without it.",
+                    "Rise of the loss without each MLP and each block, with 95 % intervals over images. Right of the "
+                    "line, the model is worse without the unit.",
                     title="Rise of the loss without each MLP and block",
                 ),
             ),
@@ -432,30 +264,30 @@ REPORT: Final = Report(
             "How many heads can be removed?",
             "curves",
             opening="{% if record.model.removable %}{{ record.model.removable }} of the heads can be removed, least "
-            "important first, before accuracy falls by more than {{ 1 }} point{% else %}These images do not tell how "
-            "many heads can be removed: even without any head accuracy may fall by less than {{ 1 }} point{% endif %}.",
+            "important first, before accuracy falls by more than {{ 1 }} point.{% else %}These images do not show how "
+            "many heads can be removed: accuracy may fall by less than {{ 1 }} point even without any head.{% endif %}",
             charts=(
                 Chart(
                     "curves",
                     lines("share", "accuracy", of="order"),
-                    "Accuracy as heads are removed one after another; bands: Wilson's 95 % intervals. Orders are "
-                    "chosen on other images, where there are enough; a better one may exist.",
+                    "Accuracy as heads are removed one after another, with Wilson's 95 % intervals. Orders are chosen "
+                    "on other images if there are enough; better orders may exist.",
                     title="Accuracy as heads are removed",
                 ),
             ),
         ),
         Section(
-            "Do heads do each other's work?",
+            "Can heads compensate for each other?",
             "pairs",
             order=lambda row: -abs(row.synergy.value),
-            opening=_paired,
+            opening=_pairs,
             columns=("pair", "chosen", "similarity", "both", "synergy", "p"),
             charts=(
                 Chart(
                     "pairs",
                     intervals("pair", "synergy", reference=0.0),
-                    "Rise of the loss without both heads minus the sum without each; right of the line: each "
-                    "compensates for the other; left: each depends on the other.",
+                    "Rise of the loss without both heads minus the sum without each. Right of the line, the heads "
+                    "compensate for each other; left of it, they depend on each other.",
                     title="What removing two heads costs beyond the sum",
                 ),
             ),
@@ -468,26 +300,26 @@ REPORT: Final = Report(
                 Chart(
                     "patching_pair",
                     images(largest=2.0),
-                    "{% if record.patching[0].corruption %}One of {{ record.images }} images, and its corrupted copy: "
-                    "activations{% else %}The two images: activations{% endif %} of one replace those of the other.",
+                    "{% if record.patching[0].corruption %}One of {{ record.images }} images and its corrupted copy"
+                    "{% else %}The two images{% endif %}. Activations of one replace those of the other.",
                     title="The pair",
-                    rows=_pair,
+                    rows=_image_pair,
                 ),
                 Chart(
                     "patching",
                     board("share", signed=True),
-                    "Share of the logit difference restored when one head's output is that of the clean image; it may "
-                    "exceed the whole.",
+                    "Share of the logit difference restored when the output of one head is taken from the clean "
+                    "image. It can exceed the whole difference.",
                     title="What the clean image's heads restore",
-                    rows=_restored,
+                    rows=_restored_by_heads,
                 ),
                 Chart(
                     "patching_tokens",
                     images(scale="signed", label="share restored", largest=1.0),
                     "Share of the logit difference restored when the residual stream at one token before a block is "
-                    "that of the clean image. Extreme values lie beyond the colours.",
+                    "taken from the clean image. Extreme values exceed the colour range.",
                     title="What the clean image's tokens restore",
-                    rows=_tokens,
+                    rows=_restored_by_tokens,
                 ),
             ),
         ),
@@ -499,15 +331,15 @@ REPORT: Final = Report(
                 Chart(
                     "lens",
                     lines("depth", "accuracy"),
-                    "Share of images whose label the logit lens predicts after so many blocks, with its 95 % interval; "
-                    "early blocks were not trained for it.",
+                    "Share of images with the correct label according to the logit lens, by number of blocks, with "
+                    "95 % intervals. Early blocks were not trained for it.",
                     title="Accuracy of the logit lens",
                 ),
                 Chart(
                     "contributions",
                     board("logit", signed=True),
-                    "Direct contribution of each head to the label's logit, with the final norm's scale fixed for each "
-                    "image; effects through later layers are not included.",
+                    "Direct contribution of each head to the logit of the label, with the scale of the final norm "
+                    "fixed for each image. Effects through later layers are not included.",
                     title="Direct contributions of the heads",
                     rows="contributions",
                     only=lambda row: row.head is not None,
@@ -517,7 +349,7 @@ REPORT: Final = Report(
         Section(
             "What remains after pruning?",
             "pruned",
-            opening="{{ rows[1].cut|length }} heads were cut from the weights ({{ rows[1].cut|names }}), "
+            opening="{{ rows[1].cut|length }} heads ({{ rows[1].cut|names }}) were pruned, "
             "{{ record.model.parameters_cut|value }} of the parameters. The model was not trained afterwards.",
             columns=("model", "heads", "parameters", "accuracy", "time"),
         ),

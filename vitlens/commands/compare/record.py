@@ -1,4 +1,4 @@
-"""What `vitlens compare` records."""
+"""The record of `vitlens compare`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import OfModel, arrays, col, table
 from vitlens.uncertainty import Estimate
 
-# cells of errors, as analysis/failures/compare.py orders them (tested), with the words for two models
+# names of the cells, in the order of analysis/failures/compare.py (tested)
 CELLS: Final[Mapping[str, str]] = {
     "both-right": "both correct",
     "only-first-wrong": "only {first} wrong",
@@ -28,20 +28,20 @@ CELLS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class ScoreRow(OfModel):
-    """One model on all images."""
+    """The accuracy and calibration of one model on all images."""
 
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     calibration_error: Estimate = col(
         "calibration error",
         better="lower",
         metric="calibration_error/{model}",
-        term="the mean difference of confidence and accuracy over bins of confidence, weighted by their images",
+        term="mean difference between confidence and accuracy over bins of confidence, weighted by their images",
     )
 
 
 @dataclass(frozen=True)
 class CellRow:
-    """The images on which both, one or none of the two models is wrong. cell: a key of CELLS; name: in words."""
+    """The number of images on which both models, one, or none is wrong. cell: a key of CELLS; name: in words."""
 
     first: str = col("first")
     second: str = col("second")
@@ -53,8 +53,10 @@ class CellRow:
 
 @dataclass(frozen=True)
 class MapRow(OfModel):
-    """The maps of one model by one method: means over those of the sampled images that are usable (not constant,
-    finite, with a positive value), None where none is."""
+    """The maps of one model by one method: means over usable maps of the sampled images, None without usable maps.
+
+    A map is usable if it is finite, not constant, and positive somewhere.
+    """
 
     method: str = col("maps by")
     usable: Estimate = col("usable maps", metric="maps/{model}/usable")
@@ -62,14 +64,14 @@ class MapRow(OfModel):
         "area of half the map",
         metric="maps/{model}/half",
         default=None,
-        term="the smallest share of the image that holds half of a map; 50 % of a uniform one",
+        term="smallest share of the image that holds half of a map; 50 % for a uniform map",
     )
     spread: Estimate | None = col("spread", metric="maps/{model}/spread", default=None)
     central: Estimate | None = col(
         "on the middle quarter",
         metric="maps/{model}/central",
         default=None,
-        term="the share of a map on the middle quarter of the image; 25 % of a uniform one",
+        term="share of a map on the middle quarter of the image; 25 % for a uniform map",
     )
     row: Estimate | None = col("centre of mass, down", metric="maps/{model}/row", default=None)
     column: Estimate | None = col("centre of mass, across", metric="maps/{model}/column", default=None)
@@ -79,8 +81,11 @@ class MapRow(OfModel):
 
 @dataclass(frozen=True)
 class AgreementRow:
-    """Both models' maps of the same images: rank correlation, the share of the top tenth of one that is in the top
-    tenth of the other, the mass in the same places; half_difference: area of half the map, first minus second."""
+    """The agreement of both models' maps of the same images.
+
+    top: share of the top tenth of one map that is in the top tenth of the other. shared: share of mass in the same
+    places. half_difference: area of half the map, first minus second.
+    """
 
     first: str = col("first")
     second: str = col("second")
@@ -92,9 +97,12 @@ class AgreementRow:
 
 @dataclass(frozen=True)
 class ImageRow:
-    """One image that is shown. image: its index in the data; cell: a key of CELLS; agreement: rank correlation of the
-    two maps, None where one is not usable; panel: its place among the panels by rising agreement, None for an example
-    of its cell alone; example: whether it is one."""
+    """An image whose maps are shown.
+
+    image: its index in the data. cell: a key of CELLS. agreement: rank correlation of the two maps, None if one of them
+    is not usable. panel: position among the panels by rising agreement, None for images that are only examples.
+    example: True for an example of its cell.
+    """
 
     image: int = col("image")
     file: str = col("file")
@@ -116,7 +124,7 @@ class ImageRow:
 
 @dataclass(frozen=True)
 class HarderRow(OfModel):
-    """One model under one disturbance at one level; chance: the accuracy of a guess."""
+    """The accuracy of one model under one disturbance at one level. chance: accuracy of a guess."""
 
     kind: str = col("disturbance")
     level: float = col("level")
@@ -125,13 +133,13 @@ class HarderRow(OfModel):
 
     @property
     def panel(self) -> str:
-        """Return the disturbance and what its level is."""
+        """Return the disturbance with the meaning of its level."""
         return f"{self.kind}: {DISTURBANCES[self.kind].description}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DisturbedPairRow(PairRow):
-    """Both models on the same disturbed images. p_holm: corrected for all rows of the table."""
+    """The difference of both models on the same disturbed images. p_holm: corrected for all rows of the table."""
 
     kind: str = col("disturbance")
     level: float = col("level")
@@ -141,14 +149,17 @@ class DisturbedPairRow(PairRow):
 
 @dataclass(frozen=True)
 class BiasRow(OfModel):
-    """One model on the cue conflicts of a data set: bias, predictions by shape among those by shape or by texture, None
-    without any. note: a remark on the predictions, or empty."""
+    """The shape bias of one model on images with cue conflicts.
+
+    bias: predictions by shape among those by shape or texture, None without any. note: a remark on the predictions, or
+    "".
+    """
 
     n: int = col("images")
     bias: Estimate | None = col(
         "shape bias",
         metric="shape_bias/{model}",
-        term="the share of predictions of the shape's class among those of the shape's or the texture's (Geirhos 2019)",
+        term="share of predictions of the shape's class among those of the shape's or texture's class (Geirhos 2019)",
     )
     shape: Estimate = col("predictions by shape", metric="shape_answers/{model}")
     texture: Estimate = col("by texture", metric="texture_answers/{model}")
@@ -158,7 +169,7 @@ class BiasRow(OfModel):
 
 @dataclass(frozen=True)
 class ConflictRow(OfModel):
-    """The n cue conflicts of one class of shape, for one model: predictions by shape and by texture."""
+    """The predictions of one model on the n cue conflicts with one class of shape."""
 
     class_name: str = col("class of the shape")
     n: int = col("images")
@@ -169,7 +180,7 @@ class ConflictRow(OfModel):
 
 @dataclass(frozen=True)
 class ShownArrays:
-    """By row of the table of images: pixels, the positive part of both models' maps, and masks where known."""
+    """The pixels, the positive part of both models' maps, and masks if known, by row of `images_shown`."""
 
     pixels: Pixels
     first: Stack
@@ -179,7 +190,7 @@ class ShownArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRecord(FailuresRecord, RelianceRecord):
-    """Two models on the same labelled images."""
+    """The tables and arrays of two models on the same labelled images."""
 
     scores: tuple[ScoreRow, ...] = table()
     pairs: tuple[PairRow, ...] = table()

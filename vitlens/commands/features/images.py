@@ -1,10 +1,9 @@
-"""The images whose features are extracted: those that are classified, and the labelled training images (the bank)."""
+"""The images of `vitlens features`: those that are classified, and the labelled training images (the bank)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Final
 
 import torch
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from torch import Tensor
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.run.load import load_splits, once_each, print_data
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.unseen import seen, training_images_of
+from vitlens.commands.run.unseen import KnownTrainingImages, seen, training_images_of
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split, balanced, describe_hold_out
@@ -22,19 +21,19 @@ from vitlens.models.model import Model
 from vitlens.names import Part
 from vitlens.shapes import Images
 
-SHOWN = 6  # images in a figure
-_LETTERS = 11  # of a file's name below its image
-_BANK_RATIO = 10  # training images per test image, where --limit is given and --bank is not
-_SMALLEST_BANK = 200  # enough for 20 neighbours
+SHOWN: Final = 6  # images in a figure
+_LETTERS: Final = 11  # of a file name below its image
+_BANK_RATIO: Final = 10  # training images for each test image, with --limit and without --bank
+_SMALLEST_BANK: Final = 200  # training images with --limit, enough for 20 neighbours
 
 
 @dataclass(frozen=True)
-class FeatureSets:
+class Subject:
     """One model with its images, preprocessed for it.
 
-    test: those that are classified, mapped and compared; bank: labelled training images, or None; no_bank: why there
-    are none; query: images whose neighbours are searched, or None; shown: the only images to draw, or None for a sample
-    of the test images.
+    test: images that are classified, mapped and compared. bank: labelled training images, or None. no_bank: the reason
+    for a missing bank. query: images of --query, or None. selected: the only images to draw (--show), or None for a
+    sample of the test images.
     """
 
     model: Model
@@ -43,7 +42,7 @@ class FeatureSets:
     bank: Split | None
     no_bank: str
     query: Split | None
-    shown: Split | None
+    selected: Split | None
 
     @property
     def alias(self) -> str:
@@ -56,111 +55,95 @@ class FeatureSets:
         return self.options.run.seed
 
     @property
-    def parts(self) -> dict[str, Split]:
-        """Return the images to be read, by what they are for."""
-        named = {"test": self.test, "bank": self.bank, "query": self.query, "shown": self.shown}
-        return {name: split for name, split in named.items() if split is not None}
+    def splits(self) -> dict[str, Split]:
+        """Return the images whose features are read, by their purpose."""
+        splits = {"test": self.test}
+        if self.bank is not None:
+            splits["bank"] = self.bank
+        if self.query is not None:
+            splits["query"] = self.query
+        if self.selected is not None:
+            splits["selected"] = self.selected
+        return splits
 
     @property
     def groups(self) -> NDArray[Any] | None:
         """Return the source of each test image, for intervals."""
-        return None if self.test.groups is None else self.test.groups.cpu().numpy()
+        if self.test.groups is None:
+            return None
+        return self.test.groups.cpu().numpy()
 
     @property
     def chance(self) -> float:
-        """Return the accuracy of always predicting the most frequent class; 0 without labels."""
+        """Return the accuracy of always predicting the most frequent class, 0 without labels."""
         labels = self.test.labels
-        return 0.0 if labels is None else float(torch.bincount(labels.cpu().long()).max()) / len(labels)
+        if labels is None:
+            return 0.0
+        counts = torch.bincount(labels.cpu().long())
+        return float(counts.max()) / len(labels)
 
     @property
-    def drawn(self) -> Split:
-        """Return the images of which some are drawn."""
-        return self.test if self.shown is None else self.shown
+    def to_draw(self) -> Split:
+        """Return the images from which the drawn ones are taken."""
+        return self.test if self.selected is None else self.selected
 
     @property
-    def chosen(self) -> Tensor:
-        """Return the numbers of those that are drawn: the first of --show, else a seeded sample."""
-        if self.shown is not None:
-            return torch.arange(min(SHOWN, len(self.shown)))
+    def indices_to_draw(self) -> Tensor:
+        """Return the indices of the images that are drawn: the first of --show, or a seeded sample."""
+        if self.selected is not None:
+            return torch.arange(min(SHOWN, len(self.selected)))
         return self.sample(SHOWN)
 
     def sample(self, most: int) -> Tensor:
-        """Return the numbers of a seeded sample of the test images, balanced over classes."""
+        """Return the indices of a seeded sample of the test images, balanced over classes."""
         return balanced(len(self.test), self.test.labels, most, self.seed)
 
 
-def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[FeatureSets]:
-    """Return the same images for every model, loaded once for models with the same preprocessing.
+def load_subjects(models: Sequence[Model], options: FeaturesOptions) -> list[Subject]:
+    """Return each model with the same images, which are loaded once for models with the same preprocessing.
 
     Raises InputError or DataError.
     """
-    data = options.data
-    images = options.images
-    run = options.run
-    if images or data is None:
-        tests = load_splits(models, options=run, data=data, images=images, scenes=1)
-    else:
-        tests = [split.limit(run.limit, seed=run.seed) for split in _parts(models, data, "test", run)]
-        print_data(tests[0], run)
-    banks, reason = _banks(models, options, tests)
-    sets = []
+    tests = _load_tests(models, options)
+    banks, no_bank = _load_banks(models, options, tests)
+    subjects = []
     for model, test, bank in zip(models, tests, banks):
-        relabelled = test if bank is None else _relabelled(test, bank)
-        query = load_images(list(options.query), preprocessing=model.preprocessing) if options.query else None
-        sets.append(FeatureSets(model, options, relabelled, bank, reason, query, _shown(model, relabelled, options)))
-    return sets
+        if bank is not None:
+            test = _relabel(test, bank)
+        query = None
+        if options.query:
+            query = load_images(list(options.query), preprocessing=model.preprocessing)
+        selected = _load_selected(model, test, options)
+        subjects.append(Subject(model, options, test, bank, no_bank, query, selected))
+    return subjects
 
 
-def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:
-    """Return one part of the data for each model.
-
-    The training part holds the images that the models were trained on; where that is none or all of them, a folder
-    without parts is divided by seed, in the same way for all models.
-    """
-    known = training_images_of(models, seed=options.seed)
-    drawn_in_scenes = part == "test" and data in SETS and SETS[data].scenes
-    seed = known.seed if known.unknown else options.seed
-
-    def read(model: Model) -> Split:
-        loading = partial(
-            load_data,
-            data,
-            preprocessing=model.preprocessing,
-            data_dir=options.data_dir,
-            seed=seed,
-            labels=options.labels,
-            limit=options.limit if drawn_in_scenes else None,
-            scenes=1 if drawn_in_scenes and options.limit is None else None,
-        )
-        drawn = loading(part=part)
-        if known.unknown or not len(known.numbers) or describe_hold_out(seed) not in drawn.notes:
-            return drawn
-        whole = loading(part="test", whole=True)
-        trained = seen(whole, known)
-        if not trained.any() or trained.all():
-            return drawn
-        chosen = (trained if part == "train" else ~trained).nonzero().squeeze(1)
-        note = (
-            f"the {len(whole) - int(trained.sum()):,} images that are not training images of "
-            f"{' and '.join(known.names)} (known by their content) are classified, and the {int(trained.sum()):,} "
-            "others are the bank"
-        )
-        return replace(whole.pick(chosen), part=part, notes=(note, *whole.notes))
-
-    return once_each(models, read)
+def _load_tests(models: Sequence[Model], options: FeaturesOptions) -> list[Split]:
+    """Return the images that are classified, for each model."""
+    run = options.run
+    if options.images or options.data is None:
+        return load_splits(models, options=run, data=options.data, images=options.images, scenes=1)
+    parts = _load_parts(models, options.data, "test", run)
+    tests = [split.limit(run.limit, seed=run.seed) for split in parts]
+    print_data(tests[0], run)
+    return tests
 
 
-def _banks(models: Sequence[Model], options: FeaturesOptions, tests: Sequence[Split]) -> tuple[list[Split | None], str]:
-    """Return the labelled training images of each model; or None for each, and why."""
+def _load_banks(
+    models: Sequence[Model], options: FeaturesOptions, tests: Sequence[Split]
+) -> tuple[list[Split | None], str]:
+    """Return the labelled training images of each model, or None for each and the reason."""
     run = options.run
     no_banks: list[Split | None] = [None] * len(models)
     if options.images or tests[0].labels is None:
         return no_banks, "the images have no labels"
     try:
-        banks = _parts(models, options.data or "digits", "train", run)
+        banks = _load_parts(models, options.data or "digits", "train", run)
     except DataError as error:
         return no_banks, f"there is no training part ({error})"
-    count = options.bank or (None if run.limit is None else default_bank(run.limit))
+    count = options.bank
+    if count is None and run.limit is not None:
+        count = default_bank(run.limit)
     return [bank.limit(count, seed=run.seed) for bank in banks], ""
 
 
@@ -169,52 +152,117 @@ def default_bank(limit: int) -> int:
     return max(_BANK_RATIO * limit, _SMALLEST_BANK)
 
 
-def _relabelled(test: Split, bank: Split) -> Split:
+def _load_parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:
+    """Return one part of the data for each model.
+
+    The training part holds the images that the models were trained on. If that is none or all of the images, a folder
+    without parts is divided by seed, in the same way for all models.
+    """
+    training_images = training_images_of(models, seed=options.seed)
+
+    def load(model: Model) -> Split:
+        return _load_part(model, data, part, options, training_images)
+
+    return once_each(models, load)
+
+
+def _load_part(model: Model, data: str, part: Part, options: RunOptions, training_images: KnownTrainingImages) -> Split:
+    """Return the part that a seed draws, or the part that the training images of the models define."""
+    seed = training_images.seed if training_images.unknown else options.seed
+    by_seed = _load(model, data, part, options, seed)
+    is_divided = describe_hold_out(seed) in by_seed.notes
+    if training_images.unknown or not len(training_images.numbers) or not is_divided:
+        return by_seed
+    all_images = _load(model, data, "test", options, seed, undivided=True)
+    trained = seen(all_images, training_images)
+    if not trained.any() or trained.all():
+        return by_seed
+    members = trained if part == "train" else ~trained
+    count = int(trained.sum())
+    note = (
+        f"the {len(all_images) - count:,} images that are not training images of {' and '.join(training_images.names)} "
+        f"(known by their content) are classified, and the {count:,} others are the bank"
+    )
+    return replace(all_images.pick(members.nonzero().squeeze(1)), part=part, notes=(note, *all_images.notes))
+
+
+def _load(model: Model, data: str, part: Part, options: RunOptions, seed: int, *, undivided: bool = False) -> Split:
+    """Return one part of the data, or the whole data; scenes of test images are drawn as far as --limit needs them."""
+    limit = None
+    scenes = None
+    if part == "test" and data in SETS and SETS[data].scenes:
+        limit = options.limit
+        scenes = 1 if options.limit is None else None
+    return load_data(
+        data,
+        part=part,
+        preprocessing=model.preprocessing,
+        data_dir=options.data_dir,
+        seed=seed,
+        labels=options.labels,
+        limit=limit,
+        scenes=scenes,
+        whole=undivided,
+    )
+
+
+def _relabel(test: Split, bank: Split) -> Split:
     """Return the test images with labels that index the bank's classes.
 
-    Raises InputError where a class is not in the bank.
+    Raises InputError for a class that is not in the bank.
     """
     if test.classes == bank.classes:
         return test
     missing = [name for name in test.classes if name not in bank.classes]
     if missing or test.labels is None:
         raise InputError(f"expected the classes of the training part, found {missing[:5]} in the test part alone")
-    places = torch.tensor([bank.classes.index(name) for name in test.classes])
-    return replace(test, labels=places[test.labels.long()], classes=bank.classes)
+    bank_indices = torch.tensor([bank.classes.index(name) for name in test.classes])
+    return replace(test, labels=bank_indices[test.labels.long()], classes=bank.classes)
 
 
-def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
-    """Return the images of --show: files or folders where all are paths, else images of the data by name."""
+def _load_selected(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
+    """Return the images of --show: files and folders if all names are paths, or images of the data by name."""
     if not options.show:
         return None
     if options.thumbnails:
-        raise InputError("expected --show or --thumbnails, found both: thumbnails draw the data's own images")
+        raise InputError("expected --show or --thumbnails, found both: thumbnails draw the images of the data")
     if all(Path(name).exists() for name in options.show):
         return load_images(list(options.show), preprocessing=model.preprocessing)
-    return test.starting_with(options.show).pick(torch.arange(len(set(options.show))))
+    count = len(set(options.show))
+    return test.starting_with(options.show).pick(torch.arange(count))
 
 
 def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
-    """Pixels (n, 3, height, width) uint8 of some images, downscaled where a side is longer than `most`."""
-    whole = split.source.read(indices)
-    longest = max(whole.shape[-2:])
-    if not len(whole) or longest <= most:
-        return whole
-    size = [max(1, round(side * most / longest)) for side in whole.shape[-2:]]
-    small = torch.nn.functional.interpolate(whole.float(), size=size, mode="bilinear", antialias=True)
+    """Return the pixels (n, 3, height, width) uint8 of some images, with sides of at most `most` px."""
+    full = split.source.read(indices)
+    longest = max(full.shape[-2:])
+    if not len(full) or longest <= most:
+        return full
+    size = [max(1, round(side * most / longest)) for side in full.shape[-2:]]
+    small = torch.nn.functional.interpolate(full.float(), size=size, mode="bilinear", antialias=True)
     return small.round().clamp(0, 255).byte()
 
 
 def batch_of(split: Split, indices: Tensor, model: Model) -> Images:
     """Return some images as one batch on the model's device."""
-    (batch,) = split.pick(indices).batches(max(1, len(indices)), device=model.device)
+    [batch] = split.pick(indices).batches(max(1, len(indices)), device=model.device)
     return batch.images
 
 
 def names_of(split: Split, indices: Tensor) -> list[str]:
-    """Return the labels of images in figures: their class, else the end of their file name, else their number."""
-    chosen = [int(index) for index in indices]
-    if split.labels is not None and split.classes:
-        return [split.classes[int(split.labels[index])] for index in chosen]
-    names = [PurePath(split.files[index]).name if split.files else f"image {index}" for index in chosen]
-    return [name if len(name) <= _LETTERS else f"…{PurePath(name).stem[-_LETTERS + 1 :]}" for name in names]
+    """Return the names of images in figures: their class, or the end of their file name, or their index."""
+    names = []
+    for index in indices.tolist():
+        if split.labels is not None and split.classes:
+            names.append(split.classes[int(split.labels[index])])
+        elif split.files:
+            names.append(_shorten(PurePath(split.files[index]).name))
+        else:
+            names.append(_shorten(f"image {index}"))
+    return names
+
+
+def _shorten(name: str) -> str:
+    if len(name) <= _LETTERS:
+        return name
+    return f"…{PurePath(name).stem[-_LETTERS + 1 :]}"

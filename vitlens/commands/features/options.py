@@ -14,46 +14,78 @@ _LANGUAGE = "Language-image models (open-clip:ARCH/TAG)"
 
 @dataclass(frozen=True)
 class FeaturesOptions(ModelsOnImages):
-    """The features of models at every layer: accuracy of simple classifiers on them, maps, similarity, retrieval.
+    """The models, how their features are read, and what is computed from them.
 
-    None: bank takes all training images, or ten times --limit and at least 200; pool the tokens that the classifier
-    reads; tsne runs where there are enough images. show: names of the data's files or paths of others.
+    ks: numbers of neighbours. bank: number of training images; None for all, or with --limit for ten times as many
+    and at least 200. pool: None for the tokens that the classifier reads. tsne: None to map by t-SNE if there are
+    enough images. show: names of the data's files, or paths of other images.
     """
 
     ks: tuple[int, ...] = option(
-        "--k", "Neighbours that vote, comma-separated.", default=(1, 5, 20), metavar="LIST", parse=counts
+        "--k",
+        "Numbers of nearest neighbours that vote, comma-separated.",
+        default=(1, 5, 20),
+        metavar="LIST",
+        parse=counts,
     )
-    probe: bool = option("--probe/--no-probe", "A linear classifier on every layer.", default=True)
+    probe: bool = option(
+        "--probe/--no-probe",
+        "Train a linear classifier on every layer.",
+        default=True,
+    )
     bank: int | None = option(
         "--bank",
-        "Training images at most, as many of each class (default: all; with --limit ten times that, 200 at least).",
+        "Use at most N training images, balanced over classes (default: all; with --limit, ten times as many and at "
+        "least 200).",
         metavar="N",
         low=2,
     )
     pool: FeaturePool | None = option(
-        "--pool", "Tokens of an image's vector (default: what the classifier reads).", panel=_READ
+        "--pool",
+        "Tokens that form the vector of an image (default: those that the classifier reads).",
+        panel=_READ,
     )
-    norm: bool = option("--norm/--no-norm", "Apply the model's final norm.", default=True, panel=_READ)
+    norm: bool = option(
+        "--norm/--no-norm",
+        "Apply the model's final norm.",
+        default=True,
+        panel=_READ,
+    )
     objective: tuple[str, ...] = option(
         "--objective",
-        f"What a model was pretrained for, where its name does not tell: {', '.join(OBJECTIVES)}; may be repeated.",
+        f"Pretraining objective of a model, if its name does not show it: {', '.join(OBJECTIVES)}; may be repeated.",
         default=(),
         metavar="ALIAS=OBJECTIVE",
         panel=_READ,
     )
     cache: bool = option(
-        "--cache/--no-cache", "Keep features below --data-dir for later runs.", default=True, panel=_READ
+        "--cache/--no-cache",
+        "Keep features in --data-dir for later runs.",
+        default=True,
+        panel=_READ,
     )
     tsne: bool | None = option(
-        "--tsne/--no-tsne", "t-SNE as well as PCA (default: where there are enough images).", panel=_SPACE
+        "--tsne/--no-tsne",
+        "Use t-SNE in addition to PCA (default: if there are enough images).",
+        panel=_SPACE,
     )
     perplexity: float = option(
-        "--perplexity", "Perplexity of t-SNE.", default=PERPLEXITY, metavar="X", low=1, panel=_SPACE
+        "--perplexity",
+        "Perplexity of t-SNE.",
+        default=PERPLEXITY,
+        metavar="X",
+        low=1,
+        panel=_SPACE,
     )
-    thumbnails: bool = option("--thumbnails", "Also draw thumbnails in place of points.", default=False, panel=_SPACE)
+    thumbnails: bool = option(
+        "--thumbnails",
+        "Also draw maps with thumbnails in place of points.",
+        default=False,
+        panel=_SPACE,
+    )
     query: tuple[str, ...] = option(
         "--query",
-        "Image whose nearest neighbours are shown; may be repeated (default: some test images).",
+        "Show the nearest neighbours of this image; may be repeated (default: of some test images).",
         default=(),
         metavar="IMAGE",
         panel=_SPACE,
@@ -68,8 +100,8 @@ class FeaturesOptions(ModelsOnImages):
     )
     templates: tuple[str, ...] = option(
         "--clip-templates",
-        f"Prompt with {{}} for the class, a file of such lines, or {', '.join(TEMPLATE_SETS)}; may be repeated "
-        "(default: photo, simple).",
+        f"Prompt with {{}} for the class, a file with one prompt a line, or {', '.join(TEMPLATE_SETS)}; may be "
+        "repeated (default: photo, simple).",
         default=("photo", "simple"),
         metavar="TEXT",
         shown=False,
@@ -77,7 +109,7 @@ class FeaturesOptions(ModelsOnImages):
     )
     prompts: tuple[str, ...] = option(
         "--prompt",
-        "Text whose relevance over the image is shown; may be repeated.",
+        "Show the relevance of the image for this text; may be repeated.",
         default=(),
         metavar="TEXT",
         panel=_LANGUAGE,

@@ -1,4 +1,4 @@
-"""What `vitlens features` records. Layers and heads count from 0; "embedding" is what enters block 0 (a CNN's stem)."""
+"""The record of `vitlens features`. Layers count from 0; "embedding" is the input of block 0 (of a CNN: the stem)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,24 +13,34 @@ from vitlens.names import FeaturePool, KnownObjective, Projection, Weighting
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
-PROBE: Final = "probe"  # name of a classifier; the others are "knn-20" and so on
-Numbers = Mapping[str, Estimate]  # by number of neighbours
-Of = Literal["images", "patches", "embedding", "content"]
+PROBE: Final = "probe"  # name of the linear probe among classifiers; the others are "knn-20" and so on
+ByNeighbours = Mapping[str, Estimate]  # accuracy or precision by number of neighbours
+PointsOf = Literal["images", "patches", "embedding", "content"]
 _Names = Annotated[NDArray[Any], Form("U", (None, None))]
 _Places = Annotated[NDArray[np.integer], Form("iu", (None, 2))]
 
 
 def classifier_name(name: str) -> str:
     """Return a classifier in words: "20 nearest neighbours", "linear probe"."""
+    if name == PROBE:
+        return "linear probe"
     k = name.partition("-")[2]
-    return "linear probe" if name == PROBE else "nearest neighbour" if k == "1" else f"{k} nearest neighbours"
+    if k == "1":
+        return "nearest neighbour"
+    return f"{k} nearest neighbours"
+
+
+def _layer_words(title: str, *, is_embedding: bool) -> str:
+    return f"the {title}" if is_embedding else title
 
 
 @dataclass(frozen=True)
 class SetsRow:
-    """The images. chance: the accuracy of always predicting the most frequent class (0 without labels); masked: whether
-    masks of the objects are known; bank: labelled training images that the classifiers use; no_bank: why there are
-    none."""
+    """The images of the run.
+
+    chance: accuracy of always predicting the most frequent class, 0 without labels. masked: True if masks of the
+    objects are known. bank: number of labelled training images. no_bank: the reason for a missing bank.
+    """
 
     test: int = col("test images")
     chance: float = col("most frequent class", unit="fraction")
@@ -40,19 +50,20 @@ class SetsRow:
 
     @property
     def largest(self) -> int:
-        """Return how many test images the largest class has; 0 without labels."""
+        """Return the number of test images of the largest class, 0 without labels."""
         return round(self.chance * self.test)
 
 
 @dataclass(frozen=True)
 class FeaturesRow(OfModel):
-    """One model: what it was pretrained for, how its features were read, and what its last layer reaches.
+    """One model: its pretraining, how its features were read, and the accuracy on its last layer.
 
-    recipe, data, labels: of the pretraining and of a fine-tuning afterwards, "" where not known or none; source: what
-    tells the objective; pool: the tokens of an image's vector; knn, majority: accuracy by number of neighbours, with
-    votes by similarity or one vote each; precision: of their class; errors: whose errors the maps mark; among: the
-    images that were searched; colours: share of the patches' variance in the three colours; no_zero_shot: why there is
-    none; candidates: the classes of the data, among which zero-shot classification chooses.
+    recipe, data, labels: of the pretraining and of a later fine-tuning, "" if unknown or none. source: where the
+    objective is known from. pool: tokens that form the vector of an image. knn, majority: accuracy by number of
+    neighbours, with votes by similarity or with one vote each. precision: share of neighbours of the image's class.
+    errors: the classifier of the errors that the maps mark. among: images that were searched. colours: share of the
+    patches' variance in three colours. no_zero_shot: reason for a missing zero-shot accuracy. candidates: number of
+    classes among which zero-shot classification chooses.
     """
 
     objective: KnownObjective = col("pretraining")
@@ -65,12 +76,12 @@ class FeaturesRow(OfModel):
     kind: Literal["block", "stage"] = col("kind of layer")
     layers: int = col("layers")
     dim: int = col("dimensions of the last layer")
-    knn: Numbers = col("k-NN", better="higher", metric="knn_accuracy/{model}/{key}")
-    majority: Numbers = col("with one vote each", better="higher", metric="knn_majority_accuracy/{model}/{key}")
-    precision: Numbers = col("of the class", better="higher", metric="retrieval_precision/{model}/{key}")
+    knn: ByNeighbours = col("k-NN", better="higher", metric="knn_accuracy/{model}/{key}")
+    majority: ByNeighbours = col("with one vote each", better="higher", metric="knn_majority_accuracy/{model}/{key}")
+    precision: ByNeighbours = col("of the class", better="higher", metric="retrieval_precision/{model}/{key}")
     norm: str | None = col("final norm applied", default=None)
     embedding: Literal["embedding", "stem"] | None = col("read before the first layer", default=None)
-    accuracy: Estimate | None = col("own classifier", better="higher", metric="accuracy/{model}", default=None)
+    accuracy: Estimate | None = col("model's classifier", better="higher", metric="accuracy/{model}", default=None)
     probe: Estimate | None = col("linear probe", better="higher", metric="probe_accuracy/{model}", default=None)
     zero_shot: Estimate | None = col("zero-shot", better="higher", metric="zero_shot_accuracy/{model}", default=None)
     no_zero_shot: str = col("without zero-shot accuracy", default="")
@@ -82,19 +93,26 @@ class FeaturesRow(OfModel):
     colours: float | None = col("variance in three colours", unit="fraction", default=None)
 
     def reached(self, classifier: str) -> Estimate | None:
-        """Return the accuracy of a classifier with the last layer."""
-        return self.probe if classifier == PROBE else self.knn.get(classifier.partition("-")[2])
+        """Return the accuracy of a classifier on the last layer."""
+        if classifier == PROBE:
+            return self.probe
+        return self.knn.get(classifier.partition("-")[2])
 
     @property
     def words(self) -> str:
         """Return the objective with its recipe: "self-supervised (DINOv2)"."""
-        return f"{self.objective} ({self.recipe})" if self.recipe else self.objective
+        if not self.recipe:
+            return self.objective
+        return f"{self.objective} ({self.recipe})"
 
 
 @dataclass(frozen=True)
 class DepthRow(OfModel):
-    """One classifier on one layer's features. layer: None for the embedding; depth: the layer's share of the model's
-    layers; weighting: of the neighbours' votes, None for the probe; c: the probe's inverse regularisation."""
+    """The accuracy of one classifier on the features of one layer.
+
+    depth: position of the layer, as a share of all layers. layer: None for the embedding. weighting: of the
+    neighbours' votes, None for the probe. c: inverse regularisation of the probe.
+    """
 
     title: str = col("layer")
     depth: float = col("share of layers")
@@ -113,14 +131,16 @@ class DepthRow(OfModel):
     @property
     def place(self) -> str:
         """Return the layer in a sentence: "block 5", "the embedding"."""
-        return f"the {self.title}" if self.layer is None else self.title
+        return _layer_words(self.title, is_embedding=self.layer is None)
 
 
 @dataclass(frozen=True)
 class PairRow:
-    """One classifier on two models' last layers, on the same images. probe, knn: the difference of its accuracy, first
-    minus second; p: McNemar's exact test; p_holm: corrected for the number of comparisons; better: the model that is
-    significantly better, else "undecided"."""
+    """The difference of one classifier on two models' last layers, on the same images.
+
+    probe, knn: difference of its accuracy, first minus second. p: of McNemar's exact test. p_holm: corrected for the
+    number of comparisons. better: the model that is significantly better, or "undecided".
+    """
 
     first: str = col("first")
     second: str = col("second")
@@ -134,7 +154,7 @@ class PairRow:
 
     @property
     def difference(self) -> Estimate:
-        """First minus second, in points."""
+        """Return the accuracy of the first model minus that of the second, in points."""
         return self.probe or self.knn or Estimate(0.0, unit="points")
 
     def gain(self, of: str) -> Estimate:
@@ -144,24 +164,29 @@ class PairRow:
 
 @dataclass(frozen=True)
 class HeadRow(OfModel):
-    """One classifier on a model's last layer minus the model's own, on the same images; p, p_holm as in PairRow."""
+    """The difference of one classifier on a model's last layer and the model's classifier, on the same images.
+
+    p, p_holm: as in PairRow.
+    """
 
     classifier: str = col("classifier")
-    difference: Estimate = col("minus the own classifier", metric="head_difference/{model}/{classifier}")
+    difference: Estimate = col("minus the model's classifier", metric="head_difference/{model}/{classifier}")
     p: float = col("p")
     p_holm: float = col("p (Holm)")
 
 
 @dataclass(frozen=True)
 class LayersRow:
-    """Two layers of one model on the same images; None where a layer's features do not vary. rank: Spearman's
-    correlation of the distances between images."""
+    """The similarity of two layers of one model on the same images; None if the features of a layer do not vary.
+
+    rank: Spearman's correlation of the distances between images.
+    """
 
     first: str = col("model")
     second: str = col("and model")
     layer: str = col("layer")
     other: str = col("and layer")
-    cka: Estimate | None = col("linear CKA", term="similarity of two layers up to rotation and scale; 1 is equal")
+    cka: Estimate | None = col("linear CKA", term="similarity of two layers up to rotation and scale; 1: equal")
     rank: float | None = col("rank correlation of distances")
 
     @property
@@ -171,30 +196,34 @@ class LayersRow:
 
     @property
     def models(self) -> str:
-        """ "a" or "a (down), b (across)"."""
-        return self.first if self.alone else f"{self.first} (down), {self.second} (across)"
+        """Return the title of the pair: "a" or "a (down), b (across)"."""
+        if self.alone:
+            return self.first
+        return f"{self.first} (down), {self.second} (across)"
 
 
 @dataclass(frozen=True)
 class BetweenRow(LayersRow):
-    """Two layers of two models."""
+    """The similarity of two layers of two models on the same images."""
 
     cka: Estimate | None = col("linear CKA", metric="cka/{first}/{second}/{layer}/{other}")
 
 
 @dataclass(frozen=True)
 class MapRow(OfModel):
-    """A map in two dimensions of the last layer's images or patches, of the patches that enter block 0 ("embedding"),
-    or of these minus the mean of their place ("content"). neighbours: of each point that trustworthiness compares;
-    explained: share of the variance."""
+    """A map in two dimensions.
 
-    of: Of = col("of")
+    of: "images" or "patches" of the last layer; "embedding", patches that enter block 0; "content", these minus the
+    mean at their place. neighbours: of each point, for the trustworthiness. explained: share of the variance.
+    """
+
+    of: PointsOf = col("of")
     method: Projection = col("method")
     n: int = col("points")
     dim: int = col("dimensions")
     trustworthiness: Estimate = col(
         "trustworthiness",
-        term="how far neighbours in a map are neighbours in the features: 1 all, about 0.5 at random",
+        term="how far neighbours in a map are neighbours in the features; 1: all, about 0.5 at random",
         better="higher",
         metric="trustworthiness/{model}/{method}/{of}",
     )
@@ -205,11 +234,11 @@ class MapRow(OfModel):
 
 @dataclass(frozen=True)
 class PatchesRow(OfModel):
-    """What the nearest patches of other images share with a patch of one layer, for a sample of patches.
+    """A property that patches of one layer share with the nearest patches of other images, for a sample of patches.
 
-    share: "position" is the share of neighbours at the same place of their image (within an eighth of its side),
-    "class" of those whose image is of the same class, "object" the intersection over union of the patches on the object
-    with those for which neighbours vote; chance: the same for patches drawn at random ("object": for all patches).
+    share: "position", the share of neighbours at the same place of their image (within an eighth of its side); "class",
+    the share in images of the same class; "object", the intersection over union of the patches on the object and those
+    that neighbours vote for. chance: the same for patches drawn at random ("object": for all patches).
     """
 
     layer: str = col("number")
@@ -217,8 +246,8 @@ class PatchesRow(OfModel):
     share: Literal["position", "class", "object"] = col("shared by neighbours")
     value: Estimate = col(
         "share",
-        term="of a patch's nearest patches of other images those at its place, or of its class; of the object the "
-        "intersection over union of the patches that neighbours vote to be on it with those that are",
+        term="share of the nearest patches of other images at the same place, or of the same class; for the object, "
+        "intersection over union of the patches on it and the patches that neighbours vote for",
         metric="patch_neighbours/{model}/{layer}/{share}",
     )
     chance: float = col("by chance", unit="fraction")
@@ -229,12 +258,12 @@ class PatchesRow(OfModel):
     @property
     def place(self) -> str:
         """Return the layer in a sentence."""
-        return f"the {self.title}" if self.layer == "embedding" else self.title
+        return _layer_words(self.title, is_embedding=self.layer == "embedding")
 
 
 @dataclass(frozen=True)
 class MatchRow(OfModel):
-    """An image and its nearest neighbour. matches: patches that are each other's best match; grid: of both."""
+    """An image and its nearest neighbour. matches: patches that are most similar to each other; grid: of both."""
 
     first: str = col("image")
     second: str = col("nearest")
@@ -244,8 +273,11 @@ class MatchRow(OfModel):
 
 @dataclass(frozen=True)
 class TemplateRow(OfModel):
-    """Zero-shot accuracy with one template of prompts; the first row of a model is the ensemble of all. gain: minus the
-    ensemble's, with McNemar's exact test; p_holm: corrected for the number of templates."""
+    """The zero-shot accuracy with one template of prompts; the first row of a model is the ensemble of all templates.
+
+    gain: accuracy minus that of the ensemble. p: of McNemar's exact test. p_holm: corrected for the number of
+    templates.
+    """
 
     template: str = col("template")
     accuracy: Estimate = col("accuracy", better="higher")
@@ -256,7 +288,7 @@ class TemplateRow(OfModel):
 
 @dataclass(frozen=True)
 class PromptRow(OfModel):
-    """The similarity of an image that is drawn and a prompt. image: its number, name: its label or file."""
+    """The similarity of a drawn image and a prompt. image: its number; name: its label or file."""
 
     image: int = col("number")
     name: str = col("image")
@@ -273,10 +305,13 @@ class NoteRow:
 
 @dataclass(frozen=True)
 class MapArrays:
-    """The maps of one model. points: by "tsne_images" and so on; labels: of the points, as indices into classes (of
-    patches, where masks are known: 1 on the object); wrong: which images are misclassified; pictures: indices of the
-    images that are also drawn as thumbnails, with their pixels; grid, places: of the patches that enter block 0; cut:
-    indices of those that are drawn as what they show, with their pixels."""
+    """The maps of one model.
+
+    points: (n, 2) by method and kind, e.g. "tsne_images". labels_images, labels_patches: of the points, as indices into
+    classes (of patches with masks: 1 on the object). wrong_images: True for misclassified images. pictures, pixels:
+    indices of the images that are also drawn as thumbnails, and their pixels. grid, places: of the patches that enter
+    block 0. cut, cut_pixels: indices of the patches that are drawn as pictures, and their pixels.
+    """
 
     classes: Words
     points: Mapping[str, Annotated[NDArray[np.floating], Form("f", (None, 2))]]
@@ -293,12 +328,12 @@ class MapArrays:
 
 @dataclass(frozen=True)
 class ShownArrays:
-    """The images that are drawn, the same for all models, and what one model makes of them.
+    """The images that are drawn, the same for all models, with the results of one model.
 
-    colours (images, rows, columns, 3): of the patches, in [0, 1]; prompts (images, prompts, rows, columns): relevance.
-    Queries and their nearest images (queries, neighbours), nearest first; same: whether of the query's class. first,
-    second: the pairs of images in the table of matches; by the number of the pair the positions (row, column) of
-    matched patches and their similarity, most similar first.
+    colours: (images, rows, columns, 3) of the patches, in [0, 1]. prompts: relevance (images, prompts, rows, columns).
+    queries, near, similarity: query images, and their nearest images (queries, neighbours), nearest first. same: True
+    for neighbours of the query's class. first, second: pairs of images in the table of matches. sources, targets,
+    alike: by number of the pair, positions (row, column) of matched patches and their similarity, most similar first.
     """
 
     pixels: Pixels
@@ -320,8 +355,10 @@ class ShownArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesRecord(Record):
-    """The features of models at every layer. head: classifiers beside each model's own; within, between: layers of one
-    model, and of two."""
+    """The tables and arrays of `vitlens features`.
+
+    head: classifiers compared with the model's classifier. within, between: layers of one model, and of two.
+    """
 
     sets: tuple[SetsRow, ...] = table()
     features: tuple[FeaturesRow, ...] = table()

@@ -1,125 +1,124 @@
-"""The cost of models: parameters, FLOPs, memory, latency, and their growth with tokens."""
+"""Measure the cost of models: parameters, FLOPs, memory, latency, and their growth with the number of tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from vitlens.analysis.cost.flops import PARTS, PRODUCTS, STAGE, crossover, exponent, flops_by_part, in_order
+from vitlens.analysis.cost.flops import PARTS, PRODUCTS, STAGE, crossover, in_order
 from vitlens.analysis.cost.passes import LONGEST, TimedBatch, latencies, process_peak
-from vitlens.analysis.cost.profile import Profile, profile, tokens_of
-from vitlens.commands.profile import record as rows
+from vitlens.analysis.cost.profile import Profile, profile
+from vitlens.commands.profile.growth import at_size, fit_exponents, measure_growth, median_latency
 from vitlens.commands.profile.options import ProfileOptions
-from vitlens.commands.run.load import load_models
-from vitlens.commands.run.options import RunOptions
+from vitlens.commands.profile.record import CostRow, MachineRow, PartRow, ProfileRecord, SpeedRow
+from vitlens.commands.profile.variants import load_for_profile, variants_by_preset
 from vitlens.commands.run.run import Run
-from vitlens.devices import device_name, in_bf16, resolve_device
-from vitlens.errors import InputError
-from vitlens.models.configs import VIT_PRESETS
-from vitlens.models.loading import untrained
+from vitlens.devices import device_name, in_bf16
 from vitlens.models.model import Model
-from vitlens.models.naming import parse_models, require_rule
-from vitlens.models.rebuild import default_classes, untrained_like
-from vitlens.models.sources.registry import source_of
-from vitlens.uncertainty import Estimate, median_of
+from vitlens.uncertainty import Estimate
 
-_FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the model's own image side
-_LARGEST: Final = {True: 64, False: 1024}  # batch on a CPU and elsewhere, without --batch-sizes
-_IMAGES: Final = {True: 1, False: 32}  # at a time for growth: one image does not occupy a GPU
-Variants = Mapping[str, Mapping[str, rows.Size]]
+_LARGEST_ON_CPU: Final = 64  # largest default batch size on a CPU
+_LARGEST_ELSEWHERE: Final = 1024  # largest default batch size on other devices
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The settings of the timings.
+
+    longest: no larger batch is tried once a pass takes this many seconds, None for the sizes of --batch-sizes.
+    """
+
+    batch_sizes: tuple[int, ...]
+    arithmetic: str
+    longest: float | None
 
 
 def measure(options: ProfileOptions) -> Path | None:
-    """Measure the cost of each model and write the report; returns its path, None in all processes but the first.
+    """Measure the cost of each model and write the report.
 
-    Models without weights of their own are untrained. Raises InputError (or one of its kind) before anything is
-    written.
+    Models without trained weights get random ones. Returns the path of the report, None in all processes but the
+    first. Raises InputError (or a subclass) before anything is written.
     """
-    variants = _variants(options)
-    run = Run("profile", options, images=False, load=lambda given: _loaded(options, given, variants))
+    variants = variants_by_preset(options)
+    run = Run(
+        "profile",
+        options,
+        images=False,
+        load=lambda run_options: load_for_profile(options, run_options, variants),
+    )
     for model in run.models:
         for size in options.sizes:
-            _at(model, size)  # refuses a size that does not fit before anything is measured
-    device = run.model.device
-    requested = options.batch_sizes or (() if run.run.batch_size is None else (run.run.batch_size,))
-    batches = requested or tuple(2**power for power in range(_LARGEST[device.type == "cpu"].bit_length()))
-    longest = None if requested else LONGEST
-    arithmetic = "bf16" if in_bf16(device, run.run.precision) else "fp32"
+            at_size(model, size)  # raises before anything is measured if the size does not fit
+    timing = _timing(run)
     with run.folder("Cost of") as folder:
-        steps = len(run.models) * (1 + len(batches))
-        with run.progress("Measuring", steps, "measurements") as advance:
-            costs: dict[Model, Profile] = {}
-            for model in run.models:
-                costs[model] = profile(model, batch_sizes=(), precision=arithmetic)
-                advance(1)
-            timed = latencies(run.models, batches, precision=arithmetic, longest=longest, advance=advance)
-        grown = list(_growth(run.models, variants, options.sizes, precision=arithmetic))
-        points = tuple(row for row in grown if isinstance(row, rows.TokensRow))
-        machine = rows.MachineRow(device_name(device), torch.get_num_threads(), arithmetic, longest, process_peak())
-        return folder.publish(
-            lambda: rows.ProfileRecord(
+        costs, batches = _measure_costs(run, timing)
+        growth = measure_growth(run.models, variants, options.sizes, precision=timing.arithmetic)
+        machine = MachineRow(
+            name=device_name(run.model.device),
+            threads=torch.get_num_threads(),
+            arithmetic=timing.arithmetic,
+            longest=timing.longest,
+            peak=process_peak(),
+        )
+
+        def record() -> ProfileRecord:
+            return ProfileRecord(
                 machine=(machine,),
                 costs=tuple(_cost_row(model, cost) for model, cost in costs.items()),
-                parts=tuple(row for model, cost in costs.items() for row in _part_rows(model.alias, cost)),
-                speed=tuple(speed_row(model.alias, each) for model, own in zip(run.models, timed) for each in own),
-                tokens=points,
-                left_out=tuple(row for row in grown if isinstance(row, rows.LeftOutSizeRow)),
-                exponents=tuple(_exponent_rows(points)),
+                parts=tuple(_all_part_rows(costs)),
+                speed=tuple(_speed_rows(run.models, batches)),
+                tokens=growth.tokens,
+                left_out=growth.left_out,
+                exponents=tuple(fit_exponents(growth.tokens)),
             )
+
+        return folder.publish(record)
+
+
+def _timing(run: Run[ProfileOptions]) -> Timing:
+    """Return the batch sizes of --batch-sizes or --batch-size, or powers of two up to the largest default."""
+    device = run.model.device
+    arithmetic = "bf16" if in_bf16(device, run.run.precision) else "fp32"
+    if run.options.batch_sizes:
+        return Timing(run.options.batch_sizes, arithmetic, longest=None)
+    if run.run.batch_size is not None:
+        return Timing((run.run.batch_size,), arithmetic, longest=None)
+    largest = _LARGEST_ON_CPU if device.type == "cpu" else _LARGEST_ELSEWHERE
+    batch_sizes = []
+    size = 1
+    while size <= largest:
+        batch_sizes.append(size)
+        size *= 2
+    return Timing(tuple(batch_sizes), arithmetic, LONGEST)
+
+
+def _measure_costs(run: Run[ProfileOptions], timing: Timing) -> tuple[dict[Model, Profile], list[list[TimedBatch]]]:
+    """Return the cost of each model for one image, and its timed batches."""
+    steps = len(run.models) * (1 + len(timing.batch_sizes))
+    with run.progress("Measuring", steps, "measurements") as advance:
+        costs: dict[Model, Profile] = {}
+        for model in run.models:
+            costs[model] = profile(model, batch_sizes=(), precision=timing.arithmetic)
+            advance(1)
+        batches = latencies(
+            run.models,
+            timing.batch_sizes,
+            precision=timing.arithmetic,
+            longest=timing.longest,
+            advance=advance,
         )
+    return costs, batches
 
 
-def _variants(options: ProfileOptions) -> Variants:
-    """By alias of each ViT preset that is built with several patch sizes: these, by alias, as alias-p4 and so on."""
-    require_rule(options.models)
-    named = parse_models(options.models)
-    sizes = options.patch_sizes
-    words = {f"{height}" if height == width else f"{height}x{width}": (height, width) for height, width in sizes}
-    found = {
-        model.alias: {f"{model.alias}-p{word}": size for word, size in words.items()}
-        for model in named
-        if sizes and model.name in VIT_PRESETS and not model.weights
-    }
-    if sizes and not found:
-        raise InputError(
-            f"expected a preset of a ViT with --patch-size, found {', '.join(model.name for model in named)}; "
-            f"try {next(iter(VIT_PRESETS))}, or --sizes for any model"
-        )
-    return found if options.model_options.weights is None else {}
-
-
-def _loaded(options: ProfileOptions, run: RunOptions, variants: Variants) -> tuple[Model, ...]:
-    """Return the models; one without weights of its own (a preset, a name of a hub) stays untrained."""
-    given = options.model_options
-    if given.weights is not None:
-        return load_models(options.models, model_options=given, options=run)
-    loaded: list[Model] = []
-    for model in parse_models(options.models):
-        for alias, size in variants.get(model.alias, {}).items():
-            variant = untrained(
-                model.name,
-                classes=default_classes(VIT_PRESETS[model.name].classes),
-                image_size=given.image_size,
-                seed=run.seed,
-                alias=alias,
-                overrides={"patch_size": [*size]},
-            )
-            variant.provenance = replace(variant.provenance, weights="random")
-            loaded.append(variant.to(resolve_device(run.device)).eval().requires_grad_(False))
-        if model.alias not in variants:
-            source = source_of(model.name)
-            bare = not model.weights and (source is None or source.weights != "own")
-            own = replace(given, random_weights=True) if bare else given
-            loaded += load_models([model], model_options=own, options=run)
-    return tuple(loaded)
-
-
-def _cost_row(model: Model, cost: Profile) -> rows.CostRow:
+def _cost_row(model: Model, cost: Profile) -> CostRow:
     one_sequence = model.anatomy.layout is not None
     products = cost.flops.get(PRODUCTS, 0)
-    return rows.CostRow(
+    crossover_tokens = None
+    if one_sequence and products:
+        crossover_tokens = crossover(cost.flops, cost.tokens)
+    return CostRow(
         model=model.alias,
         family=model.anatomy.family,
         untrained=model.provenance.weights == "random",
@@ -130,92 +129,62 @@ def _cost_row(model: Model, cost: Profile) -> rows.CostRow:
         parameters=sum(cost.parameters.values()),
         flops=sum(cost.flops.values()),
         products=products,
-        crossover=crossover(cost.flops, cost.tokens) if one_sequence and products else None,
+        crossover=crossover_tokens,
         training_bytes=cost.training_bytes,
         inference_bytes=cost.inference_bytes,
     )
 
 
-def _part_rows(alias: str, cost: Profile) -> Iterator[rows.PartRow]:
+def _all_part_rows(costs: Mapping[Model, Profile]) -> Iterator[PartRow]:
+    for model, cost in costs.items():
+        yield from _part_rows(model.alias, cost)
+
+
+def _part_rows(alias: str, cost: Profile) -> Iterator[PartRow]:
     """Yield the parts of one model in the order of a forward pass."""
-    totals = [sum(each.values()) for each in (cost.parameters, cost.flops)]
+    all_parameters = sum(cost.parameters.values())
+    all_flops = sum(cost.flops.values())
     for part in in_order({*cost.parameters, *cost.flops}):
-        meaning = PARTS[STAGE if part.startswith(f"{STAGE} ") else part]
+        is_stage = part.startswith(f"{STAGE} ")
         parameters = cost.parameters.get(part, 0)
         flops = cost.flops.get(part, 0)
-        yield rows.PartRow(alias, part, meaning, parameters, flops, parameters / totals[0], flops / totals[1])
+        yield PartRow(
+            model=alias,
+            part=part,
+            meaning=PARTS[STAGE if is_stage else part],
+            parameters=parameters,
+            flops=flops,
+            of_parameters=parameters / all_parameters,
+            of_flops=flops / all_flops,
+        )
 
 
-def speed_row(alias: str, timed: TimedBatch) -> rows.SpeedRow:
-    """Return the passes of one model at one batch size."""
-    quartiles = timed.latency
-    time = _median(timed)
-    low, high = (None if end is None else 1000 * quartiles.images / end for end in (time.high, time.low))
-    rate = Estimate(1000 * quartiles.images / time.value, low, high, time.n, "images/s")
-    return rows.SpeedRow(alias, quartiles.images, time, rate, quartiles.high / quartiles.low, timed.device_bytes)
+def _speed_rows(models: Sequence[Model], batches: Sequence[Sequence[TimedBatch]]) -> Iterator[SpeedRow]:
+    for model, batches_of_model in zip(models, batches):
+        for batch in batches_of_model:
+            yield speed_row(model.alias, batch)
 
 
-def _median(timed: TimedBatch) -> Estimate:
-    return median_of([1000 * second for second in timed.seconds], unit="ms")
-
-
-def _growth(
-    models: Sequence[Model], variants: Variants, sizes: Sequence[rows.Size], *, precision: str
-) -> Iterator[rows.TokensRow | rows.LeftOutSizeRow]:
-    """Cost at each number of tokens, by patch size or image size; or a size at which a model does not run."""
-    bases = {alias: base for base, names in variants.items() if len(names) > 1 for alias in names}
-    for model in models:
-        if model.alias in bases:
-            yield _point(bases[model.alias], "patch-size", model, precision)
-    for model in models:
-        if model.alias in bases and not sizes:
-            continue
-        for size in sizes or default_sizes(model):
-            try:
-                resized = _at(model, size)
-            except InputError as error:  # of a default size: those of --sizes were tried before
-                yield rows.LeftOutSizeRow(model.alias, "image-size", size, str(error))
-            else:
-                yield _point(model.alias, "image-size", resized, precision)
-
-
-def _at(model: Model, size: rows.Size) -> Model:
-    """Return the model itself at its own size, else an untrained one of the same architecture. Raises InputError."""
-    return model if size == model.input_size else untrained_like(model, seed=0, size=size)
-
-
-def default_sizes(model: Model) -> list[rows.Size]:
-    """From half to double the model's own size, in whole patches (without patches, in steps of 8 px or less)."""
-    sides = model.input_size
-    layout = model.anatomy.layout
-    steps = (next((unit for unit in (8, 4, 2) if side % unit == 0 and side // unit >= 4), 1) for side in sides)
-    units = layout.patch_size if layout is not None else tuple(steps)
-    height, width = (
-        [max(1, round(side / unit * factor)) * unit for factor in _FACTORS] for side, unit in zip(sides, units)
+def speed_row(alias: str, batch: TimedBatch) -> SpeedRow:
+    """Return the latency and throughput of one model at one batch size."""
+    images = batch.latency.images
+    latency = median_latency(batch)
+    return SpeedRow(
+        model=alias,
+        images=images,
+        latency=latency,
+        rate=_throughput(images, latency),
+        spread=batch.latency.high / batch.latency.low,
+        device_bytes=batch.device_bytes,
     )
-    return list(dict.fromkeys(zip(height, width)))
 
 
-def _point(alias: str, sweep: rows.Sweep, model: Model, precision: str) -> rows.TokensRow:
-    flops = flops_by_part(model)
-    images = _IMAGES[model.device.type == "cpu"]
-    ((timed,),) = latencies([model], [images], precision=precision)
-    total = sum(flops.values())
-    products = flops.get(PRODUCTS, 0)
-    return rows.TokensRow(alias, sweep, model.input_size, tokens_of(model), total, products, images, _median(timed))
-
-
-def _exponent_rows(points: Sequence[rows.TokensRow]) -> Iterator[rows.ExponentRow]:
-    """Yield the exponents of latency, FLOPs and attention products; none without attention, or for one number of
-    tokens."""
-    for model, sweep in dict.fromkeys((row.model, row.sweep) for row in points):
-        own = [row for row in points if (row.model, row.sweep) == (model, sweep)]
-        tokens = [row.tokens for row in own]
-        costs: dict[rows.Cost, list[float]] = {
-            "latency": [row.latency.value for row in own],
-            "flops": [row.flops for row in own],
-            "products": [row.products for row in own],
-        }
-        for cost, values in costs.items():
-            if len(set(tokens)) > 1 and min(values) > 0:
-                yield rows.ExponentRow(model, sweep, cost, exponent(tokens, values), min(tokens), max(tokens))
+def _throughput(images: int, latency: Estimate) -> Estimate:
+    """Return images per second from the milliseconds of a pass; the ends of the interval change places."""
+    low = None
+    if latency.high is not None:
+        low = 1000 * images / latency.high
+    high = None
+    if latency.low is not None:
+        high = 1000 * images / latency.low
+    return Estimate(1000 * images / latency.value, low, high, latency.n, "images/s")

@@ -8,30 +8,33 @@ from vitlens.commands.run.options import SharedOptions, several_models
 from vitlens.commands.run.parsing import counts, many_side_lengths
 from vitlens.errors import InputError
 
-_list = partial(option, default=(), metavar="LIST", shown=False)
+_list_option = partial(option, default=(), metavar="LIST", shown=False)
 
 
 @dataclass(frozen=True)
 class ProfileOptions(SharedOptions):
-    """The cost of models; those without weights of their own are untrained.
+    """The models whose cost is measured, and the patch sizes, image sizes and batch sizes.
 
-    patch_sizes: each ViT preset is built with each of them; sizes: of images (height, width), which vary the number of
-    tokens (empty: from half to double each model's side; with several patch sizes these vary it); batch_sizes: empty
-    for 1, 2, 4 ... until a pass takes longer than a second. Raises InputError for --limit: the images are random
-    pixels.
+    patch_sizes: (height, width), with which each ViT preset is built. sizes: (height, width) of images, which vary the
+    number of tokens; empty for half to double each model's input size. batch_sizes: empty for 1, 2, 4 ... until a pass
+    takes more than a second. Raises InputError for --limit, because the images are random pixels.
     """
 
     models: tuple[str, ...] = several_models()
-    patch_sizes: tuple[tuple[int, int], ...] = _list(
-        "--patch-size", "Patch sizes in pixels with which ViT presets are built, e.g. 4,8,16.", parse=many_side_lengths
-    )
-    sizes: tuple[tuple[int, int], ...] = _list(
-        "--sizes",
-        "Image sizes (N or HxW) that vary the number of tokens (default: half to double its side).",
+    patch_sizes: tuple[tuple[int, int], ...] = _list_option(
+        "--patch-size",
+        "Build ViT presets with these patch sizes in pixels, e.g. 4,8,16.",
         parse=many_side_lengths,
     )
-    batch_sizes: tuple[int, ...] = _list(
-        "--batch-sizes", "Batch sizes (default: 1, 2, 4 ... until a pass takes more than a second).", parse=counts
+    sizes: tuple[tuple[int, int], ...] = _list_option(
+        "--sizes",
+        "Vary the number of tokens with these image sizes, N or HxW (default: half to double the input size).",
+        parse=many_side_lengths,
+    )
+    batch_sizes: tuple[int, ...] = _list_option(
+        "--batch-sizes",
+        "Time these batch sizes (default: 1, 2, 4 ... until a pass takes more than a second).",
+        parse=counts,
     )
 
     def __post_init__(self) -> None:

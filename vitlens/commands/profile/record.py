@@ -1,4 +1,4 @@
-"""What `vitlens profile` records: parameters, FLOPs of one image, memory, latency, and growth with tokens."""
+"""The record of `vitlens profile`: parameters, FLOPs of one image, memory, latency, and growth with tokens."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -13,8 +13,11 @@ Cost: TypeAlias = Literal["latency", "flops", "products"]
 
 @dataclass(frozen=True)
 class MachineRow:
-    """The machine of the timings. threads: of torch on the CPU; arithmetic: fp32 or bf16; longest: seconds of a pass
-    beyond which no larger batch was tried, None with --batch-sizes."""
+    """The machine on which latency was measured.
+
+    threads: of PyTorch on the CPU; arithmetic: fp32 or bf16; longest: no larger batch was tried once a pass took this
+    many seconds, None with --batch-sizes.
+    """
 
     name: str = col("machine")
     threads: int = col("threads")
@@ -25,15 +28,19 @@ class MachineRow:
 
 @dataclass(frozen=True)
 class CostRow(OfModel):
-    """One model, for one image of its own size (height, width). tokens: of its sequence, or the positions on which its
-    first block works; one_sequence: whether it has one throughout; by_formula: whether a formula gives the same FLOPs;
-    products: FLOPs of attention's products; crossover: the tokens from which these exceed those of projections and
-    MLPs, None without one sequence or attention."""
+    """The cost of one model for one image of its input size (height, width).
+
+    tokens: in its sequence, or positions of its first block; one_sequence: True if the number of tokens is the same in
+    all blocks; by_formula: True if a formula gives the same FLOPs; products: FLOPs of attention products; crossover:
+    number of tokens from which these exceed the FLOPs of projections and MLPs, None without one sequence or attention.
+    """
 
     family: str = col("family")
     untrained: bool = col("untrained")
     size: Size = col("image (px)")
-    tokens: int = col("tokens", term="of the sequence; in windowed models and CNNs the positions of the first block")
+    tokens: int = col(
+        "tokens", term="tokens of the sequence; in windowed models and CNNs, positions of the first block"
+    )
     one_sequence: bool = col("one sequence")
     by_formula: bool = col("checked by formula")
     parameters: int = col("parameters", metric="parameters/{model}")
@@ -47,13 +54,13 @@ class CostRow(OfModel):
     training_bytes: int = col(
         "stored for a backward pass, one image",
         unit="bytes",
-        term="what autograd keeps from a forward pass, without parameters, gradients and the optimiser's state",
+        term="what autograd keeps from a forward pass, without parameters, gradients and optimizer state",
         metric="training_bytes/{model}",
     )
     inference_bytes: int = col(
         "peak of activations, one image",
         unit="bytes",
-        term="the most that the tensors of a forward pass without gradients take at one time",
+        term="the largest total size of the tensors alive during a forward pass without gradients",
         metric="inference_bytes/{model}",
     )
     crossover: float | None = col("tokens from which products dominate", default=None)
@@ -61,7 +68,7 @@ class CostRow(OfModel):
 
 @dataclass(frozen=True)
 class PartRow(OfModel):
-    """One part of one model, and its shares of the model's own."""
+    """The cost of one part of a model, and its share of the whole model."""
 
     part: str = col("part")
     meaning: str = col("what it is")
@@ -73,19 +80,25 @@ class PartRow(OfModel):
 
 @dataclass(frozen=True)
 class SpeedRow(OfModel):
-    """One model at one batch size, medians over passes. spread: the upper quartile of their times by the lower;
-    device_bytes: the peak of the device's memory, None on a CPU."""
+    """The latency and throughput of one model at one batch size, medians over passes.
+
+    spread: ratio of the upper to the lower quartile of the latency; device_bytes: peak memory of the device, None on a
+    CPU.
+    """
 
     images: int = col("batch size")
     latency: Estimate = col("latency of a pass", metric="latency/{model}/{images}", better="lower")
     rate: Estimate = col("throughput", metric="throughput/{model}/{images}", better="higher")
-    spread: float = col("upper by lower quartile", term="of the times of the passes; above 1.5: disturbed")
+    spread: float = col("upper / lower quartile", term="ratio of the quartiles of the latency; disturbed above 1.5")
     device_bytes: int | None = col("peak of the device", unit="bytes", default=None)
 
 
 @dataclass(frozen=True)
 class TokensRow(OfModel):
-    """One model at one number of tokens. sweep: what varied it; latency: of a pass over so many images."""
+    """The cost of one model at one number of tokens.
+
+    sweep: the size that varies the number of tokens; latency: of a pass over `images` images.
+    """
 
     sweep: Sweep = col("varied")
     size: Size = col("image (px)")
@@ -98,7 +111,7 @@ class TokensRow(OfModel):
 
 @dataclass(frozen=True)
 class LeftOutSizeRow(OfModel):
-    """An image size at which a model does not run, and why."""
+    """An image size at which a model does not run, with the reason."""
 
     sweep: Sweep = col("varied")
     size: Size = col("image (px)")
@@ -107,25 +120,27 @@ class LeftOutSizeRow(OfModel):
 
 @dataclass(frozen=True)
 class ExponentRow(OfModel):
-    """The exponent of cost = c · tokens^k over n points, with Student's 95 % interval."""
+    """The exponent of cost = c · tokens^k over n sizes, with Student's 95 % interval."""
 
     sweep: Sweep = col("varied")
     cost: Cost = col("cost")
     exponent: Estimate = col(
-        "exponent", term="k of cost = c · tokens^k over the range given", metric="exponent/{model}/{sweep}/{cost}"
+        "exponent",
+        term="k of cost = c · tokens^k over the range of tokens in the table",
+        metric="exponent/{model}/{sweep}/{cost}",
     )
     tokens_from: int = col("from (tokens)")
     tokens_to: int = col("to (tokens)")
 
     @property
-    def varied(self) -> tuple[Cost, Sweep]:
-        """Return which cost, by what the number of tokens was varied."""
+    def series(self) -> tuple[Cost, Sweep]:
+        """Return the cost and the sweep, which models must share to be compared."""
         return self.cost, self.sweep
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRecord(Record):
-    """The cost of models."""
+    """The tables of `vitlens profile`."""
 
     machine: tuple[MachineRow, ...] = table()
     costs: tuple[CostRow, ...] = table()

@@ -1,0 +1,190 @@
+"""Several heads removed at once: in an order, and in pairs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.ablation.bench import Outcomes, Unit
+from vitlens.analysis.ablation.importance import Importance
+from vitlens.analysis.ablation.several import greedy_order, pairwise, removal_curves, share_removable
+from vitlens.analysis.evaluation.evaluate import accuracy
+from vitlens.commands.ablate.bench import Bench, name_of
+from vitlens.commands.ablate.record import FIRST_ORDER, HeadPairRow, RemovalRow
+from vitlens.uncertainty import Estimate, fewest_images, finite
+
+REMOVAL_IMAGES: Final = 256  # most images for curves and pairs, each point of which costs most of a forward pass
+_POINTS: Final = 9  # points of a removal curve
+_RANDOM_ORDERS: Final = 2  # orders that the others are compared with
+_RERANKINGS: Final = 12  # times that a greedy order ranks the remaining heads
+_SIMILAR: Final = 0.5  # linear CKA of two heads' outputs from which they are removed together
+_FEWEST: Final = 10  # images to rank on and to measure on; with fewer than twice as many, all images serve for both
+
+
+@dataclass(frozen=True)
+class RemovalCurves:
+    """The accuracy as heads are removed one after another.
+
+    removable: the share of heads that can be removed within one point of accuracy, None if accuracy without any head
+    is not shown to be lower. greedy_forwards: forward passes an image that the greedy order took, None without it.
+    """
+
+    points: tuple[RemovalRow, ...] = ()
+    removable: Estimate | None = None
+    greedy_forwards: float | None = None
+
+
+@dataclass(frozen=True)
+class HeadPairs:
+    """Heads removed in pairs, and a remark on the measurement, or ""."""
+
+    rows: tuple[HeadPairRow, ...] = ()
+    remark: str = ""
+
+
+def measure_curves(bench: Bench, ranking: Tensor, first_order: Tensor) -> RemovalCurves:
+    """Remove heads in the orders of their importance, which is ranked on half of the images, and measure on the rest.
+
+    ranking, first_order: (units, n), the exact and the estimated effect of each unit on each image.
+    """
+    ranked_on, measured_on = _halves(bench.images)
+    measured_on = measured_on[:REMOVAL_IMAGES]
+    orders = dict(_orders(bench, ranking[:, ranked_on].mean(1), first_order[:, ranked_on].mean(1)))
+    greedy_forwards = None
+    if bench.run.options.greedy:
+        orders["greedy"], greedy_forwards = _greedy_order(bench, ranked_on[:REMOVAL_IMAGES])
+    analysis = bench.for_replacement(bench.replacement)
+    curves = removal_curves(analysis, orders, points=_POINTS, images=measured_on, what="Removing heads in order")
+    groups = bench.groups(measured_on)
+    least_first = next(iter(curves.values()))
+    return RemovalCurves(
+        points=tuple(_points(bench, curves, groups)),
+        removable=share_removable(least_first, groups=groups, seed=bench.seed),
+        greedy_forwards=greedy_forwards,
+    )
+
+
+def _halves(count: int) -> tuple[Tensor, Tensor]:
+    """Return the indices to rank on and to measure on: every second image, or all of few images twice."""
+    images = torch.arange(count)
+    if count < 2 * _FEWEST:
+        return images, images
+    return images[0::2], images[1::2]
+
+
+def _orders(bench: Bench, effects: Tensor, estimates: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
+    """Yield the orders of removal by name. effects, estimates: (units,) means over images."""
+    heads = [index for index, unit in enumerate(bench.units) if unit.kind == "head"]
+
+    def ascending(values: Tensor) -> tuple[Unit, ...]:
+        ordered = sorted(heads, key=lambda index: float(values[index]))
+        return tuple(bench.units[index] for index in ordered)
+
+    least_first = ascending(effects)
+    yield "least first", least_first
+    yield "most first", least_first[::-1]
+    if not estimates[heads].isnan().any():
+        yield FIRST_ORDER, ascending(estimates)
+    for number in range(_RANDOM_ORDERS):
+        generator = torch.Generator().manual_seed(bench.seed + number)
+        shuffled = torch.randperm(len(heads), generator=generator).tolist()
+        yield f"random {number}", tuple(bench.heads[index] for index in shuffled)
+
+
+def _greedy_order(bench: Bench, images: Tensor) -> tuple[tuple[Unit, ...], float]:
+    """Return the order that ranks the remaining heads again after removals, and the forward passes it took."""
+    analysis = bench.for_replacement(bench.replacement)
+    subset = replace(analysis, images=analysis.images[images], labels=analysis.labels[images], groups=None)
+    removals_per_ranking = max(1, len(bench.heads) // _RERANKINGS)
+    with bench.run.progress("Ranking heads again", len(bench.heads), "heads") as advance:
+        return greedy_order(subset, bench.heads, every=removals_per_ranking, advance=advance)
+
+
+def _points(bench: Bench, curves: Mapping[str, Outcomes], groups: Tensor | None) -> Iterator[RemovalRow]:
+    for order, curve in curves.items():
+        for removed, correct, loss in zip(curve.sets, curve.correct, curve.loss):
+            yield RemovalRow(
+                order=order,
+                removed=len(removed),
+                share=len(removed) / len(bench.heads),
+                accuracy=accuracy(correct, groups=groups),
+                loss=float(loss.mean()),
+            )
+
+
+def measure_pairs(bench: Bench, importance: Importance, similarity: Tensor) -> HeadPairs:
+    """Remove heads in pairs: the most important ones, and those whose outputs are most similar.
+
+    The most important heads are paired only if heads are ranked significantly, similar ones only if the images suffice
+    for a significant test. similarity: (heads, others), from `head_similarity`.
+    """
+    important: tuple[Unit, ...] = ()
+    if importance.is_ranked("head"):
+        important = importance.ranking("head")[: max(2, bench.run.options.pairs)]
+    pairs = _pairs_to_remove(bench, important, similarity)
+    if not pairs:
+        return HeadPairs()
+    units = _units_of(pairs)
+    images = bench.first_images(REMOVAL_IMAGES)
+    synergy, both, alone, remark = pairwise(
+        bench.for_replacement(bench.replacement),
+        units,
+        [(units.index(first), units.index(second)) for first, second in pairs],
+        images,
+        what="Removing pairs of heads",
+    )
+    loss_without = dict(zip(units, alone.tolist()))
+    rows = []
+    for index, (first, second) in enumerate(pairs):
+        is_important = first in important and second in important
+        row = HeadPairRow(
+            first=name_of(first),
+            second=name_of(second),
+            pair=f"{name_of(first)} and {name_of(second)}",
+            chosen="importance" if is_important else "similarity",
+            first_alone=loss_without[first],
+            second_alone=loss_without[second],
+            both=float(both[index]),
+            synergy=synergy.estimate(index, len(images), "nats"),
+            p=finite(synergy.p_holm[index]),
+            similarity=finite(similarity[bench.heads.index(first), bench.heads.index(second)]),
+        )
+        rows.append(row)
+    return HeadPairs(tuple(rows), remark)
+
+
+def _pairs_to_remove(bench: Bench, important: Sequence[Unit], similarity: Tensor) -> list[tuple[Unit, Unit]]:
+    """Return each pair once, the earlier head first: pairs of important heads, then pairs of similar ones."""
+    heads = bench.heads
+    pairs: dict[tuple[Unit, Unit], None] = {}
+    for one, other in combinations(important, 2):
+        first, second = sorted((one, other), key=heads.index)
+        pairs[first, second] = None
+    for first, second in _similar_pairs(bench, similarity):
+        pairs[first, second] = None
+    return list(pairs)
+
+
+def _similar_pairs(bench: Bench, similarity: Tensor) -> Iterator[tuple[Unit, Unit]]:
+    """Yield the pairs with the most similar outputs, if the images suffice for a significant test."""
+    most = bench.run.options.pairs
+    if bench.images < fewest_images(max(most, 1)):
+        return
+    heads = bench.heads
+    upper = similarity.triu(1).nan_to_num(nan=0.0)
+    order = upper.flatten().argsort(descending=True, stable=True)
+    for index in order[:most].tolist():
+        first, second = divmod(index, len(heads))
+        if float(upper[first, second]) >= _SIMILAR:
+            yield heads[first], heads[second]
+
+
+def _units_of(pairs: Sequence[tuple[Unit, Unit]]) -> tuple[Unit, ...]:
+    units: dict[Unit, None] = {}
+    for first, second in pairs:
+        units[first] = None
+        units[second] = None
+    return tuple(units)

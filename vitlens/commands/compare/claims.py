@@ -1,0 +1,208 @@
+"""The claims of `vitlens compare`: accuracy, calibration, maps, and disturbed images."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
+from vitlens.commands.shared import failures, reliance, shortcut
+from vitlens.commands.shared.calibration import FEW, calibration_claim
+from vitlens.commands.shared.comparison import accuracy_claims, accuracy_effects, not_equal, which_is_better
+from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
+from vitlens.commands.shared.maps.report import uniform_claim
+from vitlens.commands.shared.trainings import trained
+from vitlens.report.claims import FEWEST, Claim, found, unjudged
+from vitlens.report.prose import Marked, listed, say
+from vitlens.report.verdicts import Verdict
+from vitlens.uncertainty import Estimate, Side, beyond, widened
+
+_DISTURBED: Final = {  # descriptions of images by disturbance, with the level of a row
+    "low-pass": "with coarse detail only (low-pass at {{ row.level|percent }})",
+    "high-pass": "with fine detail only (high-pass at {{ row.level|percent }})",
+    "shuffle": "cut into {{ row.level|number }} x {{ row.level|number }} shuffled tiles",
+    "occlusion": "with {{ row.level|percent }} of their squares covered",
+}
+
+
+def claims(record: CompareRecord) -> Iterator[Claim]:
+    """Yield the better model, the judgements of each model, and its largest lead on disturbed images."""
+    accuracies = {row.model: row.accuracy for row in record.scores}
+    if record.images >= FEW:
+        yield from which_is_better(accuracies, record.pairs)
+    yield from accuracy_claims(accuracies, record.pairs)
+    yield from shortcut.claims(record)
+    yield from reliance.claims(record)
+    yield from failures.claims(record)
+    for row in record.scores:
+        yield calibration_claim(row.model, row.calibration_error)
+        yield _explanation(record, row.model)
+        yield from _uniform_maps(record, row.model)
+        yield from _largest_lead(record, row.model)
+
+
+def _explanation(record: CompareRecord, model: str) -> Claim:
+    """Return the judgement of the maps of a model; a sentence only if they fail."""
+    best = best_map([check for check in record.map_checks if check.model == model])
+    if best is None:
+        return unjudged("explanation", model, "its maps were not checked", state="not tested")
+    row = next(row for row in judged_methods(record) if row.model == model)
+    says = ""
+    if row.state == "fail" and record.images >= FEWEST:
+        says = say(
+            "Do not trust the maps of **{{ row.model }}** by {{ method }}: the method {{ row.lacks|whole }}.",
+            row=row,
+            method=Marked(ATTRIBUTIONS[row.method].title),
+        )
+    return Claim(
+        "explanation",
+        model,
+        says,
+        verdict=Verdict(best.state, best.because),
+        effect=best.margin,
+        evidence="intervened",
+        place="panels",
+    )
+
+
+def judged_methods(record: CompareRecord) -> list[JudgedMap]:
+    """Return the judgement of the method that each model's maps are shown by."""
+    methods = {(row.model, row.method) for row in record.methods}
+    judged = []
+    for alias in record.aliases:
+        checks = [check for check in record.map_checks if check.model == alias]
+        for row in judged_maps(checks):
+            if (row.model, row.method) in methods:
+                judged.append(row)
+    return judged
+
+
+def maps_comparable(record: CompareRecord) -> bool:
+    """Return True if the maps are by one method, or by two methods that both pass every check."""
+    first, second = record.methods
+    if first.method == second.method:
+        return True
+    judged = judged_methods(record)
+    return len(judged) == 2 and all(row.state == "pass" for row in judged)
+
+
+def _uniform_maps(record: CompareRecord, model: str) -> Iterator[Claim]:
+    """Yield the claim about unusable maps of a model."""
+    for row in record.methods:
+        if row.model == model and row.usable.n:
+            unusable = round((1 - row.usable.value) * row.usable.n)
+            yield from uniform_claim(model, {row.method: unusable}, row.usable.n)
+
+
+def _largest_lead(record: CompareRecord, model: str) -> Iterator[Claim]:
+    """Yield the largest difference on disturbed images in favour of a model that is above chance there.
+
+    It is the largest of many, so its interval is corrected for their number.
+    """
+    leads = []
+    for row in record.disturbed_pairs:
+        if row.better == model and _is_above_chance(record, row, model):
+            leads.append(row)
+    if not leads or record.images < FEWEST:
+        return
+    largest = max(leads, key=lambda row: abs(row.difference.value))
+    gain = widened(largest.gain(model), len(record.disturbed_pairs), least=-100.0, most=100.0)
+    claim = _on_disturbed(record, largest, model, gain)
+    yield replace(claim, question="disturbed images", subject=model, title="", p=largest.p_holm)
+
+
+def _is_above_chance(record: CompareRecord, row: DisturbedPairRow, model: str) -> bool:
+    """Return True if a model is significantly better than guessing on the images of a pair."""
+    level = _level_row(record, row, model)
+    return beyond(level.accuracy, level.chance) is Side.ABOVE
+
+
+def _level_row(record: CompareRecord, pair: DisturbedPairRow, model: str) -> HarderRow:
+    """Return the row of a model at the level of a pair."""
+    for row in record.robustness:
+        if (row.model, row.kind, row.level) == (model, pair.kind, pair.level):
+            return row
+    raise LookupError(f"no accuracy of {model} under {pair.kind} at {pair.level}")
+
+
+def _on_disturbed(record: CompareRecord, row: DisturbedPairRow, ahead: str, gain: Estimate) -> Claim:
+    """Return the claim about one difference on disturbed images; its p is not corrected."""
+    behind = row.second if row.first == ahead else row.first
+    return found(
+        f"disturbance: {row.kind}",
+        f"{row.first} and {row.second}",
+        f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** is {{{{ effect|alone }}}} more accurate than "
+        "**{{ behind }}** ({{ accuracy_ahead|value }} compared with {{ accuracy_behind|value }}).",
+        gain,
+        given={
+            "row": row,
+            "ahead": ahead,
+            "behind": behind,
+            "accuracy_ahead": _level_row(record, row, ahead).accuracy,
+            "accuracy_behind": _level_row(record, row, behind).accuracy,
+        },
+        headline=f"On images {_DISTURBED[row.kind]}, {{{{ ahead }}}} keeps {{{{ accuracy_ahead|value(0) }}}}, "
+        "{{ behind }} {{ accuracy_behind|value(0) }}",
+        p=row.p,
+        kind="comparison",
+        evidence="intervened",
+        place="robustness",
+    )
+
+
+def effects(record: CompareRecord) -> Iterator[Claim]:
+    """Yield every difference between the models, with p before any correction."""
+    yield from accuracy_effects(record.pairs)
+    for row in record.disturbed_pairs:
+        ahead = row.first if row.difference.value >= 0 else row.second
+        if _is_above_chance(record, row, ahead):
+            yield _on_disturbed(record, row, ahead, row.gain(ahead))
+    yield from failures.effects(record)
+
+
+def unknown(record: CompareRecord) -> Iterator[str]:
+    """Yield what could overturn these numbers, the most serious first."""
+    n = record.images
+    if n < FEW:
+        scores = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=row) for row in record.scores])
+        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few to compare models: {{ scores }}.", n=n, scores=scores)
+    yield from trained(record.training)
+    yield from not_equal(record.pairs)
+    yield from _unknown_of_maps(record)
+    yield from _few_disturbed(record)
+    yield from failures.unknown(record)
+    yield from reliance.unknown(record)
+    yield say(
+        "One training run of each model was compared, on {{ n }} images. With other seeds, the order of the models may "
+        "differ.",
+        n=n,
+    )
+
+
+def _unknown_of_maps(record: CompareRecord) -> Iterator[str]:
+    """Yield how many maps were left out, and a note about maps by two methods."""
+    for row in record.methods:
+        if row.usable.value < 1:
+            yield say(
+                "{{ unusable }} of {{ row.usable.n }} maps of {{ row.model }} are uniform or not finite and were "
+                "left out.",
+                row=row,
+                unusable=round((1 - row.usable.value) * (row.usable.n or 0)),
+            )
+    first, second = record.methods
+    if first.method != second.method:
+        yield say(
+            "The maps are by two methods ({{ first.method }} for {{ first.model }}, {{ second.method }} for "
+            "{{ second.model }}), so they may differ for that reason. Give one method in `--method` to rule it out.",
+            first=first,
+            second=second,
+        )
+
+
+def _few_disturbed(record: CompareRecord) -> Iterator[str]:
+    """Yield a note if too few images were disturbed."""
+    if not record.disturbed_pairs:
+        return
+    n = record.disturbed_pairs[0].difference.n or 0
+    if n < FEWEST:
+        yield say("Only {{ n }} image{{ n|s }} {{ n|are }} disturbed, too few to compare the models.", n=n)

@@ -1,0 +1,94 @@
+"""The images whose maps are shown: a spread of agreements, and examples of each cell of errors."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.evaluation.evaluate import Evaluation
+from vitlens.analysis.failures.compare import Comparison
+from vitlens.commands.compare.maps import MapsOfBoth
+from vitlens.commands.compare.record import CELLS, ImageRow, ShownArrays
+from vitlens.data.split import Split
+
+
+def image_rows(
+    comparison: Comparison, split: Split, maps: MapsOfBoth, examples: Sequence[Tensor], panels: int
+) -> Iterator[ImageRow]:
+    """Yield the panels by rising agreement of the maps, then the examples.
+
+    examples: indices of the examples of each cell; panels: number of panels at most.
+    """
+    panel_of_image = _choose_panels(maps, panels)
+    is_example: dict[int, bool] = {}
+    for indices in examples:
+        is_example.update(dict.fromkeys(indices.tolist(), True))
+    agreement = _agreement_by_image(maps)
+    names = comparison.first.classes
+    first_predictions = _predictions(comparison.first, names)
+    second_predictions = _predictions(comparison.second, names)
+    cells = list(CELLS)
+    for image in dict.fromkeys([*panel_of_image, *is_example]):
+        first_prediction, first_probability = first_predictions[image]
+        second_prediction, second_probability = second_predictions[image]
+        yield ImageRow(
+            image=image,
+            file=split.files[image] if split.files else f"{split.name} {image}",
+            truth=names[comparison.first.labels[image]],
+            cell=cells[comparison.cells[image]],
+            first_prediction=first_prediction,
+            first_probability=first_probability,
+            second_prediction=second_prediction,
+            second_probability=second_probability,
+            agreement=agreement.get(image),
+            panel=panel_of_image.get(image),
+            example=image in is_example,
+        )
+
+
+def _choose_panels(maps: MapsOfBoth, panels: int) -> dict[int, int]:
+    """Return the panel of each image that has one, evenly spaced over the ranking of all usable sampled maps."""
+    usable = (maps.overlap.usable & maps.sampled).nonzero().flatten()
+    ascending = maps.overlap.spearman[usable].argsort(stable=True)
+    images = maps.indices[usable[ascending]]
+    count = min(panels, len(images))
+    spaced = torch.linspace(0, len(images) - 1, count, dtype=torch.float64).round().long()
+    return {image: panel for panel, image in enumerate(images[spaced].tolist())}
+
+
+def _agreement_by_image(maps: MapsOfBoth) -> dict[int, float]:
+    """Return the rank correlation of the maps of each image for which both are usable."""
+    usable = maps.overlap.usable
+    correlations = maps.overlap.spearman[usable].tolist()
+    agreement = {}
+    for image, correlation in zip(maps.indices[usable].tolist(), correlations):
+        agreement[image] = round(correlation, 4)
+    return agreement
+
+
+def _predictions(evaluation: Evaluation, names: Sequence[str]) -> list[tuple[str, float]]:
+    """Return the predicted class of each image with its probability."""
+    predictions = []
+    for index, confidence in zip(evaluation.predictions.tolist(), evaluation.confidence.tolist()):
+        predictions.append((names[index], round(confidence, 4)))
+    return predictions
+
+
+def shown_arrays(rows: Sequence[ImageRow], split: Split, maps: MapsOfBoth) -> ShownArrays:
+    """Return the pixels of the images, and the positive part of both maps; values that are not finite become 0."""
+    images = torch.tensor([row.image for row in rows], dtype=torch.long)
+    positions = torch.searchsorted(maps.indices, images)
+    first, second = maps.values
+    masks = None
+    if split.masks is not None:
+        masks = split.masks[images].numpy()
+    return ShownArrays(
+        pixels=split.source.read(images).numpy(),
+        first=_positive(first[positions]).numpy(),
+        second=_positive(second[positions]).numpy(),
+        masks=masks,
+    )
+
+
+def _positive(maps: Tensor) -> Tensor:
+    return maps.nan_to_num(0.0, 0.0, 0.0).clamp_min(0)

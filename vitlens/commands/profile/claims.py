@@ -1,0 +1,263 @@
+"""The claims of `vitlens profile`: the fastest model, the FLOPs, and the growth of cost."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, Final
+
+from vitlens.commands.profile.record import Cost, CostRow, ExponentRow, ProfileRecord, Size, SpeedRow
+from vitlens.record import by
+from vitlens.report.claims import Claim, found
+from vitlens.report.prose import say
+from vitlens.report.verdicts import LIMITS, Verdict
+from vitlens.uncertainty import Estimate, Side, apart, widened
+
+_LARGEST_SPREAD: Final = 1.5  # upper by lower quartile of the latency; on an idle machine passes differ less
+_LARGEST_DEVIATION: Final = 1.25  # between the ratios of time and of FLOPs, up to which time follows the FLOPs
+_VARYING: Final = "batch sizes whose passes vary too much, as other work ran on this machine"
+_COSTS: Final[dict[Cost, str]] = {
+    "latency": "Latency",
+    "products": "The cost of attention products",
+}
+
+
+def claims(record: ProfileRecord) -> Iterator[Claim]:
+    """Yield the fastest model, the FLOPs, the quality of the timings, and the growth of cost."""
+    timings = _timings(record)
+    batches = common_batches(record)
+    for speed in _speed_claims(record, batches):
+        if timings.state == "inconclusive":
+            speed = replace(speed, title="")
+        yield speed
+    smallest_batch = batches[0] if batches else []
+    yield _operations(record, smallest_batch)
+    yield timings
+    for (cost, _), rows in by(record.exponents, "series").items():
+        if cost != "flops":
+            yield from _growth_claims(rows)
+
+
+def common_batches(record: ProfileRecord) -> list[list[SpeedRow]]:
+    """Return the rows at each batch size of all models, the smallest size and the fastest model first."""
+    ordered = sorted(record.speed, key=lambda row: (row.images, row.latency.value))
+    batches = []
+    for rows in by(ordered, "images").values():
+        if len(rows) == len(record.costs):
+            batches.append(list(rows))
+    return batches
+
+
+def noisy_rows(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
+    """Return the batch sizes at which the latency of the passes varies too much."""
+    return [row for row in rows if row.spread > _LARGEST_SPREAD]
+
+
+def _timings(record: ProfileRecord) -> Claim:
+    """Return the judgement of the timings: passes of one batch size must agree."""
+    noisy = noisy_rows(record.speed)
+    count = len(record.speed)
+    share = Estimate(len(noisy) / count, n=count)
+    state = LIMITS["timings"].judge(share)
+    if state == "fail":
+        state = "inconclusive"
+    says = ""
+    if noisy:
+        says = say(
+            "At {{ noisy }} of {{ count }} batch sizes, latency varies too much between passes (quartiles differ by a "
+            "factor above {{ most }}). Another process probably used the machine.",
+            noisy=len(noisy),
+            count=count,
+            most=_LARGEST_SPREAD,
+        )
+    return Claim(
+        "timings",
+        "this machine",
+        says,
+        effect=share,
+        place="speed",
+        verdict=Verdict(state, _VARYING, "timings"),
+    )
+
+
+def _speed_claims(record: ProfileRecord, batches: Sequence[Sequence[SpeedRow]]) -> list[Claim]:
+    """Return the fastest model at the smallest and at the largest batch size; one claim if it is the same."""
+    if not batches:
+        return []
+    at_smallest = _fastest(record, batches[0])
+    if len(batches) == 1:
+        return [at_smallest]
+    at_largest = _fastest(record, batches[-1])
+    if at_smallest.subject == at_largest.subject:
+        return [at_smallest]
+    return [at_smallest, at_largest]
+
+
+def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
+    """Return the fastest model at a batch size, compared with the next one that is significantly slower.
+
+    rows: of all models, the fastest first.
+    """
+    if len(rows) == 1:
+        return _only_model(record, rows[0])
+    first, *following = rows
+    similar: list[str] = []
+    for row in following:
+        if apart(first.latency, row.latency) is Side.BELOW:
+            return _faster_than(first, row, similar)
+        similar.append(row.model)
+    return _no_fastest(rows)
+
+
+def _only_model(record: ProfileRecord, row: SpeedRow) -> Claim:
+    return _latency_claim(
+        row.model,
+        "**{{ row.model }}** takes {{ row.latency|alone }} for {{ batch }}. In batches of {{ best.images }}, it "
+        "processes {{ best.rate|alone }}.",
+        headline="{{ row.model }} takes {{ row.latency|value }} for {{ batch }}",
+        row=row,
+        best=best_batches(record)[0],
+        batch=_batch_words(row),
+    )
+
+
+def _no_fastest(rows: Sequence[SpeedRow]) -> Claim:
+    return _latency_claim(
+        "no model",
+        "For {{ batch }}, the latency intervals of all models overlap:{% for row in rows %} "
+        "**{{ row.model }}** {{ row.latency|alone }}{{ ',' if not loop.last }}{% endfor %}.",
+        headline="No model is significantly faster than another for {{ batch }}",
+        rows=rows,
+        batch=_batch_words(rows[0]),
+    )
+
+
+def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> Claim:
+    """Return the claim that a model is fastest. similar: models whose intervals overlap with its interval."""
+    return _latency_claim(
+        first.model,
+        "For {{ batch }}, **{{ first.model }}** is fastest with {{ first.latency|alone }}{% if similar %}; the "
+        "intervals of {{ similar|names }} overlap with this one{% endif %}. **{{ slower.model }}** takes "
+        "{{ slower.latency|alone }}, {{ effect|value }} as long.",
+        effect=ratio(slower.latency, first.latency),
+        headline="{{ first.model }}{% if similar %} and {{ similar|length }} more are{% else %} is{% endif %} fastest "
+        "for {{ batch }}; {{ slower.model }} takes {{ effect|value }} as long",
+        first=first,
+        slower=slower,
+        similar=similar,
+        batch=_batch_words(first),
+    )
+
+
+def _latency_claim(
+    subject: str, template: str, *, headline: str, effect: Estimate | None = None, **values: Any
+) -> Claim:
+    return found(
+        "latency",
+        subject,
+        template,
+        effect,
+        headline=headline,
+        given=values,
+        reference=1.0,
+        kind="answer",
+        place="speed",
+    )
+
+
+def _batch_words(row: SpeedRow) -> str:
+    return "one image" if row.images == 1 else f"batches of {row.images}"
+
+
+def ratio(slow: Estimate, fast: Estimate) -> Estimate:
+    """Return the ratio of two latencies, with the widest interval that their intervals allow."""
+    value = slow.value / fast.value
+    if slow.low is None or slow.high is None or fast.low is None or fast.high is None:
+        return Estimate(value, unit="times")
+    return Estimate(value, slow.low / fast.high, slow.high / fast.low, unit="times")
+
+
+def best_batches(record: ProfileRecord) -> list[SpeedRow]:
+    """Return the batch size with the highest throughput of each model."""
+    best = []
+    for rows in by(record.speed, "model").values():
+        best.append(max(rows, key=lambda row: (row.rate.value, row.images)))
+    return best
+
+
+def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
+    """Return the FLOPs of the only model, or of the models with the most and the fewest."""
+    most = max(record.costs, key=lambda row: row.flops)
+    least = min(record.costs, key=lambda row: row.flops)
+    if most is least:
+        return _only_operations(most)
+    factor = most.flops / least.flops
+    latencies = {row.model: row.latency.value for row in timed}
+    time = None
+    differs = False
+    if latencies:
+        time_factor = latencies[most.model] / latencies[least.model]
+        time = Estimate(time_factor, unit="times")
+        differs = not _follows(time_factor, factor)
+    return found(
+        "operations",
+        f"{most.model} and {least.model}",
+        "**{{ most.model }}** needs {{ flops }} per image, {{ factor }} as many as **{{ least.model }}**"
+        "{% if time is not none %}, and takes {{ time }} as long{% if differs %}: FLOPs do not determine latency"
+        "{% endif %}{% endif %}.",
+        headline="{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}",
+        given={
+            "most": most,
+            "least": least,
+            "flops": Estimate(most.flops, unit="FLOPs"),
+            "factor": Estimate(factor, unit="times"),
+            "time": time,
+            "differs": differs,
+        },
+        kind="answer",
+    )
+
+
+def _only_operations(row: CostRow) -> Claim:
+    return found(
+        "operations",
+        row.model,
+        "**{{ row.model }}** has {{ row.parameters }} parameters and needs {{ flops }} for one image of {{ size }} px.",
+        headline="{{ row.model }} needs {{ flops }} per image",
+        given={"row": row, "flops": Estimate(row.flops, unit="FLOPs"), "size": in_pixels(row.size)},
+        kind="answer",
+    )
+
+
+def _follows(time_factor: float, flops_factor: float) -> bool:
+    """Return True if two ratios differ by no more than timings on one machine vary."""
+    return 1 / _LARGEST_DEVIATION < time_factor / flops_factor < _LARGEST_DEVIATION
+
+
+def _growth_claims(rows: Sequence[ExponentRow]) -> Iterator[Claim]:
+    """Yield the pairs of models whose exponents differ, corrected for the number of pairs."""
+    pairs = list(combinations(rows, 2))
+    for one, other in pairs:
+        side = apart(widened(one.exponent, len(pairs)), widened(other.exponent, len(pairs)))
+        if side is Side.UNDECIDED:
+            continue
+        fast, slow = (one, other) if side is Side.ABOVE else (other, one)
+        yield Claim(
+            f"growth of {one.cost} by {one.sweep}",
+            f"{one.model} and {other.model}",
+            say(
+                "{{ cost }} grows faster with the number of tokens for **{{ fast.model }}** than for "
+                "**{{ slow.model }}**: exponent {{ fast.exponent|alone }} compared with {{ slow.exponent|alone }}.",
+                fast=fast,
+                slow=slow,
+                cost=_COSTS[one.cost],
+            ),
+            effect=fast.exponent,
+            reference=slow.exponent.value,
+            kind="comparison",
+            place="growth",
+        )
+
+
+def in_pixels(size: Size) -> str:
+    """Return height and width: "32x48"."""
+    return f"{size[0]}x{size[1]}"
