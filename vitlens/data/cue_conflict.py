@@ -26,8 +26,10 @@ _NAME = re.compile(r"^([A-Za-z][A-Za-z_ ]*?)(\d+)-([A-Za-z][A-Za-z_ ]*?)(\d+)$")
 
 @dataclass(frozen=True)
 class Cues:
-    """The cues of n images: shape, texture: (n,) indices into the split's classes; source: (n,) the image from which
-    the shape was taken."""
+    """The cues of n images.
+
+    shape, texture: (n,) indices into the split's classes; source: (n,) the image from which the shape was taken.
+    """
 
     shape: Labels
     texture: Labels
@@ -35,37 +37,52 @@ class Cues:
 
     @property
     def conflict(self) -> Tensor:
-        """Return whether shape and texture differ, (n,)."""
+        """Return a mask (n,) of the images whose shape and texture differ."""
         return self.shape != self.texture
 
 
 def cues_of(split: Split) -> Cues | None:
-    """Return the cues in a split's file names, or None where not all have some. The label is the shape."""
-    parsed = [_parsed(file) for file in split.files or ()]
-    place = {name: index for index, name in enumerate(split.classes)}
-    if not parsed or any(cues is None or not {cues[0], cues[2]} <= place.keys() for cues in parsed):
+    """Return the cues in a split's file names, None unless all files have them. The label is the shape."""
+    index_of_class = {name: index for index, name in enumerate(split.classes)}
+    shapes = []
+    textures = []
+    sources = []
+    index_of_source: dict[tuple[str, str], int] = {}
+    for file in split.files or ():
+        cues = _parsed(file)
+        if cues is None:
+            return None
+        shape, number, texture = cues
+        if shape not in index_of_class or texture not in index_of_class:
+            return None
+        shapes.append(index_of_class[shape])
+        textures.append(index_of_class[texture])
+        sources.append(index_of_source.setdefault((shape, number), len(index_of_source)))
+    if not shapes:
         return None
-    named = [cues for cues in parsed if cues is not None]
-    sources = {source: index for index, source in enumerate(dict.fromkeys((shape, n) for shape, n, _ in named))}
-    return Cues(
-        torch.tensor([place[shape] for shape, _, _ in named]),
-        torch.tensor([place[texture] for _, _, texture in named]),
-        torch.tensor([sources[shape, number] for shape, number, _ in named]),
-    )
+    return Cues(torch.tensor(shapes), torch.tensor(textures), torch.tensor(sources))
 
 
 def is_cue_conflict(root: Path) -> bool:
-    """Return True if the images in a folder's class folders are all named shapeN-textureM, the shape being the
-    folder."""
+    """Return True if all files in a folder's class folders are named shapeN-textureM, with the folder as the shape."""
     if not root.is_dir():
         return False
-    folders = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith((".", "__"))]
-    names = [(folder.name, _parsed(file.name)) for folder in folders for file in folder.iterdir() if file.is_file()]
-    return bool(names) and all(cues is not None and cues[0] == folder for folder, cues in names)
+    is_any = False
+    for folder in root.iterdir():
+        if not folder.is_dir() or folder.name.startswith((".", "__")):
+            continue
+        for file in folder.iterdir():
+            if not file.is_file():
+                continue
+            cues = _parsed(file.name)
+            if cues is None or cues[0] != folder.name:
+                return False
+            is_any = True
+    return is_any
 
 
 def load(request: DataRequest) -> Split:
-    """Return all images of such a folder, labelled by shape; classes are the names of shapes and textures together.
+    """Read all images of such a folder, labelled by shape; classes are the names of shapes and textures together.
 
     Images with the same source of shape form one group, for clustered intervals. Raises DataError for the training
     part: these images are for testing only.
@@ -74,14 +91,21 @@ def load(request: DataRequest) -> Split:
     if request.part == "train":
         raise DataError(f"expected images to train on, found cue conflicts in {root}; they are for vitlens compare")
     listing = list_folder(root, part="test", whole=True)
-    textures = {cues[2] for path in listing.paths if (cues := _parsed(path.name)) is not None}
-    classes = tuple(sorted({*listing.classes, *textures}))
+    names = set(listing.classes)
+    for path in listing.paths:
+        cues_of_file = _parsed(path.name)
+        if cues_of_file is not None:
+            names.add(cues_of_file[2])
+    classes = tuple(sorted(names))
     labels = tuple(classes.index(listing.classes[label]) for label in listing.labels)
     split = read_listing(replace(listing, classes=classes, labels=labels), request)
-    found = cues_of(split)
-    title = f"{split.title} (cue conflicts)"
-    notes = (*split.notes, _LABELLED)
-    return replace(split, title=title, notes=notes, groups=None if found is None else found.source)
+    cues = cues_of(split)
+    return replace(
+        split,
+        title=f"{split.title} (cue conflicts)",
+        notes=(*split.notes, _LABELLED),
+        groups=None if cues is None else cues.source,
+    )
 
 
 @cache
@@ -89,13 +113,16 @@ def imagenet16() -> Mapping[str, tuple[int, ...]]:
     """Return the 16 classes of the cue conflicts, each with the indices of its ImageNet classes."""
     classes: dict[str, tuple[int, ...]] = {}
     for line in (Path(__file__).parents[1] / "imagenet16.txt").read_text(encoding="utf-8").splitlines():
-        name, ranges = line.split(" ", 1)  # "3,5-7" is 3, 5, 6, 7
-        ends = [part.split("-") for part in ranges.split(",")]
-        classes[name] = tuple(index for pair in ends for index in range(int(pair[0]), int(pair[-1]) + 1))
+        name, ranges = line.split(" ", 1)
+        indices: list[int] = []
+        for part in ranges.split(","):  # "3,5-7" is 3, 5, 6, 7
+            ends = part.split("-")
+            indices += range(int(ends[0]), int(ends[-1]) + 1)
+        classes[name] = tuple(indices)
     return MappingProxyType(classes)
 
 
 def _parsed(file: str) -> tuple[str, str, str] | None:
-    """Shape, the number of its source, and texture in a file name; None for a name of another form."""
+    """Return shape, number of its source, and texture of a file name; None for a name of another form."""
     match = _NAME.match(Path(file).stem)
     return None if match is None else (match[1], match[2], match[3])

@@ -4,6 +4,7 @@ import csv
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -35,13 +36,13 @@ Rows = list[list[str]]
 
 
 def load(request: DataRequest) -> Split:
-    """Return the images below a folder that a table labels; those without a line are left out, and counted.
+    """Read the images below a folder that a table labels; images without a line are left out, and counted.
 
     The table has a column of file names, relative to the folder or alone, with or without suffix, and a column of
     labels: names, wnids of ImageNet, or class indices from 0. Commas, semicolons, tabs, bars or blanks divide it; a
     line of titles may come first. A column called split (or subset, partition, ...) divides the images into train,
     val and test; without one, a seeded fifth of each class is held out for test, as of class folders. Raises
-    DataError for a table of another form, for an image with two labels or none, and where no image has a line.
+    DataError for a table of another form, for an image with two labels or none, and if no image has a line.
     """
     root = request.path
     table = request.labels
@@ -49,6 +50,44 @@ def load(request: DataRequest) -> Split:
         where = by_caller(python="a folder", command="--data FOLDER")
         raise DataError(f"expected {argument('labels')} with {where} of images, found {str(root)!r}; name the folder")
     paths = list_images([root])
+    labelled = _labelled(root, paths, table)
+    used = [path for path in paths if path in labelled.labels]
+    indices, classes, notes = _classes([labelled.labels[path] for path in used], table)
+    if len(used) < len(paths):
+        notes.append(f"images without a line in {table.name} were left out: {len(paths) - len(used)}")
+    if labelled.unmatched:
+        notes.append(f"lines of {table.name} that name no image in {root.name}/ were left out: {labelled.unmatched}")
+    if {"test", "val"} & set(labelled.roles.values()):
+        column = f"column {labelled.role_title!r} of {table.name}"
+        chosen, division = _divided([labelled.roles[path] for path in used], request, column)
+    else:
+        held, division = hold_out(torch.tensor(indices), request.part, seed=request.seed, whole=request.whole)
+        chosen = held.tolist()
+    listing = Listing(
+        paths=tuple(used[index] for index in chosen),
+        labels=tuple(indices[index] for index in chosen),
+        classes=classes,
+        notes=(f"labels are those of {table.name}", *notes, *division),
+    )
+    return read_listing(listing, request)
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """The contents of a table.
+
+    labels: by image; roles: the part of each image, empty without a column of parts; role_title: title of that column;
+    unmatched: number of lines that name no image.
+    """
+
+    labels: dict[Path, str]
+    roles: dict[Path, str]
+    role_title: str
+    unmatched: int
+
+
+def _labelled(root: Path, paths: Sequence[Path], table: Path) -> _Labelled:
+    """Read the label, and the part, of each image from a table."""
     lines = _rows(table)
     names = _Names(root, paths)
     file_column = _file_column(lines, names, table)
@@ -72,31 +111,15 @@ def load(request: DataRequest) -> Split:
         if split_column is not None:
             roles[path] = _role(row, split_column, table)
     _require_labels(labels, table)
-    used = [path for path in paths if path in labels]
-    indices, classes, notes = _classes([labels[path] for path in used], table)
-    if len(used) < len(paths):
-        notes.append(f"images without a line in {table.name} were left out: {len(paths) - len(used)}")
-    if unmatched:
-        notes.append(f"lines of {table.name} that name no image in {root.name}/ were left out: {unmatched}")
-    if split_column is not None and {"test", "val"} & set(roles.values()):
-        title = lines[0][split_column]
-        chosen, division = _divided([roles[path] for path in used], request, f"column {title!r} of {table.name}")
-    else:
-        held, division = hold_out(torch.tensor(indices), request.part, seed=request.seed, whole=request.whole)
-        chosen = held.tolist()
-    listing = Listing(
-        paths=tuple(used[index] for index in chosen),
-        labels=tuple(indices[index] for index in chosen),
-        classes=classes,
-        notes=(f"labels are those of {table.name}", *notes, *division),
-    )
-    return read_listing(listing, request)
+    role_title = "" if split_column is None else lines[0][split_column]
+    return _Labelled(labels, roles, role_title, unmatched)
 
 
 def _split_column(rows: Rows, file_column: int) -> int | None:
-    """Return the column that says to which part an image belongs, by its title or by its cells; None without one."""
-    columns = [column for column in range(max(len(row) for row in rows)) if column != file_column]
-    for column in columns:
+    """Return the column of the parts, known by its title or its cells; None without one."""
+    for column in range(_width(rows)):
+        if column == file_column:
+            continue
         cells = [row[column] for row in rows if column < len(row)]
         title = cells[0].lower() if cells else ""
         if title in _SPLITS or (title in _PERHAPS_SPLITS and all(role_of(cell) for cell in cells[1:])):
@@ -117,7 +140,7 @@ def _role(row: Sequence[str], column: int, table: Path) -> str:
 
 
 def _divided(roles: Sequence[str], request: DataRequest, column: str) -> tuple[list[int], tuple[str, ...]]:
-    """Return the images of a part as a table divides them, and a note. Raises DataError for a part without images."""
+    """Choose the images of a part as a table divides them, and note it. Raises DataError for a part without images."""
     wanted = "train"
     if request.part != "train":
         wanted = "test" if "test" in roles else "val"
@@ -133,8 +156,8 @@ class _Names:
     def __init__(self, root: Path, paths: Sequence[Path]) -> None:
         self._paths: dict[str, Path | None] = {}  # None: of several images
         for path in paths:
-            place = PurePosixPath(_composed(path.relative_to(root).as_posix()))
-            for name in {str(place), str(place.with_suffix("")), place.name, place.stem}:
+            relative = PurePosixPath(_composed(path.relative_to(root).as_posix()))
+            for name in {str(relative), str(relative.with_suffix("")), relative.name, relative.stem}:
                 self._paths[name] = path if name not in self._paths else None
 
     def find(self, cell: str) -> Path | None:
@@ -165,7 +188,7 @@ def _endings(cell: str) -> Iterator[str]:
 
 
 def _composed(name: str) -> str:
-    """Return a name with each letter and its accents as one character: file systems differ in that."""
+    """Return a name with each letter and its accents as one character, as file systems differ in this."""
     return unicodedata.normalize("NFC", name)
 
 
@@ -176,7 +199,7 @@ def _rows(table: Path) -> Rows:
     try:
         text = content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
         sample = [line for line in text.splitlines()[:_SAMPLE] if line.strip()]
-        delimiter = next((each for each in _DELIMITERS if _divides(sample, each)), None)
+        delimiter = next((character for character in _DELIMITERS if _divides(sample, character)), None)
         if delimiter is None:
             _require_even(sample, table)
             cells = [line.split(None, 1) for line in text.splitlines()]
@@ -184,37 +207,48 @@ def _rows(table: Path) -> Rows:
             cells = list(csv.reader(StringIO(text), delimiter=delimiter))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"expected a text table (CSV) at {table}, found: {error}; save it as UTF-8") from error
-    rows = [[cell.strip() for cell in row] for row in cells]
-    rows = [row for row in rows if any(row)]
-    if not rows or max(len(row) for row in rows) < 2:
+    rows = []
+    for line in cells:
+        row = [cell.strip() for cell in line]
+        if any(row):
+            rows.append(row)
+    if not rows or _width(rows) < 2:
         raise DataError(
             f"expected a column of file names and one of labels in {table}, found one column; write FILE,LABEL lines"
         )
     return rows
 
 
+def _width(rows: Rows) -> int:
+    """Return the number of cells of the longest line."""
+    return max(len(row) for row in rows)
+
+
 def _divides(lines: Sequence[str], delimiter: str) -> bool:
-    """Return True where a delimiter divides all lines into as many cells, at least two."""
+    """Return True if a delimiter divides all lines into the same number of cells, at least two."""
     counts = {len(row) for row in csv.reader(lines, delimiter=delimiter)}
     return len(counts) == 1 and counts.pop() > 1
 
 
 def _require_even(lines: Sequence[str], table: Path) -> None:
-    """Raise DataError, with the first such line, where a delimiter divides lines into different numbers of cells."""
+    """Raise DataError, with the first such line, if a delimiter divides lines into different numbers of cells."""
     for delimiter in _DELIMITERS:
         counts = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
         usual = max(counts, key=counts.count)
-        if usual > 1:
-            number, count = next((number, count) for number, count in enumerate(counts, start=1) if count != usual)
-            raise DataError(
-                f"expected {usual} cells in every line of {table}, divided by {delimiter!r}, found {count} in line "
-                f"{number} ({lines[number - 1][:60]!r}); correct it, and write names that hold {delimiter!r} in quotes"
-            )
+        if usual <= 1:
+            continue
+        for number, count in enumerate(counts, start=1):
+            if count != usual:
+                raise DataError(
+                    f"expected {usual} cells in every line of {table}, divided by {delimiter!r}, found {count} in line "
+                    f"{number} ({lines[number - 1][:60]!r}); correct it, and write names that hold {delimiter!r} in "
+                    "quotes"
+                )
 
 
 def _file_column(rows: Rows, names: _Names, table: Path) -> int:
-    """Return the column whose cells are most often names of images; one that is called label only where no other is."""
-    counts = [0] * max(len(row) for row in rows)
+    """Return the column whose cells are most often names of images, if possible not one that is called label."""
+    counts = [0] * _width(rows)
     for row in rows:
         for column, cell in enumerate(row):
             counts[column] += names.find(cell) is not None
@@ -234,9 +268,8 @@ def _file_column(rows: Rows, names: _Names, table: Path) -> int:
 def _label_column(
     rows: Rows, file_column: int, names: _Names, table: Path, split_column: int | None
 ) -> tuple[int, Rows]:
-    """Return the column of the labels, and the lines without that of the titles."""
-    taken = (file_column, split_column)
-    others = [column for column in range(max(len(row) for row in rows)) if column not in taken]
+    """Return the column of the labels, and the lines without the line of titles."""
+    others = [column for column in range(_width(rows)) if column not in (file_column, split_column)]
     titled = [column for column in others if column < len(rows[0]) and rows[0][column].lower() in _TITLES]
     is_first_image = file_column < len(rows[0]) and names.find(rows[0][file_column]) is not None
     body = [row for row in rows if file_column < len(row)]
@@ -255,14 +288,16 @@ def _label_column(
 
 
 def _repeats(rows: Rows, columns: Sequence[int]) -> bool:
-    """Return True where the first line has the label of another line, and so is none of titles."""
+    """Return True if the first line has the label of another line, and so holds no titles."""
     return len(columns) == 1 and any(row[-1] == rows[0][-1] for row in rows[1:])
 
 
 def _say_the_same(rows: Rows, first: int, second: int) -> bool:
-    """Return True where two columns are names for the same classes."""
+    """Return True if two columns name the same classes: each name of one goes with one name of the other."""
     pairs = {(row[first], row[second]) for row in rows if max(first, second) < len(row)}
-    return len(pairs) == len({pair[0] for pair in pairs}) == len({pair[1] for pair in pairs})
+    first_names = {name for name, _ in pairs}
+    second_names = {name for _, name in pairs}
+    return len(pairs) == len(first_names) == len(second_names)
 
 
 def _require_labels(labels: dict[Path, str], table: Path) -> None:
@@ -276,29 +311,39 @@ def _require_labels(labels: dict[Path, str], table: Path) -> None:
 
 def _classes(labels: Sequence[str], table: Path) -> tuple[list[int], tuple[str, ...], list[str]]:
     """Return class indices, the classes and notes. Raises DataError for numbers that are no indices."""
-    if all(_NUMBER.fullmatch(label) for label in labels):
-        numbers = [float(label) for label in labels]
-        wrong = [label for label, number in zip(labels, numbers) if not (0 <= number < _CLASSES and number % 1 == 0)]
-        if wrong:
+    if all(map(_NUMBER.fullmatch, labels)):
+        indices = _class_indices(labels, table)
+        return indices, tuple(map(str, range(max(indices) + 1))), zero_note(min(indices))
+    names = []
+    for label in labels:
+        boxes = _BOXES.fullmatch(label)
+        names.append(boxes[1] if boxes else label)
+    unique = sorted(set(names))
+    if len(unique) > _CLASSES:
+        raise DataError(f"expected at most {_CLASSES:,} classes in {table}, found {len(unique):,}; check its columns")
+    index_of_name = {name: index for index, name in enumerate(unique)}
+    classes = tuple(unique)
+    if are_imagenet(unique):
+        classes = tuple(imagenet_classes()[imagenet_indices()[name]] for name in unique)
+    return [index_of_name[name] for name in names], classes, []
+
+
+def _class_indices(labels: Sequence[str], table: Path) -> list[int]:
+    """Return labels that are all numbers as class indices."""
+    indices = []
+    for label in labels:
+        number = float(label)
+        if not 0 <= number < _CLASSES or number % 1 != 0:
             raise DataError(
-                f"expected labels in {table} as names or whole numbers from 0, found {wrong[0][:40]!r}; write class "
+                f"expected labels in {table} as names or whole numbers from 0, found {label[:40]!r}; write class "
                 "indices or names"
             )
-        indices = [int(number) for number in numbers]
-        return indices, tuple(str(index) for index in range(max(indices) + 1)), zero_note(min(indices))
-    names = [match[1] if (match := _BOXES.fullmatch(label)) else label for label in labels]
-    known = sorted(set(names))
-    if len(known) > _CLASSES:
-        raise DataError(f"expected at most {_CLASSES:,} classes in {table}, found {len(known):,}; check its columns")
-    place = {name: index for index, name in enumerate(known)}
-    classes = tuple(known)
-    if are_imagenet(known):
-        classes = tuple(imagenet_classes()[imagenet_indices()[name]] for name in known)
-    return [place[name] for name in names], classes, []
+        indices.append(int(number))
+    return indices
 
 
 def zero_note(least: int) -> list[str]:
-    """Return a note where labels may count from 1, as no image has the label 0."""
+    """Return a note if no image has the label 0, as labels may count from 1."""
     if least == 0:
         return []
     return [f"no image has the label 0 (the least is {least}): labels count from 0; subtract 1 if these count from 1"]

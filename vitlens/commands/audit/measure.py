@@ -33,7 +33,6 @@ from vitlens.commands.audit.plan import (
     EXPLAIN_SHARE,
     EXPLAINED,
     FGSM,
-    MAPPED,
     MAPPED_SHARE,
     RELIED_SHARE,
     STATS_PASSES,
@@ -56,6 +55,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
 from vitlens.commands.run.chapters import ChapterRow
 from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.publish import publish, read, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
@@ -78,9 +78,12 @@ _FGSM_EPSILONS: Final = AttackOptions(("",)).linf
 
 
 class AuditChapters(ChapterRunner):
-    """Runs the chapters of an audit of one model, in the order of the methods, as the attack has the time that the
-    others leave. predicted: whether the model's predictions are the labels; untested: the chapters that could not be
-    run, or not whole."""
+    """Runs the chapters of an audit of one model.
+
+    predicted: whether the model's predictions are the labels; untested: the chapters that could not be run, or not
+    whole. The methods are called in the order in which they stand here, as the attack has the time that the others
+    leave.
+    """
 
     def __init__(self, folder: RunFolder, run: Run[AuditOptions], predicted: bool, clock: BusyClock) -> None:
         options = run.options
@@ -90,20 +93,21 @@ class AuditChapters(ChapterRunner):
         cache = ChapterCache(cache_folder(), {as_typed(name): content_digest(run.model)}, images.digest)
         super().__init__(folder.path, run.run, cache if options.cache else None, on_done=self._keep)
         self.folder = folder
+        self.audit_run = run
         self.model = run.model
         self.split = run.split
-        self.minutes = options.budget
         self.models = (as_typed(name),)
         self.alias = name.alias
         self.predicted = predicted
-        self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
+        self.images: dict[str, Any] = images.options
+        self.model_options = options.model_options
         self.untested: list[UntestedRow] = []
         self.budget = Budget(options.budget, clock)
         self.one_pass = 0.0  # seconds of a forward pass of one image
         self.quick: AttackRecord | None = None  # corruptions and FGSM
 
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
-        """Run one chapter; of a cached one, count the time that it took when it was made."""
+        """Run one chapter; if it is cached, count the time that it took when it was made."""
         row = super().run(word, alias, options, part=part)
         self.budget.cached += row.seconds if row.cached else 0.0
         return row
@@ -112,143 +116,159 @@ class AuditChapters(ChapterRunner):
         """Keep what is done, for the report of an audit that is stopped."""
         self.folder.keep_tables(AuditRecord(chapters=tuple(done), untested=tuple(self.untested)))
 
-    def analyse(self) -> None:
-        """Measure accuracy, attention, FGSM and corruptions, and maps, each as far as the budget allows."""
+    def _leave_out(self, part: Part, reason: str) -> None:
+        self.untested.append(UntestedRow(part, reason))
+
+    def evaluate(self) -> None:
+        """Measure accuracy and calibration, and time a forward pass."""
         if self.predicted:
-            self.untested.append(UntestedRow("evaluate", "it needs labelled images"))
+            self._leave_out("evaluate", "it needs labelled images")
         else:
-            own = {"data": self.common["data"], "model_options": self.common["model_options"]}
-            self.run("evaluate", self.alias, EvaluateOptions(self.models, run=self.run_options, **own))
+            options = EvaluateOptions(
+                self.models, self.images["data"], model_options=self.model_options, run=self.run_options
+            )
+            self.run("evaluate", self.alias, options)
         self.one_pass = pass_of_an_image(self.model, self.split)
-        self._stats()
-        checked = self._explain()
-        self._corruptions(CORRUPTED_SHARE + (0.0 if checked else EXPLAIN_SHARE))
 
-    def _left_out(self, part: Part, what: str, takes: float, share: float) -> None:
-        self.untested.append(UntestedRow(part, self.budget.refusal(what, takes, share)))
-
-    def _stats(self) -> None:
+    def stats(self) -> None:
         """Describe the attention of as many images as fit, without names of heads, which no verdict uses."""
         reason = self.model.supports("stats")
         if reason is not None:
-            self.untested.append(UntestedRow("stats", reason.partition("; ")[0]))
+            self._leave_out("stats", reason.partition("; ")[0])
             return
         count = len(self.split)
         least = STATS_PASSES * self.one_pass * min(FEWEST_JUDGED, count)
         seconds = self.budget.share(STATS_SHARE)
         if seconds <= least:
-            self._left_out("stats", "statistics of attention", least, STATS_SHARE)
+            self._leave_out("stats", self.budget.refusal("statistics of attention", least, STATS_SHARE))
             return
-        run = self.at_most(min(count, int(seconds / (STATS_PASSES * self.one_pass))))
-        self.run("stats", self.alias, StatsOptions(*self.models, names=False, run=run, **self.common))
+        images = min(count, int(seconds / (STATS_PASSES * self.one_pass)))
+        options = StatsOptions(
+            *self.models, **self.images, names=False, model_options=self.model_options, run=self.at_most(images)
+        )
+        self.run("stats", self.alias, options)
 
-    def _corruptions(self, share: float) -> None:
-        """Attack by FGSM and corrupt as many images as fit this share of the budget."""
-        count = len(self.split)
-        corrupted = corruption_seconds(self.model, self.split) if self.budget.left else 0.0
-        costs = CorruptionCosts(corrupted, self.one_pass, len(_FGSM_EPSILONS))
-        images = corrupted_images(costs, self.budget.share(share), count)
-        if not images:
-            least = min(FEWEST_JUDGED, count)
-            what = f"corruptions and FGSM on {least} images"
-            self._left_out("corruptions", what, costs.seconds(least), share)
-            return
-        limited = {} if images == count else {"run": self.at_most(images)}
-        self.quick = self._attack(CORRUPTIONS_PART, **limited)
+    def explain(self) -> bool:
+        """Explain by as many of the methods that are checked, on as many images, as fit.
 
-    def _explain(self) -> bool:
-        """Explain by as many of the methods that are checked, on as many images, as fit; returns True if any does."""
+        Returns True if any method fits.
+        """
         methods = tuple(name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied)
         if not methods:
-            reason = f"none of the methods that are checked is defined for {self.alias}"
-            self.untested.append(UntestedRow("explain", reason))
+            self._leave_out("explain", f"none of the methods that are checked is defined for {self.alias}")
             return False
         seconds = self.budget.share(EXPLAIN_SHARE)
         if not seconds:
-            self._left_out("explain", "the checks of maps", 0.0, EXPLAIN_SHARE)
+            self._leave_out("explain", self.budget.refusal("the checks of maps", 0.0, EXPLAIN_SHARE))
             return False
         costs = map_seconds(self.model, self.split, methods, self.one_pass)
-        kept, images = fitting_methods(costs, seconds, len(self.split))
-        if not kept:
+        fitting, images = fitting_methods(costs, seconds, len(self.split))
+        if not fitting:
             least = min(EXPLAINED[-1], len(self.split))
             cheapest = min(costs.seconds((name,), least) for name in methods)
-            self._left_out("explain", f"the checks of one method's maps on {least} images", cheapest, EXPLAIN_SHARE)
+            checks = f"the checks of one method's maps on {least} images"
+            self._leave_out("explain", self.budget.refusal(checks, cheapest, EXPLAIN_SHARE))
             return False
-        left_out = [name for name in methods if name not in kept]
-        if left_out:
-            reason = f"the checks of {', '.join(left_out)} do not fit the budget of {self.minutes:g} min"
-            self.untested.append(UntestedRow("explain", reason))
+        too_slow = [name for name in methods if name not in fitting]
+        if too_slow:
+            minutes = f"{self.budget.minutes:g} min"
+            self._leave_out("explain", f"the checks of {', '.join(too_slow)} do not fit the budget of {minutes}")
         options = ExplainOptions(
             self.models,
-            method=tuple(name for name in methods if name in kept),
+            **self.images,
+            method=tuple(name for name in methods if name in fitting),
             verify=True,
             counterfactuals=False,
             composites=("none",),
             other_substrates=("none",),
             stability=False,
+            model_options=self.model_options,
             run=self.at_most(images),
-            **self.common,
         )
         self.run("explain", self.alias, options)
         return True
 
-    def failures(self, run: Run[AuditOptions]) -> dict[str, Any]:
-        """Ask why the model fails, with maps of as many images as fit; returns fields of the record."""
-        if self.predicted:
-            return {}
+    def corruptions(self, share: float) -> None:
+        """Attack by FGSM and corrupt as many images as fit. share: of the budget."""
         count = len(self.split)
-        a_map = map_of_an_image(self.model, self.split, preferred_method(self.model), self.one_pass)
-        images = mapped_images(a_map, self.one_pass, self.budget.share(MAPPED_SHARE), count)
+        seconds = corruption_seconds(self.model, self.split) if self.budget.left else 0.0
+        costs = CorruptionCosts(seconds, self.one_pass, len(_FGSM_EPSILONS))
+        images = corrupted_images(costs, self.budget.share(share), count)
         if not images:
             least = min(FEWEST_JUDGED, count)
-            takes = count * self.one_pass + least * a_map
-            self._left_out("failures", "the question why images are misclassified", takes, MAPPED_SHARE)
-            return {}
-        return failure_fields([_mapped(run, images)], quiet=run.run.quiet)
+            what = f"corruptions and FGSM on {least} images"
+            self._leave_out("corruptions", self.budget.refusal(what, costs.seconds(least), share))
+            return
+        run = self.run_options if images == count else self.at_most(images)
+        self.quick = self._attacked(self._attack_options(FGSM, run), part=CORRUPTIONS_PART)
 
-    def reliance(self, run: Run[AuditOptions]) -> dict[str, Any]:
-        """Measure what the model relies on, on as many images as fit; returns fields of the record."""
+    def reliance(self) -> dict[str, Any]:
+        """Measure what the model relies on, on as many images as fit; return fields of the record."""
         if self.predicted:
             return {}
         plan = plan_of([self.split], thorough=False, levels=False)
         count = len(self.split)
         images = changed_images(plan.passes, self.one_pass, self.budget.share(RELIED_SHARE), count)
-        if not images:
-            takes = min(FEWEST_JUDGED, count) * plan.passes * self.one_pass
-            self._left_out("reliance", "the question what the model relies on", takes, RELIED_SHARE)
+        if images:
+            return _reliance(self.audit_run, plan, images)
+        takes = min(FEWEST_JUDGED, count) * plan.passes * self.one_pass
+        what = "the question what the model relies on"
+        self._leave_out("reliance", self.budget.refusal(what, takes, RELIED_SHARE))
+        return {}
+
+    def failures(self) -> dict[str, Any]:
+        """Ask why the model fails, with maps of as many images as fit; return fields of the record."""
+        if self.predicted:
             return {}
-        return _relied_on(run, plan, images)
+        count = len(self.split)
+        a_map = map_of_an_image(self.model, self.split, preferred_method(self.model), self.one_pass)
+        images = mapped_images(a_map, self.one_pass, self.budget.share(MAPPED_SHARE), count)
+        if images:
+            subject = _subject(self.audit_run, images)
+            return failure_fields([subject], quiet=self.audit_run.run.quiet)
+        takes = count * self.one_pass + min(FEWEST_JUDGED, count) * a_map
+        what = "the question why images are misclassified"
+        self._leave_out("failures", self.budget.refusal(what, takes, MAPPED_SHARE))
+        return {}
 
     def attack(self) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
-        """Run the strongest attack that fits the budget; returns it and the attacks that were considered."""
-        budget = BudgetRow(self.minutes, self.budget.spent / 60, self.budget.left / 60, self.one_pass)
+        """Run the strongest attack that fits what the others leave; return the budget and the candidates."""
+        budget = BudgetRow(self.budget.minutes, self.budget.spent / 60, self.budget.left / 60, self.one_pass)
         if self.quick is None:
             return budget, ()
         budget = replace(budget, pass_seconds=pass_seconds(self.quick.attacks[0]))
-        shares = {row.epsilon: row.accuracy.value for row in self.quick.curves}
-        rows = considered(
+        candidates = considered(
             CANDIDATES,
             budget,
             images=len(self.split),
             defined=self._is_defined,
-            shares=shares,
+            shares={row.epsilon: row.accuracy.value for row in self.quick.curves},
             attacked=self.quick.images,
         )
-        (candidate,) = (row for row in rows if row.state == "chosen")
-        if candidate.attacks != FGSM:
-            self._attack(
-                attacks=(*FGSM, *candidate.attacks),  # a step takes no time, and the self-checks compare with it
-                epsilons=(0.0, *candidate.epsilons),
-                restarts=candidate.restarts,
-                corruptions=False,
-                run=replace(self.run_options, limit=candidate.images),
+        (chosen,) = [row for row in candidates if row.state == "chosen"]
+        if chosen.attacks != FGSM:
+            # FGSM again: a step takes no time, and the self-checks compare with it
+            options = self._attack_options((*FGSM, *chosen.attacks), replace(self.run_options, limit=chosen.images))
+            self._attacked(
+                replace(options, epsilons=(0.0, *chosen.epsilons), restarts=chosen.restarts, corruptions=False)
             )
-        return budget, rows
+        return budget, candidates
 
-    def _attack(self, part: str = "", **changes: Any) -> AttackRecord:
-        given = {"attacks": FGSM, "run": self.run_options, **self.common, **changes}
-        options = AttackOptions(self.models, inside=False, predicted=self.predicted, **given)
-        record: AttackRecord = read(read_run(self.path / self.run("attack", self.alias, options, part=part).folder))
+    def _attack_options(self, attacks: tuple[str, ...], run: RunOptions) -> AttackOptions:
+        return AttackOptions(
+            self.models,
+            **self.images,
+            attacks=attacks,
+            inside=False,
+            predicted=self.predicted,
+            model_options=self.model_options,
+            run=run,
+        )
+
+    def _attacked(self, options: AttackOptions, *, part: str = "") -> AttackRecord:
+        """Run a chapter of attack; return its record."""
+        row = self.run("attack", self.alias, options, part=part)
+        record: AttackRecord = read(read_run(self.path / row.folder))
         return record
 
     def _is_defined(self, attack: Attack) -> bool:
@@ -334,18 +354,23 @@ def measure(options: AuditOptions) -> Path:
         folder = writing.folder
         assert folder is not None, "one process alone audits"
         chapters = AuditChapters(folder, run, predicted, clock)
-        chapters.analyse()
-        why = chapters.reliance(run) | chapters.failures(run)
-        budget, tried = chapters.attack()
+        chapters.evaluate()
+        chapters.stats()
+        is_explained = chapters.explain()
+        chapters.corruptions(CORRUPTED_SHARE if is_explained else CORRUPTED_SHARE + EXPLAIN_SHARE)
+        reliance = chapters.reliance()
+        failures = chapters.failures()
+        budget, candidates = chapters.attack()
         budget = replace(budget, total=chapters.budget.spent / 60)
         folder.keep(
             AuditRecord(
                 folder=folder.path,
                 chapters=tuple(chapters.done),
-                attacks_considered=tried,
+                attacks_considered=candidates,
                 budget=(budget,),
                 untested=tuple(chapters.untested),
-                **why,
+                **reliance,
+                **failures,
             )
         )
         path = publish(folder)
@@ -358,7 +383,7 @@ def measure(options: AuditOptions) -> Path:
 
 
 @phase("What the model relies on")
-def _relied_on(run: Run[AuditOptions], plan: Plan, images: int) -> dict[str, Any]:
+def _reliance(run: Run[AuditOptions], plan: Plan, images: int) -> dict[str, Any]:
     """Return the tables of the main cues, on a seeded, class-balanced subset of the images."""
     subset = run.split.limit(images, seed=run.run.seed)
     viewers = viewers_of([run.model], [subset], run.run.precision)
@@ -366,8 +391,8 @@ def _relied_on(run: Run[AuditOptions], plan: Plan, images: int) -> dict[str, Any
 
 
 @phase("Predictions and maps, to ask why images are misclassified")
-def _mapped(run: Run[AuditOptions], images: int = MAPPED) -> Subject:
-    """Return the model, its predictions, and maps of images drawn at random: accuracies on them are unbiased."""
+def _subject(run: Run[AuditOptions], images: int) -> Subject:
+    """Return the model, its predictions, and maps of so many images, drawn at random for unbiased accuracies."""
     model = run.model
     split = run.split
     seed = run.run.seed

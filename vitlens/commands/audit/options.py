@@ -14,10 +14,13 @@ BUDGET: Final = 3.0  # minutes
 
 @dataclass(frozen=True)
 class AuditOptions(ModelOnImages):
-    """model: the one that is judged; data, images: labelled or not; predicted: labels are left aside, and attacks and
-    corruptions use the model's predictions, as they do where there are no labels; budget: minutes for all chapters
+    """Options of an audit.
+
+    model: the one that is judged; data, images: labelled or not; predicted: ignore labels and let attacks and
+    corruptions use the model's predictions, as they do for images without labels; budget: minutes for all chapters
     together, of which maps and their checks have a share and the attack what the others leave; junit: the file for
-    continuous integration (None: none); cache: whether chapters of earlier runs are used again."""
+    continuous integration (None: no file); cache: use chapters of earlier runs again.
+    """
 
     predicted: bool = predicted_option()
     budget: float = option(

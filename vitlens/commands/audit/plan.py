@@ -55,14 +55,14 @@ CANDIDATES: Final = tuple(  # the strongest first
 
 
 class BusyClock:
-    """The seconds since it was made that this process could use: on a machine that others use, too, its CPU time."""
+    """A clock of the seconds that this process could use: CPU time on a machine that others use, too."""
 
     def __init__(self) -> None:
         self._wall = time.monotonic()
         self._processor = time.process_time()
 
     def __call__(self) -> float:
-        """Return the seconds on the clock, or those of all its threads where these are fewer."""
+        """Return the seconds since the clock was made, or the CPU seconds of all threads if these are fewer."""
         return min(time.monotonic() - self._wall, time.process_time() - self._processor)
 
 
@@ -110,8 +110,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class MapCosts:
-    """Measured seconds of one image. maps: of its map by each method, the preferred method first, then the fastest;
-    removal: of the check of one map that removes patches; one_pass: of a forward pass."""
+    """Measured seconds of one image.
+
+    maps: of its map by each method, the preferred method first, then the fastest; removal: of the check of one map that
+    removes patches; one_pass: of a forward pass.
+    """
 
     maps: Mapping[str, float]
     removal: float
@@ -127,15 +130,21 @@ class MapCosts:
 
 
 def fitting_methods(costs: MapCosts, seconds: float, images: int) -> tuple[tuple[str, ...], int]:
-    """Return the methods and the number of images whose checks take these seconds at most.
+    """Return the methods, and the number of images, whose checks fit into these seconds.
 
-    As many methods as fit, in the order of the costs, then as many images; else the first method that fits alone on the
-    fewest images that judge a map. Without any that fits there are no methods. images: that there are.
+    As many methods as fit come first, in the order of the costs, then as many images. If not even the first method
+    fits, another one may on the fewest images that judge a map. No method and no images: nothing fits. images: that
+    there are.
     """
     names = tuple(costs.maps)
-    options = [(names[:count], min(most, images)) for count in range(len(names), 0, -1) for most in EXPLAINED]
-    options += [((name,), min(EXPLAINED[-1], images)) for name in names[1:]]
-    for methods, count in options:
+    fewest = min(EXPLAINED[-1], images)
+    plans = []
+    for count in range(len(names), 0, -1):
+        for most in EXPLAINED:
+            plans.append((names[:count], min(most, images)))
+    for name in names[1:]:
+        plans.append(((name,), fewest))
+    for methods, count in plans:
         if costs.seconds(methods, count) <= seconds:
             return methods, count
     return (), 0
@@ -143,8 +152,11 @@ def fitting_methods(costs: MapCosts, seconds: float, images: int) -> tuple[tuple
 
 @dataclass(frozen=True)
 class CorruptionCosts:
-    """Measured seconds of one image. corrupted: under all corruptions; one_pass: of a forward pass; epsilons: of FGSM,
-    which runs on the same images."""
+    """Measured seconds of one image.
+
+    corrupted: under all corruptions; one_pass: of a forward pass; epsilons: number of epsilons of FGSM, which runs on
+    the same images.
+    """
 
     corrupted: float
     one_pass: float
@@ -166,13 +178,15 @@ def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int
 
 
 def mapped_images(a_map: float, one_pass: float, seconds: float, images: int) -> int:
-    """Return on how many images maps are made for the question why the model fails; 0 where too few fit.
+    """Return on how many images maps are made for the question why the model fails; 0 if too few fit.
 
     a_map: seconds of one; all images are classified, too.
     """
     most = min(MAPPED, images)
-    fitting = int((seconds - images * one_pass) / a_map) if a_map else most
-    return min(most, fitting) if fitting >= min(FEWEST_JUDGED, images) else 0
+    fitting = most
+    if a_map:
+        fitting = min(most, int((seconds - images * one_pass) / a_map))
+    return fitting if fitting >= min(FEWEST_JUDGED, images) else 0
 
 
 def changed_images(passes: int, one_pass: float, seconds: float, images: int) -> int:
@@ -208,20 +222,26 @@ def considered(
     images: that there are; candidates that differ in more images than these alone are one. shares: as `passes_of`;
     defined: whether the model has enough classes for an attack; attacked: images on which FGSM ran (None: all).
     """
+    unique = dict.fromkeys(replace(candidate, images=min(candidate.images, images)) for candidate in candidates)
     rows: list[CandidateRow] = []
-    later: CandidateState = "too long"  # once one is chosen, all others are weaker
-    for candidate in dict.fromkeys(replace(each, images=min(each.images, images)) for each in candidates):
-        if not all(defined(member) for name in candidate.attacks for member in ATTACKS[name].parts):
+    is_chosen = False
+    for candidate in unique:
+        parts = [part for name in candidate.attacks for part in ATTACKS[name].parts]
+        if not all(map(defined, parts)):
             rows.append(replace(candidate, state="undefined"))
             continue
-        again = replace(candidate, attacks=FGSM, restarts=1)  # it runs with them, for their self-checks
-        takes = budget.pass_seconds * (passes_of(candidate, shares) + passes_of(again, shares))
-        first = later == "too long" and takes <= 60 * budget.left
-        rows.append(replace(candidate, minutes=takes / 60, state="chosen" if first else later))
-        later = "weaker" if first else later
-    last: CandidateState = "weaker" if later == "weaker" else "chosen"
-    done = images if attacked is None else attacked
-    return (*rows, CandidateRow(FGSM, 1, _FULL, done, 0.0, last))  # it has been run already
+        fgsm = replace(candidate, attacks=FGSM, restarts=1)  # runs with the candidate, for the self-checks
+        seconds = budget.pass_seconds * (passes_of(candidate, shares) + passes_of(fgsm, shares))
+        state: CandidateState = (
+            "weaker" if is_chosen else "too long"
+        )  # than the chosen one; than the rest of the budget
+        if not is_chosen and seconds <= 60 * budget.left:
+            state = "chosen"
+            is_chosen = True
+        rows.append(replace(candidate, minutes=seconds / 60, state=state))
+    fgsm_state: CandidateState = "weaker" if is_chosen else "chosen"
+    fgsm_images = images if attacked is None else attacked
+    return (*rows, CandidateRow(FGSM, 1, _FULL, fgsm_images, 0.0, fgsm_state))  # has been run already
 
 
 def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
@@ -233,13 +253,16 @@ def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
     """
     total = 0.0
     for name in candidate.attacks:
-        checked = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, candidate.images)  # slow ones have few steps there
-        checked += min(SAMPLED, candidate.images) if name == example_attack((*FGSM, *candidate.attacks)) else 0
+        checked = 0
+        if not ATTACKS[name].slow:  # slow attacks have few steps in their self-checks
+            checked = _RUNS * min(CHECKED, candidate.images)
+        if name == example_attack((*FGSM, *candidate.attacks)):
+            checked += min(SAMPLED, candidate.images)
         for index, member in enumerate(ATTACKS[name].parts):
-            swept = sum(
-                shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
-                for before, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons)
-            )
-            one = member.passes(restarts=candidate.restarts) * (BACKWARD if member.gradients else 1.0)
-            total += (checked + candidate.images * swept) * one
+            swept = 0.0
+            for smaller, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons):
+                left = smaller if index == 0 else epsilon
+                swept += shares.get(left, shares.get(0.0, 1.0))
+            passes = member.passes(restarts=candidate.restarts) * (BACKWARD if member.gradients else 1.0)
+            total += (checked + candidate.images * swept) * passes
     return total

@@ -16,9 +16,12 @@ CORRUPTIONS_PART: Final = "corruptions"  # of the two attack chapters, the one o
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """One way to attack the model, the strongest first. attacks: names of the registry; images: attacked; minutes: that
-    it may take here at most, None where an attack is not defined for the model; state: the chosen one, weaker than it,
-    longer than what is left of the budget, or not defined for so few classes."""
+    """One way to attack the model, the strongest first.
+
+    attacks: names of the registry; images: number of attacked images; minutes: upper bound of its time here, None if an
+    attack is not defined for the model; state: chosen, weaker than the chosen one, longer than what is left of the
+    budget, or not defined for so few classes.
+    """
 
     attacks: tuple[str, ...] = col("attacks")
     restarts: int = col("restarts")
@@ -30,8 +33,11 @@ class CandidateRow:
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """The minutes of --budget, those that all before the attack took, those left for the attack, and those of the whole
-    audit before its report was written; pass_seconds: of one forward pass of one image."""
+    """Minutes of the budget and how they were spent.
+
+    minutes: of --budget; others: taken by all chapters before the attack; left: for the attack; total: of the whole
+    audit before its report was written; pass_seconds: of one forward pass of one image.
+    """
 
     minutes: float = col("budget, minutes")
     others: float = col("other chapters, minutes")

@@ -1,7 +1,7 @@
-"""The report of `vitlens audit`: what of a model passes, what does not, and what was not tested."""
+"""The report of `vitlens audit`: what passes, what fails, and what was not tested."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -47,23 +47,38 @@ _RELEASE: Final = (  # begins the title where requirements were typed
 
 def _requirements(record: AuditRecord) -> dict[str, Any]:
     """Return the requirements that do not hold, and all of them, in words."""
-    judged = requirement_outcomes(record)
-    words = [f"{each.requirement.metric} {each.requirement.bound} {each.requirement.value:g}" for each in judged]
-    unmet = [text for text, each in zip(words, judged) if not each.holds]
-    asked = words[0] if len(words) == 1 else f"all {len(words)} requirements"
-    return {"unmet": list(dict.fromkeys(unmet)), "asked": asked if words else ""}
+    unmet: dict[str, None] = {}
+    requirements = []
+    for outcome in requirement_outcomes(record):
+        required = outcome.requirement
+        text = f"{required.metric} {required.bound} {required.value:g}"
+        requirements.append(text)
+        if not outcome.holds:
+            unmet[text] = None
+    asked = ""
+    if len(requirements) == 1:
+        asked = requirements[0]
+    elif requirements:
+        asked = f"all {len(requirements)} requirements"
+    return {"unmet": list(unmet), "asked": asked}
 
 
 def claims(record: AuditRecord) -> Iterator[Claim]:
     """Yield how many judgements pass, then each of them."""
     misled = list(shortcut.claims(record))
     of_chapters = list(_judged(record))
-    judged = [*misled, *of_chapters]
+    yield _release(record, [*misled, *of_chapters])
+    yield from misled
+    yield from reliance.claims(record)
+    yield from failures.claims(record)
+    yield from of_chapters
+
+
+def _release(record: AuditRecord, judged: Sequence[Claim]) -> Claim:
+    """Count what passes, fails or is doubtful, for the title and the first sentence."""
     states = Counter(claim.state for claim in judged if claim.state)
-    failing = [claim.question for claim in judged if claim.state == "fail"]
-    warned = [claim.question for claim in judged if claim.state == "warn"]
     (alias,) = record.aliases
-    yield found(
+    return found(
         "release",
         alias,
         "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in {{ failing|names }}"
@@ -75,57 +90,64 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
             "model": alias,
             "n": states.total(),
             "passed": states["pass"],
-            "failing": failing,
-            "warned": warned,
+            "failing": [claim.question for claim in judged if claim.state == "fail"],
+            "warned": [claim.question for claim in judged if claim.state == "warn"],
             "rest": states["inconclusive"] + states["not tested"],
             **_requirements(record),
         },
         kind="answer",
     )
-    yield from misled
-    yield from reliance.claims(record)
-    yield from failures.claims(record)
-    yield from of_chapters
 
 
 def _judged(record: AuditRecord) -> Iterator[Claim]:
+    """Yield what each chapter judges, once; for chapters that were not run, that it is not tested."""
     yield _accuracy(record)
-    strong = "attack" in record.named
-    twice = {("attack", "common corruptions"), *([("corruptions", "robustness")] if strong else [])}
+    is_attacked = "attack" in record.named
     for name, chapter in record.named.items():
         for claim in chapter.claims:
-            if claim.question in ("accuracy", "top-1 accuracy") or (name, claim.question) in twice:
+            if claim.question in ("accuracy", "top-1 accuracy") or _is_judged_elsewhere(record, name, claim):
                 continue
             claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
-            claim = claim if strong else _one_step(claim)
+            claim = claim if is_attacked else _one_step(claim)
             yield _without_labels(record, claim) if record.predicted else claim
     (alias,) = record.aliases
-    for row in [each for each in record.untested if each.part not in record.named]:
-        yield from (unjudged(lost, alias, row.reason, state="not tested") for lost in _LOST.get(row.part, ()))
+    for row in record.untested:
+        if row.part in record.named:
+            continue
+        for question in _LOST.get(row.part, ()):
+            yield unjudged(question, alias, row.reason, state="not tested")
+
+
+def _is_judged_elsewhere(record: AuditRecord, name: str, claim: Claim) -> bool:
+    """Return True for what another chapter judges better: attacks by the strongest, corruptions on most images."""
+    if claim.question == "common corruptions":
+        return name == "attack"
+    return claim.question == "robustness" and name == "corruptions" and "attack" in record.named
 
 
 def _accuracy(record: AuditRecord) -> Claim:
-    """By --at-least or --at-most, as there is no other model to judge it by."""
+    """Judge accuracy by --at-least or --at-most, as there is no other model to judge it by."""
     (alias,) = record.aliases
     if record.predicted:
         return unjudged("accuracy", alias, "it needs labelled images", state="not tested")
-    own = record.metric(f"accuracy/{alias}")
-    asked = [each for each in requirement_outcomes(record) if each.metric == f"accuracy/{alias}"]
-    if not asked:
+    accuracy = record.metric(f"accuracy/{alias}")
+    required = [outcome for outcome in requirement_outcomes(record) if outcome.metric == f"accuracy/{alias}"]
+    if not required:
         because = "there is no other model to judge it by: add `--at-least accuracy=VALUE`"
-        return Claim("accuracy", alias, verdict=Verdict("not tested", because), effect=own)
-    because = ", ".join(f"{each.requirement.bound} {each.requirement.value:g}" for each in asked)
+        return Claim("accuracy", alias, verdict=Verdict("not tested", because), effect=accuracy)
+    bounds = [f"{outcome.requirement.bound} {outcome.requirement.value:g}" for outcome in required]
+    holds = all(outcome.holds for outcome in required)
     return Claim(
         "accuracy",
         alias,
-        say("**{{ m }}** classifies {{ own }} of the images correctly.", m=alias, own=own),
-        verdict=Verdict("pass" if all(each.holds for each in asked) else "fail", because),
-        effect=own,
+        say("**{{ m }}** classifies {{ accuracy }} of the images correctly.", m=alias, accuracy=accuracy),
+        verdict=Verdict("pass" if holds else "fail", ", ".join(bounds)),
+        effect=accuracy,
     )
 
 
 def _one_step(claim: Claim) -> Claim:
-    """Leave no praise where FGSM alone fits the budget: it can show a model to be weak, not robust."""
+    """Withhold praise if only FGSM fits the budget: it can show that a model is weak, not that it is robust."""
     if claim.question != "robustness" or claim.state not in ("pass", "warn"):
         return claim
     if claim.effect is not None and not_robust(claim.effect):
@@ -135,57 +157,63 @@ def _one_step(claim: Claim) -> Claim:
 
 
 def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
-    """Corruptions are judged by the share of predictions that stay the same."""
+    """Judge corruptions by the share of predictions that stay the same."""
     if claim.question != "common corruptions":
         return claim
     error = record.metrics.get(f"mean_error_on_corruptions/{record.aliases[0]}")
     if error is None:
         return claim
-    low, high = (None if end is None else 1 - end for end in (error.high, error.low))
-    stay = Estimate(1 - error.value, low, high, error.n)
-    because = "predictions that corruptions leave as they are"
-    if (stay.n or 0) < FEW:
+    kept = Estimate(
+        1 - error.value,
+        low=None if error.high is None else 1 - error.high,
+        high=None if error.low is None else 1 - error.low,
+        n=error.n,
+    )
+    because = "predictions that corruptions do not change"
+    if (kept.n or 0) < FEW:
         because = say("{{ what }}, of fewer than {{ few }} images", what=because, few=FEW)
         verdict = Verdict("inconclusive", because, "consistency")
-        return Claim(claim.question, claim.subject, verdict=verdict, effect=stay)
-    return judge(claim.question, claim.subject, stay, "consistency", because=because)
+        return Claim(claim.question, claim.subject, verdict=verdict, effect=kept)
+    return judge(claim.question, claim.subject, kept, "consistency", because=because)
 
 
 def requirement_outcomes(record: AuditRecord) -> tuple[RequirementOutcome, ...]:
-    """Return what became of --at-least and --at-most."""
+    """Return the outcomes of --at-least and --at-most."""
     run = record.options.get("run", {})
-    asked = requirements_of(tuple(run.get("at_least", ())), tuple(run.get("at_most", ())))
-    return tuple(outcomes(asked, record))
+    requirements = requirements_of(tuple(run.get("at_least", ())), tuple(run.get("at_most", ())))
+    return tuple(outcomes(requirements, record))
 
 
 def unknown(record: AuditRecord) -> Iterator[str]:
     """Yield what could overturn the judgement, the most serious first."""
-    taken = record.chosen
-    tried = record.attacks_considered
-    stronger = [row for row in tried[: tried.index(taken)] if row.minutes] if taken else []
-    if taken and stronger:
+    chosen = record.chosen
+    considered = record.attacks_considered
+    stronger = [row for row in considered[: considered.index(chosen)] if row.minutes] if chosen else []
+    if chosen and stronger:
         yield say(
             "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break more images than "
-            "{{ taken }}.",
+            "{{ chosen }}.",
             more=attack_words(stronger[0]),
-            taken=attack_words(taken),
+            chosen=attack_words(chosen),
         )
-    lost = _LOST.keys() - record.named.keys()  # of these the verdicts say it
-    yield from (say("Not tested: {{ r|whole }}.", r=row.reason) for row in record.untested if row.part not in lost)
+    in_verdicts = _LOST.keys() - record.named.keys()
+    for row in record.untested:
+        if row.part not in in_verdicts:
+            yield say("Not tested: {{ r|whole }}.", r=row.reason)
     if record.predicted:
         yield (
             "No labels are used: accuracy and calibration are not tested, and attacks and corruptions are judged by "
             "the share of the model's predictions that stay the same."
         )
     yield say(
-        "This holds for images like these {{ n }}; the intervals cover which of them were drawn, not other sources of "
-        "images and not another training of the model.",
+        "This holds for images like these {{ n }}. The intervals cover the choice of images, not other sources of "
+        "images or another training of the model.",
         n=record.images,
     )
     yield from reliance.unknown(record)
     if "explain" in record.named:
-        yield "A map that you can trust is no explanation of what defines a class."
-    yield "Images in use may change in other ways than by the corruptions that were tried."
+        yield "A map that you can trust does not explain what defines a class."
+    yield "Images in use may change in ways that these corruptions do not cover."
 
 
 def attack_words(row: CandidateRow) -> str:
@@ -207,20 +235,16 @@ def _answers(record: AuditRecord) -> Iterator[Section]:
 
 def glance(record: AuditRecord) -> Table:
     """Return the judgements, failing ones first."""
-    every = [*shortcut.claims(record), *_judged(record)]
-    judged = [(claim, claim.verdict) for claim in every if claim.verdict is not None]
-    judged.sort(key=lambda pair: ORDER.index(pair[1].state))
-    cells = tuple(
-        (
-            claim.question,
-            verdict.state,
-            claim.effect,
-            LIMITS[verdict.limit].words if verdict.limit else None,
-            verdict.because,
-        )
-        for claim, verdict in judged[:ROWS]
-    )
-    return Table("", ("judged", "status", "value", "limit", "because"), cells)
+    claims_with_verdict = []
+    for claim in (*shortcut.claims(record), *_judged(record)):
+        if claim.verdict is not None:
+            claims_with_verdict.append((claim, claim.verdict))
+    claims_with_verdict.sort(key=lambda pair: ORDER.index(pair[1].state))
+    cells = []
+    for claim, verdict in claims_with_verdict[:ROWS]:
+        limit = LIMITS[verdict.limit].words if verdict.limit else None
+        cells.append((claim.question, verdict.state, claim.effect, limit, verdict.because))
+    return Table("", ("judged", "status", "value", "limit", "because"), tuple(cells))
 
 
 REPORT: Final = Report(

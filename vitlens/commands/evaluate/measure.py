@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import (
     Evaluation,
@@ -23,7 +25,7 @@ from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import load_splits, read_as
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import require_evaluable
-from vitlens.commands.shared.calibration import calibration_rows
+from vitlens.commands.shared.calibration import CalibrationRow, calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
 from vitlens.commands.shared.planted import FactorRow, factor_rows
 from vitlens.commands.shared.saturation import is_saturated
@@ -32,138 +34,200 @@ from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.models.language_image import has_text_tower
-from vitlens.uncertainty import bootstrap_mean, calibration_test, holm, student_test
+from vitlens.models.model import Model
+from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, student_test
 
-SAMPLED: Final = 450  # images on which it is decided whether errors are too few
-MOST_SCENES: Final = 3600  # of drawn data, where the usual number leaves too few errors to explain
-MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
+SAMPLED: Final = 450  # images on which a model is checked for too few errors to explain
+MOST_SCENES: Final = 3600  # of data that are drawn, where the usual number leaves too few errors to explain
+MANY_CLASSES: Final = 20  # from this number on, top-5 accuracy is measured too
 SHOWN: Final = 12  # errors that are drawn
 
 
 def measure(options: EvaluateOptions) -> Path | None:
-    """Evaluate models on the test part of labelled data and write the report; returns the report's path.
+    """Evaluate models on the test part of labelled data and write the report.
 
-    With several models McNemar's exact test for each pair. Of several processes each takes its share of the images; all
-    but the first return None. Raises InputError (or one of its kind) before anything is written.
+    Several models are compared in pairs by McNemar's exact test. Of several processes each takes its share of the
+    images. Returns the report's path in the first process and None in the others. Raises InputError (or one of its
+    kind) before anything is written.
     """
+    run = _open(options)
+    with run.folder("Evaluation of") as folder:
+        evaluations = [_evaluate(run, index) for index in range(len(run.models))]
+        return folder.publish(lambda: _record(run, evaluations))
+
+
+def _open(options: EvaluateOptions) -> Run[EvaluateOptions]:
+    """Load the models and their labelled images."""
     if options.run.labels is None:
         require_evaluable(options.data)
     run = Run("evaluate", replace(options, data=options.data or "digits"), repeat=True)
-    run.splits = _with_more_scenes(run)
+    if _needs_more_scenes(run):
+        scenes = load_splits(run.models, options=run.run, data=run.options.data, limit=MOST_SCENES, repeat=True)
+        run = run.with_images(scenes)
     for split in run.splits:
         require_labels(split)
-    run.splits = read_as(run.models, run.splits, run.run)
+    run = run.with_images(read_as(run.models, run.splits, run.run))
     _ = run.shares  # fewer images than processes are refused before anything is written
-    with run.folder("Evaluation of") as folder:
-        evaluations = []
-        seed = run.run.seed
-        for model, split, mine in zip(run.models, run.splits, run.shares):
-            with run.progress(f"evaluating {model.alias}", len(mine)) as advance:
-                part = evaluate(model, mine, **run.passes, advance=advance)
-            labels = require_labels(split).cpu().long()
-            logits = run.processes.gathered(part.logits)
-            evaluations.append(replace(part, logits=logits, labels=labels, groups=split.groups))
-        return folder.publish(
-            lambda: replace(
-                _with_candidates(recorded(evaluations, classes=len(run.split.classes), seed=seed), run, evaluations),
-                training=trainings_of(run.models),
-                by_factor=_by_factor(run, evaluations),
-                predictions={each.alias: _arrays(each, split) for each, split in zip(evaluations, run.splits)},
-            )
-        )
+    return run
 
 
-def _by_factor(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> tuple[FactorRow, ...]:
-    """Return the accuracy by the planted factors of drawn images; none where the factors are not known."""
-    factors = run.split.factors
-    if factors is None:
-        return ()
-    correct = {each.alias: each.correct.numpy() for each in evaluations}
-    groups = None if run.split.groups is None else run.split.groups.cpu().numpy()
-    return tuple(factor_rows(factors, correct, groups))
+def _needs_more_scenes(run: Run[EvaluateOptions]) -> bool:
+    """Return True if a model makes too few errors to explain, on data of which more scenes can be drawn.
 
-
-def _with_more_scenes(run: Run[EvaluateOptions]) -> Sequence[Split]:
-    """Return more scenes of data that are drawn where a model makes too few errors on the usual number.
-
-    A sample decides, not where the user limits the images. At most MOST_SCENES are drawn: the time stays bounded.
+    A sample of the images decides. Where the user limits the images, no more are drawn.
     """
     name = run.options.data
     is_drawn = name is not None and name in SETS and SETS[name].scenes
     if not is_drawn or run.run.limit is not None or len(run.split) >= MOST_SCENES:
-        return run.splits
+        return False
     for model, split in zip(run.models, run.splits):
         if split.labels is None:
-            return run.splits
+            return False
         sample = split.limit(SAMPLED, seed=run.run.seed)
-        found = evaluate(model, sample, **run.passes)
-        loss = float(cross_entropy(found.logits, require_labels(sample).cpu().long()).mean())
-        share = float((~found.correct).double().mean())
-        if is_saturated(round(share * len(split)), loss):
-            return load_splits(run.models, options=run.run, data=name, limit=MOST_SCENES, repeat=True)
-    return run.splits
+        evaluation = evaluate(model, sample, **run.passes)
+        loss = float(cross_entropy(evaluation.logits, evaluation.labels).mean())
+        error_rate = float((~evaluation.correct).double().mean())
+        if is_saturated(round(error_rate * len(split)), loss):
+            return True
+    return False
+
+
+def _evaluate(run: Run[EvaluateOptions], index: int) -> Evaluation:
+    """Evaluate one model on this process's share of the images, and gather the logits of all processes."""
+    model = run.models[index]
+    split = run.splits[index]
+    share = run.shares[index]
+    with run.progress(f"evaluating {model.alias}", len(share)) as advance:
+        evaluation = evaluate(model, share, **run.passes, advance=advance)
+    return replace(
+        evaluation,
+        logits=run.processes.gathered(evaluation.logits),
+        labels=require_labels(split).cpu().long(),
+        groups=split.groups,
+    )
+
+
+def _record(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> rows.EvaluateRecord:
+    predictions = {}
+    for evaluation, split in zip(evaluations, run.splits):
+        predictions[evaluation.alias] = _prediction_arrays(evaluation, split)
+    record = recorded(evaluations, classes=len(run.split.classes), seed=run.run.seed)
+    scores = [_with_candidates(*of_model) for of_model in zip(record.scores, run.models, evaluations)]
+    return replace(
+        record,
+        scores=tuple(scores),
+        training=trainings_of(run.models),
+        by_factor=_by_factor(run, evaluations),
+        predictions=predictions,
+    )
 
 
 def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> rows.EvaluateRecord:
-    """Return the rows of models on the same images. classes: those of the data."""
-    groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
+    """Return the tables about models on the same images. classes: number of classes of the data."""
+    scores: list[rows.ScoreRow] = []
+    by_class: list[ClassRow] = []
+    by_prediction: list[rows.PredictedClassRow] = []
+    confusions: list[ConfusionRow] = []
+    calibration: list[CalibrationRow] = []
+    correct: dict[str, NDArray[np.bool_]] = {}
+    for evaluation in evaluations:
+        alias = evaluation.alias
+        scores.append(_score(evaluation, seed))
+        by_class += [ClassRow(alias, *score) for score in per_class(evaluation, count=classes)]
+        by_prediction += predicted_rows(evaluation, seed)
+        confusions += _confusion_rows(evaluation)
+        calibration += calibration_rows(alias, calibration_bins(evaluation))
+        correct[alias] = evaluation.correct.numpy()
     return rows.EvaluateRecord(
-        scores=tuple(_score(each, seed) for each in evaluations),
-        per_class=tuple(
-            ClassRow(each.alias, *score) for each in evaluations for score in per_class(each, count=classes)
-        ),
-        by_prediction=tuple(row for each in evaluations for row in predicted_rows(each, seed)),
-        confusion=tuple(row for each in evaluations for row in _confusion_rows(each)),
-        calibration=tuple(row for each in evaluations for row in calibration_rows(each.alias, calibration_bins(each))),
-        pairs=in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed),
+        scores=tuple(scores),
+        per_class=tuple(by_class),
+        by_prediction=tuple(by_prediction),
+        confusion=tuple(confusions),
+        calibration=tuple(calibration),
+        pairs=in_pairs(correct, groups=_as_array(evaluations[0].groups), seed=seed),
     )
 
 
-def _with_candidates(
-    record: rows.EvaluateRecord, run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]
-) -> rows.EvaluateRecord:
-    """Return the record with the number of classes among which a model that only reads their names chooses."""
-    scores = []
-    for score, model, evaluation in zip(record.scores, run.models, evaluations):
-        count = len(evaluation.classes)
-        scores.append(replace(score, candidates=count, chance=1 / count) if has_text_tower(model) else score)
-    return replace(record, scores=tuple(scores))
+def _as_array(groups: Tensor | None) -> NDArray[Any] | None:
+    return None if groups is None else groups.cpu().numpy()
+
+
+def _by_factor(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> tuple[FactorRow, ...]:
+    """Return the accuracy by generating factor; no rows for images whose factors are not known."""
+    factors = run.split.factors
+    if factors is None:
+        return ()
+    correct = {evaluation.alias: evaluation.correct.numpy() for evaluation in evaluations}
+    return tuple(factor_rows(factors, correct, _as_array(run.split.groups)))
+
+
+def _with_candidates(score: rows.ScoreRow, model: Model, evaluation: Evaluation) -> rows.ScoreRow:
+    """Add the number of classes and the chance level for a zero-shot model, which chooses among class names."""
+    if not has_text_tower(model):
+        return score
+    count = len(evaluation.classes)
+    return replace(score, candidates=count, chance=1 / count)
 
 
 def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
-    groups = None if evaluation.groups is None else evaluation.groups.numpy()
+    groups = _as_array(evaluation.groups)
     losses = cross_entropy(evaluation.logits, evaluation.labels).numpy()
     excess = evaluation.confidence.double() - evaluation.correct.double()
-    many = len(evaluation.classes) >= MANY_CLASSES
-    top5 = (evaluation.logits.topk(5).indices == evaluation.labels[:, None]).any(-1) if many else None
     return rows.ScoreRow(
         evaluation.alias,
-        accuracy(evaluation.correct, groups=evaluation.groups),
-        bootstrap_mean(losses, groups=groups, seed=seed, unit="nats", least=0.0),
-        calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed),
-        bootstrap_mean(excess.numpy(), groups=groups, seed=seed, least=-1.0, most=1.0),
-        None if top5 is None else accuracy(top5, groups=evaluation.groups),
+        accuracy=accuracy(evaluation.correct, groups=evaluation.groups),
+        cross_entropy=bootstrap_mean(losses, groups=groups, seed=seed, unit="nats", least=0.0),
+        calibration_error=calibration_error(
+            evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed
+        ),
+        confidence_gap=bootstrap_mean(excess.numpy(), groups=groups, seed=seed, least=-1.0, most=1.0),
+        top5=_top5_accuracy(evaluation),
     )
 
 
-def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClassRow]:
-    """Confidence against accuracy of the images predicted as each class (top-label calibration, Gupta 2022).
+def _top5_accuracy(evaluation: Evaluation) -> Estimate | None:
+    """Return top-5 accuracy; None for fewer than MANY_CLASSES classes."""
+    if len(evaluation.classes) < MANY_CLASSES:
+        return None
+    top5 = evaluation.logits.topk(5).indices
+    is_among = (top5 == evaluation.labels[:, None]).any(-1)
+    return accuracy(is_among, groups=evaluation.groups)
 
-    Grouped by prediction, as a calibrated model is calibrated on these; on the images of one true class it is not.
+
+def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClassRow]:
+    """Compare confidence with accuracy on the images predicted as each class (top-label calibration, Gupta 2022).
+
+    Images are grouped by prediction because a calibrated model is calibrated on these groups. On the images of one
+    true class it is not.
     """
-    confidence, predictions = evaluation.probabilities.double().max(-1)
-    found = []
-    for index in predictions.unique().tolist():
-        members = predictions == index
-        own = confidence[members].numpy()
-        correct = evaluation.correct[members].double().numpy()
-        groups = None if evaluation.groups is None else evaluation.groups[members].numpy()
-        gap = bootstrap_mean(own - correct, groups=groups, seed=seed, least=-1.0, most=1.0)
-        means = float(own.mean()), float(correct.mean())
-        # the exact test takes images as independent
-        p = calibration_test(own, int(correct.sum())) if groups is None else student_test(own - correct, groups=groups)
-        found.append((evaluation.alias, evaluation.classes[index], len(own), *means, gap, p))
-    return [rows.PredictedClassRow(*row, p_holm) for row, p_holm in zip(found, holm([row[-1] for row in found]))]
+    predicted = []
+    for index in evaluation.predictions.unique().tolist():
+        predicted.append(_predicted_row(evaluation, index, seed))
+    corrected = holm([row.p for row in predicted])
+    return [replace(row, p_holm=p_holm) for row, p_holm in zip(predicted, corrected)]
+
+
+def _predicted_row(evaluation: Evaluation, index: int, seed: int) -> rows.PredictedClassRow:
+    """Return the row of one predicted class, with p before the correction."""
+    members = evaluation.predictions == index
+    confidence = evaluation.probabilities.double().amax(-1)[members].numpy()
+    correct = evaluation.correct[members].double().numpy()
+    excess = confidence - correct
+    groups = None if evaluation.groups is None else evaluation.groups[members].numpy()
+    if groups is None:
+        p = calibration_test(confidence, int(correct.sum()))
+    else:  # the exact test takes images as independent
+        p = student_test(excess, groups=groups)
+    return rows.PredictedClassRow(
+        evaluation.alias,
+        class_name=evaluation.classes[index],
+        n=len(confidence),
+        confidence=float(confidence.mean()),
+        accuracy=float(correct.mean()),
+        gap=bootstrap_mean(excess, groups=groups, seed=seed, least=-1.0, most=1.0),
+        p=p,
+        p_holm=p,
+    )
 
 
 def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
@@ -173,17 +237,21 @@ def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
         yield ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
 
 
-def _arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:
+def _prediction_arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:
     probability, prediction = evaluation.probabilities.max(-1)
-    wrong = (~evaluation.correct).nonzero().flatten()
-    surest = wrong[probability[wrong].argsort(descending=True, stable=True)[:SHOWN]]
-    pixels = split.source.read(surest).numpy() if len(surest) else np.zeros((0, 3, *split.size), np.uint8)
+    errors = (~evaluation.correct).nonzero().flatten()
+    order = probability[errors].argsort(descending=True, stable=True)
+    surest_errors = errors[order[:SHOWN]]
+    if len(surest_errors):
+        pixels = split.source.read(surest_errors).numpy()
+    else:
+        pixels = np.zeros((0, 3, *split.size), np.uint8)
     return rows.PredictionArrays(
-        np.array(evaluation.classes),
-        evaluation.labels.numpy(),
-        prediction.numpy(),
-        probability.numpy(),
-        surest.numpy(),
-        pixels,
-        None if evaluation.groups is None else evaluation.groups.numpy(),
+        classes=np.array(evaluation.classes),
+        label=evaluation.labels.numpy(),
+        prediction=prediction.numpy(),
+        probability=probability.numpy(),
+        surest_errors=surest_errors.numpy(),
+        surest_errors_pixels=pixels,
+        groups=_as_array(evaluation.groups),
     )

@@ -15,7 +15,7 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class ScoreRow(OfModel):
-    """One model on all images. top5: of at least 20 classes alone."""
+    """One model on all images. top5: None for fewer than 20 classes."""
 
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
@@ -33,9 +33,11 @@ class ScoreRow(OfModel):
 
 @dataclass(frozen=True)
 class PredictedClassRow(OfModel):
-    """The n images that one model predicts as one class. gap: the mean confidence minus the accuracy of these
-    predictions; p: of the hypothesis that each is correct with the probability of its confidence; p_holm: corrected for
-    the classes of the model."""
+    """The n images that one model predicts as one class.
+
+    gap: mean confidence minus accuracy of these predictions; p: of the hypothesis that each prediction is correct with
+    the probability of its confidence; p_holm: p corrected for the number of classes of the model.
+    """
 
     class_name: str = col("predicted class")
     n: int = col("images")
@@ -48,8 +50,11 @@ class PredictedClassRow(OfModel):
 
 @dataclass(frozen=True)
 class PredictionArrays:
-    """Every prediction of one model, as indices into classes. surest_errors: indices of the errors with the highest
-    confidence, highest first, with their pixels; groups: of images that share a source, None where none do."""
+    """Every prediction of one model, as indices into classes.
+
+    surest_errors: indices of the errors with the highest confidence, highest first; surest_errors_pixels: their pixels;
+    groups: of images that share a source, None if no images do.
+    """
 
     classes: Words
     label: Indices

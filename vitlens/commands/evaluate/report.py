@@ -1,5 +1,6 @@
-"""The report of `vitlens evaluate`: how accurate models are, where they err, and whether their confidence is right."""
+"""The report of `vitlens evaluate`: accuracy, errors and calibration."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -22,74 +23,94 @@ _PICTURED: Final = 3  # models
 
 
 def claims(record: EvaluateRecord) -> Iterator[Claim]:
-    """Yield which model is better, what is judged of each, and where its confidence and its classes are worst."""
+    """Yield which model is better, the judgements of each model, and where its confidence or its classes are worst."""
     accuracies = {score.model: score.accuracy for score in record.scores}
+    is_enough = record.images >= FEW
     if len(accuracies) > 1:
-        yield from which_is_better(accuracies, record.pairs) if record.images >= FEW else ()
+        if is_enough:
+            yield from which_is_better(accuracies, record.pairs)
         yield from accuracy_claims(accuracies, record.pairs)
-    elif record.images >= FEW:
-        top = record.scores[0]
-        yield found(
-            "top-1 accuracy",
-            top.model,
-            "**{{ model }}** classifies {{ effect }} of the images "
-            "correctly{% if classes %}, zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} by "
-            "chance){% endif %}.",
-            top.accuracy,
-            headline="{{ model }} classifies {{ right }} of {{ n }} images correctly",
-            kind="answer",
-            given={
-                "model": top.model,
-                "n": record.images,
-                "right": record.images - record.errors,
-                "classes": top.candidates,
-            },
-        )
+    elif is_enough:
+        yield _accuracy(record)
     for score in record.scores:
         yield calibration_claim(score.model, score.calibration_error)
         yield from _confidence(record, score)
         yield from worst_class(score.model, record.per_class, score.accuracy)
 
 
-def misjudged(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
-    """Return the predicted classes, of enough images, whose confidence differs from their accuracy, also after the
-    correction for their number, those with the most images too few or too many correct first."""
-    known = [r for r in rows if r.n >= FEWEST and r.p_holm <= FOUND and 100 * abs(r.gap.value) >= SMALLEST]
-    return sorted((row for row in known if clear(row.gap, 0.0)), key=lambda row: -abs(row.gap.value) * row.n)
+def _accuracy(record: EvaluateRecord) -> Claim:
+    """State the accuracy of the only model."""
+    (score,) = record.scores
+    return found(
+        "top-1 accuracy",
+        score.model,
+        "**{{ model }}** classifies {{ effect }} of the images correctly"
+        "{% if classes %}, zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} by chance)"
+        "{% endif %}.",
+        score.accuracy,
+        headline="{{ model }} classifies {{ correct }} of {{ n }} images correctly",
+        kind="answer",
+        given={
+            "model": score.model,
+            "n": record.images,
+            "correct": record.images - record.errors,
+            "classes": score.candidates,
+        },
+    )
 
 
-def _leans(gap: Estimate) -> str:
+def miscalibrated(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
+    """Return the predicted classes whose confidence differs from their accuracy, after correction for their number.
+
+    Classes with few images are left out. The class with the most images predicted too confidently, or too cautiously,
+    comes first.
+    """
+    significant = []
+    for row in rows:
+        is_large = 100 * abs(row.gap.value) >= SMALLEST and clear(row.gap, 0.0)
+        if row.n >= FEWEST and row.p_holm <= FOUND and is_large:
+            significant.append(row)
+    return sorted(significant, key=lambda row: -abs(row.gap.value) * row.n)
+
+
+def _direction(gap: Estimate) -> str:
     return "overconfident" if gap.value > 0 else "underconfident"
 
 
 def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
-    """Yield the predicted class whose confidence misleads most; where that is not so of a minority of them, all
-    images."""
+    """Yield the predicted class whose confidence misleads most.
+
+    If the confidence of half of the classes or more misleads, the claim is about all images.
+    """
     rows = [row for row in record.by_prediction if row.model == score.model]
-    leaning = misjudged(rows)
+    wrong = miscalibrated(rows)
     gap = score.confidence_gap
-    if 0 < 2 * len(leaning) < len(rows):
-        row = leaning[0]
+    if 0 < 2 * len(wrong) < len(rows):
+        worst = wrong[0]
         yield found(
             "confidence by class",
             score.model,
-            "**{{ row.model }}** is {{ leans }} where it predicts class {{ row.class_name }}: mean confidence "
+            "**{{ row.model }}** is {{ direction }} where it predicts class {{ row.class_name }}: mean confidence "
             "{{ row.confidence|percent(1) }}, accuracy {{ row.accuracy|percent(1) }} of {{ row.n }} images"
-            "{% if leaning|length > 1 %}; {{ leaning|length }} of {{ rows|length }} predicted classes differ like this"
-            "{% endif %}.",
-            row.gap,
-            given={"row": row, "leans": _leans(row.gap), "rows": rows, "leaning": leaning},
+            "{% if wrong > 1 %}; {{ wrong }} of {{ classes }} predicted classes differ like this{% endif %}.",
+            worst.gap,
+            given={
+                "row": worst,
+                "direction": _direction(worst.gap),
+                "classes": len(rows),
+                "wrong": len(wrong),
+            },
             kind="hidden fault",
-            p=row.p_holm,
+            p=worst.p_holm,
             place="calibration",
         )
     elif (gap.n or 0) >= ENOUGH and 100 * abs(gap.value) >= SMALLEST and clear(gap, 0.0):
         yield found(
             "confidence",
             score.model,
-            "**{{ model }}** is {{ leans }}: mean confidence minus accuracy is {{ effect|points }}.",
+            "**{{ model }}** is {{ direction }}: mean confidence minus accuracy is {{ effect|points }}.",
             gap,
-            given={"model": score.model, "leans": _leans(gap)},
+            given={"model": score.model, "direction": _direction(gap)},
             kind="hidden fault",
             place="calibration",
         )
@@ -106,60 +127,88 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
     yield from trained(record.training)
     yield from not_equal(record.pairs)
     yield say(
-        "The images are a sample of {{ n }}, and of each model one training was evaluated: other data or another seed "
-        "may give {{ 'another order' if pairs else 'another accuracy' }}.",
+        "The images are a sample of {{ n }}, and each model was trained once: other data or another seed may give "
+        "{{ 'another order' if pairs else 'another accuracy' }}.",
         n=n,
         pairs=record.pairs,
     )
 
 
 def _saturated(record: EvaluateRecord) -> dict[str, int]:
-    """Return the number of errors of each model that makes too few, or loses too little, to explain them."""
-    found = {}
+    """Return the number of errors of each model with too few errors, or too low a loss, to explain them."""
+    if record.images < FEWEST:
+        return {}
+    errors = Counter[str]()
+    for row in record.confusion:
+        if row.truth != row.prediction:
+            errors[row.model] += row.count
+    saturated = {}
     for score in record.scores:
-        wrong = [row.count for row in record.confusion if row.model == score.model and row.truth != row.prediction]
-        if record.images >= FEWEST and is_saturated(sum(wrong), score.cross_entropy.value):
-            found[score.model] = sum(wrong)
-    return found
+        count = errors[score.model]
+        if is_saturated(count, score.cross_entropy.value):
+            saturated[score.model] = count
+    return saturated
 
 
-def _of_explained(rows: Rows) -> Callable[[EvaluateRecord], list[Any]]:
-    """Return the rows of a section, of models that are not saturated."""
+def _without_saturated(rows: Rows) -> Callable[[EvaluateRecord], list[Any]]:
+    """Return a function that gives the rows of a section without those of saturated models."""
 
-    def chosen(record: EvaluateRecord) -> list[Any]:
+    def explained(record: EvaluateRecord) -> list[Any]:
         saturated = _saturated(record)
         return [row for row in rows_of(rows, record) if row.model not in saturated]
 
-    return chosen
+    return explained
 
 
 def _errors(record: EvaluateRecord) -> list[Picture]:
-    """Return the errors with the highest confidence, of several models a row each."""
-    known = {alias: record.predictions[alias] for alias in record.aliases[:_PICTURED] if alias in record.predictions}
-    return [
-        Picture.predicted(
-            pixels / np.float32(255),
-            str(own.classes[own.prediction[at]]),
-            float(own.probability[at]),
-            str(own.classes[own.label[at]]),
-            row=alias if len(known) > 1 else "",
-        )
-        for alias, own in known.items()
-        for at, pixels in list(zip(own.surest_errors, own.surest_errors_pixels))[: 12 if len(known) == 1 else 6]
-    ]
+    """Return the errors with the highest confidence, one row of pictures for each of several models."""
+    aliases = [alias for alias in record.aliases[:_PICTURED] if alias in record.predictions]
+    is_single = len(aliases) == 1
+    most = 12 if is_single else 6
+    pictures = []
+    for alias in aliases:
+        arrays = record.predictions[alias]
+        for index, pixels in list(zip(arrays.surest_errors, arrays.surest_errors_pixels))[:most]:
+            pictures.append(
+                Picture.predicted(
+                    pixels / np.float32(255),
+                    str(arrays.classes[arrays.prediction[index]]),
+                    float(arrays.probability[index]),
+                    str(arrays.classes[arrays.label[index]]),
+                    row="" if is_single else alias,
+                )
+            )
+    return pictures
 
 
-def _leaning(record: EvaluateRecord) -> str:
-    rows = [row for row in _of_explained("by_prediction")(record) if row.n >= FEWEST]
+_confidence_rows: Final = _without_saturated("by_prediction")
+
+
+def _confidence_section(record: EvaluateRecord) -> Sequence[PredictedClassRow]:
+    return _confidence_rows(record) if record.images >= FEWEST else ()
+
+
+def _confidence_opening(record: EvaluateRecord) -> str:
+    rows = [row for row in _confidence_rows(record) if row.n >= FEWEST]
     return say(
-        "{% if k %}Confidence differs from accuracy in {{ k }} of {{ n }} predicted classes with at least {{ few }} "
-        "images.{% elif n %}No predicted class is measurably over- or underconfident.{% else %}"
+        "{% if wrong %}Confidence differs from accuracy in {{ wrong }} of {{ n }} predicted classes with at least "
+        "{{ few }} images.{% elif n %}No predicted class is measurably over- or underconfident.{% else %}"
         "No class is predicted for {{ few }} images, enough to judge its confidence."
         "{% endif %}",
-        k=len(misjudged(rows)),
+        wrong=len(miscalibrated(rows)),
         n=len(rows),
         few=FEWEST,
     )
+
+
+def _accuracy_difference(record: EvaluateRecord) -> Estimate | None:
+    return record.pairs[0].difference if len(record.pairs) == 1 else None
+
+
+def _class_sections() -> Iterator[Section]:
+    """Yield the sections about classes, without the rows of saturated models."""
+    for section in class_sections():
+        yield replace(section, rows=_without_saturated(section.rows))
 
 
 REPORT: Final = Report(
@@ -181,7 +230,7 @@ REPORT: Final = Report(
             "scores",
             "accuracy",
             question="accuracy",
-            difference=lambda record: record.pairs[0].difference if len(record.pairs) == 1 else None,
+            difference=_accuracy_difference,
         ),
         Glance("scores", "top5"),
         Glance("scores", "candidates"),
@@ -192,11 +241,11 @@ REPORT: Final = Report(
     ),
     sections=(
         SECTION,
-        *(replace(section, rows=_of_explained(section.rows)) for section in class_sections()),
+        *_class_sections(),
         Section(
             "Is the confidence right?",
-            lambda record: _of_explained("by_prediction")(record) if record.images >= FEWEST else (),
-            opening=_leaning,
+            _confidence_section,
+            opening=_confidence_opening,
             about=("calibration",),
             order=lambda row: (row.p_holm, row.p),
             columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),

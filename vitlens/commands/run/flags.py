@@ -1,4 +1,4 @@
-"""How a field of an options dataclass appears on the command line; free of torch and of Typer.
+"""Options of commands as fields of dataclasses; free of torch and of Typer.
 
 A command's options are one frozen dataclass. Each field says in its metadata what its option is called, what its help
 is and how its text is read; `vitlens.cli.build` makes the command line of it.
@@ -64,9 +64,16 @@ def bundle(kind: type) -> Any:
 def flags_of(kind: type) -> "list[tuple[dataclasses.Field[Any], Any, Flag | None]]":
     """Return the fields of an options dataclass, with their types and flags; last the bundles, whose flag is None."""
     hints = get_type_hints(kind)
-    found = [(each, hints[each.name], each.metadata.get(_KEY)) for each in dataclasses.fields(kind)]
-    known = [each for each in found if each[2] is not None or dataclasses.is_dataclass(each[1])]
-    return sorted(known, key=lambda each: each[2] is None)
+    flags = []
+    bundles = []
+    for field in dataclasses.fields(kind):
+        type_of_field = hints[field.name]
+        flag = field.metadata.get(_KEY)
+        if flag is not None:
+            flags.append((field, type_of_field, flag))
+        elif dataclasses.is_dataclass(type_of_field):
+            bundles.append((field, type_of_field, None))
+    return [*flags, *bundles]
 
 
 def typed(options: Any) -> Iterator[str]:
@@ -82,8 +89,11 @@ def typed(options: Any) -> Iterator[str]:
             yield on if value else off
         else:
             between = "x" if flag.metavar == "N|HxW" else ","
-            for each in value if isinstance(value, tuple) and flag.parse is None else (value,):
-                yield from filter(None, (flag.name, shlex.quote(as_text(each, between))))
+            is_repeated = isinstance(value, tuple) and flag.parse is None
+            for item in value if is_repeated else (value,):
+                if flag.name:
+                    yield flag.name
+                yield shlex.quote(as_text(item, between))
 
 
 def as_text(value: Any, between: str = ",") -> str:

@@ -14,7 +14,7 @@ def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
 
     Raises InputError for an empty list, UnknownNameError for a word that is not in known.
     """
-    words = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
+    words = dict.fromkeys(_parts(text))
     if not words:
         raise InputError(f"expected {option} with at least one of {', '.join(known)}, found {text!r}")
     by_text = {str(word): word for word in known}
@@ -26,7 +26,7 @@ def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
 
 def names_of(option: str, text: str) -> tuple[str, ...]:
     """Return the names of a comma-separated list, each once. Raises InputError for an empty list."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = tuple(dict.fromkeys(_parts(text)))
     if not names:
         raise InputError(f"expected {option} with at least one name, found {text!r}")
     return names
@@ -40,7 +40,7 @@ def numbers(option: str, text: str) -> tuple[float, float, float]:
         values = []
     if len(values) == 1:
         values *= 3
-    if len(values) != 3 or not all(math.isfinite(value) and 0 <= value <= 1 for value in values):
+    if len(values) != 3 or not all(0 <= value <= 1 for value in values):
         raise InputError(
             f"expected {option} R,G,B with three numbers from 0 to 1, found {text!r}; e.g. {option} 0.5,0.5,0.5"
         )
@@ -57,73 +57,78 @@ def two_counts(option: str, text: str) -> tuple[int, int]:
 
 
 def side_lengths(option: str, text: str, *, unit: str = "pixels", example: int = 224) -> tuple[int, int]:
-    """Pixels, or other units, (height, width) of "224" or "224x160". Raises InputError."""
+    """Return height and width, of "224" or "224x160", in pixels or another unit. Raises InputError."""
     parts = text.lower().split("x")
-    if len(parts) > 2 or not all(_is_whole(part) and int(part) > 0 for part in parts):
+    if len(parts) > 2 or not all(map(_is_positive, parts)):
         raise InputError(f"expected {option} N or HEIGHTxWIDTH in {unit}, found {text!r}; e.g. {option} {example}")
     return int(parts[0]), int(parts[-1])
 
 
 def many_side_lengths(option: str, text: str) -> tuple[tuple[int, int], ...]:
-    """Pixels (height, width) of each of "224,32x48", each once. Raises InputError."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    """Return heights and widths in pixels, of "224,32x48", each once. Raises InputError."""
+    parts = _parts(text)
     if not parts:
         raise InputError(f"expected {option} with sizes in pixels, found {text!r}; e.g. {option} 16,32")
     return tuple(dict.fromkeys(side_lengths(option, part) for part in parts))
 
 
 def counts(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from 1, "1,2,4", each once, in rising order. Raises InputError."""
+    """Return whole numbers from 1, of "1,2,4", each once, in rising order. Raises InputError."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(_is_whole(part) and int(part) > 0 for part in parts):
+    if not all(map(_is_positive, parts)):
         raise InputError(f"expected {option} with whole numbers from 1, found {text!r}; e.g. {option} 1,2,4")
-    return tuple(sorted({int(part) for part in parts}))
+    return tuple(sorted(set(map(int, parts))))
 
 
 def layers_of(option: str, text: str) -> tuple[int, ...]:
-    """Layers, from 0, "0,4,5", each once, in rising order. Raises InputError."""
+    """Return layers, counted from 0, of "0,4,5", each once, in rising order. Raises InputError."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(_is_whole(part) and int(part) >= 0 for part in parts):
+    if not all(map(_is_whole, parts)):
         raise InputError(f"expected {option} with layers from 0, found {text!r}; e.g. {option} 0,4,5")
-    return tuple(sorted({int(part) for part in parts}))
+    return tuple(sorted(set(map(int, parts))))
 
 
 def amounts(option: str, text: str) -> tuple[float, ...]:
-    """Finite numbers "0,0.5,1", each once, in rising order. Raises InputError."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    """Return finite numbers, of "0,0.5,1", each once, in rising order. Raises InputError."""
     try:
-        values = sorted({float(part) for part in parts})
+        values = sorted(set(map(float, _parts(text))))
     except ValueError:
         values = []
-    if not values or not all(math.isfinite(value) for value in values):
+    if not values or not all(map(math.isfinite, values)):
         raise InputError(f"expected {option} with numbers, found {text!r}; e.g. {option} 0.5,1,2")
     return tuple(values)
 
 
 def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | None:
-    """Return a whole number "20", or one for each of several names "pgd=20,cw=50"; None stays. Raises InputError."""
+    """Return a whole number, of "20", or one for each name of "pgd=20,cw=50"; None for None. Raises InputError."""
     if text is None:
         return None
-    parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
-    if len(parts) == 1 and _is_whole(parts[0][0]) and not parts[0][1]:
-        return int(parts[0][0])
-    if not all(name and _is_whole(value) for name, _, value in parts):
-        raise InputError(
-            f"expected {option} N or NAME=N,NAME=N with whole numbers, found {text!r}; e.g. {option} pgd=20,cw=50"
-        )
-    return {name: int(value) for name, _, value in parts}
+    if _is_whole(text.strip()):
+        return int(text)
+    counts_by_name = {}
+    for name, value in _pairs(text):
+        if not name or not _is_whole(value):
+            raise InputError(
+                f"expected {option} N or NAME=N,NAME=N with whole numbers, found {text!r}; e.g. {option} pgd=20,cw=50"
+            )
+        counts_by_name[name] = int(value)
+    return counts_by_name
 
 
 def named_amounts(option: str, text: str) -> dict[str, float]:
-    """Return a number for each of several names: "pgd=8,bim=0.5". Raises InputError."""
-    parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
-    if not all(name and value for name, _, value in parts):
-        raise InputError(f"expected {option} NAME=NUMBER,NAME=NUMBER, found {text!r}; e.g. {option} low-frequency=8")
-    return {name: amounts(option, value)[0] for name, _, value in parts}
+    """Return a number for each name of "pgd=8,bim=0.5". Raises InputError."""
+    numbers_by_name = {}
+    for name, value in _pairs(text):
+        if not name or not value:
+            raise InputError(
+                f"expected {option} NAME=NUMBER,NAME=NUMBER, found {text!r}; e.g. {option} low-frequency=8"
+            )
+        numbers_by_name[name] = amounts(option, value)[0]
+    return numbers_by_name
 
 
 def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
-    """NAME=VALUE pairs, values as the words, numbers or lists that they read as. Raises InputError."""
+    """Return the settings of NAME=VALUE pairs, with values read as words, numbers or lists. Raises InputError."""
     settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -134,13 +139,32 @@ def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
     return settings
 
 
+def _parts(text: str) -> list[str]:
+    """Return the parts of a comma-separated list that are not empty."""
+    parts = [part.strip() for part in text.split(",")]
+    return [part for part in parts if part]
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """Return the names and values of "NAME=VALUE,NAME=VALUE"; "" for what is missing."""
+    pairs = []
+    for part in text.replace(" ", "").split(","):
+        name, _, value = part.partition("=")
+        pairs.append((name, value))
+    return pairs
+
+
 def _is_whole(text: str) -> bool:
     """Return True if a text is a whole number from 0 that fits 64 bits."""
     return text.isdecimal() and len(text) < 19
 
 
+def _is_positive(text: str) -> bool:
+    return _is_whole(text) and int(text) > 0
+
+
 def _read(text: str) -> object:
-    """Return a number or a truth value where the text reads as one, else the text."""
+    """Return the number or truth value that a text says, or the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -1,4 +1,4 @@
-"""Requirements of a run's metrics, --at-least METRIC=VALUE and --at-most METRIC=VALUE, and what came of them."""
+"""Requirements of a run's metrics, --at-least METRIC=VALUE and --at-most METRIC=VALUE, and their outcomes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class RequirementOutcome:
-    """Whether one metric meets a requirement; metric: its whole path; because: the number that was judged."""
+    """The outcome of a requirement on one metric. metric: its whole path; because: the number that was judged."""
 
     requirement: Requirement
     metric: str
@@ -32,16 +32,17 @@ class RequirementOutcome:
 
     @property
     def line(self) -> str:
-        """As it is printed at the end of a command."""
-        asked = f"{self.requirement.metric} {self.requirement.bound} {self.requirement.value:g}"
-        return f"{asked}: {'holds' if self.holds else 'does not hold'}: {self.metric} {self.because}"
+        """Return the line that is printed at the end of a command."""
+        required = f"{self.requirement.metric} {self.requirement.bound} {self.requirement.value:g}"
+        outcome = "holds" if self.holds else "does not hold"
+        return f"{required}: {outcome}: {self.metric} {self.because}"
 
 
 def requirements_of(at_least: Sequence[str], at_most: Sequence[str]) -> tuple[Requirement, ...]:
     """Return the requirements that were typed. Raises InputError for anything but METRIC=VALUE."""
-    least = (_parsed(text, "at least", "--at-least") for text in at_least)
-    most = (_parsed(text, "at most", "--at-most") for text in at_most)
-    return (*least, *most)
+    requirements = [_parsed(text, "at least", "--at-least") for text in at_least]
+    requirements += [_parsed(text, "at most", "--at-most") for text in at_most]
+    return tuple(requirements)
 
 
 def _parsed(text: str, bound: Bound, option: str) -> Requirement:
@@ -57,20 +58,24 @@ def _parsed(text: str, bound: Bound, option: str) -> Requirement:
 
 def require_known(requirements: Sequence[Requirement], metrics: Sequence[MetricName], *, word: str) -> None:
     """Raise InputError, before anything is measured, for a metric that a command never has."""
-    whole = [pattern for metric in metrics for pattern in metric.patterns]
-    patterns = list(dict.fromkeys((*map(_without_alias, whole), *whole)))
-    for each in requirements:
-        if all(MetricName(pattern).parts(each.metric) is None for pattern in patterns):
-            near = nearest(each.metric, patterns) or patterns[:3]
-            hint = f"e.g. {', '.join(near)}" if near else "it has none"
-            raise InputError(
-                f"expected a metric of vitlens {word} with --{each.bound.replace(' ', '-')}, found {each.metric!r}; "
-                f"{hint}"
-            )
+    with_alias: list[str] = []
+    for metric in metrics:
+        with_alias += metric.patterns
+    patterns = list(dict.fromkeys((*map(_without_alias, with_alias), *with_alias)))
+    for requirement in requirements:
+        if any(MetricName(pattern).parts(requirement.metric) is not None for pattern in patterns):
+            continue
+        near = nearest(requirement.metric, patterns) or patterns[:3]
+        hint = f"e.g. {', '.join(near)}" if near else "it has none"
+        option = f"--{requirement.bound.replace(' ', '-')}"
+        raise InputError(f"expected a metric of vitlens {word} with {option}, found {requirement.metric!r}; {hint}")
 
 
 def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[RequirementOutcome]:
-    """Yield each requirement on each metric of its name; one that names no metric of the run does not hold."""
+    """Yield the outcome of each requirement on each metric of its name.
+
+    A requirement that names no metric of the run does not hold.
+    """
     for requirement in requirements:
         chosen = [name for name in record.metrics if requirement.metric in (name, _without_alias(name))]
         if not chosen:
@@ -87,12 +92,16 @@ def _without_alias(name: str) -> str:
 
 
 def _judged(requirement: Requirement, name: str, estimate: Estimate) -> RequirementOutcome:
-    least = requirement.bound == "at least"
-    worst = estimate.low if least else estimate.high
+    if requirement.bound == "at least":
+        end = "lower"
+        worst = estimate.low
+        holds = worst is not None and worst >= requirement.value
+    else:
+        end = "upper"
+        worst = estimate.high
+        holds = worst is not None and worst <= requirement.value
     if worst is None:
-        return RequirementOutcome(requirement, name, False, f"is {estimate.value:.4g}, without an interval to judge by")
-    holds = worst >= requirement.value if least else worst <= requirement.value
-    end = "lower" if least else "upper"
-    return RequirementOutcome(
-        requirement, name, holds, f"is {estimate.value:.4g}, the {end} end of its interval {worst:.4g}"
-    )
+        because = f"is {estimate.value:.4g}, without an interval to judge by"
+    else:
+        because = f"is {estimate.value:.4g}, the {end} end of its interval {worst:.4g}"
+    return RequirementOutcome(requirement, name, holds, because)

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.commands.run.folder import RunFolder, settings
@@ -89,6 +90,13 @@ class Run(Generic[Options]):
             )
         if len({len(split) for split in self.splits}) > 1:
             raise InputError(f"expected the same images for all models, found {[len(each) for each in self.splits]}")
+
+    def with_images(self, splits: Sequence[Split]) -> Self:
+        """Return the same run on other images, one split for each model."""
+        run = copy(self)
+        run.splits = tuple(splits)
+        vars(run).pop("shares", None)  # of the images before
+        return run
 
     @property
     def first(self) -> bool:

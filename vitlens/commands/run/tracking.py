@@ -1,4 +1,4 @@
-"""What `vitlens train --track` sends to TensorBoard and Weights & Biases, through accelerate's trackers.
+"""Log a training to TensorBoard and Weights & Biases, through accelerate's trackers (`vitlens train --track`).
 
 A tracker opens with its first value, after the processes have joined. If one fails, this is printed once, and the
 training goes on without it. Layers are numbered from 0, as in results.json: attention_entropy/patches/layer_00.
@@ -55,10 +55,10 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
 class TrackerWatcher:
     """A Watcher that logs a training to one tracker.
 
-    Every EVERY_STEPS updates loss, learning rate, gradient norm and rate; every epoch its means and the entropy of
-    attention by layer; every EVERY_EPOCHS epochs, from the first one on, the rollout over a few test images. name:
-    which tracker; folder: the run's, which gets tensorboard/ or wandb/; config: what decides the run, for the tracker's
-    table of settings; say: called once with a message for what fails.
+    It logs loss, learning rate, gradient norm and rate every EVERY_STEPS updates; means and the entropy of attention by
+    layer every epoch; and the rollout of a few test images every EVERY_EPOCHS epochs, from the first one on. name: of
+    the tracker; folder: of the run, which gets tensorboard/ or wandb/; config: settings of the run, for the tracker's
+    table; say: called once with a message for each part that fails.
     """
 
     def __init__(
@@ -82,20 +82,28 @@ class TrackerWatcher:
 
     def on_step(self, facts: StepMetrics) -> None:
         """Log every tenth update."""
-        if facts.step % EVERY_STEPS == 0:
-            values = {f"train/{name}": value for name, value in asdict(facts).items() if name not in ("step", "epoch")}
-            self._log({name: float(value) for name, value in values.items()}, facts.step)
+        if facts.step % EVERY_STEPS != 0:
+            return
+        values = {}
+        for name, value in asdict(facts).items():
+            if name not in ("step", "epoch"):
+                values[f"train/{name}"] = float(value)
+        self._log(values, facts.step)
 
     def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
         """Log the epoch's means and the statistics of its attention."""
-        values = {f"epoch/{name}": getattr(metrics, name, None) for name in _EPOCH_METRICS}
-        values |= {f"features/{name}": value for name, value in metrics.measures.items()}
-        values["epoch/number"] = metrics.epoch + 1
-        self._log({name: float(value) for name, value in values.items() if value is not None}, metrics.step)
+        values = {"epoch/number": float(metrics.epoch + 1)}
+        for name in _EPOCH_METRICS:
+            value = getattr(metrics, name, None)
+            if value is not None:
+                values[f"epoch/{name}"] = float(value)
+        for name, value in metrics.measures.items():
+            values[f"features/{name}"] = float(value)
+        self._log(values, metrics.step)
         self._attempt("attention", lambda: self._log_attention(metrics, model))
 
     def close(self) -> None:
-        """Let the tracker write what is not written yet."""
+        """Flush and close the tracker."""
         if self._backend is not None:
             # not by Accelerator.end_training, which ends the group of processes as well
             self._attempt(self.name, self._backend.finish)
@@ -117,7 +125,10 @@ class TrackerWatcher:
             self._attempt(self.name, lambda: self._open(step).log_images(shown, step=step, **settings))
 
     def _attempt(self, what: str, act: Callable[[], object]) -> None:
-        """Call it, unless that, or the tracker, has failed before; a model without attention is no failure to tell."""
+        """Call `act` unless this part, or the tracker, has failed before.
+
+        what: the part, in the message about its failure. A model without attention is not reported as a failure.
+        """
         if self._failed & {what, self.name}:
             return
         try:
@@ -146,8 +157,7 @@ class TrackerWatcher:
 
 
 def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
-    """Yield the tracked statistics of each layer, mean over heads: entropy of CLS and patch rows as a share of
-    ln(keys)."""
+    """Yield the tracked statistics of each layer: entropy in units of ln(keys), mean over heads."""
     measured = {name for name, _ in table.moments.sums}
     for name, statistic in STATISTICS.items():
         if statistic.tracked_as and name in measured:
@@ -157,7 +167,7 @@ def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
 
 
 def overlay(model: Model, images: Images, epoch: int) -> NDArray[np.uint8]:
-    """Images beside their attention rollout after an epoch on one colour scale, as pixels (height, width, 3)."""
+    """Draw images next to their attention rollout on one colour scale; return the pixels (height, width, 3)."""
     maps = rollout(model, images)
     pixels = images.cpu().numpy()
     shares = 100 * maps.cpu().numpy()
@@ -165,10 +175,10 @@ def overlay(model: Model, images: Images, epoch: int) -> NDArray[np.uint8]:
     figure = drawn_images(scale="joint", label="rollout (%)")(
         list(cells), f"Attention rollout after epoch {epoch}, share of each patch"
     )
-    drawn = BytesIO()
-    figure.savefig(drawn, format="rgba", dpi="figure")
-    seen = np.frombuffer(drawn.getvalue(), np.uint8).reshape(-1, int(figure.bbox.width), 4)
-    return np.ascontiguousarray(seen[..., :3])
+    buffer = BytesIO()
+    figure.savefig(buffer, format="rgba", dpi="figure")
+    rgba = np.frombuffer(buffer.getvalue(), np.uint8).reshape(-1, int(figure.bbox.width), 4)
+    return np.ascontiguousarray(rgba[..., :3])
 
 
 def _say(message: str) -> None:
@@ -176,22 +186,32 @@ def _say(message: str) -> None:
 
 
 def _wandb_settings(folder: Path) -> dict[str, object]:
-    """Arguments of wandb.init: files in the run's folder, nothing printed, offline where there is no account."""
+    """Return arguments of wandb.init: files in the run's folder, nothing printed, offline without an account."""
     import wandb
 
-    notes = [Path.home() / name for name in (".netrc", "_netrc")]  # where `wandb login` notes an account
-    noted = any(path.is_file() and "wandb" in path.read_text(errors="replace") for path in notes)
-    account = noted or any(os.environ.get(name) for name in _WANDB_VARIABLES)
-    return {
+    settings: dict[str, object] = {
         "name": folder.name,
         "dir": str(folder),
         "settings": wandb.Settings(silent=True, console="off"),
-        **({} if account else {"mode": "offline"}),
     }
+    if not _has_wandb_account():
+        settings["mode"] = "offline"
+    return settings
+
+
+def _has_wandb_account() -> bool:
+    """Return True if the user has logged in to W&B or chosen how it runs."""
+    if any(os.environ.get(name) for name in _WANDB_VARIABLES):
+        return True
+    for name in (".netrc", "_netrc"):  # where `wandb login` stores an account
+        path = Path.home() / name
+        if path.is_file() and "wandb" in path.read_text(errors="replace"):
+            return True
+    return False
 
 
 def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Nested settings as one level of dotted names; what trackers cannot hold becomes text."""
+    """Flatten nested settings to dotted names; values that trackers cannot hold become text."""
     flat: dict[str, bool | int | float | str] = {}
     for name, item in value.items():
         if isinstance(item, Mapping):

@@ -46,21 +46,22 @@ def split_by_seed(data: str) -> bool:
 
 
 def keep_training_images(folder: Path, split: Split, *, data: str, start: Model | None = None) -> None:
-    """Write which images a model in `folder` is trained on, and those that its start was trained on before.
+    """Write the images that the model in `folder` is trained on, and those that its start was trained on before.
 
-    Of a training that goes on, the images of which it knew stay: it was trained on them.
+    If the training goes on in that folder, images that it was trained on before are kept, too.
     """
+    file = folder / _FILE
     numbers = image_numbers(split) if split_by_seed(data) else np.zeros(0, np.uint64)
-    before = None if start is None else _numbers_of(start)
-    earlier = _read(folder / _FILE) if (folder / _FILE).is_file() else None
-    for known in (before, earlier):
-        if known is not None:
-            numbers = np.union1d(numbers, known)
-    write_arrays(folder / _FILE, {"numbers": np.unique(numbers)})
+    of_start = None if start is None else _numbers_of(start)
+    if of_start is not None:
+        numbers = np.union1d(numbers, of_start)
+    if file.is_file():
+        numbers = np.union1d(numbers, _read(file))
+    write_arrays(file, {"numbers": np.unique(numbers)})
 
 
 def copy_training_images(model: Model, folder: Path) -> None:
-    """Write a model's training images, where they are known, beside weights that were made from its own."""
+    """Write a model's training images, if they are known, next to weights that were made from its own."""
     numbers = _numbers_of(model)
     if numbers is not None:
         write_arrays(folder / _FILE, {"numbers": numbers})
@@ -71,24 +72,30 @@ def training_images_of(models: Sequence[Model], *, seed: int) -> KnownTrainingIm
 
     seed: the one assumed for a model whose training images are unknown and whose run names none.
     """
-    by_model = [(model, _numbers_of(model)) for model in models]
-    unknown = [model for model, numbers in by_model if numbers is None]
-    of_all = [numbers for _, numbers in by_model if numbers is not None]
-    trained = [model.alias for model, numbers in by_model if numbers is not None and len(numbers)]
+    unknown = []
+    trained = []
+    all_numbers = np.zeros(0, np.uint64)
+    for model in models:
+        numbers = _numbers_of(model)
+        if numbers is None:
+            unknown.append(model)
+        elif len(numbers):
+            trained.append(model.alias)
+            all_numbers = np.union1d(all_numbers, numbers)
     return KnownTrainingImages(
         tuple(trained),
-        np.unique(np.concatenate([np.zeros(0, np.uint64), *of_all])),
+        all_numbers,
         tuple(model.alias for model in unknown),
-        next((_seed_of(model, seed) for model in unknown), seed),
+        _seed_of(unknown[0], seed) if unknown else seed,
     )
 
 
 def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Split:
-    """Return the images to evaluate, with a note that says which they are, and why.
+    """Return the images to evaluate, with a note that names and explains the choice.
 
-    read: all images (True), or the part that a seed holds out. Images that none of the models was trained on are
-    evaluated; where none are left, all are, and the note says that the model was trained on them. Where a model's
-    training images are not known, the part is evaluated that its training would have held out.
+    read: returns all images (True), or the part that a seed holds out (False). Images that none of the models was
+    trained on are evaluated. If none are left, all are evaluated, and the note says that the models were trained on
+    them. If the training images of a model are not known, the part that its training would have held out is evaluated.
     """
     if known.unknown:
         return _held_out(read(False, known.seed), known)
@@ -111,14 +118,14 @@ def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Sp
 
 
 def seen(split: Split, known: KnownTrainingImages) -> torch.Tensor:
-    """Return which images (n,) of a split one of the models was trained on."""
+    """Return a mask (n,) of the images that one of the models was trained on."""
     if not len(known.numbers):
         return torch.zeros(len(split), dtype=torch.bool)
     return torch.from_numpy(np.isin(image_numbers(split), known.numbers))
 
 
 def _held_out(split: Split, known: KnownTrainingImages) -> Split:
-    """Return a part drawn by seed, with a note that says why; as it is where the data has a test part of its own."""
+    """Add a note to a part drawn by seed that says why; a test part of the data itself stays as it is."""
     hold_out = describe_hold_out(known.seed)
     if hold_out not in split.notes:
         return split
@@ -136,16 +143,19 @@ def _noted(split: Split, note: str) -> Split:
 
 
 def _numbers_of(model: Model) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]] | None:
-    """Return the training images of a model by content: none for random weights, a bundled model and others' weights;
-    None where nothing is known."""
-    none = np.zeros(0, np.uint64)
+    """Return the training images of a model by content, None if they are not known.
+
+    There are none for random weights, bundled models and weights of other libraries.
+    """
+    no_images = np.zeros(0, np.uint64)
     if model.provenance.weights == "random" or model.provenance.name in BUNDLED:
-        return none
-    place = Path(model.provenance.name)
-    for folder in [place] if place.is_dir() else list(place.parents)[:_ABOVE]:
+        return no_images
+    path = Path(model.provenance.name)
+    folders = [path] if path.is_dir() else list(path.parents)[:_ABOVE]
+    for folder in folders:
         if (folder / _FILE).is_file():
             return _read(folder / _FILE)
-    return None if model.architecture["kind"] == "preset" else none
+    return None if model.architecture["kind"] == "preset" else no_images
 
 
 def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
@@ -157,5 +167,5 @@ def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
 
 def _seed_of(model: Model, seed: int) -> int:
     run = training_run(model)
-    own = None if run is None else run.config.get("seed")
-    return own if isinstance(own, int) else seed
+    seed_of_run = None if run is None else run.config.get("seed")
+    return seed_of_run if isinstance(seed_of_run, int) else seed

@@ -11,9 +11,11 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class NameRow(OfModel):
-    """Three tested labels for one head. share: of the attention logits; holds,
-    looks_hold: whether the first two words hold on shuffled patches; state: what removing the head said of the third,
-    None where nothing was removed."""
+    """Three tested labels for one head.
+
+    share: of the attention logits; holds, looks_hold: True if the first and the second label hold on shuffled patches;
+    state: result of removing the head for the third label, None if nothing was removed.
+    """
 
     layer: int = col("layer")
     head: int = col("head")
@@ -44,7 +46,7 @@ class NameRow(OfModel):
 
     @property
     def tested(self) -> bool:
-        """Return True if one of its words was tested and holds; "uniform" and "dead" are no such words."""
+        """Return True if one label was tested and holds; "uniform" and "dead" are not tested."""
         pattern = names_one(self.looks) and bool(self.looks_hold)
         return bool(self.holds) or pattern or self.state == MATTERS
 
@@ -63,27 +65,30 @@ class NoteRow:
 
 def noted(rows: Iterable[NoteRow]) -> Iterator[str]:
     """Yield notes as sentences of the first page."""
-    yield from (f"{row.note[0].upper()}{row.note[1:].rstrip('.')}." for row in rows)
+    for row in rows:
+        yield f"{row.note[0].upper()}{row.note[1:].rstrip('.')}."
 
 
 def name_rows(alias: str, heads: Iterable[Any]) -> Iterator[NameRow]:
     """Yield a row for each `HeadName`."""
-    for one in heads:
-        attends = one.attends
-        looks = one.looks
-        writes = one.writes
-        yield NameRow(
-            alias,
-            one.layer,
-            one.head,
-            *((plain(attends.word), attends.share, one.holds) if attends else (None, None, None)),
-            *((plain(looks.word), looks.holds) if looks else (None, None)),
-            *((writes.word, writes.auc, writes.state, writes.margin) if writes else (None, None, None, None)),
-        )
+    for name in heads:
+        labels: dict[str, Any] = {}
+        if name.attends:
+            labels |= {"attends": plain(name.attends.word), "share": name.attends.share, "holds": name.holds}
+        if name.looks:
+            labels |= {"looks": plain(name.looks.word), "looks_hold": name.looks.holds}
+        if name.writes:
+            writes = name.writes
+            labels |= {"writes": writes.word, "auc": writes.auc, "state": writes.state, "margin": writes.margin}
+        yield NameRow(alias, name.layer, name.head, **labels)
 
 
 def word_table(heads: Iterable[Any]) -> list[list[str]]:
     """Return the labels of each head, of a NameRow or `HeadName`, by layer and head."""
-    known = {(one.layer, one.head): one.words for one in heads}
-    layers, most = (1 + max((at[axis] for at in known), default=-1) for axis in (0, 1))
-    return [[known.get((layer, head), "") for head in range(most)] for layer in range(layers)]
+    words = {(name.layer, name.head): name.words for name in heads}
+    layers = 1 + max((layer for layer, _ in words), default=-1)
+    most_heads = 1 + max((head for _, head in words), default=-1)
+    table = []
+    for layer in range(layers):
+        table.append([words.get((layer, head), "") for head in range(most_heads)])
+    return table

@@ -1,4 +1,4 @@
-"""The heads of a run's model named, with the labels that its images have, or why what heads write cannot be said."""
+"""Labels for all heads of a run's model, and the attributes of images that heads may write."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ Line: TypeAlias = list[str]  # of a table: a file's name, then a value a column
 
 
 class Named(NamedTuple):
-    """The words for every head of a model; labels: as columns of the logits (n,), None without them."""
+    """Labels for every head of a model. labels: of the images, as columns of the logits (n,), None without labels."""
 
     names: HeadNames
     labels: Tensor | None
@@ -39,8 +39,11 @@ class Named(NamedTuple):
 def heads_named(
     run: Run[Any], split: Split, attributes: Mapping[str, Tensor], *, slow: str = "", known: Statistics | None = None
 ) -> Named:
-    """Return the words for every head on these images, with a note where what heads write cannot be said. attributes:
-    see `attributes_of`; slow: why no head is removed, "" where each is; known: see `named`."""
+    """Label every head on these images; a note explains missing labels of what heads write.
+
+    attributes: as returned by `attributes_of`; slow: the reason for which no head is removed, "" if each is; known: as
+    for `named`.
+    """
     model = run.model
     labels = None
     why = slow
@@ -55,7 +58,7 @@ def heads_named(
     images = Streamed(split, model.pixel_dtype)
     size = run.run.batch_size or fitting_batch_size(model)
     with autocast(model.device, run.run.precision):
-        found = named(
+        names = named(
             model,
             images,
             labels,
@@ -67,16 +70,17 @@ def heads_named(
             remove=labels is not None,
             known=known,
         )
-    found = replace(found, notes=(*found.notes, f"what heads write: {why}")) if why else found
-    return Named(found, labels)
+    if why:
+        names = replace(names, notes=(*names.notes, f"what heads write: {why}"))
+    return Named(names, labels)
 
 
 def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
-    """Return the attributes of the images in a CSV whose first column names files, none without a path.
+    """Read attributes of the images from a CSV whose first column names files; no attributes without a path.
 
-    Each is (n,) True or False, by name. A column of a few other values is an attribute for each of these, "column =
-    value"; of two values, which are each other's opposite, only for the first one. Raises InputError for a file that is
-    no such table, for images that it does not name, and for a line that may be of several images.
+    Each attribute is (n,) True or False, by name. A column of a few other values gives an attribute for each value,
+    "column = value"; of two values, which are opposites, only for the first one. Raises InputError for a file that is
+    no such table, for images that it does not name, and for a line that several images may match.
     """
     if path is None:
         return {}
@@ -89,25 +93,26 @@ def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
     ordered = _lines_of(split.names, [line for line in table[1:] if line], path)
     if any(len(row) < len(table[0]) for row in ordered):
         raise InputError(f"expected {len(table[0])} columns in every line of {path}, found fewer")
-    found = {}
+    attributes = {}
     for column, title in enumerate(table[0][1:], 1):
         values = [row[column].strip().lower() for row in ordered]
         different = sorted({*values})
         if {*values} <= _TRUE | _FALSE:
-            found[title] = torch.tensor([value in _TRUE for value in values])
+            attributes[title] = torch.tensor([value in _TRUE for value in values])
         elif len(different) <= _VALUES:
-            for name in different[:1] if len(different) == 2 else different:
-                found[f"{title} = {name}"] = torch.tensor([value == name for value in values])
-    if not found:
+            is_binary = len(different) == 2
+            for name in different[:1] if is_binary else different:
+                attributes[f"{title} = {name}"] = torch.tensor([value == name for value in values])
+    if not attributes:
         raise InputError(f"expected a column of yes and no, or of at most {_VALUES} values, in {path}, found none")
-    return found
+    return attributes
 
 
 def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[Line]:
-    """Return the line of each image: that whose path agrees with the image's in most parts, from the file name up.
+    """Return the line of each image: the one whose path agrees in most parts, from the file name up.
 
-    Raises InputError for an image without a line, or with several lines that agree as well and differ, and for a line
-    of several images.
+    Raises InputError for an image without a line, for one with several different lines that agree equally well, and for
+    a line that several images match.
     """
     by_name: dict[str, list[Line]] = {}
     for line in lines:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from vitlens.display import shortened, visible
 from vitlens.record import col
@@ -17,8 +17,8 @@ TOP: Final = 5  # classes of an image
 class PredictionRow:
     """The five most probable classes of one image, the most probable first; str() makes one line.
 
-    image: its file, or its number from 0; label: the true class, None where it is not known; None where the model has
-    fewer classes.
+    image: its file, or its number from 0; label: the true class, None if it is not known. The classes and probabilities
+    that a model with fewer classes does not have are None.
     """
 
     image: str = col("image")
@@ -39,39 +39,54 @@ class PredictionRow:
         cls, image: str, classes: Sequence[str], probabilities: Sequence[float], label: str | None = None
     ) -> "PredictionRow":
         """Return a row of one to five classes."""
-        (first, share), *others = zip(classes, probabilities, strict=True)
-        return cls(image, first, share, label, *(cell for pair in others for cell in pair))  # type: ignore[arg-type]
+        cells: dict[str, Any] = {}
+        for rank, (name, probability) in enumerate(zip(classes, probabilities, strict=True), start=1):
+            cells[f"class_{rank}"] = name
+            cells[f"probability_{rank}"] = probability
+        return cls(image=image, label=label, **cells)
 
     @property
     def top_classes(self) -> tuple[tuple[str, float], ...]:
         """Return the classes with their probabilities."""
-        pairs = [(getattr(self, f"class_{rank}"), getattr(self, f"probability_{rank}")) for rank in range(1, TOP + 1)]
-        return tuple((name, share) for name, share in pairs if name is not None)
+        classes = []
+        for rank in range(1, TOP + 1):
+            name = getattr(self, f"class_{rank}")
+            if name is not None:
+                classes.append((name, getattr(self, f"probability_{rank}")))
+        return tuple(classes)
 
     @property
     def correct(self) -> bool | None:
-        """Return whether the most probable class is the label; None where that is not known."""
+        """Return True if the most probable class is the label, None if the label is not known."""
         return None if self.label is None else self.class_1 == self.label
 
     def __str__(self) -> str:
-        named = (f"{_shown(name)} {100 * share:.1f} %" for name, share in self.top_classes)
-        truth = "" if self.label is None else f" (label: {_shown(self.label)})"
-        return f"{_shown(self.image)}: {', '.join(named)}{truth}"
+        classes = [f"{_printable(name)} {100 * share:.1f} %" for name, share in self.top_classes]
+        line = f"{_printable(self.image)}: {', '.join(classes)}"
+        return line if self.label is None else f"{line} (label: {_printable(self.label)})"
 
 
 def by_file_name(rows: Sequence[PredictionRow]) -> list[PredictionRow]:
-    """Return the rows with their files' names, and with the whole path where two files share a name."""
-    names = Counter(Path(row.image).name for row in rows)
-    return [replace(row, image=name) if names[name := Path(row.image).name] == 1 else row for row in rows]
+    """Return the rows with the names of their files; files that share a name keep the whole path."""
+    names = [Path(row.image).name for row in rows]
+    counts = Counter(names)
+    renamed = []
+    for row, name in zip(rows, names):
+        renamed.append(replace(row, image=name) if counts[name] == 1 else row)
+    return renamed
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     return shortened(visible(name))
 
 
-def for_images(predicted: Counter[str]) -> Marked:
-    """Return how many images have each prediction: "tabby for 3, lynx for 2 and others for 7"."""
-    most = predicted.most_common(TOP)
-    parts = [say("{{ name }} for {{ k }}", name=name, k=count) for name, count in most]
-    rest = predicted.total() - sum(count for _, count in most)
-    return listed([*parts, *([f"others for {rest}"] if rest else [])])
+def for_images(predictions: Counter[str]) -> Marked:
+    """Return the number of images by prediction in words: "tabby for 3, lynx for 2 and others for 7"."""
+    parts: list[str] = []
+    rest = predictions.total()
+    for name, count in predictions.most_common(TOP):
+        parts.append(say("{{ name }} for {{ k }}", name=name, k=count))
+        rest -= count
+    if rest:
+        parts.append(f"others for {rest}")
+    return listed(parts)

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitlens.arrays import Matrix
 from vitlens.commands.shared.sheets import evenly
-from vitlens.record import OfModel, by, col
+from vitlens.record import OfModel, col
 from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate
 
@@ -21,9 +21,9 @@ _LAYERS: Final = 6  # maps of each of several models
 
 @dataclass(frozen=True)
 class FieldRow(OfModel):
-    """What the middle patch of one layer depends on, means over images with Student's 95 % interval.
+    """The pixels on which the middle patch of one layer depends, means over images with Student's 95 % interval.
 
-    model: its alias, words: its name in tables and figures; uniform: the distance for equal weights.
+    model: its alias; words: its name in tables and figures; uniform: the distance if all pixels had equal weight.
     """
 
     words: str = col("model")
@@ -39,7 +39,10 @@ class FieldRow(OfModel):
 
 @dataclass(frozen=True)
 class FieldArrays:
-    """field: by row of the table, the norm of the gradient at each pixel (height, width), mean over images."""
+    """Maps of receptive fields.
+
+    field: norm of the gradient at each pixel (height, width), mean over images, by row of the table.
+    """
 
     field: Mapping[int, Matrix]
 
@@ -47,18 +50,31 @@ class FieldArrays:
 def field_rows(
     fields: "Mapping[tuple[str, str], Sequence[ReceptiveField]]",
 ) -> tuple[tuple[FieldRow, ...], FieldArrays | None]:
-    """Return the fields of each model, by its alias and its name in words; None for the arrays of no model."""
-    known = [(alias, words, field) for (alias, words), of_model in fields.items() for field in of_model]
-    rows = tuple(
-        FieldRow(alias, words, each.layer, each.title, each.distance, each.uniform, each.half, each.seen)
-        for alias, words, each in known
-    )
-    maps = {index: np.asarray(each.field.float().numpy()) for index, (_, _, each) in enumerate(known)}
-    return rows, FieldArrays(maps) if rows else None
+    """Return a row and a map for each layer of each model; None in place of the maps of no layer.
+
+    fields: by the alias of a model and its name in words.
+    """
+    rows: list[FieldRow] = []
+    maps = {}
+    for (alias, words), layers in fields.items():
+        for layer in layers:
+            maps[len(rows)] = np.asarray(layer.field.float().numpy())
+            row = FieldRow(
+                alias,
+                words=words,
+                layer=layer.layer,
+                title=layer.title,
+                distance=layer.distance,
+                uniform=layer.uniform,
+                half=layer.half,
+                seen=layer.seen,
+            )
+            rows.append(row)
+    return tuple(rows), FieldArrays(maps) if rows else None
 
 
 def field_charts() -> tuple[Chart, ...]:
-    """Return the distance and the share of the pixels by layer, and the maps, of a record with both."""
+    """Return charts of the distance and of the share of pixels by layer, and of the maps."""
     from vitlens.charts import images, lines
 
     return (
@@ -89,14 +105,18 @@ def field_charts() -> tuple[Chart, ...]:
 
 
 def _maps(record: Any) -> "Iterator[Picture]":
-    """Yield the square roots of the norms at each pixel; of several models evenly spaced layers."""
+    """Yield the square roots of the norms at each pixel; for several models, of evenly spaced layers."""
     from vitlens.charts import Picture
 
-    models = by(record.receptive_fields, "model")
-    places = {id(row): at for at, row in enumerate(record.receptive_fields)}
-    for rows in models.values():
-        most = len(rows) if len(models) == 1 else min(len(rows), _LAYERS)
-        for at in evenly(len(rows), most):
-            field = np.asarray(record.field_maps.field[places[id(rows[at])]], float)
-            shown = np.sqrt(np.where(field > 0, field, np.nan))
-            yield Picture(None, shown, rows[at].words if len(models) > 1 else "", below=f"layer {rows[at].layer}")
+    indices: dict[str, list[int]] = {}
+    for index, row in enumerate(record.receptive_fields):
+        indices.setdefault(row.model, []).append(index)
+    is_single = len(indices) == 1
+    for of_model in indices.values():
+        most = len(of_model) if is_single else min(len(of_model), _LAYERS)
+        for position in evenly(len(of_model), most):
+            index = of_model[position]
+            row = record.receptive_fields[index]
+            field = np.asarray(record.field_maps.field[index], float)
+            root = np.sqrt(np.where(field > 0, field, np.nan))
+            yield Picture(None, root, "" if is_single else row.words, below=f"layer {row.layer}")

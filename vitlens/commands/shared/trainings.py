@@ -1,4 +1,4 @@
-"""How compared models were trained, as far as it is known, and the differences in sentences; free of torch."""
+"""Known facts about the training of compared models, and sentences about their differences; free of torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Budget(OfModel):
-    """How a model was trained; None: not known.
+    """The training of a model; None for what is not known.
 
-    start: "random weights" or the model whose weights it began with; data: the name or folder of its images; images:
-    how many; epochs: passes over them; steps: of the optimiser; batch_size: images a step; augmentation: in words;
-    seed; teacher: the model it was distilled from ("none").
+    start: "random weights" or the model whose weights it began with; data: name or folder of its images; images: number
+    of training images; epochs: passes over them; steps: of the optimiser; batch_size: images a step; augmentation: in
+    words; teacher: the model it was distilled from ("none").
     """
 
     start: str | None = col("start", default=None)
@@ -39,7 +39,10 @@ class Budget(OfModel):
 
 @dataclass(frozen=True)
 class TrainingImages:
-    """numbers: of the images that a model was trained on, by their content (see run/unseen.py), sorted."""
+    """Fingerprints of the images that a model was trained on.
+
+    numbers: one for each image, computed from its content (run/unseen.py), sorted.
+    """
 
     numbers: Digests
 
@@ -69,22 +72,24 @@ _AUGMENTATION: Final = {
 
 
 def differences(budgets: Sequence[Budget]) -> Mapping[str, tuple[str | int, ...]]:
-    """Return the fields in which the trainings differ, of those known of all of them, with their values in this
-    order."""
-    values = {each.name: tuple(getattr(budget, each.name) for budget in budgets) for each in fields(Budget)[1:]}
-    return {name: own for name, own in values.items() if None not in own and len(set(own)) > 1}
+    """Return the values of each field in which the trainings differ, in the order of the models.
+
+    Fields that are not known of all models are left out.
+    """
+    differing = {}
+    for field in fields(Budget)[1:]:
+        values = tuple(getattr(budget, field.name) for budget in budgets)
+        if None not in values and len(set(values)) > 1:
+            differing[field.name] = values
+    return differing
 
 
 def trained(budgets: Sequence[Budget]) -> Iterator[str]:
-    """Yield in what the trainings of the models differ, and of which models that is not known."""
-    parts = [
-        say(
-            "{{ what }} {{ values }}",
-            what=Marked(name.replace("_", " ")),
-            values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(values, budgets)]),
-        )
-        for name, values in differences(budgets).items()
-    ]
+    """Yield sentences about differences between trainings, and about models whose training is not known."""
+    parts = []
+    for name, values in differences(budgets).items():
+        of_models = [say("{{ v }} ({{ m }})", v=value, m=budget.model) for value, budget in zip(values, budgets)]
+        parts.append(say("{{ what }} {{ values }}", what=Marked(name.replace("_", " ")), values=listed(of_models)))
     if parts:
         yield f"The models were trained differently: {'; '.join(parts)}. Differences between them may come from this."
     unknown = [budget.model for budget in budgets if budget == Budget(budget.model)]
@@ -97,13 +102,12 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
 
 
 def trainings_of(models: "Sequence[Model]") -> tuple[Budget, ...]:
-    """Return how the models were trained, where there are several to compare."""
+    """Return the trainings of several models; nothing for a single model."""
     return tuple(map(budget_of, models)) if len(models) > 1 else ()
 
 
 def budget_of(model: "Model") -> Budget:
-    """Return how a model was trained, from the folder of its run; for the bundled pairs as benchmarks/bundle.py made
-    them."""
+    """Return the training of a model from the folder of its run, or that of a bundled model."""
     alias = model.alias
     name = model.provenance.name
     if model.provenance.weights == "random":
@@ -116,29 +120,35 @@ def budget_of(model: "Model") -> Budget:
 
 
 def training_run(model: "Model") -> RunRecord | None:
-    """Return the run of `vitlens train` that wrote the weights; None where there is none."""
-    place = Path(model.provenance.name)
+    """Return the run of `vitlens train` that wrote the weights; None if there is none."""
+    path = Path(model.provenance.name)
     with suppress(InputError):
-        run = read_run(place if place.is_dir() else place.parent)
+        run = read_run(path if path.is_dir() else path.parent)
         return run if run.command == "train" else None
     return None
 
 
 def budget_of_run(alias: str, run: RunRecord) -> Budget:
-    """Return how the model of a run of `vitlens train` was trained, from its config.json and results.json."""
-    options, data, recipe = (_mapping(run.config.get(name)) for name in ("options", "data", "recipe"))
+    """Return the training of a run of `vitlens train`, from its config.json and results.json."""
+    options = _mapping(run.config.get("options"))
+    data = _mapping(run.config.get("data"))
+    recipe = _mapping(run.config.get("recipe"))
     history = _mapping(run.results["tables"]).get("history")
-    last = _mapping(history[-1]) if isinstance(history, list) and history else {}
+    epochs = _as(int, recipe.get("epochs"))
+    last_epoch: Mapping[str, Any] = {}
+    if isinstance(history, list) and history:
+        epochs = len(history)
+        last_epoch = _mapping(history[-1])
     name = options.get("model")
     teacher = _mapping(options.get("teaching")).get("teacher")
-    scratch = name in PRESETS and not _mapping(options.get("tuning")).get("weights")
+    is_from_scratch = name in PRESETS and not _mapping(options.get("tuning")).get("weights")
     return Budget(
         alias,
-        start="random weights" if scratch else _as(str, name),
+        start="random weights" if is_from_scratch else _as(str, name),
         data=_as(str, options.get("data")) or "digits",  # the default
         images=_as(int, data.get("images")),
-        epochs=len(history) if isinstance(history, list) and history else _as(int, recipe.get("epochs")),
-        steps=_as(int, last.get("step")),
+        epochs=epochs,
+        steps=_as(int, last_epoch.get("step")),
         batch_size=_as(int, recipe.get("batch_size")),
         augmentation=augmentation_words(recipe) if recipe else None,
         seed=_as(int, run.config.get("seed")),
@@ -149,7 +159,8 @@ def budget_of_run(alias: str, run: RunRecord) -> Budget:
 def augmentation_words(recipe: Mapping[str, Any]) -> str:
     """Return the augmentation of a recipe's numbers in words: "crop 4 px, flip, CutMix 1"; "none"."""
     values = {**Recipe().numbers(), **recipe}
-    return ", ".join(text.format(values[name]) for name, text in _AUGMENTATION.items() if values[name]) or "none"
+    words = [text.format(values[name]) for name, text in _AUGMENTATION.items() if values[name]]
+    return ", ".join(words) or "none"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

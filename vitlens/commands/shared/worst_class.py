@@ -1,7 +1,7 @@
-"""The classes of the data: accuracy of each, confusions, and the one that a model classifies worst; free of torch."""
+"""Accuracy by class, confusions, and the class that a model classifies worst; free of torch."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
@@ -18,7 +18,7 @@ _CLASSES: Final = 14  # of a drawn matrix, so that numbers fit
 
 @dataclass(frozen=True)
 class ClassRow(OfModel):
-    """One class of the data, for one model; accuracy: None where it has no images."""
+    """One class of the data, for one model. accuracy: None if the class has no images."""
 
     class_name: str = col("class")
     n: int = col("images")
@@ -27,7 +27,7 @@ class ClassRow(OfModel):
 
 @dataclass(frozen=True)
 class ConfusionRow(OfModel):
-    """How many images of one class one model takes for another; only cells that are not 0."""
+    """Number of images of one class that one model takes for another; only cells that are not 0."""
 
     truth: str = col("class")
     prediction: str = col("prediction")
@@ -35,13 +35,15 @@ class ConfusionRow(OfModel):
 
 
 def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iterator[Claim]:
-    """Yield the class with the lowest accuracy, where it is below the overall one also for as many tests as classes."""
-    own = [row for row in rows if row.model == model and row.n >= FEWEST]
-    judged = [(row, row.accuracy) for row in own if row.accuracy is not None]
-    if len(judged) < _FEWEST_CLASSES:
+    """Yield the class with the lowest accuracy if it is below the overall one, corrected for the number of classes."""
+    classes = []
+    for row in rows:
+        if row.model == model and row.n >= FEWEST and row.accuracy is not None:
+            classes.append((row, row.accuracy))
+    if len(classes) < _FEWEST_CLASSES:
         return
-    worst, accuracy = min(judged, key=lambda pair: pair[1].value)
-    if below(accuracy, overall.value, len(judged)):
+    worst, accuracy = min(classes, key=lambda pair: pair[1].value)
+    if below(accuracy, overall.value, len(classes)):
         yield found(
             "worst class",
             model,
@@ -55,13 +57,13 @@ def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iter
 
 
 def class_sections() -> tuple[Section, Section]:
-    """Return which classes are recognised worst, and which are confused, of a record with per_class and confusion."""
+    """Return the sections about the worst classes and the confusions, for a record with both tables."""
     from vitlens.charts import bars, matrix
 
     return (
         Section(
             "Which classes are recognised worst?",
-            lambda record: [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST],
+            _judged_classes,
             order=lambda row: row.accuracy.value,
             opening="**{{ first.model }}** has the lowest accuracy on class {{ first.class_name }}, "
             "{{ first.accuracy|alone }} (n = {{ first.n }}); the highest is {{ rows[-1].accuracy|value }}.",
@@ -98,14 +100,25 @@ def class_sections() -> tuple[Section, Section]:
     )
 
 
+def _judged_classes(record: Any) -> list[ClassRow]:
+    """Return the classes with enough images."""
+    return [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST]
+
+
 def _confused(record: Any) -> list[ConfusionRow]:
-    several = sum(row.count for row in record.confusion if row.model == record.confusion[0].model) >= FEWEST
-    return [row for row in record.confusion if row.truth != row.prediction and several]
+    """Return the confusions; nothing for too few images."""
+    if not record.confusion:
+        return []
+    first = record.confusion[0].model
+    images = sum(row.count for row in record.confusion if row.model == first)
+    if images < FEWEST:
+        return []
+    return [row for row in record.confusion if row.truth != row.prediction]
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell of the drawn matrix; share: of the images of the class."""
+    """A cell of the drawn matrix. share: of the images of the class."""
 
     model: str
     truth: str = col("class")
@@ -118,15 +131,25 @@ def _cells(record: Any) -> Iterator[_Cell]:
     """Yield all pairs of the classes that the first models confuse most, at most _CLASSES, in the order of the data."""
     for model in record.aliases[:_DRAWN]:
         counts = {(row.truth, row.prediction): row.count for row in record.confusion if row.model == model}
-        occur = {name for pair in counts for name in pair}
-        every = [row.class_name for row in record.per_class if row.model == model and row.class_name in occur]
-        errors = Counter[str]()
         totals = Counter[str]()
-        for (truth, prediction), count in counts.items():
+        for (truth, _), count in counts.items():
             totals[truth] += count
-            errors.update({truth: count, prediction: count} if truth != prediction else {})
-        most = sorted(every, key=lambda name: -errors[name])[:_CLASSES]
-        for truth, prediction in product([name for name in every if name in most], repeat=2):
+        names = [row.class_name for row in record.per_class if row.model == model]
+        for truth, prediction in product(_most_confused(names, counts), repeat=2):
             count = counts.get((truth, prediction), 0)
             share = count / totals[truth] if totals[truth] else None
             yield _Cell(model, truth, prediction, share, count)
+
+
+def _most_confused(names: Sequence[str], counts: Mapping[tuple[str, str], int]) -> list[str]:
+    """Return the classes in most confusions, in the order of `names`. counts: of images, by label and prediction."""
+    errors = Counter[str]()
+    occurring: set[str] = set()
+    for (truth, prediction), count in counts.items():
+        occurring |= {truth, prediction}
+        if truth != prediction:
+            errors[truth] += count
+            errors[prediction] += count
+    candidates = [name for name in names if name in occurring]
+    most = set(sorted(candidates, key=lambda name: -errors[name])[:_CLASSES])
+    return [name for name in candidates if name in most]

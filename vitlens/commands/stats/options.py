@@ -9,10 +9,13 @@ from vitlens.commands.run.options import ModelOnImages, attributes_option, predi
 
 @dataclass(frozen=True)
 class StatsOptions(ModelOnImages):
-    """predicted: of images without labels, for what heads write; names: name every head and test the names (None: what
-    heads write only where removing all takes minutes at most); attributes: of the images, which a head may write;
-    renormalise: whether distances are of the attention on patches alone; over_training: also measure the weights that
-    the model's run kept during training."""
+    """Options of statistics of heads.
+
+    predicted: take predictions as labels, for what heads write; names: label every head and test the labels (None:
+    what heads write only if removing all heads takes minutes at most); attributes: of the images, which a head may
+    write; renormalise: measure distances of the attention on patches only; over_training: also measure the weights that
+    the model's run kept during training.
+    """
 
     predicted: bool = predicted_option()
     renormalise: bool = option(

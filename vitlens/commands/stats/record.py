@@ -17,9 +17,12 @@ Numbers: TypeAlias = Mapping[str, Estimate]
 
 @dataclass(frozen=True)
 class HeadRow(OfModel):
-    """One head, means over images. label: None where the layer's tokens have no place in the image; score: the share of
-    the information in its attention that the pattern `best` explains; other: the highest score that contradicts it;
-    place: row and column of the patch that receives most attention."""
+    """One head, means over images.
+
+    label: None if the layer's tokens have no place in the image; score: the share of the information in its attention
+    that the pattern `best` explains; other: the pattern that contradicts it with the highest score; place: row and
+    column of the patch that receives most attention.
+    """
 
     layer: int = col("layer")
     head: int = col("head")
@@ -59,8 +62,11 @@ class HeadRow(OfModel):
 
 @dataclass(frozen=True)
 class LayerRow(OfModel):
-    """One layer. unplaced: why its tokens have no place in the image; uniform_distance: that of uniform attention;
-    statistics: of the tokens after the block."""
+    """One layer.
+
+    statistics: of the tokens after the block; unplaced: why its tokens have no place in the image; uniform_distance:
+    mean distance of uniform attention.
+    """
 
     layer: int = col("layer")
     module: str = col("module")
@@ -75,7 +81,7 @@ class LayerRow(OfModel):
 
 @dataclass(frozen=True)
 class HeadsRow(OfModel):
-    """All heads of one model: how many have each label, the means of their statistics, and two faults."""
+    """All heads of one model: the number of heads by label, the means of their statistics, and two faults."""
 
     heads: int = col("heads with a label")
     labels: Mapping[str, int] = col("labels")
@@ -90,8 +96,11 @@ class HeadsRow(OfModel):
 
 @dataclass(frozen=True)
 class LocalHeadsRow(OfModel):
-    """How local the heads are in the first or the last quarter of the layers that have a distance. local: heads with at
-    most half the distance of uniform attention; share: their distance in units of it, the mean over heads."""
+    """The local heads of the first or the last quarter of the layers that have a distance.
+
+    local: number of heads with at most half the distance of uniform attention; share: mean distance over heads, in
+    units of that of uniform attention.
+    """
 
     part: str = col("part")
     layers: tuple[int, ...] = col("layers")
@@ -102,7 +111,7 @@ class LocalHeadsRow(OfModel):
 
 @dataclass(frozen=True)
 class EpochRow(OfModel):
-    """The weights of one checkpoint of a training: means over heads. epochs: those done at it."""
+    """Means over heads with the weights of one checkpoint. epochs: number of epochs trained."""
 
     epochs: int = col("epoch")
     statistics: Numbers = col("statistics", metric="learning/{model}/{key}/{epochs}", keys=head_statistics)
@@ -120,8 +129,10 @@ class HeadEpochRow:
 
 @dataclass(frozen=True)
 class OffsetArrays:
-    """By layer (heads, 2 rows - 1, 2 columns - 1): the mean attention by offset, key minus query; ratio: divided by
-    that of uniform attention, NaN where no pair of patches has the offset."""
+    """Mean attention by offset, key minus query, by layer: (heads, 2 rows - 1, 2 columns - 1).
+
+    ratio: divided by that of uniform attention, NaN where no pair of patches has the offset.
+    """
 
     layer: Mapping[int, Stack]
     ratio: Mapping[int, Stack]

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import log2
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.report.verdicts import LIMITS
 from vitlens.uncertainty import Estimate
 
-_Number: TypeAlias = Callable[[HeadRow], Estimate | None]
 UNIFORM: Final = 0.5  # bits of a row, below which attention is uniform
 DEAD: Final = 0.005  # of the mean norm of the heads' outputs
 ON_ONE: Final = 0.25  # of the attention on one patch, from which on a head attends to one place
@@ -39,63 +39,77 @@ def title_of(name: str) -> str:
 def claims(record: StatsRecord) -> Iterator[Claim]:
     """Yield how many heads follow a pattern, and which are at fault."""
     for row in record.means:
-        heads = [each for each in record.heads if each.model == row.model]
-        clear = [head for head in heads if head.is_clear]
+        heads = [head for head in record.heads if head.model == row.model]
         if row.heads:
-            kinds = Counter(head.label for head in clear)
-            yield found(
-                "pattern",
-                row.model,
-                "{{ clear|length }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
-                "({{ kinds|counts }}){% endif %}; for the others no single pattern explains half of their attention.",
-                headline="{{ clear|length }} of {{ n }} heads of {{ model }} follow one pattern",
-                given={"clear": clear, "n": row.heads, "model": row.model, "kinds": kinds},
-                kind="answer",
-                place="specialisation",
-            )
-        yield from _written(record, row.model)
+            yield _patterns(row, heads)
+        yield from _writes(record, row.model)
         if row.faulty is not None:
             yield _health(record, row, heads)
         if row.sinks_off_object is not None and record.images >= FEW:
-            off = row.sinks_off_object
-            says = "{{ off }} of the attention in **{{ m }}** lies on sinks off the object."
-            yield judge(
-                "sinks",
-                row.model,
-                off,
-                "sinks",
-                says=say(says, off=off, m=row.model),
-                because="attention of patches on sinks off the object, mean over heads",
-            )
+            yield _sinks(row.model, row.sinks_off_object)
         yield from _faults(record, row.model, heads)
 
 
-def _written(record: StatsRecord, model: str) -> Iterator[Claim]:
+def _patterns(row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
+    """Count the heads that follow one pattern."""
+    clear = [head for head in heads if head.is_clear]
+    return found(
+        "pattern",
+        row.model,
+        "{{ clear }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} ({{ labels|counts }})"
+        "{% endif %}; for the others no single pattern explains half of their attention.",
+        headline="{{ clear }} of {{ n }} heads of {{ model }} follow one pattern",
+        given={
+            "clear": len(clear),
+            "n": row.heads,
+            "model": row.model,
+            "labels": Counter(head.label for head in clear),
+        },
+        kind="answer",
+        place="specialisation",
+    )
+
+
+def _sinks(model: str, off_object: Estimate) -> Claim:
+    """Judge the attention on sinks off the object."""
+    return judge(
+        "sinks",
+        model,
+        off_object,
+        "sinks",
+        says=say(
+            "{{ share }} of the attention in **{{ m }}** lies on sinks off the object.", share=off_object, m=model
+        ),
+        because="attention of patches on sinks off the object, mean over heads",
+    )
+
+
+def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
     """Yield how many heads write a class to which they matter."""
     names = [name for name in record.names if name.model == model and name.state is not None]
     if not names:
         return
+    states = Counter(name.state for name in names)
     matter = [name for name in names if name.state == MATTERS]
     matter.sort(key=lambda name: -(name.margin or Estimate(0.0)).value)
-    correlate = sum(name.state == CORRELATES for name in names)
-    several = sum(name.state == SEVERAL for name in names)
+    lead = matter[0] if matter else None
     yield found(
         "writes",
         model,
-        "{{ matter|length }} of {{ n }} heads of **{{ model }}** matter more to the classes or attributes "
-        "that they separate best than to the others{% if matter %}, most of all {{ lead.name }}: without it, "
+        "{{ matter }} of {{ n }} heads of **{{ model }}** matter more to the classes or attributes "
+        "that they separate best than to the others{% if lead %}, most of all {{ lead.name }}: without it, "
         "images of {{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}. "
         "Of the others {{ correlate }} separate one that removing them does not hurt most, {{ several }} separate too "
         "many equally well, {{ rest }} separate none.",
-        matter[0].margin if matter else None,
+        None if lead is None else lead.margin,
         given={
-            "matter": matter,
+            "matter": len(matter),
             "n": len(names),
             "model": model,
-            "lead": matter[0] if matter else None,
-            "correlate": correlate,
-            "several": several,
-            "rest": len(names) - len(matter) - correlate - several,
+            "lead": lead,
+            "correlate": states[CORRELATES],
+            "several": states[SEVERAL],
+            "rest": len(names) - len(matter) - states[CORRELATES] - states[SEVERAL],
         },
         kind="answer",
         evidence="intervened",
@@ -103,70 +117,104 @@ def _written(record: StatsRecord, model: str) -> Iterator[Claim]:
 
 
 def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
-    """Return the share of dead and uniform heads; its upper end counts those that more images may show to be so."""
-    undecided = sum(
-        head.best in FAULTY and not below(head.score, THRESHOLD) for head in heads if head.label not in (None, *FAULTY)
-    )
+    """Judge the share of dead and uniform heads; its upper end counts heads that more images may show to be so."""
+    undecided = 0
+    for head in heads:
+        is_labelled_otherwise = head.label not in (None, *FAULTY)
+        if is_labelled_otherwise and head.best in FAULTY and not below(head.score, THRESHOLD):
+            undecided += 1
     share = row.faulty.value if row.faulty else 0.0
     limit = LIMITS["heads"]
     because = "dead or uniform heads"
-    value = Estimate(share, share, share + undecided / row.heads, row.heads)
-    if record.images >= FEW and limit.state(share) == limit.state(value.high or 0.0):
+    highest = share + undecided / row.heads
+    if record.images >= FEW and limit.state(share) == limit.state(highest):
+        value = Estimate(share, share, highest, row.heads)
         return judge("attention health", row.model, value, "heads", because=because)
     because = "one image; give more" if record.images < FEW else f"{because}; {undecided} heads are undecided"
     return unjudged("attention health", row.model, because, limit="heads")
 
 
+@dataclass(frozen=True)
+class _Fault:
+    """A fault of heads with one label.
+
+    question: of its claim; number: what is tested; template: the sentence about all heads that have it, of which
+    {{ lead }} has the most extreme number; is_low: True if low numbers are the fault.
+    """
+
+    question: str
+    label: str
+    number: Callable[[HeadRow], Estimate | None]
+    template: str
+    is_low: bool = False
+
+    def value(self, head: HeadRow) -> float:
+        """Return the number of a head; 0 for a head without one."""
+        number = self.number(head)
+        return 0.0 if number is None else number.value
+
+
+_FAULTS: Final = (
+    _Fault(
+        "dead heads",
+        "dead",
+        lambda head: head.output,
+        "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} of the mean norm of "
+        "the heads' outputs is added to the residual stream.",
+        is_low=True,
+    ),
+    _Fault(
+        "uniform heads",
+        "uniform",
+        lambda head: head.statistics.get("normalised_entropy"),
+        "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row is at least "
+        "{{ effect|value }} of that of uniform attention.",
+    ),
+    _Fault(
+        "fixed place",
+        "position",
+        lambda head: head.place_mass,
+        "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in {{ lead.name }} "
+        "{{ effect }} of the patches' attention lies on the patch in row {{ lead.place[0] }}, column "
+        "{{ lead.place[1] }}, whatever the image ({{ lead.place_chance|percent(1) }} if it were uniform).",
+    ),
+)
+
+
 def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterator[Claim]:
-    """Yield the heads that are dead, attend uniformly, or to one fixed place."""
+    """Yield the heads that are dead, attend uniformly, or attend to one fixed place."""
     keys = {row.layer: row.keys for row in record.layers if row.model == model}
-    tests = len(heads)
-    even = {layer: 1 - UNIFORM / log2(count) if count > 1 else 2.0 for layer, count in keys.items()}
-    known: list[tuple[str, str, _Number, Callable[..., HeadRow], Callable[[HeadRow], float], str]] = [
-        (
-            "dead heads",
-            "dead",
-            lambda head: head.output,
-            max,
-            lambda _: DEAD,
-            "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} of the mean norm of "
-            "the heads' outputs is added to the residual stream.",
-        ),
-        (
-            "uniform heads",
-            "uniform",
-            lambda head: head.statistics.get("normalised_entropy"),
-            min,
-            lambda head: even[head.layer],
-            "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row is at least "
-            "{{ effect|value }} of that of uniform attention.",
-        ),
-        (
-            "fixed place",
-            "position",
-            lambda head: head.place_mass,
-            max,
-            lambda _: ON_ONE,
-            "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in {{ lead.name }} "
-            "{{ effect }} of the patches' attention lies on the patch in row {{ lead.place[0] }}, column "
-            "{{ lead.place[1] }}, whatever the image ({{ lead.place_chance|percent(1) }} if it were uniform).",
-        ),
-    ]
-    for question, label, number, extreme, limit, template in known:
-        test = below if label == "dead" else above
-        own = [head for head in heads if head.label == label and test(number(head), limit(head), tests)]
-        if own:
-            lead = extreme(own, key=lambda head: (number(head) or Estimate(0.0)).value)
-            yield found(
-                question,
-                model,
-                template,
-                number(lead) or Estimate(0.0),
-                reference=limit(lead),
-                kind="hidden fault",
-                given={"heads": own, "model": model, "lead": lead},
-                place="specialisation",
-            )
+    limits: dict[str, Callable[[HeadRow], float]] = {
+        "dead": lambda _: DEAD,
+        "uniform": lambda head: _uniform_entropy(keys[head.layer]),
+        "position": lambda _: ON_ONE,
+    }
+    for fault in _FAULTS:
+        limit = limits[fault.label]
+        passes = below if fault.is_low else above
+        faulty = []
+        for head in heads:
+            if head.label == fault.label and passes(fault.number(head), limit(head), len(heads)):
+                faulty.append(head)
+        if not faulty:
+            continue
+        # the sentence gives a bound that holds for all of them; of fixed places, the strongest example
+        lead = min(faulty, key=fault.value) if fault.label == "uniform" else max(faulty, key=fault.value)
+        yield found(
+            fault.question,
+            model,
+            fault.template,
+            fault.number(lead) or Estimate(0.0),
+            reference=limit(lead),
+            kind="hidden fault",
+            given={"heads": faulty, "model": model, "lead": lead},
+            place="specialisation",
+        )
+
+
+def _uniform_entropy(keys: int) -> float:
+    """Return the entropy of a row, as a share of that of uniform attention, from which attention is uniform."""
+    return 1 - UNIFORM / log2(keys) if keys > 1 else 2.0
 
 
 def _keys(view: View) -> list[str]:
@@ -174,62 +222,64 @@ def _keys(view: View) -> list[str]:
 
 
 def _range(name: str) -> tuple[float, float] | None:
-    """Return the whole range of a statistic, where its colours have it."""
-    known = STATISTICS[name.rpartition(".")[2]]
-    return (0.0, 100.0) if known.whole_range and known.unit == "fraction" else None
+    """Return the range of a statistic's colours, None if they fit the data."""
+    statistic = STATISTICS[name.rpartition(".")[2]]
+    return (0.0, 100.0) if statistic.whole_range and statistic.unit == "fraction" else None
 
 
 def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
-    """Yield what each statistic and each label is that the report shows."""
-    numbers = [row.statistics for row in record.heads] + [row.statistics for row in record.layers]
-    measured = {name for each in numbers for name in each}
+    """Yield the definitions of the statistics and labels that the report shows."""
+    measured: set[str] = set()
+    for numbers in (*(head.statistics for head in record.heads), *(layer.statistics for layer in record.layers)):
+        measured |= numbers.keys()
     shown = {*_OVERVIEW, *_TOKENS, *shown_in("maps")}
-    for name, each in STATISTICS.items():
+    for name, statistic in STATISTICS.items():
         if name in measured & shown:
-            yield each.title, f"{each.meaning}{f' ({each.unit})' if each.unit else ''}. {each.reading}"
-    given = {label for head in record.heads for label in (head.label, head.best)}
+            unit = f" ({statistic.unit})" if statistic.unit else ""
+            yield statistic.title, f"{statistic.meaning}{unit}. {statistic.reading}"
+    labels = {label for head in record.heads for label in (head.label, head.best)}
     for label, rule in LABELS.items():
-        if label in given:
-            named = rule.code in ("", label)
-            yield label if named else f"{label} ({rule.code})", f"{rule.sentence}."
+        if label in labels:
+            title = label if rule.code in ("", label) else f"{label} ({rule.code})"
+            yield title, f"{rule.sentence}."
 
 
-def _unclear(record: StatsRecord) -> str:
-    """Return what was found for the heads without a clear label."""
+def _without_pattern(record: StatsRecord) -> str:
+    """Describe the heads without a clear label."""
     heads = [head for head in record.heads if head.label is not None and not head.is_clear]
     if not heads:
         return ""
     return say(
-        "The nearest patterns of the {{ heads|length }} other heads are {{ nearest|counts }}; the best explained is "
+        "The nearest patterns of the {{ n }} other heads are {{ nearest|counts }}; the best explained is "
         "{{ top.name }} ({{ top.best }}, score {{ top.score|value }}). What they attend to may depend on content that "
         "no pattern describes.",
-        heads=heads,
+        n=len(heads),
         nearest=Counter(head.best for head in heads if head.best),
         top=min(heads, key=_rank),
     )
 
 
-def _words(record: StatsRecord) -> str:
-    """Return for how many heads a label survived its intervention test, and how many of the tested labels did."""
-    by = [name for name in record.names if name.holds is not None]
+def _labels_opening(record: StatsRecord) -> str:
+    """Count the heads, and the labels, that survived an intervention test."""
+    attends = [name for name in record.names if name.holds is not None]
     looks = [name for name in record.names if name.looks_hold is not None]
     return say(
-        "For {{ tested|length }} of {{ names|length }} heads, at least one label survived its intervention test"
-        "{% if told %}; of the rest {{ correlate|length }} separate a class that removing them does not hurt most"
-        "{% endif %}. On shuffled patches {{ held }} of {{ by|length }} heads attend by what their label says, and "
-        "{{ seen }} of {{ looks|length }} patterns are still there. One head's page: `vitlens head`.",
-        names=record.names,
-        tested=[name for name in record.names if name.tested],
-        correlate=[name for name in record.names if name.correlates],
-        told=any(name.state for name in record.names),
-        by=by,
-        held=sum(bool(name.holds) for name in by),
-        looks=looks,
-        seen=sum(bool(name.looks_hold) for name in looks),
+        "For {{ tested }} of {{ heads }} heads, at least one label survived its intervention test"
+        "{% if removed %}; of the rest {{ correlate }} separate a class that removing them does not hurt most"
+        "{% endif %}. On shuffled patches {{ held }} of {{ attends }} heads attend by what their label says, and "
+        "{{ kept }} of {{ looks }} patterns are still there. One head's page: `vitlens head`.",
+        heads=len(record.names),
+        tested=sum(name.tested for name in record.names),
+        correlate=sum(name.correlates for name in record.names),
+        removed=any(name.state for name in record.names),
+        attends=len(attends),
+        held=sum(bool(name.holds) for name in attends),
+        looks=len(looks),
+        kept=sum(bool(name.looks_hold) for name in looks),
     )
 
 
-def _tested(name: NameRow) -> tuple[object, ...]:
+def _tested_first(name: NameRow) -> tuple[object, ...]:
     margin = name.margin.value if name.margin else 0.0
     return (name.state != MATTERS, not name.tested, -margin, name.layer, name.head)
 
@@ -239,27 +289,32 @@ def _rank(head: HeadRow) -> tuple[object, ...]:
 
 
 def _offsets(record: StatsRecord) -> Iterator[Picture]:
-    """Yield the mean weight by offset of every head, layers down, or across where they are more than twice as many."""
+    """Yield the mean weight by offset of every head.
+
+    Layers run down the figure, or across it if there are more than twice as many layers as heads.
+    """
     alias = record.aliases[0]
     labelled = [head for head in record.heads if head.label is not None and head.model == alias in record.offsets]
     layers = {head.layer for head in labelled}
-    most = max((head.head + 1 for head in labelled), default=0)
+    most_heads = max((head.head + 1 for head in labelled), default=0)
+    has_codes = len(labelled) <= _CODED
     for head in labelled:
         ratio = record.offsets[alias].ratio.get(head.layer)
-        values = np.full((1, 1), np.nan) if ratio is None else np.log2(np.clip(ratio[head.head], *_RATIOS))
-        row = f"L{head.layer}"
-        column = f"H{head.head}"
-        row, column = (column, row) if len(layers) > 2 * most else (row, column)
+        values = np.full((1, 1), np.nan)
+        if ratio is not None:
+            values = np.log2(np.clip(ratio[head.head], *_RATIOS))
+        place = (f"L{head.layer}", f"H{head.head}")
+        row, column = reversed(place) if len(layers) > 2 * most_heads else place
         label = LABELS[head.label if head.label in LABELS else UNLABELLED]
-        yield Picture(None, values, row, column, label.code if len(labelled) <= _CODED else "", label.colour)
+        yield Picture(None, values, row, column, label.code if has_codes else "", label.colour)
 
 
 def _sharpest(record: StatsRecord) -> str:
     name = "normalised_entropy"
-    known = [head for head in record.heads if name in head.statistics]
-    if not known:
+    heads = [head for head in record.heads if name in head.statistics]
+    if not heads:
         return ""
-    ordered = sorted(known, key=lambda head: head.statistics[name].value)
+    ordered = sorted(heads, key=lambda head: head.statistics[name].value)
     return say(
         "The sharpest head is {{ sharp.name }} of {{ sharp.model }}, with {{ least|value }} of the entropy of uniform "
         "attention, the most even {{ even.name }} of {{ even.model }}, with {{ most|value }}.",
@@ -278,11 +333,12 @@ def _with_norms(record: StatsRecord) -> list[LayerRow]:
 def _outliers(record: StatsRecord) -> str:
     """Return how much longer than the others the longest token is."""
     rows = _with_norms(record)
-    lead, most = max(rows, key=_ratio), max(rows, key=lambda row: row.statistics["high_norm_patches"].value)
+    lead = max(rows, key=_ratio)
+    most = max((row.statistics["high_norm_patches"] for row in rows), key=lambda share: share.value)
     return say(
         "{% if none %}No register-like outliers: the{% else %}The{% endif %} longest token has "
         "{{ ratio|number }} times the median norm ({{ lead.model }}, after block {{ lead.layer }})"
-        "{% if not none %}; at most {{ most.statistics['high_norm_patches']|value }} of the patches have a high norm"
+        "{% if not none %}; at most {{ most|value }} of the patches have a high norm"
         "{% endif %}.",
         ratio=_ratio(lead),
         lead=lead,
@@ -302,11 +358,12 @@ def _has(name: str, row: HeadEpochRow) -> bool:
 def _learned(record: StatsRecord) -> str:
     first = record.learning[0]
     last = record.learning[-1]
-    parts = [
-        say("mean {{ what }} {{ a|alone }} to {{ b|alone }}", what=title_of(name), a=first.statistics[name], b=each)
-        for name, each in last.statistics.items()
-        if name in first.statistics
-    ]
+    parts = []
+    for name, value in last.statistics.items():
+        if name in first.statistics:
+            before = first.statistics[name]
+            title = title_of(name)
+            parts.append(say("mean {{ what }} {{ a|alone }} to {{ b|alone }}", what=title, a=before, b=value))
     return say(
         "From epoch {{ first.epochs }} to {{ last.epochs }} ({{ rows|length }} checkpoints): {{ parts }}.",
         first=first,
@@ -318,13 +375,11 @@ def _learned(record: StatsRecord) -> str:
 
 def unknown(record: StatsRecord) -> Iterator[str]:
     """Yield what statistics of attention do not show."""
-    heads = [head for head in record.heads if head.label is not None]
-    near = [
-        head for head in heads if head.score and not above(head.score, THRESHOLD) and not below(head.score, THRESHOLD)
-    ]
+    labelled = [head for head in record.heads if head.label is not None]
     yield from noted(record.notes)
-    if heads and all(name.state is None for name in record.names):
-        yield "No head was removed: whether a prediction depends on what a head attends to, `vitlens ablate` measures."
+    if labelled and all(name.state is None for name in record.names):
+        yield "No head was removed: `vitlens ablate` measures whether predictions depend on what a head attends to."
+    near = [head for head in labelled if _is_near_threshold(head)]
     if near:
         yield say(
             "The scores of {{ near|names }} lie within their interval of the threshold of {{ threshold }}: other "
@@ -332,11 +387,16 @@ def unknown(record: StatsRecord) -> Iterator[str]:
             near=near,
             threshold=THRESHOLD,
         )
-    without = [head for head in record.heads if head.label is None]
-    if without:
-        yield say("{{ n }} heads have no label, as their tokens have no place in the image.", n=len(without))
+    unlabelled = len(record.heads) - len(labelled)
+    if unlabelled:
+        yield say("{{ n }} heads have no label, as their tokens have no place in the image.", n=unlabelled)
     if record.images < 20:
         yield say("These are means over {{ n }} image{{ n|s }}: other images may give others.", n=record.images)
+
+
+def _is_near_threshold(head: HeadRow) -> bool:
+    """Return True if the interval of a head's score holds the threshold of labels."""
+    return bool(head.score) and not above(head.score, THRESHOLD) and not below(head.score, THRESHOLD)
 
 
 REPORT: Final = Report(
@@ -361,7 +421,7 @@ REPORT: Final = Report(
         Section(
             "What does each head attend to?",
             "heads",
-            opening=_unclear,
+            opening=_without_pattern,
             about=("attention health",),
             order=_rank,
             columns=("model", "layer", "head", "label", "best", "score"),
@@ -369,9 +429,9 @@ REPORT: Final = Report(
         Section(
             "What does each head do, in three words?",
             "names",
-            opening=_words,
+            opening=_labels_opening,
             about=("writes",),
-            order=_tested,
+            order=_tested_first,
             columns=("name", "attends", "holds", "looks", "writes", "state"),
         ),
         Section(
