@@ -324,6 +324,11 @@ class Record:
         """Return every number that a column names a metric, by the metric's name."""
         return dict(each for rows in self.tables.values() for row in rows for each in _metrics_of(row))
 
+    @property
+    def hardware(self) -> str:
+        """Return the machine on which the run took its time, "" where that was not recorded."""
+        return ""
+
     def values_by_image(self) -> Mapping[str, ImageValues]:
         """Return the values whose means are metrics, by the metric's name, so far as the run keeps them."""
         return {}

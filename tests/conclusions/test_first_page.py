@@ -1,9 +1,29 @@
 """The first page of a study: claims that show an effect, and what else it says of a planted cause."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.kit.first_page_answers import (
+    BETTER,
+    BREAKS,
+    CAUSES,
+    HEADS,
+    MAPS,
+    ModelEntry,
+    answer_to,
+    calibration_words,
+    chapter_of,
+    first_page,
+    frequency,
+    judged_maps,
+    misleading,
+    number,
+    percent,
+    score_row,
+    took,
+)
 from tests.kit.planted_causes import PLANTED, factor_row, judgement
 from tests.kit.reliance_rows import PAIR, misleading_row, pair_row, record_of
 from vitlens import evaluate, load, load_data
@@ -17,7 +37,11 @@ REPORTS = Path(__file__).parents[2] / "reports"
 HUE = ("background-colour", "hue-exchanged")
 
 
-@pytest.mark.parametrize("name", ["study-shortcut", "study-digits"])
+STUDIES = ("study-shortcut", "study-digits")
+WORDS = 300  # of the answers and of what is not shown, as in tests/kit/first_page.py
+
+
+@pytest.mark.parametrize("name", STUDIES)
 def test_the_first_page_is_full_of_claims_that_show_something(name):
     claims = REPORT.register(read_folder(REPORTS / name))
     answers = shown(claims)
@@ -26,10 +50,128 @@ def test_the_first_page_is_full_of_claims_that_show_something(name):
     assert len({(claim.question, claim.subject) for claim in answers}) == 5
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_each_question_is_answered_once_or_said_not_to_be_and_in_few_words(name):
+    first = first_page(read_folder(REPORTS / name))
+    leads = [sentence.lead for sentence in first.answer]
+    assert all(leads)
+    assert len(set(leads)) == len(leads)
+    not_shown = [sentence.lead for sentence in first.unknown]
+    for slot in (CAUSES, BETTER, HEADS, BREAKS, MAPS):
+        assert (slot.lead in leads) != (slot.lead in not_shown), slot.lead
+    assert sum(len(sentence.text.split()) for sentence in (*first.answer, *first.unknown)) <= WORDS
+    assert len(first.glance.rows) <= 6
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [("evaluate", "compare", "features"), ("attack",), ("explain", "compare"), ("ablate", "stats", "compare")],
+)
+def test_a_study_without_some_chapters_answers_the_other_questions(left_out):
+    whole = read_folder(REPORTS / "study-shortcut")
+    record = replace(whole, chapters=tuple(row for row in whole.chapters if row.word not in left_out))
+    first = first_page(record)
+    leads = {sentence.lead for sentence in (*first.answer, *first.unknown)}
+    for slot in (CAUSES, BETTER, HEADS, BREAKS, MAPS):
+        is_measured = any(word not in left_out for word, _ in slot.sources)
+        assert (slot.lead in leads) == is_measured, slot.lead
+    texts = [sentence.text for sentence in first.answer]
+    assert len(set(texts)) == len(texts)
+    assert all(texts)
+
+
+def test_the_cause_of_errors_has_what_was_fixed_and_broken_next_to_the_control():
+    record = read_folder(REPORTS / "study-shortcut")
+    compared = chapter_of(record, "compare")
+    row = misleading(compared)[0]
+    text = answer_to(record, CAUSES)
+    for count in (row.fixed, row.errors, row.broken, row.control_fixed, row.control_broken, row.n):
+        assert str(count) in text
+    second = next(claim for claim in record.of("compare")[0].claims if claim.question == "why it fails")
+    assert text.endswith(second.brief)
+    cells = [cell for line in first_page(record).glance.rows for cell in line]
+    for model in compared.aliases:
+        (other,) = [each for each in compared.reliance if each.model == model and each.change == row.change][-1:]
+        assert any(str(other.fixed) in str(cell) and str(other.errors) in str(cell) for cell in cells)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_which_is_better_comes_with_how_sure_that_is_and_whether_confidence_is_right(name):
+    record = read_folder(REPORTS / name)
+    text = answer_to(record, BETTER)
+    for score in chapter_of(record, "evaluate").scores:
+        assert percent(score.accuracy.value, 1) in text
+        assert number(100 * score.calibration_error.value, 1) in text
+
+
+def test_heads_are_named_with_what_they_do():
+    record = read_folder(REPORTS / "study-shortcut")
+    text = answer_to(record, HEADS)
+    units = chapter_of(record, "ablate").heads
+    lead = max(units, key=lambda unit: unit.rank.value)
+    carriers = [head for head in chapter_of(record, "compare").cue_heads if head.carries]
+    assert lead.unit in text
+    assert any(head.name in text for head in carriers)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_answer_on_maps_names_one_of_every_model(name):
+    record = read_folder(REPORTS / name)
+    text = answer_to(record, MAPS)
+    for chapter in record.of("explain"):
+        alias = chapter.row.alias
+        best = judged_maps(chapter.record.checks)[0]
+        assert f"**{best.method}** for **{alias}**" in text
+
+
+def test_the_answers_from_the_fewest_images_are_called_the_weakest():
+    record = read_folder(REPORTS / "study-shortcut")
+    weakest = first_page(record).unknown[0].text
+    counts = sorted(claim.effect.n for claim in shown(REPORT.register(record)))
+    assert all(f"{count} images" in weakest for count in counts[:2])
+    assert f"{counts[-1]:,}" not in weakest
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_time_stands_with_the_machine_that_took_it(name):
+    record = read_folder(REPORTS / name)
+    (machine,) = chapter_of(record, "profile").machine
+    assert machine.name in took(record)
+    assert str(machine.threads) in took(record)
+    assert took(replace(record, status="failed")) == ""
+
+
+def test_a_misleading_cue_leads_to_the_models_without_it_or_to_a_training_of_ones_own():
+    rows = [misleading_row(alias, *HUE, 20.0) for alias in PAIR]
+    record = record_of(*rows)
+    for names, command in ((("vit-shortcut", "cnn-shortcut"), "study vit-digits cnn-digits"), (PAIR, "train vit")):
+        models = tuple(ModelEntry(alias, name) for alias, name in zip(PAIR, names))
+        config = replace(record.config, models=models, options={"models": names, "data": "digits"})
+        (claim,) = [each for each in COMPARED.register(replace(record, config=config)) if each.question == "shortcut"]
+        assert f"vitlens {command}" in claim.next_step
+
+
+@pytest.mark.parametrize(
+    ("p", "words"), [(1e-9, "fewer than 1 of 1,000"), (0.0049, "about 5 of 1,000"), (0.3, "about 30 of 100")]
+)
+def test_a_p_is_said_as_how_often_chance_does_this(p, words):
+    assert frequency(p) == words
+
+
+@pytest.mark.parametrize(("error", "n", "right"), [(0.01, 1000, True), (0.2, 1000, False), (0.2, 200, None)])
+def test_whether_models_are_calibrated_follows_from_their_verdicts(error, n, right):
+    scores = [score_row(alias, Estimate(error, error - 0.005, error + 0.005, n)) for alias in PAIR]
+    text = calibration_words(scores)
+    assert ("calibrated" in text) == (right is not None)
+    assert ("not calibrated" in text or "Neither" in text) == (right is False)
+    mixed = [scores[0], score_row("cnn", Estimate(0.01, 0.005, 0.015, n))]
+    assert ("**vit** is not" in calibration_words(mixed)) == (right is False)
+
+
 def test_a_claim_that_shows_no_effect_stands_under_what_is_not_shown():
     record = read_folder(REPORTS / "study-digits")
-    nulls = [claim.says for chapter in record.parts for claim in chapter.claims if claim.is_null]
-    unknown = list(REPORT.unknown(record))
+    nulls = [claim.brief or claim.says for chapter in record.parts for claim in chapter.claims if claim.is_null]
+    unknown = [sentence.text for sentence in REPORT.unknown(record)]
     assert any(says in unknown for says in nulls)
     assert not {claim.says for claim in shown(REPORT.register(record))} & set(nulls)
 

@@ -3,7 +3,7 @@
 One quantity is judged once, by one limit, with one sign and one sample (tests/kit/contradictions.py).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from types import MappingProxyType
@@ -43,7 +43,9 @@ class Claim:
     """One result of a report.
 
     question: the topic ("calibration"). subject: the model ("vit-digits"), or both models of a comparison. says: the
-    finished sentence. title: the same in at most twelve words, for the report's title, or "". verdict: the judgement
+    finished sentence. brief: the same for a page on many claims: without tests and intervals, "" where `says` is short.
+    lead: the reader's question that it answers there. title: at most twelve words, for the report's title, or "".
+    verdict: the judgement
     with its reason, None without one. effect, p: the number. evidence: counted, read off gradients and maps, or
     measured after a change; only after a change may a sentence name a cause. place: the figure that shows it.
     reference: the value of the effect if there were none. kind: the reason for which it is reported. rests_on: question
@@ -65,6 +67,8 @@ class Claim:
     rests_on: tuple[tuple[str, str], ...] = ()
     next_step: str = ""
     is_null: bool = False
+    brief: str = ""
+    lead: str = ""
 
     @property
     def state(self) -> State | Literal[""]:
@@ -142,12 +146,13 @@ def unjudged(question: str, subject: str, because: str, *, state: State = "incon
 def together(claims: Iterable[Claim]) -> Verdict | None:
     """Return the most urgent verdict of several claims.
 
-    Its reason names the subjects that it concerns, unless all claims have the same state for the same reason.
+    Its reason names the subjects that it concerns; where a failure or warning concerns all of several, it says so.
     """
     verdicts = [(claim.subject, claim.verdict) for claim in claims if claim.verdict is not None]
     if not verdicts:
         return None
     worst = min((verdict.state for _, verdict in verdicts), key=ORDER.index)
+    subjects = {subject for subject, _ in verdicts}
     limits: set[str] = set()
     doubts = False
     is_shared = True
@@ -161,11 +166,18 @@ def together(claims: Iterable[Claim]) -> Verdict | None:
         subjects_by_reason.setdefault(verdict.because, []).append(finalize(subject))
     if is_shared and len(subjects_by_reason) == 1:
         (because,) = subjects_by_reason
+        if len(subjects) > 1 and worst in ("fail", "warn"):
+            because = f"{because}, for {_in_words(subjects)}"
     else:
         reasons = [f"{' and '.join(names)}: {reason}" for reason, names in subjects_by_reason.items()]
         because = "; ".join(reasons)
     limit = limits.pop() if len(limits) == 1 else ""
     return Verdict(worst, because, limit, doubts)
+
+
+def _in_words(subjects: Collection[str]) -> str:
+    """Return that a verdict concerns all of several models."""
+    return "both models" if len(subjects) == 2 else f"all {len(subjects)} models"
 
 
 def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
@@ -195,7 +207,7 @@ def vetoed(claims: Iterable[Claim]) -> tuple[Claim, ...]:
     checked = []
     for claim in claims:
         if not doubts.isdisjoint(claim.rests_on):
-            claim = replace(claim, says="", title="", kind="fact", effect=None, p=None)
+            claim = replace(claim, says="", brief="", title="", kind="fact", effect=None, p=None)
         checked.append(claim)
     return tuple(checked)
 
@@ -256,13 +268,17 @@ def found(
     *,
     given: dict[str, Any],
     headline: str = "",
+    brief: str = "",
     **more: Any,
 ) -> Claim:
     """Return a claim with the sentence of a template.
 
-    given: the values of both templates; headline: the template of its title, "" for a claim that cannot be one.
+    given: the values of all templates; headline: the template of its title, "" for a claim that cannot be one; brief:
+    that of its short sentence, "" where `template` is short.
     """
     values = {"effect": effect, **given}
     if headline:
         more["title"] = say(headline, **values)
+    if brief:
+        more["brief"] = say(brief, **values)
     return Claim(question, subject, say(template, **values), effect=effect, **more)

@@ -22,10 +22,19 @@ State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
 
 @dataclass(frozen=True)
 class Sentence:
-    """One or more sentences in which **bold** and `code` are marks; place: the figure that shows it, "" for none."""
+    """One or more sentences in which **bold** and `code` are marks.
+
+    place: the figure that shows it, "" for none; lead: the reader's question that it answers, "" for none.
+    """
 
     text: str
     place: str = ""
+    lead: str = ""
+
+    @property
+    def whole(self) -> str:
+        """Return the text after its question in bold, where it has one."""
+        return f"**{self.lead}** {self.text}" if self.lead else self.text
 
 
 @dataclass(frozen=True)

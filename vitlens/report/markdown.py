@@ -95,7 +95,7 @@ def _list(heading: str, sentences: tuple[Sentence, ...]) -> Iterator[str]:
 
 def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:
     for sentence in sentences:
-        yield as_markdown(sentence.text)
+        yield as_markdown(sentence.whole)
 
 
 def _figure(figure: FigureSpec, number: int) -> str:
@@ -140,10 +140,11 @@ def _repeat(record: Record) -> Iterator[str]:
 
 
 def took(record: Record) -> str:
-    """Return how long a finished run took, "" if that is not known."""
-    if record.status == "done" and record.seconds:
-        return in_time(record.seconds)
-    return ""
+    """Return how long a finished run took, and on which machine, "" if that is not known."""
+    if record.status != "done" or not record.seconds:
+        return ""
+    duration = in_time(record.seconds)
+    return f"{duration} on {finalize(record.hardware)}" if record.hardware else duration
 
 
 def repeated_words(record: Record) -> str:
@@ -183,7 +184,7 @@ def summary_lines(document: Document) -> Iterator[str]:
     first = document.first
     yield document.title
     for sentence in (*first.answer[:_SHOWN], *first.known_answer):
-        yield f"  {_without_marks(sentence.text)}"
+        yield f"  {_without_marks(sentence.whole)}"
     if first.glance is not None:
         yield from _table_lines(first.glance)
 

@@ -90,8 +90,8 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "maps below a baseline": _EVERY_MAP,
         "uniform maps": _EVERY_MAP,
         "shortcut": NextStep(
-            "training on images in which this cue does not go with the class removes the reliance",
-            "vitlens study vit-digits cnn-digits {data}",
+            "training on images in which this cue does not go with the class removes these errors",
+            "vitlens train {model} {data} --set randaugment=2",
         ),
         "classifier": NextStep(
             "training only the classifier again closes the gap", "vitlens train {model} {data} --freeze-backbone"
@@ -124,9 +124,12 @@ def next_step(claim: Claim, config: Config) -> str:
     Without labelled images no command is given that needs them.
     """
     entry = NEXT_STEPS.get(claim.question) or NEXT_STEPS.get(_family(claim.question))
-    if entry is None:
-        return ""
-    command = command_of(entry, claim.subject, config)
+    return "" if entry is None else words_of(entry, claim.subject, config)
+
+
+def words_of(entry: NextStep, subject: str, config: Config) -> str:
+    """Return a hypothesis and the command that tests it, as one sentence; "" where it cannot be run on the images."""
+    command = command_of(entry, subject, config)
     return f"Hypothesis: {entry.hypothesis}. Test it: {Marked(as_code(command))}" if command else ""
 
 

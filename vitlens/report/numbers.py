@@ -108,6 +108,15 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{number(100 * share, digits)} %"
 
 
+def frequency(p: float) -> str:
+    """Return how often chance alone gives such a result, for a p: "fewer than 1 of 1,000", "about 5 of 1,000"."""
+    if p < 0.001:
+        return "fewer than 1 of 1,000"
+    if p < 0.1:
+        return f"about {round(1000 * p)} of 1,000"
+    return f"about {round(100 * p)} of 100"
+
+
 def in_ranges(numbers: Sequence[int]) -> str:
     """Return numbers of layers in ranges: "layer 3", "layers 0 to 4 and 7"."""
     layers = sorted(set(numbers))

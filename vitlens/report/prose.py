@@ -5,6 +5,7 @@
     {{ gain|points }}                 "3.1 points (1.0 to 5.2, n = 300)", of a difference of fractions
     {{ heads|names }} {{ heads|are }} "**L0.H1** and **L0.H3** are"
     {{ labels|counts }}               "9 mixed, 5 uniform" of a mapping from names to numbers
+    {{ p|frequency }}                 "about 5 of 1,000" of a p
     {{ note|whole }}                  a remark of a measurement, escaped and not shortened
 
 A template tests what is there and counts it; arithmetic and rules are Python's (tests/contracts/test_sections.py).
@@ -17,7 +18,7 @@ from typing import Any, Final
 from jinja2 import Environment, StrictUndefined, Template
 
 from vitlens.display import protected, shortened, visible
-from vitlens.report.numbers import in_ranges, in_words, number, percent
+from vitlens.report.numbers import frequency, in_ranges, in_words, number, percent
 from vitlens.uncertainty import Estimate, in_points
 
 NAMED: Final = 5  # names of a list in a sentence
@@ -90,6 +91,7 @@ _FILTERS: Final = {
     "alone": partial(in_words, with_n=False),
     "are": _by_count("is", "are"),
     "counts": counts,
+    "frequency": frequency,
     "have": _by_count("has", "have"),
     "names": names,
     "number": number,

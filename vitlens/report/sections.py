@@ -152,13 +152,13 @@ class Report:
     effects: Callable[[Any], Iterator[Claim]] = _nothing
     picture: Chart | Callable[[Any], FigureSpec | None] | None = None
     glance: tuple[Glance, ...] | Overview | Callable[[Any], Table | None] = ()
-    unknown: Callable[[Any], Iterator[str]] = _nothing
+    unknown: Callable[[Any], Iterator[str | Sentence]] = _nothing
     title: str = "{{ title }}"
     explorer: Callable[[Any], Explorer | None] | None = None
     definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
     package: str = ""
     reconciles: Callable[[Any], Iterable[str]] = _nothing
-    known_answer: Callable[[Any], Iterable[str]] = _nothing
+    known_answer: Callable[[Any], Iterable[str | Sentence]] = _nothing
 
     def __call__(self, record: Any) -> Document:
         """Return the whole report of a record."""
@@ -170,10 +170,10 @@ class Report:
         definitions += self.definitions(record)
         package = self.package or type(record).__module__.rpartition(".")[0]
         first = FirstPage(
-            answer=tuple(Sentence(claim.says, claim.place) for claim in answers),
+            answer=tuple(_without_repeated_leads(answers)),
             picture=picture,
             glance=self._glance_table(record, claims),
-            unknown=_as_sentences(list(self.unknown(record))[:_UNKNOWN]),
+            unknown=_as_sentences(self.unknown(record))[:_UNKNOWN],
             next=_to_test(answers, most=2),
             known_answer=_as_sentences(self.known_answer(record)),
         )
@@ -231,8 +231,16 @@ class Report:
         return _glanced(self.glance, record, claims)
 
 
-def _as_sentences(texts: Iterable[str]) -> tuple[Sentence, ...]:
-    return tuple(map(Sentence, texts))
+def _without_repeated_leads(claims: Iterable[Claim]) -> Iterator[Sentence]:
+    """Yield the sentences of claims; of several in a row that answer one question, the first names it."""
+    before = ""
+    for claim in claims:
+        yield Sentence(claim.says, claim.place, "" if claim.lead == before else claim.lead)
+        before = claim.lead
+
+
+def _as_sentences(texts: Iterable[str | Sentence]) -> tuple[Sentence, ...]:
+    return tuple(text if isinstance(text, Sentence) else Sentence(text) for text in texts)
 
 
 def _with_next_steps(claims: Iterable[Claim], record: Record) -> tuple[Claim, ...]:

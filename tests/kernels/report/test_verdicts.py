@@ -1,5 +1,7 @@
 """Verdicts: none without its reason, wherever it is printed; one in doubt leaves no title."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kit.claims import Verdict
@@ -47,7 +49,12 @@ def test_a_status_of_several_models_is_the_worst_with_those_it_concerns():
     assert together([worse]) == WEAK
     assert together([Claim("size", "vit")]) is None
     alike = Claim("robustness", "cnn", verdict=WEAK)
-    assert together([worse, alike]) == WEAK
+    every = together([worse, alike])
+    assert every != WEAK  # as it says that it concerns both
+    assert replace(every, because=REASON) == WEAK
+    assert every.because.startswith(REASON)
+    passing = Claim("robustness", "vit", verdict=Verdict("pass", "measured", "robustness"))
+    assert together([passing, better]) == better.verdict
 
 
 def test_a_measurement_that_its_verdict_doubts_gives_no_title_and_no_answer():

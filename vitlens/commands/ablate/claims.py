@@ -57,16 +57,19 @@ def _claim(
     effect: Estimate | None = None,
     *,
     values: dict[str, Any],
+    brief: str = "",
     **fields: Any,
 ) -> Claim:
     """Return a claim about the model.
 
-    values: of the template, besides `model`, `smallest` and the number of heads `n`; fields: of the claim.
+    values: of the templates, besides `model`, `smallest` and the number of heads `n`; brief: the template of the short
+    sentence; fields: of the claim.
     """
     model = record.model.model
-    says = say(template, model=model, smallest=record.model.smallest, n=len(record.heads), **values)
+    values = {"model": model, "smallest": record.model.smallest, "n": len(record.heads), **values}
     fields = {"place": "importance", **fields}
-    return Claim(question, model, says, effect=effect, evidence="intervened", **fields)
+    says = say(template, **values)
+    return Claim(question, model, says, effect=effect, evidence="intervened", brief=say(brief, **values), **fields)
 
 
 def by_rank(rows: Sequence[UnitRow]) -> list[UnitRow]:
@@ -107,7 +110,8 @@ def _first_by_log_odds(record: AblateRecord, lead: UnitRow, word: str, count: in
         "fall most, by {{ lead.log_odds|alone }}. The loss of **{{ model }}** is near 0 and changes by "
         "{{ lead.loss|alone }}.",
         lead.log_odds,
-        values={"lead": lead},
+        values={"lead": lead, "word": word},
+        brief="Removing {{ word }} **{{ lead.unit }}** makes **{{ model }}** least certain of the right class.",
         p=lead.log_odds_p,
         kind="answer",
         title=_title(record, lead, word, count),
@@ -117,6 +121,7 @@ def _first_by_log_odds(record: AblateRecord, lead: UnitRow, word: str, count: in
 def _first_by_loss(record: AblateRecord, rows: Sequence[UnitRow], word: str, count: int) -> Claim:
     """Return the claim about the first of some units that raise the loss when they are removed."""
     lead = rows[0]
+    place = "" if lead.head is None else f"layer {lead.layer}, head {lead.head}"
     return _claim(
         record,
         f"most important {word}",
@@ -125,7 +130,15 @@ def _first_by_loss(record: AblateRecord, rows: Sequence[UnitRow], word: str, cou
         "{{ lead.accuracy|alone }}.{% endif %}{% if others %} The loss also rises without {{ others|names }}."
         "{% endif %}",
         lead.loss,
-        values={"lead": lead, "others": rows[1:], "loses_accuracy": above(lead.accuracy, 0.0)},
+        values={
+            "lead": lead,
+            "others": rows[1:],
+            "loses_accuracy": above(lead.accuracy, 0.0),
+            "word": word,
+            "place": place,
+        },
+        brief="Without {{ word }} **{{ lead.unit }}**{% if place %} ({{ place }}){% endif %}, **{{ model }}** loses "
+        "most{% if loses_accuracy %}: {{ lead.accuracy|value }} of accuracy{% endif %}.",
         p=lead.p,
         kind="answer",
         title=_title(record, lead, word, count),
@@ -141,6 +154,7 @@ def _no_important_unit(record: AblateRecord, rows: Sequence[UnitRow], word: str)
         "(corrected for {{ tests }} tests). The largest measured rise is {{ most.loss|alone }}, without "
         "**{{ most.unit }}**.",
         values={"word": word, "tests": len(rows), "most": max(rows, key=lambda row: row.loss.value)},
+        brief="No single {{ word }} of **{{ model }}** significantly changes the loss when it is removed.",
         title=f"No single {word} of {record.model.model} matters significantly",
         kind="answer",
     )

@@ -16,6 +16,10 @@ from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import LEVEL, Estimate
 
 _KEPT: Final = 0.8  # of the clean accuracy: what no undefended model keeps at FAR
+_CHANGE: Final = (  # of images by an attack, the beginning of a sentence
+    "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} of its range (attack: {{ attack }}) "
+    "{% else %}The attack {{ row.title }} at {{ row.at }} {% endif %}"
+)
 _MISSED: Final = 0.1  # of the survivors, broken by stronger attacks: beyond it the first attacks were too weak
 ORDER: Final = ("failed", "inconclusive")
 
@@ -171,6 +175,7 @@ def _difference_at(
     better, worse = (first, second) if row.difference.value >= 0 else (second, first)
     known = {
         "row": row,
+        "attack": _name(row),
         "better": better,
         "worse": worse,
         "kept": _kept(record, row),
@@ -183,12 +188,19 @@ def _difference_at(
         "**{{ worse }}** {{ kept[worse]|value }}. The difference is {{ effect|alone }} (McNemar's exact test, Holm, "
         "p {{ p }}){% if against %}; in {{ against|length }} of {{ telling|length }} tests it is reversed{% endif %}.",
         signed(row.difference, better == first),
+        brief=_CHANGE + "leaves **{{ better }}** {{ kept[better]|value }} accuracy, **{{ worse }}** "
+        "{{ kept[worse]|value }} ({{ effect.n }} images).",
         headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on the attack{% else %}"
         "{{ better }} withstands attacks at {{ row.at }} better than {{ worse }}: {{ kept[better]|value(0) }} against "
         "{{ kept[worse]|value(0) }} under {{ row.title }}{% endif %}",
         given=known,
         p=row.p_holm,
     )
+
+
+def _name(row: rows.AttackCurveRow | rows.RobustPairRow) -> str:
+    """Return the name of an attack without its norm."""
+    return row.title.removesuffix(" L∞")
 
 
 def _kept(record: AttackRecord, row: rows.RobustPairRow) -> dict[str, Estimate]:
@@ -212,29 +224,33 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
     at = judged or min(first, key=lambda each: (each.epsilon, each.accuracy.value))
     own = [each for each in curves if each.norm == at.norm]
     lost = [each for each in own if 2 * each.accuracy.value < row.clean.value]
+    halved = min(lost, key=lambda each: (each.epsilon, each.accuracy.value), default=None)
     known: dict[str, Any] = {
         "at": at,
-        "row": row,
+        "row": halved or at,
+        "attack": _name(halved or at),
+        "left": _left_under(record, halved or at),
+        "clean": row.clean,
         "few": record.images < FEWEST,
         "fell": at.accuracy.value < row.clean.value,
         "tried": {each.attack for each in own if each.epsilon == at.epsilon},
-        "lost": min(lost, key=lambda each: (each.epsilon, each.accuracy.value), default=None),
+        "lost": halved,
     }
     claim = found(
         "robustness",
         row.model,
         "Under {{ at.title }} at {{ at.at }}{% if tried|length > 1 %}, the strongest of {{ tried|length }} "
-        "attacks,{% endif %} **{{ row.model }}** keeps {{ at.accuracy }} top-1 accuracy, of {{ row.clean|value }} on "
+        "attacks,{% endif %} **{{ at.model }}** keeps {{ at.accuracy }} top-1 accuracy, of {{ clean|value }} on "
         "clean images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less than half is left{% endif %}."
         if row.clean.value
-        else "**{{ row.model }}** classifies none of the {{ row.clean.n }} images correctly: there is nothing to "
-        "attack.",
+        else "**{{ at.model }}** classifies none of the {{ clean.n }} images correctly: there is nothing to attack.",
         at.accuracy,
         kind="answer",
         evidence="intervened",
         place="curves",
+        brief=_CHANGE + "leaves {{ left }} accuracy." if row.clean.value else "",
         given=known,
-        headline="Robust accuracy of {{ row.model }} {{ 'falls to' if fell else 'stays at' }} "
+        headline="Robust accuracy of {{ at.model }} {{ 'falls to' if fell else 'stays at' }} "
         "{{ at.accuracy|value }} at {{ at.at }} ({{ at.title }}"
         "{% if few %}, {{ at.accuracy.n }} images{% endif %})"
         if row.clean.value
@@ -242,10 +258,16 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
         reference=at.accuracy.value,  # the verdict says it: no finding of audit and study
     )
     if record.images < FEWEST:
-        claim = replace(claim, says="")
+        claim = replace(claim, says="", brief="")
     if judged is None:
         return claim
     return replace(claim, verdict=_judged(record, row, judged, curves))
+
+
+def _left_under(record: AttackRecord, at: AttackCurveRow) -> str:
+    """Return the accuracy of every model under one attack at one epsilon."""
+    here = [row for row in record.curves if (row.attack, row.norm, row.epsilon) == (at.attack, at.norm, at.epsilon)]
+    return listed([say("**{{ row.model }}** {{ row.accuracy|value }}", row=row) for row in here])
 
 
 def _judged(
@@ -344,7 +366,7 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
         row=row,
         hardest=min(own, key=lambda each: each.accuracy.value),
     )
-    because = "clean accuracy minus the mean accuracy over all kinds and severities"
+    because = "accuracy lost, mean over all kinds and severities"
     state = LIMITS["corruptions"].judge(lost)
     classes = record.config.data.classes if record.config.data else 0
     classes = max([classes, *(model.classes for model in record.config.models)])  # the data may have some of them
@@ -358,10 +380,28 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
         "common corruptions",
         row.model,
         said if record.images >= FEWEST else "",
+        brief=_worst_corruptions(record) if record.images >= FEWEST else "",
         effect=lost,
         verdict=Verdict(state, because, "corruptions"),
         evidence="intervened",
         place="corruptions",
+    )
+
+
+def _worst_corruptions(record: AttackRecord) -> str:
+    """Return the common corruption that leaves each model least."""
+    worst: dict[str, rows.CorruptionRow] = {}
+    for row in record.corruptions:
+        if row.model not in worst or row.accuracy.value < worst[row.model].accuracy.value:
+            worst[row.model] = row
+    titles = list(dict.fromkeys(row.title for row in worst.values()))
+    left = "**{{ row.model }}** {{ row.accuracy|value }}"
+    if len(titles) > 1:
+        left += " ({{ row.title }})"
+    return say(
+        "The worst common corruption{% if title %}, {{ title }},{% endif %} leaves {{ left }}.",
+        title=titles[0] if len(titles) == 1 else "",
+        left=listed([say(left, row=row) for row in worst.values()]),
     )
 
 
@@ -377,6 +417,8 @@ def _corruption_gap(row: rows.CorruptionPairRow, record: AttackRecord) -> Claim:
         "Under {{ title }} at severity {{ severity }} **{{ ahead }}** keeps {{ kept[ahead]|value }}, **{{ behind }}** "
         "{{ kept[behind]|value }}: {{ effect|alone }}.",
         signed(row.difference, ahead == row.first),
+        brief="The corruption {{ title }} (severity {{ severity }}) leaves **{{ ahead }}** {{ kept[ahead]|value }} "
+        "accuracy, **{{ behind }}** {{ kept[behind]|value }}.",
         given={"title": row.title, "severity": row.severity, "ahead": ahead, "behind": behind, "kept": kept},
         headline="{{ title }} (severity {{ severity }}) leaves {{ ahead }} {{ kept[ahead]|value(0) }}, {{ behind }} "
         "{{ kept[behind]|value(0) }}",

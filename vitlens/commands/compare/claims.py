@@ -134,6 +134,8 @@ def _on_disturbed(record: CompareRecord, row: DisturbedPairRow, ahead: str, gain
         f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** is {{{{ effect|alone }}}} more accurate than "
         "**{{ behind }}** ({{ accuracy_ahead|value }} compared with {{ accuracy_behind|value }}).",
         gain,
+        brief=f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** keeps {{{{ accuracy_ahead|value }}}} accuracy, "
+        "**{{ behind }}** {{ accuracy_behind|value }}.",
         given={
             "row": row,
             "ahead": ahead,

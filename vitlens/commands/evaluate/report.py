@@ -48,6 +48,7 @@ def _accuracy(record: EvaluateRecord) -> Claim:
         "{% if classes %}, zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} by chance)"
         "{% endif %}.",
         score.accuracy,
+        brief="" if score.candidates else "Of {{ n }} images, **{{ model }}** classifies {{ effect|alone }} correctly.",
         headline="{{ model }} classifies {{ correct }} of {{ n }} images correctly",
         kind="answer",
         given={

@@ -226,6 +226,8 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
         "difference is {{ gap.difference|alone }} ({% if not decided %}not significant, {% endif %}McNemar's exact "
         "test, p = {{ gap.p_holm|number }}).{% endif %}",
         gain,
+        brief="{% if gap %}A {{ classifier }} on the last layer of **{{ m }}** is right on {{ reached|value }} of "
+        "{{ reached.n }} images, its own classifier on {{ accuracy|value }}.{% endif %}",
         headline="{% if holds_more %}The last layer of {{ m }} holds more than its classifier reads{% else %}The last "
         "layer of {{ m }} gives the class of {{ reached|value(0) }} of the images{% endif %}",
         given={

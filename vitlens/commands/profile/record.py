@@ -149,3 +149,13 @@ class ProfileRecord(Record):
     tokens: tuple[TokensRow, ...] = table()
     left_out: tuple[LeftOutSizeRow, ...] = table()
     exponents: tuple[ExponentRow, ...] = table()
+
+    @property
+    def hardware(self) -> str:
+        """Return the device, on a CPU with the number of threads."""
+        if not self.machine:
+            return ""
+        machine = self.machine[0]
+        if self.config.device != "cpu":
+            return machine.name
+        return f"{machine.name} ({machine.threads} thread{'' if machine.threads == 1 else 's'})"

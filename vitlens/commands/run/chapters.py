@@ -63,13 +63,13 @@ class Chapter:
         """Return its command, or which one it is of several chapters of one command."""
         return self.row.part or self.row.word
 
-    @property
+    @cached_property
     def claims(self) -> tuple[Claim, ...]:
         """Return all that its report claims."""
         report = COMMANDS[self.row.word].report
         return report.register(self.record) if isinstance(report, Report) else self.document.claims
 
-    @property
+    @cached_property
     def effects(self) -> tuple[Claim, ...]:
         """Return all effects that it measured, also those that are not significant."""
         report = COMMANDS[self.row.word].report
@@ -207,6 +207,11 @@ class Chaptered(Record):
     def about(self, word: str, alias: str) -> Chapter | None:
         """Return the chapter of one command about one model."""
         return next((each for each in self.of(word) if each.row.alias == alias), None)
+
+    @property
+    def hardware(self) -> str:
+        """Return the machine of the chapter that recorded it."""
+        return next((each.record.hardware for each in self.parts if each.record.hardware), "")
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:

@@ -1,12 +1,13 @@
 """Calibration of models on labelled images: rows, the judgement and the chart; free of torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from vitlens.record import OfModel, col
-from vitlens.report.claims import Claim, judge, unjudged
-from vitlens.report.prose import say
+from vitlens.report.claims import SMALLEST, Claim, judge, unjudged
+from vitlens.report.numbers import number
+from vitlens.report.prose import Marked, finalize, listed, say
 from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate, wilson
 
@@ -41,6 +42,51 @@ def calibration_claim(model: str, error: Estimate) -> Claim:
         return judge("calibration", model, error, "calibration", because="expected calibration error")
     because = say("expected calibration error of fewer than {{ n }} images, which bins bias upwards", n=ENOUGH)
     return unjudged("calibration", model, because, limit="calibration")
+
+
+def calibration_words(scores: Sequence[Any]) -> str:
+    """Return whether models are calibrated, in one sentence.
+
+    scores: rows with the model, its calibration error and its mean confidence minus accuracy.
+    """
+    states = {score.model: calibration_claim(score.model, score.calibration_error).state for score in scores}
+    if "inconclusive" in states.values():
+        n = scores[0].calibration_error.n
+        return say("{{ n }} images are too few to judge calibration.", n=n)
+    gaps = []
+    for score in scores:
+        points = 100 * score.calibration_error.value
+        of = f" for **{finalize(score.model)}**" if len(scores) > 1 else ""
+        gaps.append(f"{number(points, 1)} points{of}")
+    leaning = [score for score in scores if 100 * (score.confidence_gap.low or 0.0) >= SMALLEST]
+    return say(
+        "{{ verdict }}: on average, confidence and accuracy differ by {{ gaps }}{% if leaning %} "
+        "({{ leaning }} too confident){% endif %}.",
+        verdict=Marked(_calibrated(states)),
+        gaps=listed(gaps),
+        leaning=Marked(_leaning_words([score.model for score in leaning], of=len(scores))),
+    )
+
+
+def _leaning_words(models: Sequence[str], *, of: int) -> str:
+    """Return which of several models are too confident, "" for none."""
+    if not models:
+        return ""
+    if of == 1:
+        return "it is"
+    return "both" if len(models) == of == 2 else say("{{ names|names }}", names=models)
+
+
+def _calibrated(states: Mapping[str, str]) -> str:
+    """Return which models are calibrated, the beginning of a sentence."""
+    is_one = len(states) == 1
+    if "fail" not in states.values():
+        nearly = "nearly " if "warn" in states.values() else ""
+        return f"Its confidence is {nearly}calibrated" if is_one else f"Both are {nearly}calibrated"
+    failing = [model for model, state in states.items() if state == "fail"]
+    if len(failing) == len(states):
+        return "Its confidence is not calibrated" if is_one else "Neither is calibrated"
+    return say("{{ names|names }} {{ names|are }} not calibrated", names=failing)
 
 
 @dataclass(frozen=True)

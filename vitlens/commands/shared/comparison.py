@@ -105,6 +105,13 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                     other_accuracy=accuracies[other],
                     **given,
                 ),
+                brief=say(
+                    "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of {{ accuracy.n }} images "
+                    "correctly, **{{ other }}** {{ other_accuracy|value }}. Chance hardly explains this: equally good "
+                    "models would differ so much in {{ row.p_holm|frequency }} tests.",
+                    other_accuracy=accuracies[other],
+                    **given,
+                ),
                 title=say(
                     "{% if not alike %}{{ top }} classifies more images correctly than {% if pairs|length > 1 %}"
                     "the {{ pairs|length }} other models{% else %}{{ other }}{% endif %}{% endif %}",
@@ -127,10 +134,25 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                 size=row.gain(top),
                 **known,
             ),
+            brief=_level(accuracies, top, row) if len(pairs) == 1 else "",
             title=say("{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy", **known),
             kind="answer",
             is_null=True,
         )
+
+
+def _level(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
+    """Return that neither of two models is shown to be better, in short."""
+    other = row.second if row.first == top else row.first
+    given = {"top": top, "other": other, "accuracy": accuracies[top], "other_accuracy": accuracies[other], "row": row}
+    if accuracies[top].value == accuracies[other].value:
+        return say("Neither: both classify {{ accuracy|value }} of {{ accuracy.n }} images correctly.", **given)
+    return say(
+        "Neither is shown to be: **{{ top }}** classifies {{ accuracy|value }} of {{ accuracy.n }} images correctly, "
+        "**{{ other }}** {{ other_accuracy|value }}. Chance may explain this: equally good models would differ so much "
+        "in {{ row.p_holm|frequency }} tests.",
+        **given,
+    )
 
 
 def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:

@@ -71,7 +71,8 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
             yield _named(record, named[0])
         else:
             says = _undecided(found[0]) if found else _not_known(record, model)
-            yield Claim("why it fails", model, says=says, is_null=True)
+            brief = "" if found else _not_fixed(record, model)
+            yield Claim("why it fails", model, says=says, brief=brief, is_null=True)
 
 
 def effects(record: FailuresRecord) -> Iterator[Claim]:
@@ -98,7 +99,7 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
             )
     for row in record.covariates:
         if row.p is not None and not row.known.outcome:
-            yield found(
+            claim = found(
                 f"errors by {row.covariate}",
                 row.model,
                 "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }} (AUC {{ row.area|alone }}).",
@@ -109,6 +110,26 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
                 kind="comparison",
                 place="failure_properties",
             )
+            yield replace(claim, brief=_frequent(record, row))
+
+
+def _frequent(record: FailuresRecord, row: CovariateRow) -> str:
+    """Return where errors are more frequent, with the accuracy there; "" where that is not known."""
+    parts, worst, best = _ends(record, row) if _has_quarters(record, row) else ((), None, None)
+    if len(parts) != QUARTERS:
+        return ""
+    return say(
+        "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }}. It classifies {{ worst|value }} of "
+        "the quarter with the {{ end }} {{ row.title|whole }} correctly, {{ best|value }} of the opposite quarter.",
+        row=row,
+        end="greatest" if row.more_in_errors else "least",
+        worst=worst,
+        best=best,
+    )
+
+
+def _has_quarters(record: FailuresRecord, row: CovariateRow) -> bool:
+    return any((each.model, each.covariate) == (row.model, row.covariate) for each in record.quarters)
 
 
 def _named(record: FailuresRecord, cause: Cause) -> Claim:
@@ -127,6 +148,13 @@ def _named(record: FailuresRecord, cause: Cause) -> Claim:
         evidence="intervened",
         place="interventions",
         kind="comparison",
+        brief=say(
+            "**{{ row.model }}** fails on {{ row.where|whole }}. When all {{ row.known.thing }} are "
+            "{{ test.change|whole }}, it corrects {{ test.mended }} of {{ test.errors }} errors on {{ test.gain.n }} "
+            "images and loses {{ test.broken }} (control: {{ test.control_mended }} and {{ test.control_broken }}).",
+            row=row,
+            test=test,
+        ),
     )
 
 
@@ -189,8 +217,9 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
         + where
         + "; "
         + _CHANGED
-        + ", {{ test.mended }} of {{ test.errors }} errors are fixed (control, {{ test.control|whole }}: "
-        "{{ test.control_mended }}).",
+        + ", {{ test.mended }} of {{ test.errors }} errors are fixed and {{ test.broken }} correct "
+        "prediction{{ test.broken|s }} broken "
+        "(control, {{ test.control|whole }}: {{ test.control_mended }} and {{ test.control_broken }}).",
         row=row,
         test=test,
         worst=worst,
@@ -287,6 +316,22 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     words += ". The next test would be {{ following|whole }}."
     given = {"errors": errors, "total": total, "following": following, "chance": "0.5"}
     return say(words, model=model, row=row, test=test, **given)
+
+
+def _not_fixed(record: FailuresRecord, model: str) -> str:
+    """Return what errors differ in and what changing it does, in short; "" where nothing was changed."""
+    row = _strongest(by(record.covariates, "model")[model])
+    test = next((each for each in record.interventions if row and _same(each, row)), None)
+    if row is None or test is None or test.supported:
+        return ""
+    return say(
+        "Not known for **{{ row.model }}**. Its errors are more frequent on {{ row.where|whole }}. But when all "
+        "{{ row.known.thing }} are {{ test.change|whole }}, it corrects {{ test.mended }} of {{ test.errors }} errors "
+        "and loses {{ test.broken }} correct prediction{{ test.broken|s }} (control: {{ test.control_mended }} and "
+        "{{ test.control_broken }}).",
+        row=row,
+        test=test,
+    )
 
 
 _CHANGED: Final = "with all {{ row.known.thing }} {{ test.change|whole }}"

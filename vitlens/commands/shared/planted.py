@@ -40,6 +40,15 @@ PLANTED: Final[Mapping[str, Planted]] = MappingProxyType(
 )
 
 
+def remedy_of(model: str) -> str:
+    """Return the bundled model that was trained without the planted cause, "" where there is none."""
+    for planted in PLANTED.values():
+        if model in planted.remedied:
+            name, _ = planted.remedied[model]
+            return name
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FactorRow(OfModel):
     """The accuracy of one model where a factor is true, and where it is false."""
@@ -120,23 +129,21 @@ def _do(rows: Sequence[FactorRow]) -> str:
 
 
 def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[FactorRow]) -> str:
-    accuracies = [
-        say("**{{ row.model }}** {{ row.accuracy_true|value }} and {{ row.accuracy_false|value }}", row=row)
-        for row in using
-    ]
+    with_cause = [say("{{ row.accuracy_true|value }} for **{{ row.model }}**", row=row) for row in using]
+    elsewhere = [say("{{ row.accuracy_false|value }}", row=row) for row in using]
     remedied = [
         say("**{{ name }}** {{ accuracy|percent(1) }}", name=name, accuracy=accuracy)
         for name, accuracy in (planted.remedied[row.model] for row in using if row.model in planted.remedied)
     ]
     return say(
-        "**Known answer.** A cause was planted in these data: {{ planted|whole }}, and in the test scenes it does not. "
-        "Accuracy where it leads to the label and elsewhere: {{ accuracies }}. "
-        "{% if remedied %}Trained without the cause: {{ remedied }}. {% endif %}"
-        "From pixels, masks and predictions only, this report "
-        "{% if right|length == using|length %}recovered this cause{% elif right %}recovered it for "
-        "{{ right|length }} of {{ using|length }} models{% else %}did not recover it{% endif %}.",
+        "**Known answer.** A cause was planted in these data: {{ planted|whole }}. "
+        "{% if right|length == using|length %}This report recovered it{% elif right %}This report recovered it for "
+        "{{ right|length }} of {{ using|length }} models{% else %}This report did not recover it{% endif %}, from "
+        "pixels, masks and predictions only. Where it leads to the label, test accuracy is {{ with_cause }}; elsewhere "
+        "{{ elsewhere }}.{% if remedied %} Trained without it: {{ remedied }}.{% endif %}",
         planted=planted.says,
-        accuracies=listed(accuracies),
+        with_cause=listed(with_cause),
+        elsewhere=listed(elsewhere),
         remedied=listed(remedied) if remedied else "",
         right=right,
         using=using,

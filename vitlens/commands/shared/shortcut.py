@@ -17,8 +17,10 @@ from vitlens.analysis.reliance.rows import (
 )
 from vitlens.charts import Picture, images, intervals
 from vitlens.commands.shared.comparison import signed
+from vitlens.commands.shared.planted import remedy_of
 from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.report.claims import Claim
+from vitlens.report.next_steps import NextStep, words_of
 from vitlens.report.numbers import percent
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Section
@@ -67,6 +69,9 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     first = rows[0]
     every = len(rows) == len(record.aliases) > 1
     subject = "Both models" if every and len(rows) == 2 else " and ".join(row.model for row in rows)
+    subject_in_bold = subject
+    if not (every and len(rows) == 2):
+        subject_in_bold = listed([say("**{{ row.model }}**", row=row) for row in rows])
     title = say(
         "{{ subject }} {{ are }} misled by {{ row.title|whole }}",
         subject=subject,
@@ -81,13 +86,20 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         "{% for other in others %} **{{ other.model }}** corrects {{ other.fixed }} of {{ other.errors }} and loses "
         "{{ other.broken }}; with that control, {{ other.control_fixed }} and {{ other.control_broken }}.{% endfor %}"
         "{% if without %} {{ without }}{% endif %}",
-        subject=subject
-        if every and len(rows) == 2
-        else Marked(" and ".join(say("**{{ m }}**", m=m.model) for m in rows)),
+        subject=subject_in_bold,
         use="use" if len(rows) > 1 else "uses",
         row=first,
         others=rows[1:],
         without=Marked(_which_is_better_without(record, first)),
+    )
+    brief = say(
+        "{{ subject }} {{ use }} a misleading cue, {{ row.title|whole }}. On {{ row.n }} images "
+        "{{ row.change|whole }}, **{{ row.model }}** corrects {{ row.fixed }} of its {{ row.errors }} errors and loses "
+        "{{ row.broken }} correct prediction{{ row.broken|s }}. The control, images {{ row.control|whole }} as much, "
+        "corrects {{ row.control_fixed }} and loses {{ row.control_broken }}.",
+        subject=subject_in_bold,
+        use="use" if len(rows) > 1 else "uses",
+        row=first,
     )
     because = say(
         "accuracy rises by {{ row.gained|value }} without this cue, and by more than under the control", row=first
@@ -103,7 +115,22 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         evidence="intervened",
         place="cue_examples",
         kind="comparison",
+        brief=brief,
+        next_step=_without_planted_cause(record, [row.model for row in rows]),
     )
+
+
+def _without_planted_cause(record: RelianceRecord, aliases: Sequence[str]) -> str:
+    """Return the next step where models were trained without the cause of these, "" where there are none such."""
+    names = {entry.alias: entry.name for entry in record.config.models}
+    remedies = [remedy_of(names.get(alias, "")) for alias in aliases]
+    if not all(remedies):
+        return ""
+    step = NextStep(
+        "models trained on images in which this cue does not go with the class do not make these errors",
+        f"vitlens study {' '.join(remedies)} {{data}}",
+    )
+    return words_of(step, " and ".join(aliases), record.config)
 
 
 def _which_is_better_without(record: RelianceRecord, row: RelianceRow) -> str:
@@ -148,6 +175,11 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         p=first.p_holm,
         evidence="intervened",
         place="cue_heads",
+        brief=say(
+            "Head **{{ head.name }}** passes on {{ head.share|value }} of the misleading cue's effect on the class "
+            "scores, and {{ head.control|value }} of the control's.",
+            head=first,
+        ),
     )
 
 
@@ -166,7 +198,15 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     shown = [each for each in order if each.shows]
     hidden = [each.method for each in order if not each.shows]
     best = order[0]
+    brief = ""
     if shown:
+        brief = say(
+            "Where the misleading cue decides, **{{ best.method }}** puts {{ best.decided|value }} of its evidence on "
+            "the {{ region }}, elsewhere {{ best.others|value }}.",
+            row=row,
+            best=best,
+            region=row.of_intervention.region,
+        )
         says = say(
             "Of the maps of **{{ best.model }}**, **{{ best.method }}** shows this cue best: {{ best.decided|value }} "
             "of its evidence lies there where the cue decides, {{ best.others|value }} elsewhere"
@@ -188,6 +228,7 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         reference=0.5,
         place="cue_maps",
         evidence="attributed",
+        brief=brief,
     )
 
 
@@ -242,9 +283,9 @@ def _share_in_words(values: NDArray[np.floating], region: NDArray[np.bool_], nam
 EXAMPLES: Final = Chart(
     "cue_examples",
     images(),
-    "{{ rows|map(attribute='column')|unique|list|length }} of {{ record.images }} images, which {{ record.misled }} "
-    "gets wrong (orange) and right without the cue (blue). Bottom: evidence for the wrong class, and its share in "
-    "the cue's region, with that of the area.",
+    "{{ rows|map(attribute='column')|unique|list|length }} of {{ record.images }} images that {{ record.misled }} "
+    "gets wrong (orange), but right without the cue (blue). Bottom: evidence for the wrong class; its share in the "
+    "cue's region, and the area of that region.",
     title="What a misleading cue does",
     rows=_pictures,
 )

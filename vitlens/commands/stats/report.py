@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log2
 from typing import Final
@@ -72,7 +72,7 @@ def _patterns(row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
 
 def _sinks(model: str, off_object: Estimate) -> Claim:
     """Judge the attention on sinks off the object."""
-    return judge(
+    claim = judge(
         "sinks",
         model,
         off_object,
@@ -82,6 +82,8 @@ def _sinks(model: str, off_object: Estimate) -> Claim:
         ),
         because="attention of patches on sinks off the object, mean over heads",
     )
+    brief = "In **{{ m }}**, {{ share|value }} of the attention lies on a few patches off the object (sinks)."
+    return replace(claim, brief=say(brief, share=off_object, m=model))
 
 
 def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
@@ -102,6 +104,7 @@ def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
         "Of the others {{ correlate }} separate one that removing them does not hurt most, {{ several }} separate too "
         "many equally well, {{ rest }} separate none.",
         None if lead is None else lead.margin,
+        brief="{% if lead %}Removing **{{ lead.name }}** hurts images of {{ lead.writes }} most.{% endif %}",
         given={
             "matter": len(matter),
             "n": len(names),
@@ -139,13 +142,14 @@ class _Fault:
     """A fault of heads with one label.
 
     question: of its claim; number: what is tested; template: the sentence about all heads that have it, of which
-    {{ lead }} has the most extreme number; is_low: True if low numbers are the fault.
+    {{ lead }} has the most extreme number; brief: the short sentence; is_low: True if low numbers are the fault.
     """
 
     question: str
     label: str
     number: Callable[[HeadRow], Estimate | None]
     template: str
+    brief: str = ""
     is_low: bool = False
 
     def value(self, head: HeadRow) -> float:
@@ -161,6 +165,7 @@ _FAULTS: Final = (
         lambda head: head.output,
         "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} of the mean norm of "
         "the heads' outputs is added to the residual stream.",
+        brief="Heads {{ heads|names }} of **{{ model }}** add next to nothing.",
         is_low=True,
     ),
     _Fault(
@@ -169,6 +174,7 @@ _FAULTS: Final = (
         lambda head: head.statistics.get("normalised_entropy"),
         "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row is at least "
         "{{ effect|value }} of that of uniform attention.",
+        brief="Heads {{ heads|names }} of **{{ model }}** attend to all patches alike.",
     ),
     _Fault(
         "fixed place",
@@ -205,6 +211,7 @@ def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterat
             model,
             fault.template,
             fault.number(lead) or Estimate(0.0),
+            brief=fault.brief,
             reference=limit(lead),
             kind="hidden fault",
             given={"heads": faulty, "model": model, "lead": lead},

@@ -1,30 +1,34 @@
 """The report of a whole study: a page written from all its chapters, and a section a question with links to them."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.consistency import reconciled
+from vitlens.commands.shared.calibration import calibration_words
+from vitlens.commands.shared.maps.report import trust_words
 from vitlens.commands.shared.names import word_table
 from vitlens.commands.shared.planted import judgement
-from vitlens.commands.shared.shortcut import CUE_HEADS, CUE_MAPS, SHORTCUT
+from vitlens.commands.shared.saturation import is_saturated
+from vitlens.commands.shared.shortcut import CUE_HEADS, CUE_MAPS, SHORTCUT, misleading
 from vitlens.commands.shared.trainings import differences
 from vitlens.commands.study import works
 from vitlens.commands.study.kinds.report import REPORT as KINDS
 from vitlens.commands.study.record import StudyRecord
-from vitlens.record import by
 from vitlens.report.claims import Claim
-from vitlens.report.document import Cell, Document, FigureSpec, Section, Table
+from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.findings import largest, not_doubted, size_of
-from vitlens.report.prose import listed, say
+from vitlens.report.glossary import find_terms
+from vitlens.report.prose import listed, say, value_of
 from vitlens.report.sections import Report, urgency
-from vitlens.uncertainty import LEVEL, in_points
+from vitlens.uncertainty import Estimate
 
 _TITLED: Final = 18  # words of a title of two claims
+_FEW: Final = 100  # images, up to which an answer is named among the weakest
 _BEFORE: Final = (
     Question("Which model classifies better?", ("evaluate",), "surest_errors"),
     Question("What misleads the models?", ("compare",), "cue_examples"),
@@ -45,20 +49,43 @@ _AFTER: Final = (
     Question("What do the features know?", ("features",), "depth"),
     Question("What do they cost?", ("profile",), "parts"),
 )
-# The questions of the first page in its order. Of each, the first claim that there is, by its chapter and its own
-# question ("": the answer to what the chapter was asked). A claim that shows no effect makes room for a finding.
-_SLOTS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
-    (("compare", SHORTCUT),),
-    (("evaluate", ""),),
-    (("compare", CUE_HEADS), ("compare", "why it fails"), ("ablate", "")),
-    (("attack", ""),),
-    (("explain", ""), ("compare", CUE_MAPS)),
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A question of the first page.
+
+    lead: the question; topic: what its answer is about, after "on"; sources: the claims that may answer it, by their
+    chapter and their question ("": the answer to what the chapter was asked), those that are preferred first.
+    """
+
+    lead: str
+    topic: str
+    sources: tuple[tuple[str, str], ...] = ()
+
+
+CAUSES: Final = Slot("What causes errors?", "causes", (("compare", SHORTCUT), ("compare", "why it fails")))
+PLACES: Final = Slot("Where do errors occur?", "where errors occur")
+BETTER: Final = Slot("Which is better?", "accuracy", (("evaluate", ""),))
+ALONE: Final = "How accurate is it?"  # of one model, in place of which is better
+HEADS: Final = Slot("Which heads matter?", "heads", (("compare", CUE_HEADS), ("ablate", "")))
+BREAKS: Final = Slot(
+    "What breaks predictions?", "attacks", (("attack", "difference under attack"), ("attack", "robustness"))
 )
+MAPS: Final = Slot("Which map can you trust?", "maps", (("explain", ""), ("compare", CUE_MAPS)))
+OTHERS: Final = Slot("What else was found?", "what else was found")
+_SLOTS: Final = (CAUSES, BETTER, HEADS, BREAKS, MAPS)
+_ORDER: Final = (CAUSES, PLACES, BETTER, HEADS, BREAKS, MAPS, OTHERS)  # on the page
+_FOUND: Final = {
+    "errors by": PLACES,
+    "which is better": BETTER,
+    "head": HEADS,
+    "attack": BREAKS,
+}  # slots of findings, by how their question begins
 # The table of the first page: lines of the chapters' first pages.
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
-    "evaluate": ("top-1 accuracy", "calibration error", "confidence minus accuracy"),
+    "evaluate": ("top-1 accuracy", "calibration error"),
     "attack": ("robust accuracy at 1/255", "accuracy lost to corruptions"),
-    "profile": ("latency, smallest batch", "parameters"),
 }
 
 
@@ -68,11 +95,25 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     if answers:
         answers[0] = replace(answers[0], title=_title(answers))
     yield from answers
+    said = " ".join(claim.says for claim in answers)
     for chapter in record.parts:
         if chapter.row.word != "train":  # evaluate judges the same models on the same images
             for claim in chapter.claims:
                 if not any((claim.question, claim.subject) == (each.question, each.subject) for each in answers):
-                    yield replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
+                    yield _as_fact(claim, said)
+
+
+def _as_fact(claim: Claim, said: str) -> Claim:
+    """Return a claim of a chapter as one that is never the title.
+
+    The first page shows it only where it has room, and where it is a fault or compares models. said: all answers.
+    """
+    kind = "fact" if claim.kind == "answer" else claim.kind
+    matters = claim.state in ("warn", "fail") or kind in ("hidden fault", "comparison")
+    says = claim.brief or claim.says
+    if not matters or says in said:
+        says = ""
+    return replace(claim, kind=kind, title="", says=says, lead=OTHERS.lead)
 
 
 def _title(answers: Sequence[Claim]) -> str:
@@ -86,41 +127,106 @@ def _title(answers: Sequence[Claim]) -> str:
 
 
 def _answers_of(record: StudyRecord) -> list[Claim]:
-    """Return the answers of the first page: those that show an effect, then the largest findings on other subjects."""
+    """Return the answers of the first page: those that show an effect, then the largest findings on other questions."""
     answers = [claim for claim in _asked(record) if not claim.is_null]
-    covered = {_about(claim) for claim in answers}
+    answered_leads = {claim.lead for claim in answers}
     for finding in findings(record):
         if len(answers) >= len(_SLOTS):
             break
-        if _about(finding) not in covered:
-            answers.append(replace(finding, kind="answer"))
-            covered.add(_about(finding))
-    return answers
+        slot = next((slot for start, slot in _FOUND.items() if finding.question.startswith(start)), OTHERS)
+        if slot.lead not in answered_leads:
+            says = finding.brief or finding.says
+            answers.append(replace(finding, kind="answer", says=says, lead=slot.lead))
+            answered_leads.add(slot.lead)
+    return sorted(answers, key=lambda claim: _ORDER.index(_slot_of(claim)))
 
 
-def _about(claim: Claim) -> str:
-    """Return what a claim is about in one word: "corruption: noise" and "corruption: blur" are about one thing."""
-    return claim.question.partition(":")[0]
+def _slot_of(claim: Claim) -> Slot:
+    """Return the question that an answer is to."""
+    return next((slot for slot in _ORDER if slot.lead == claim.lead), BETTER)
 
 
 def _asked(record: StudyRecord) -> Iterator[Claim]:
+    """Yield the answer to each question of the first page, also those that show no effect."""
     for slot in _SLOTS:
-        yield from _answer(record, slot)
+        candidates = list(_candidates(record, slot))
+        shown = [claim for claim in candidates if not claim.is_null]
+        for claim in (shown or candidates)[:1]:
+            sentences = _sentences_of(record, slot, claim)
+            lead = ALONE if slot == BETTER and len(record.studied) == 1 else slot.lead
+            yield replace(claim, kind="answer", says=" ".join(filter(None, sentences)), lead=lead)
 
 
-def _answer(record: StudyRecord, slot: tuple[tuple[str, str], ...]) -> Iterator[Claim]:
-    """Yield the first claim of a slot; of several about one question, one that changed something."""
-    for word, question in slot:
-        for chapter in record.of(word)[:1]:
+def _candidates(record: StudyRecord, slot: Slot) -> Iterator[Claim]:
+    """Yield the claims that may answer a question; of several about one, those that changed something first."""
+    for word, question in slot.sources:
+        for chapter in record.of(word):
             asked = [claim for claim in chapter.claims if claim.says and _answers(claim, question)]
             asked.sort(key=lambda claim: bool(question) and claim.evidence != "intervened")
-            if asked:
-                yield replace(asked[0], kind="answer", place=chapter.figure(asked[0].place))
-                return
+            for claim in asked:
+                yield replace(claim, place=chapter.figure(claim.place))
 
 
 def _answers(claim: Claim, question: str) -> bool:
     return claim.question == question if question else claim.kind == "answer"
+
+
+def _sentences_of(record: StudyRecord, slot: Slot, claim: Claim) -> Iterator[str]:
+    """Yield the sentences that answer a question: those of a claim, and what other chapters add."""
+    if slot == HEADS:
+        yield from _heads(record, claim)
+        return
+    if slot == MAPS and claim.question == "maps":
+        yield trust_words([row for chapter in record.of("explain") for row in chapter.record.checks])
+        yield from _brief(record, "compare", CUE_MAPS)
+        return
+    yield claim.brief or claim.says
+    if slot == CAUSES and claim.question == SHORTCUT:
+        yield from _smaller_cause(record, claim)
+    if slot == BETTER:
+        for chapter in record.of("evaluate"):
+            yield calibration_words(chapter.record.scores)
+    if slot == BREAKS:
+        yield from _brief(record, "attack", "common corruptions")
+
+
+def _heads(record: StudyRecord, claim: Claim) -> Iterator[str]:
+    """Yield the head without which a model loses most, those that carry a cue, and those that serve a class."""
+    for sentence in _brief(record, "ablate", "", claim.subject):
+        head, role = works.role_of_most_important_head(record, claim.subject)
+        yield sentence
+        if head and f"**{head}**" in sentence:
+            yield _role_sentence(role)
+    if claim.question == CUE_HEADS:
+        yield claim.brief
+    yield from _brief(record, "stats", "writes", claim.subject)
+
+
+def _role_sentence(role: str) -> str:
+    """Return what a head does, from its tested label."""
+    if role == works.NO_ROLE:
+        return "What it does is not known."
+    return say("It {{ is }}{{ role|whole }}.", role=role, **{"is": "is " if role.startswith("needed") else ""})
+
+
+def _brief(record: StudyRecord, word: str, question: str, subject: str = "") -> Iterator[str]:
+    """Yield the short sentence of the first claim about a question, "" for the answer of its chapter."""
+    for chapter in record.of(word):
+        for claim in chapter.claims:
+            if claim.says and claim.brief and _answers(claim, question) and subject in ("", claim.subject):
+                yield claim.brief
+                return
+
+
+def _smaller_cause(record: StudyRecord, claim: Claim) -> Iterator[str]:
+    """Yield the next cause of the errors of a model that a cue misleads, with how large it is next to the first."""
+    for chapter in record.of("compare"):
+        for other in chapter.claims:
+            is_cause = other.question == "why it fails" and other.evidence == "intervened" and not other.is_null
+            if is_cause and other.brief and other.subject in claim.subject.split(" and "):
+                smaller = (size_of(other) or 0.0) < (size_of(claim) or 0.0)
+                yield f"{'Second' if smaller else 'Also'}, {other.brief}"
+                return
 
 
 def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
@@ -152,50 +258,104 @@ def _images(claim: Claim) -> int:
     return 0 if claim.effect is None else claim.effect.n or 0
 
 
-def _weakest(record: StudyRecord) -> Claim | None:
-    """Of the answers the one that is open, else the one whose effect lies nearest to its reference."""
-    answers = [claim for claim in claims(record) if claim.kind == "answer"]
-    undecided = [claim for claim in answers if claim.state == "inconclusive"]
-    known = [claim for claim in answers if claim.rank and not claim.state]
-    return next(iter(undecided), None) or min(known, key=lambda claim: claim.rank, default=None)
+def _weakest(answers: Sequence[Claim]) -> list[Claim]:
+    """Return the two answers that rest on the fewest images, where these are few, else the one nearest to no effect.
+
+    The distance of an effect from none is measured by its interval.
+    """
+    few = [claim for claim in answers if 0 < _images(claim) <= _FEW]
+    known = [claim for claim in answers if claim.rank and size_of(claim) is not None]
+    return sorted(few, key=_images)[:2] or sorted(known, key=lambda claim: claim.rank)[:1]
 
 
-def unknown(record: StudyRecord) -> Iterator[str]:
+def unknown(record: StudyRecord) -> Iterator[Sentence]:
     """Yield what could overturn the first page, the most serious first, and what would tell."""
-    trained = [row for row in record.training if row.epochs]
-    unequal = differences(record.training)
-    weakest = _weakest(record)
-    if weakest is not None:
-        yield say(
-            "The weakest claim above: {{ question }}{% if claim.subject %} of {{ claim.subject }}{% endif %}"
-            "{% if claim.state %}, which is undecided{% else %}; its effect is nearest to none{% endif %}.",
-            question=weakest.question.replace("_", " "),
-            claim=weakest,
-        )
-    yield from (claim.says for claim in _asked(record) if claim.is_null)
-    yield say(
-        "{% if trained %}{{ trained|names }} {{ trained|are }} one training each: another seed can move accuracy by "
-        "points. {% endif %}{% if unequal %}The trainings differ in {{ what }}, so no difference is one between "
-        "architectures. {% endif %}Next: `vitlens study --kind data` trains a ViT and a CNN with several seeds.",
-        trained=[row.model for row in trained],
-        unequal=unequal,
-        what=listed([say("{{ w }}", w=name.replace("_", " ")) for name in unequal]),
-    )
-    attack = record.of("attack")
-    if attack and attack[0].record.curves:
-        rows = attack[0].record.curves
-        yield say(
-            "Robustness was tested on {{ n }} images with {{ titles }}; stronger attacks (`--attack auto`) can only "
-            "lower it.",
-            n=rows[0].accuracy.n,
-            titles=listed([say("{{ t }}", t=t) for t in by(rows, "title")]),
-        )
+    answers = _answers_of(record)
+    weakest = _weakest(answers)
+    if weakest:
+        lead = "Weakest claim:" if len(weakest) == 1 else "Weakest claims:"
+        yield Sentence(f"{'; '.join(map(_doubt, weakest))}.", lead=lead)
+    leads = {claim.lead for claim in answers}
+    for claim in _asked(record):
+        if claim.is_null:
+            yield Sentence(claim.says, lead="" if claim.lead in leads else claim.lead)
+    yield from _too_few(record)
     if record.left_out:
-        yield say(
-            "Without labels these chapters are left out: {{ words|join(', ') }}.",
-            words=[row.chapter for row in record.left_out],
+        chapters = [row.chapter for row in record.left_out]
+        yield Sentence(
+            say(
+                "Without labels these chapters are left out: {{ words|join(', ') }}. Accuracy is the share of "
+                "predictions that stay as they were.",
+                words=chapters,
+            )
         )
-    yield "Not tested: other images, and other sizes of these models."
+    unequal = differences(record.training)
+    if unequal:
+        what = listed([say("{{ w }}", w=name.replace("_", " ")) for name in unequal])
+        yield Sentence(
+            say("The trainings differ in {{ what }}, so no difference is one between architectures.", what=what)
+        )
+    yield Sentence(_not_tested(record), lead="Not tested:")
+
+
+def _too_few(record: StudyRecord) -> Iterator[Sentence]:
+    """Yield the questions that so few images, or so few errors, do not answer."""
+    asked = {claim.lead for claim in _asked(record)}
+    for chapter in record.of("evaluate"):
+        scores = chapter.record.scores
+        if not asked & {BETTER.lead, ALONE} and scores:
+            right = listed([say("**{{ score.model }}** {{ score.accuracy|value }}", score=score) for score in scores])
+            says = "{{ n }} images are too few to tell (accuracy: {{ right }})."
+            lead = ALONE if len(scores) == 1 else BETTER.lead
+            yield Sentence(say(says, n=chapter.record.images, right=right), lead=lead)
+        errors = {score.model: _count_errors(score) for score in scores}
+        if CAUSES.lead not in asked and record.of("compare") and all(map(is_saturated, errors.values())):
+            counts = listed(
+                [say("{{ n or 'none' }} of **{{ model }}**", n=n, model=name) for name, n in errors.items()]
+            )
+            yield Sentence(say("Not known: too few errors ({{ counts }}).", counts=counts), lead=CAUSES.lead)
+
+
+def _count_errors(score: Any) -> int:
+    """Return how many images a model classifies wrongly."""
+    accuracy: Estimate = score.accuracy
+    return round((1 - accuracy.value) * (accuracy.n or 0))
+
+
+def _doubt(claim: Claim) -> str:
+    """Return what an answer is about, on how many images it rests, and how far its effect may lie from the estimate."""
+    effect = claim.effect
+    assert effect is not None  # as its images are known
+    topic = _slot_of(claim).topic
+    if not claim.rank or size_of(claim) is None:
+        return say("{{ topic }}, from {{ n }} images", topic=topic, n=effect.n)
+    return say(
+        "{{ topic }}, from {{ n }} images ({{ what }} anywhere from {{ low|number(1) }} to {{ high }})",
+        topic=topic,
+        n=effect.n,
+        what="difference" if effect.unit == "points" else "value",
+        low=effect.low if effect.unit == "points" else 100 * (effect.low or 0.0),
+        high=value_of(replace(effect, value=effect.high or 0.0)),
+    )
+
+
+def _not_tested(record: StudyRecord) -> str:
+    """Return what was not varied, with the commands that vary it."""
+    return say(
+        "other images, model sizes and training seeds (`vitlens study --kind data`){% if attacked %}, and stronger "
+        "attacks (`--attack auto`){% endif %}.",
+        attacked=record.of("attack"),
+    )
+
+
+def definitions(record: StudyRecord) -> Iterator[tuple[str, str]]:
+    """Yield the terms of the first page with their meaning."""
+    texts = [claim.says for claim in _answers_of(record)]
+    table = glance(record)
+    if table is not None:
+        texts += [str(row[0]) for row in table.rows]
+    terms = {term.name: term.sentence for text in texts for _, _, term in find_terms(text)}
+    yield from sorted(terms.items())
 
 
 def known_answer(record: StudyRecord) -> Iterator[str]:
@@ -216,7 +376,7 @@ def glance(record: StudyRecord) -> Table | None:
     for word, titles in _GLANCED.items():
         for chapter in record.of(word)[:1]:
             lines += [line for line in map(chapter.glance, titles) if line]
-    lines += _apart(record)
+    lines += _without_cue(record)
     if not lines:
         return None
     keys = ["metric", *record.studied, "status"]
@@ -224,34 +384,41 @@ def glance(record: StudyRecord) -> Table | None:
     if len(record.studied) == 2:
         keys.insert(-1, "difference")
         titles_of_columns.insert(-1, "first minus second")
-    judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
-    rows = []
-    for line in sorted(lines, key=lambda line: _urgency_of(line, judged)):
-        cells = [line.get(key) for key in keys[:-1]]
-        rows.append((*cells, line.get("status") if line["metric"] in judged else None))
+    lines.sort(key=lambda line: urgency(str(line.get("status") or "")))
+    rows = [_shortened(line, keys) for line in lines]
     return Table("", tuple(titles_of_columns), tuple(rows))
 
 
-def _urgency_of(line: Mapping[str, Cell], judged: Collection[str]) -> int:
-    status = line.get("status")
-    if status is None or line["metric"] not in judged:
-        return urgency(None)
-    return urgency(str(status))
+def _shortened(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, ...]:
+    """Return a line with the number of images in its first cell, and intervals only of what has no difference."""
+    estimates = [cell for cell in line.values() if isinstance(cell, Estimate)]
+    counts = {estimate.n for estimate in estimates}
+    n = counts.pop() if len(counts) == 1 else None
+    has_difference = isinstance(line.get("difference"), Estimate)
+    cells: list[Cell] = []
+    for key in keys:
+        cell = line.get(key)
+        if isinstance(cell, Estimate) and n is not None:
+            cell = replace(cell, n=None)
+        if isinstance(cell, Estimate) and has_difference and key != "difference":
+            cell = replace(cell, low=None, high=None)
+        cells.append(cell)
+    if n is not None:
+        cells[0] = say("{{ metric|whole }} (n = {{ n }})", metric=cells[0], n=n)
+    return tuple(cells)
 
 
-def _apart(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
-    """Yield both models under the attack in which they differ most clearly."""
-    for chapter in record.of("attack")[:1]:
-        pairs = [row for row in chapter.record.pairs if row.epsilon and row.p_holm <= LEVEL]
-        row = min(pairs, key=lambda row: row.p_holm, default=None)
-        if row is not None:
-            at = (row.attack, row.norm, row.epsilon)
-            own = {r.model: r.accuracy for r in chapter.record.curves if (r.attack, r.norm, r.epsilon) == at}
-            yield {
-                "metric": say("accuracy under {{ r.title }} at {{ r.at }}", r=row),
-                **own,
-                "difference": in_points(row.difference) if row.first == record.studied[0] else None,
+def _without_cue(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
+    """Yield how many errors of each model are corrected without the cue that misleads most, and by the control."""
+    for chapter in record.of("compare")[:1]:
+        for first in misleading(chapter.record)[:1]:
+            rows = [row for row in chapter.record.reliance if row.cue_and_change == first.cue_and_change]
+            cells = {
+                row.model: say("{{ row.fixed }} of {{ row.errors }} (control {{ row.control_fixed }})", row=row)
+                for row in rows
             }
+            metric = say("errors corrected {{ row.change|whole }} (n = {{ row.n }})", row=first)
+            yield {"metric": metric, **cells}
 
 
 def picture(record: StudyRecord) -> FigureSpec | None:
@@ -305,6 +472,7 @@ WHOLE: Final = Report(
     glance=glance,
     explorer=explorer,
     title="{{ title }}",
+    definitions=definitions,
     sections=(_sections,),
     reconciles=reconciled,
     known_answer=known_answer,

@@ -26,6 +26,8 @@ _ATTENDS: Final = {
     "position to position": "by position",
     "content to content": "by content",
 }
+NO_ROLE: Final = "no tested role"
+_ROLES_IN_FULL: Final = {"attends to the same keys": "attends to the same patches, whichever patch asks"}
 _CAPTION: Final = (
     "Rows are layers; columns: attention patterns, attention distance, labels that the logit lens reads, accuracy lost "
     "without each head (orange: the loss changes significantly), and what one head does."
@@ -43,6 +45,20 @@ def sections(record: StudyRecord) -> Iterator[Section]:
     """Yield the section of each ViT of which heads were measured."""
     for alias in record.vits:
         yield _section(record, alias)
+
+
+def role_of_most_important_head(record: StudyRecord, alias: str) -> tuple[str, str]:
+    """Return the head that costs most when removed, and its tested label; "" and "" where no head was removed."""
+    stats = record.about("stats", alias)
+    if stats is None:
+        return "", ""
+    model = _Measured(stats, record.about("ablate", alias), None)
+    places = [(layer, head) for layer in model.layers for head in model.heads_of(layer) if (layer, head) in model.units]
+    if not places:
+        return "", ""
+    most = max(places, key=lambda place: model.units[place].rank.value)
+    role = _role_words(model.names.get(most))
+    return model.units[most].unit, _ROLES_IN_FULL.get(role, role)
 
 
 def _section(record: StudyRecord, alias: str) -> Section:
@@ -171,7 +187,7 @@ def _margin(name: NameRow) -> float:
 def _role_words(name: NameRow | None) -> str:
     """Return the tested label of a head in a few words."""
     if name is None or not name.tested:
-        return "no tested role"
+        return NO_ROLE
     if _is_needed(name):
         return f"needed most for {name.writes}"
     if names_one(name.looks) and name.looks_hold:

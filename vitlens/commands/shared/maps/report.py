@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from vitlens.analysis.faithfulness.checks import SIMILAR
 from vitlens.charts import matrix
 from vitlens.charts.overlay import flaw_of
-from vitlens.commands.shared.maps.record import WEIGHTS, MapCheckRow, judged_maps
+from vitlens.commands.shared.maps.record import WEIGHTS, JudgedMap, MapCheckRow, judged_maps
+from vitlens.record import by
 from vitlens.report.claims import FEWEST, Claim, below, enough, found, unjudged
-from vitlens.report.prose import say
+from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Rows
 from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Side, beyond, widened, wilson
@@ -72,7 +73,7 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
     )
     weights = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)]
     under = [row for row in rows if row.needed and below(row.margin, 0.0) and enough(row.margin)]
-    for question, own, effect, reference, words in (
+    for question, own, effect, reference, words, brief in (
         (
             "maps that ignore the weights",
             weights,
@@ -80,6 +81,8 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
             SIMILAR,
             "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of **{{ alias }}** are "
             "randomised: {{ worst.method }} keeps a rank correlation of {{ effect|alone }}.",
+            "The maps by {{ names|names }} hardly change when the weights of **{{ alias }}** are randomised, so they "
+            "do not explain it.",
         ),
         (
             "maps below a baseline",
@@ -88,6 +91,7 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
             0.0,
             "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse than a baseline: "
             "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}.",
+            "The maps by {{ names|names }} order the patches of **{{ alias }}** worse than a baseline map does.",
         ),
     ):
         if own:
@@ -98,12 +102,45 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
                 alias,
                 words,
                 getattr(worst, effect),
+                brief=brief,
                 given=named,
                 kind="hidden fault",
                 reference=reference,
                 evidence="intervened",
                 place=place,
             )
+
+
+def trust_words(checks: Sequence[MapCheckRow]) -> str:
+    """Return which map of each model you can trust, or which comes closest; "" without checks."""
+    best = [judged_maps(rows)[0] for rows in by(checks, "model").values()]
+    trusted = [each for each in best if each.state == "pass"]
+    others = [each for each in best if each.state != "pass"]
+    closest: list[str] = []
+    for each in others:
+        unit = "" if closest else " checks passed"
+        closest.append(f"{_method_of(each)} ({_count_checks(each, checks)}{unit})")
+    return say(
+        "{% if trusted %}You can trust {{ trusted }}, shown to{% else %}None yet: none is shown to{% endif %} mark "
+        "patches that matter (two tests), depend on the weights and survive one-pixel shifts."
+        "{% if closest %} {% if trusted %}No other map passes all checks; the{% else %}The{% endif %} closest "
+        "{{ others|are }} {{ closest }}.{% endif %}",
+        trusted=listed([_method_of(each) for each in trusted]) if trusted else "",
+        others=others,
+        closest=listed(closest) if closest else "",
+    )
+
+
+def _method_of(judged: JudgedMap) -> str:
+    return say("**{{ map.method }}** for **{{ map.model }}**", map=judged)
+
+
+def _count_checks(judged: JudgedMap, checks: Sequence[MapCheckRow]) -> str:
+    """Return how many of the checks that its verdict needs a method passes."""
+    rows = [row for row in checks if (row.model, row.method) == (judged.model, judged.method) and row.needed]
+    passed = sum(row.state == "pass" for row in rows)
+    n = max(len(rows), passed + len(judged.not_passed))
+    return say("{{ passed }} of {{ n }}", passed=passed, n=n)
 
 
 def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_title: bool = False) -> Iterator[Claim]:
