@@ -21,7 +21,8 @@ from vitlens.analysis.evaluation.evaluate import Evaluation
 from vitlens.analysis.failures.covariates import Pictures, Subject, luminance
 from vitlens.analysis.failures.properties import QuarterRow
 from vitlens.analysis.failures.separation import separation
-from vitlens.commands.audit.measure import _mapped
+from vitlens.commands.audit.measure import subject_of
+from vitlens.commands.audit.plan import MAPPED
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.data.split import Split
 from vitlens.models.model import Model
@@ -201,5 +202,5 @@ def audited(rule: Callable[[Tensor, Tensor], Tensor], split: Split) -> tuple[Qua
     settings = SimpleNamespace(seed=0, batch_size=None)
     passes = {"batch_size": None, "precision": "fp32"}
     run = SimpleNamespace(model=model(rule), split=split, run=settings, passes=passes)
-    quarters: tuple[QuarterRow, ...] = failure_fields([_mapped(run)], quiet=True)["quarters"]
+    quarters: tuple[QuarterRow, ...] = failure_fields([subject_of(run, MAPPED)], quiet=True)["quarters"]
     return quarters

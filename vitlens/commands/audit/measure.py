@@ -224,7 +224,7 @@ class AuditChapters(ChapterRunner):
         a_map = map_of_an_image(self.model, self.split, preferred_method(self.model), self.one_pass)
         images = mapped_images(a_map, self.one_pass, self.budget.share(MAPPED_SHARE), count)
         if images:
-            subject = _subject(self.audit_run, images)
+            subject = subject_of(self.audit_run, images)
             return failure_fields([subject], quiet=self.audit_run.run.quiet)
         takes = count * self.one_pass + min(FEWEST_JUDGED, count) * a_map
         what = "the question why images are misclassified"
@@ -391,7 +391,7 @@ def _reliance(run: Run[AuditOptions], plan: Plan, images: int) -> dict[str, Any]
 
 
 @phase("Predictions and maps, to ask why images are misclassified")
-def _subject(run: Run[AuditOptions], images: int) -> Subject:
+def subject_of(run: Run[AuditOptions], images: int) -> Subject:
     """Return the model, its predictions, and maps of so many images, drawn at random for unbiased accuracies."""
     model = run.model
     split = run.split
