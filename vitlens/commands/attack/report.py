@@ -276,8 +276,8 @@ REPORT: Final = Report(
                 Chart(
                     "transfer",
                     matrix("made_for", "shown_to", "rate", below=lambda row: f"of {row.rate.n}"),
-                    "Share of the images that fool the model of the row and also the model of the column, of those "
-                    "that the latter classifies correctly when clean.",
+                    "Share of the images that fool the model of the row and also that of the column. Only images that "
+                    "the latter classifies correctly when clean count.",
                     title="Transfer of {{ record.overall[0].sample }}",
                 ),
             ),

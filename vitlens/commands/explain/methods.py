@@ -53,8 +53,8 @@ def chosen_methods(
     """Return the methods of each model, in the order of names; the default methods if there are no names.
 
     A method that is not named is left out if the refinement does not apply to its maps. Raises UnknownNameError for an
-    unknown name, and UnsupportedError for a method that no model has, for a model that has none of the methods, and for
-    a refinement that does not apply.
+    unknown name. Raises UnsupportedError for a method that no model has, a model that has none of the methods, or a
+    refinement that does not apply.
     """
     if refinement.refine == "affinity":
         for model in models:

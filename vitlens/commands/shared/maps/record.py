@@ -2,8 +2,8 @@
 
 A map passes if all of these hold:
 
-- Removing patches in its order has a larger effect than in the order of a random map, a map of the centre, and its maps
-  of other images, with two replacements of removed patches.
+- Removing patches in its order has a larger effect than in three other orders, with two replacements of removed
+  patches. These are the orders of a random map, a map of the centre, and its maps of other images.
 - It changes when the weights are randomised.
 - It stays in place under shifts of at most one pixel.
 
