@@ -129,35 +129,38 @@ def _methods_of(rows: Sequence[MapCheckRow]) -> list[str]:
 
 
 def trust_words(checks: Sequence[MapCheckRow]) -> str:
-    """Return which map of each model you can trust, or which comes closest; "" without checks."""
-    best = [judged_maps(rows)[0] for rows in by(checks, "model").values()]
-    trusted = [each for each in best if each.state == "pass"]
-    others = [each for each in best if each.state != "pass"]
+    """Return which map of each model you can trust, or which comes closest."""
+    trusted: list[str] = []
     closest: list[str] = []
-    for each in others:
-        unit = "" if closest else " checks passed"
-        closest.append(f"{_method_of(each)} ({_count_checks(each, checks)}{unit})")
+    for rows in by(checks, "model").values():
+        best = judged_maps(rows)[0]
+        name = say("**{{ best.method }}** for **{{ best.model }}**", best=best)
+        if best.state == "pass":
+            trusted.append(name)
+        else:
+            unit = "" if closest else " checks passed"
+            closest.append(f"{name} ({_count_checks(best, rows)}{unit})")
     return say(
-        "{% if trusted %}You can trust {{ trusted }}, shown to{% else %}None yet: none is shown to{% endif %} mark "
-        "patches that matter (two tests), depend on the weights and survive one-pixel shifts."
+        "{% if trusted %}You can trust {{ trusted_maps }}, shown to{% else %}None yet: none is shown to{% endif %} "
+        "mark patches that matter (two tests), depend on the weights and survive one-pixel shifts."
         "{% if closest %} {% if trusted %}No other map passes all checks; the{% else %}The{% endif %} closest "
-        "{{ others|are }} {{ closest }}.{% endif %}",
-        trusted=listed([_method_of(each) for each in trusted]) if trusted else "",
-        others=others,
-        closest=listed(closest) if closest else "",
+        "{{ closest|are }} {{ closest_maps }}.{% endif %}",
+        trusted=trusted,
+        trusted_maps=listed(trusted),
+        closest=closest,
+        closest_maps=listed(closest),
     )
-
-
-def _method_of(judged: JudgedMap) -> str:
-    return say("**{{ map.method }}** for **{{ map.model }}**", map=judged)
 
 
 def _count_checks(judged: JudgedMap, checks: Sequence[MapCheckRow]) -> str:
     """Return how many of the checks that its verdict needs a method passes."""
-    rows = [row for row in checks if (row.model, row.method) == (judged.model, judged.method) and row.needed]
-    passed = sum(row.state == "pass" for row in rows)
-    n = max(len(rows), passed + len(judged.not_passed))
-    return say("{{ passed }} of {{ n }}", passed=passed, n=n)
+    needed = 0
+    passed = 0
+    for row in checks:
+        if row.method == judged.method and row.needed:
+            needed += 1
+            passed += row.state == "pass"
+    return say("{{ passed }} of {{ n }}", passed=passed, n=max(needed, passed + len(judged.not_passed)))
 
 
 def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_title: bool = False) -> Iterator[Claim]:
