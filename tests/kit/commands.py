@@ -107,7 +107,7 @@ def quick_attacks(candidates: Sequence[CandidateRow] | None = None, *, part: int
     attacked, and stored, together.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitlens.commands.attack.sweep.CHECKED", 2)
+        patch.setattr("vitlens.commands.attack.checks.CHECKED", 2)
         patch.setattr(carlini_wagner, "__kwdefaults__", {**(carlini_wagner.__kwdefaults__ or {}), "searches": 4})
         if candidates is not None:
             patch.setattr("vitlens.commands.audit.measure.CANDIDATES", candidates)

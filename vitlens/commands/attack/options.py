@@ -1,46 +1,68 @@
 """The options of `vitlens attack`."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from vitlens.attacks.registry import ATTACKS, COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
+from vitlens.attacks.registry import (
+    ATTACKS,
+    COMMAND_ATTACKS,
+    EPSILONS_255,
+    EPSILONS_L2,
+    RESTARTS,
+    UNIT,
+)
 from vitlens.commands.run.flags import choices, option
-from vitlens.commands.run.options import ModelsOnImages, predicted_option, require_models, several_models
+from vitlens.commands.run.options import (
+    ModelsOnImages,
+    predicted_option,
+    require_models,
+    several_models,
+)
 from vitlens.commands.run.parsing import amounts, count_or_counts, named_amounts
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import SelfChecks
 
-_MORE = "Beside the curves"
-_PATCH = "The patch attack"
+_MORE: Final = "Additional measurements"
+_PATCH: Final = "The patch attack"
+_EPSILON_OPTION: Final = {"linf": "--epsilon", "l2": "--epsilon-l2"}  # by norm
 
 
 @dataclass(frozen=True)
 class AttackOptions(ModelsOnImages):
-    """All models are attacked on the same images.
+    """The options; all models are attacked on the same images.
 
-    attacks: names of the registry; single_epsilons: by L∞ attack, in 1/255; steps: for all, or by attack (None: each
-    attack's default); step: of PGD, in epsilon / steps (None: 2.5); resume: of the same models, data and options;
-    save_images: whether adversarial images are kept; baseline: an alias (None: the first CNN, else the first model).
+    attacks: names of the registry. single_epsilons: by L∞ attack, in 1/255. steps: for all attacks, or by attack (None:
+    the default of each). step: of PGD, in epsilon / steps (None: 2.5). resume: a run with the same models, data and
+    options. baseline: an alias (None: the first CNN, else the first model).
     """
 
     models: tuple[str, ...] = several_models(default=())
     attacks: tuple[str, ...] = choices(
-        "--attack", f"Comma-separated: {', '.join(ATTACKS)}.", ATTACKS, default=COMMAND_ATTACKS
+        "--attack",
+        f"Comma-separated: {', '.join(ATTACKS)}.",
+        ATTACKS,
+        default=COMMAND_ATTACKS,
     )
     epsilons: tuple[float, ...] = option(
         "--epsilon",
-        "Of L∞ attacks, in 1/255; 0: the clean accuracy.",
+        "Epsilons of L∞ attacks, in 1/255; 0 is the clean accuracy.",
         default=EPSILONS_255,
         metavar="LIST",
         parse=amounts,
     )
     epsilons_l2: tuple[float, ...] = option(
-        "--epsilon-l2", "Of L2 attacks, distances in pixel units.", default=EPSILONS_L2, metavar="LIST", parse=amounts
+        "--epsilon-l2",
+        "Epsilons of L2 attacks, in pixel units.",
+        default=EPSILONS_L2,
+        metavar="LIST",
+        parse=amounts,
     )
     single_epsilons: Mapping[str, float] | None = option(
         "--single-epsilon",
-        "Of L∞ attacks to run at one epsilon alone: low-frequency=8.",
+        "Run these L∞ attacks at one epsilon only: low-frequency=8.",
         default=None,
         metavar="LIST",
         parse=named_amounts,
@@ -48,35 +70,58 @@ class AttackOptions(ModelsOnImages):
     )
     steps: int | Mapping[str, int] | None = option(
         "--steps",
-        "Of attacks with steps; of some alone: pgd=20,cw=50.",
+        "Steps of iterative attacks, for all of them or for some: pgd=20,cw=50.",
         default=None,
         metavar="N",
         parse=count_or_counts,
-        shown="each attack's own",
+        shown="the default of each attack",
     )
     step: float | None = option(
         "--step",
-        "Of PGD in all its forms: its step as a multiple of epsilon / steps.",
+        "Step size of all PGD attacks, as a multiple of epsilon / steps.",
         default=None,
         metavar="X",
         shown="2.5",
     )
-    restarts: int = option("--restarts", "Of attacks with a random start.", default=RESTARTS, metavar="N")
+    restarts: int = option(
+        "--restarts",
+        "Restarts of attacks with a random start.",
+        default=RESTARTS,
+        metavar="N",
+    )
     downwards: bool = option(
         "--downwards",
-        "Try the largest epsilon first, down to where an image stays correct: faster, less strict.",
+        "Start at the largest epsilon and stop once an image stays correct: faster, less strict.",
         default=False,
     )
     predicted: bool = predicted_option()
-    resume: Path | None = option("--resume", "Go on with a run that was stopped.", default=None, metavar="FOLDER")
-    transfer: bool = option(
-        "--transfer/--no-transfer", "Test each model on adversarial images of the others.", default=True, panel=_MORE
+    resume: Path | None = option(
+        "--resume",
+        "Continue an interrupted run.",
+        default=None,
+        metavar="FOLDER",
     )
-    inside: bool = option("--inside/--no-inside", "Maps and block outputs before and after.", default=True, panel=_MORE)
-    corruptions: bool = option("--corruptions/--no-corruptions", "Also common corruptions.", default=True, panel=_MORE)
+    transfer: bool = option(
+        "--transfer/--no-transfer",
+        "Test each model on adversarial images of the others.",
+        default=True,
+        panel=_MORE,
+    )
+    inside: bool = option(
+        "--inside/--no-inside",
+        "Compare maps and block outputs before and after the attack.",
+        default=True,
+        panel=_MORE,
+    )
+    corruptions: bool = option(
+        "--corruptions/--no-corruptions",
+        "Also measure common corruptions.",
+        default=True,
+        panel=_MORE,
+    )
     save_images: bool = option(
         "--save-images",
-        "Keep adversarial images: exact in arrays/, and as PNG, rounded to 8 bits, in adversarial/.",
+        "Save adversarial images: exact in arrays/, and as PNG, rounded to 8 bits, in adversarial/.",
         default=False,
         panel=_MORE,
     )
@@ -96,80 +141,133 @@ class AttackOptions(ModelsOnImages):
     )
     patch_side: int | None = option(
         "--patch-side",
-        "Side of the patch attack's square.",
+        "Side of the square of the patch attack.",
         default=None,
         metavar="PX",
         shown="a quarter of the shorter side",
         panel=_PATCH,
     )
     patch_anywhere: bool = option(
-        "--patch-anywhere", "The square need not be aligned with a ViT's patches.", default=False, panel=_PATCH
+        "--patch-anywhere",
+        "Allow squares that are not aligned with the patches of a ViT.",
+        default=False,
+        panel=_PATCH,
     )
 
     def __post_init__(self) -> None:
-        """Raise InputError for options of which no run can be made, UnknownNameError for an unknown attack."""
+        """Raise InputError for options that no run can have, UnknownNameError for an unknown attack."""
         require_models(self.models, self.resume)
-        singles = self.single_epsilons or {}
-        for epsilon in (*self.epsilons, *singles.values()):
-            if not 0 <= epsilon <= UNIT:
-                option = "--epsilon" if epsilon in self.epsilons else "--single-epsilon"
-                raise InputError(f"expected {option} from 0 to {UNIT:g}, in 1/255, found {epsilon:g}")
-        for epsilon in self.epsilons_l2:
-            if not 0 <= epsilon < float("inf"):
-                raise InputError(f"expected --epsilon-l2 of at least 0, in pixel units, found {epsilon:g}")
-        if not self.attacks:
-            raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
-        for name in self.attacks:
-            if name not in ATTACKS:
-                raise UnknownNameError("attack", name, ATTACKS)
-            if not self.epsilons_of(name):
-                typed = {"linf": "--epsilon", "l2": "--epsilon-l2"}[ATTACKS[name].norm]
-                raise InputError(f"expected {typed} with a number above 0 for {name}, found none; e.g. {typed} 1,2,4")
-        known = ", ".join(self.attacks)
-        linf = [name for name in self.attacks if ATTACKS[name].norm == "linf"]
-        for name, epsilon in singles.items():
-            if name not in linf or epsilon == 0:
-                raise InputError(
-                    f"expected --single-epsilon above 0 of L∞ attacks of --attack, found {name}={epsilon:g}; "
-                    f"try {', '.join(linf) or 'another --attack'}"
-                )
-        steps = self.steps if isinstance(self.steps, Mapping) else {self.attacks[0]: self.steps}
-        for name in steps:
-            if name not in self.attacks:
-                raise InputError(f"expected --steps for attacks of --attack, found {name}; try {known}")
-        counts = [*(("--steps", each) for each in steps.values()), ("--restarts", self.restarts)]
-        for option, count in (*counts, ("--patch-side", self.patch_side)):
-            if count is not None and count < 1:
-                raise InputError(f"expected {option} of at least 1, found {count}; leave it out for the default")
-        if self.step is not None and not 0 < self.step < float("inf"):
-            raise InputError(f"expected --step above 0, in epsilon / steps, found {self.step:g}; e.g. --step 2.5")
-        if self.step is not None and not any(ATTACKS[name].takes_stride for name in self.attacks):
-            able = ", ".join(name for name, entry in ATTACKS.items() if entry.takes_stride)
-            raise InputError(f"expected --step with one of {able}, found {known}; leave it out")
-        if not any(ATTACKS[name].norm == "patch" for name in self.attacks) and (self.patch_side or self.patch_anywhere):
-            raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
-        bounded = [name for name in self.attacks if ATTACKS[name].kind == "budget"]
-        if self.downwards and all(len(self.epsilons_of(name)) == 1 for name in bounded):
-            raise InputError(f"expected --downwards with an attack at several epsilons, found {known}; leave it out")
+        self._require_valid_epsilons()
+        self._require_attacks()
+        self._require_single_epsilons_of_linf_attacks()
+        self._require_valid_counts()
+        self._require_valid_step()
+        self._require_patch_attack()
+        self._require_several_epsilons()
 
     def steps_for(self, attack: str) -> int | None:
-        """Return the number of steps of this attack; None for its default."""
-        return self.steps.get(attack) if isinstance(self.steps, Mapping) else self.steps
+        """Return the number of steps of an attack; None for its default."""
+        if isinstance(self.steps, Mapping):
+            return self.steps.get(attack)
+        return self.steps
 
     def epsilons_of(self, attack: str) -> tuple[float, ...]:
-        """Epsilons of this attack in pixel units, rising, without 0; a patch has one size."""
-        single = (self.single_epsilons or {}).get(attack)
+        """Return the epsilons of an attack in pixel units, ascending, without 0.
+
+        The patch attack has one epsilon, as its square has one size.
+        """
         norm = ATTACKS[attack].norm
+        single = (self.single_epsilons or {}).get(attack)
         if norm == "linf" and single is not None:
             return (single / UNIT,)
         return {"linf": self.linf, "l2": self.l2}.get(norm, (1.0,))
 
     @property
     def linf(self) -> tuple[float, ...]:
-        """Epsilons of L∞ attacks in pixel units, rising, without 0."""
+        """Return the epsilons of L∞ attacks in pixel units, ascending, without 0."""
         return tuple(sorted({epsilon / UNIT for epsilon in self.epsilons if epsilon > 0}))
 
     @property
     def l2(self) -> tuple[float, ...]:
-        """Epsilons of L2 attacks in pixel units, rising, without 0."""
+        """Return the epsilons of L2 attacks in pixel units, ascending, without 0."""
         return tuple(sorted({epsilon for epsilon in self.epsilons_l2 if epsilon > 0}))
+
+    def _require_valid_epsilons(self) -> None:
+        singles = self.single_epsilons or {}
+        for epsilon in (*self.epsilons, *singles.values()):
+            if not 0 <= epsilon <= UNIT:
+                flag = "--single-epsilon"
+                if epsilon in self.epsilons:
+                    flag = "--epsilon"
+                raise InputError(f"expected {flag} from 0 to {UNIT:g}, in 1/255, found {epsilon:g}")
+        for epsilon in self.epsilons_l2:
+            if not 0 <= epsilon < math.inf:
+                raise InputError(f"expected --epsilon-l2 of at least 0, in pixel units, found {epsilon:g}")
+
+    def _require_attacks(self) -> None:
+        """Check that there is an attack, that all are known, and that each has an epsilon."""
+        if not self.attacks:
+            raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
+        for name in self.attacks:
+            if name not in ATTACKS:
+                raise UnknownNameError("attack", name, ATTACKS)
+            if not self.epsilons_of(name):
+                flag = _EPSILON_OPTION[ATTACKS[name].norm]
+                raise InputError(f"expected {flag} with a number above 0 for {name}, found none; e.g. {flag} 1,2,4")
+
+    def _require_single_epsilons_of_linf_attacks(self) -> None:
+        linf_attacks = [name for name in self.attacks if ATTACKS[name].norm == "linf"]
+        for name, epsilon in (self.single_epsilons or {}).items():
+            if name not in linf_attacks or epsilon == 0:
+                raise InputError(
+                    f"expected --single-epsilon above 0 of L∞ attacks of --attack, "
+                    f"found {name}={epsilon:g}; "
+                    f"try {', '.join(linf_attacks) or 'another --attack'}"
+                )
+
+    def _require_valid_counts(self) -> None:
+        """Check the number of steps, of restarts and of pixels of a patch."""
+        counts: list[tuple[str, int | None]] = []
+        if isinstance(self.steps, Mapping):
+            for name, steps in self.steps.items():
+                if name not in self.attacks:
+                    raise InputError(
+                        f"expected --steps for attacks of --attack, found {name}; try {', '.join(self.attacks)}"
+                    )
+                counts.append(("--steps", steps))
+        else:
+            counts.append(("--steps", self.steps))
+        counts.append(("--restarts", self.restarts))
+        counts.append(("--patch-side", self.patch_side))
+        for flag, count in counts:
+            if count is not None and count < 1:
+                raise InputError(f"expected {flag} of at least 1, found {count}; leave it out for the default")
+
+    def _require_valid_step(self) -> None:
+        if self.step is None:
+            return
+        if not 0 < self.step < math.inf:
+            raise InputError(f"expected --step above 0, in epsilon / steps, found {self.step:g}; e.g. --step 2.5")
+        if not any(ATTACKS[name].takes_stride for name in self.attacks):
+            able = [name for name, attack in ATTACKS.items() if attack.takes_stride]
+            raise InputError(
+                f"expected --step with one of {', '.join(able)}, found {', '.join(self.attacks)}; leave it out"
+            )
+
+    def _require_patch_attack(self) -> None:
+        """Check that options of the patch attack come with this attack."""
+        if any(ATTACKS[name].norm == "patch" for name in self.attacks):
+            return
+        if self.patch_side or self.patch_anywhere:
+            raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
+
+    def _require_several_epsilons(self) -> None:
+        """Check that --downwards has several epsilons to try in that order."""
+        if not self.downwards:
+            return
+        for name in self.attacks:
+            if ATTACKS[name].kind == "budget" and len(self.epsilons_of(name)) > 1:
+                return
+        raise InputError(
+            f"expected --downwards with an attack at several epsilons, found {', '.join(self.attacks)}; leave it out"
+        )

@@ -1,6 +1,6 @@
-"""What `vitlens attack` records; free of torch. Layers and blocks count from 0.
+"""The record of `vitlens attack`; free of torch. Layers and blocks count from 0.
 
-Epsilons are in the unit of the command line: 255ths for L∞, pixel units for L2, a share of the pixels for a patch.
+Epsilons are in the unit of the command line: 1/255 for L∞, pixel units for L2, a share of the pixels for a patch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,14 +17,18 @@ from vitlens.uncertainty import Estimate, wilson
 
 Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
-JUDGED: Final = 1.0  # 255ths: the epsilon at which robustness is judged
-FAR: Final = 8.0  # 255ths, at which no undefended model keeps most of its accuracy
-SURVIVED: Final = 0.5  # robust accuracy there, above which stronger attacks are run on the survivors
+JUDGED: Final = 1.0  # epsilon in 1/255 at which robustness is judged
+FAR: Final = 8.0  # epsilon in 1/255 at which no undefended model keeps most of its accuracy
+SURVIVED: Final = 0.5  # robust accuracy at FAR above which stronger attacks are run on the survivors
 WORST_TITLE: Final = "all attacks, with stronger ones on survivors"
-WORST_CASE: Final = "worst-case-linf"  # in metrics: every L∞ attack and, on survivors, the stronger ones
-AXES: Final[Mapping[NormName, str]] = {"linf": "1/255", "l2": "pixel units", "patch": "share of the pixels"}
+WORST_CASE: Final = "worst-case-linf"  # name in metrics of all L∞ attacks together
+AXES: Final[Mapping[NormName, str]] = {  # units of epsilon
+    "linf": "1/255",
+    "l2": "pixel units",
+    "patch": "share of the pixels",
+}
 _ROBUST: Final = "the share of all images that are classified correctly when clean and under every perturbation found"
-_EPSILON: Final = "the largest change that an attack may make: of a pixel in 255ths (L∞), or the distance (L2)"
+_EPSILON: Final = "the largest change that an attack may make: of one pixel in 1/255 (L∞), or the distance (L2)"
 
 
 def scale_of(norm: NormName) -> float:
@@ -33,7 +37,7 @@ def scale_of(norm: NormName) -> float:
 
 
 def typed_epsilon(epsilon: float, norm: NormName) -> float:
-    """Return an epsilon in pixel units as on the command line and in names of metrics: 4, 0.5."""
+    """Return an epsilon in pixel units as it is typed on the command line and named in metrics: 4, 0.5."""
     return float(f"{round(epsilon * scale_of(norm), 6):g}")
 
 
@@ -41,19 +45,21 @@ def epsilon_words(epsilon: float, norm: NormName) -> str:
     """Return an epsilon in the unit of the command line, in words: "4/255", "an L2 distance of 0.5"."""
     if norm == "patch":
         return f"{100 * epsilon:.3g} % of the pixels covered"
-    return f"{epsilon:g}/255" if norm == "linf" else f"an L2 distance of {epsilon:g}"
-
-
-_IN_WORDS: Final = property(lambda row: epsilon_words(row.epsilon, row.norm))
+    if norm == "linf":
+        return f"{epsilon:g}/255"
+    return f"an L2 distance of {epsilon:g}"
 
 
 @dataclass(frozen=True)
 class AttackedModelRow(OfModel):
-    """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; sample: the
-    attack with its epsilon on a sample of the images, from which examples, transfer and changes inside are taken, and
-    fooled: those of them on which it succeeds; failed: None until the self-checks have been made; halfway: the first
-    block whose outputs for a clean and an adversarial image differ at least half as much as for two images; baseline:
-    the model that errors under corruptions are relative to; lost: paired over images."""
+    """One model over all attacks.
+
+    robust: accuracy under the strongest attack at 1/255; None if none was run. failed: None until the self-checks have
+    run. sample: the attack, with its epsilon, of the sampled images; examples, transfer and changes inside are measured
+    on them. fooled: the number of sampled images that it breaks. halfway: the first block whose outputs for a clean and
+    an adversarial image differ at least half as much as for two different images. lost: paired over images. baseline:
+    the model that corruption errors are relative to.
+    """
 
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
     robust: Estimate | None = col("robust accuracy at 1/255", better="higher", term=_ROBUST, default=None)
@@ -83,7 +89,7 @@ class AttackedModelRow(OfModel):
 
 @dataclass(frozen=True)
 class AttackCurveRow(OfModel):
-    """Accuracy of one model under one attack at one epsilon (0: clean)."""
+    """The accuracy of one model under one attack at one epsilon (0: clean)."""
 
     attack: str = col("name")
     title: str = col("attack")
@@ -92,32 +98,52 @@ class AttackCurveRow(OfModel):
     accuracy: Estimate = col(
         "robust accuracy", better="higher", metric="robust_accuracy/{model}/{attack}/{epsilon:g}", term=_ROBUST
     )
-    at = at_epsilon = _IN_WORDS
+
+    @property
+    def at(self) -> str:
+        """Return the epsilon in words."""
+        return epsilon_words(self.epsilon, self.norm)
+
+    @property
+    def at_epsilon(self) -> str:
+        """Return the epsilon in words, for a table."""
+        return self.at
 
     @property
     def axis(self) -> str:
-        """Return the unit of epsilon, the title of a panel with all attacks of one norm."""
+        """Return the title of a panel with all attacks of one norm."""
         return f"epsilon ({AXES[self.norm]})"
 
     @property
     def panel(self) -> str:
-        """Return the attack with its unit, the title of a panel."""
+        """Return the title of a panel with one attack."""
         return f"{self.title} ({AXES[self.norm]})"
 
 
 def strongest(curves: Iterable[AttackCurveRow], epsilon: float | None = None) -> AttackCurveRow | None:
-    """Return the row of the lowest accuracy under an L∞ attack at an epsilon (None: at any); of equals the last, as
-    FGSM is named first."""
-    tried = [row for row in curves if row.norm == "linf" and row.epsilon > 0 and epsilon in (None, row.epsilon)]
-    return min(reversed(tried), key=lambda row: row.accuracy.value, default=None)
+    """Return the row with the lowest accuracy under an L∞ attack, at one epsilon or at any (None).
+
+    Of several such rows it is the last, because FGSM comes first.
+    """
+    lowest: AttackCurveRow | None = None
+    for row in curves:
+        if row.norm != "linf" or row.epsilon <= 0:
+            continue
+        if epsilon is not None and row.epsilon != epsilon:
+            continue
+        if lowest is None or row.accuracy.value <= lowest.accuracy.value:
+            lowest = row
+    return lowest
 
 
 @dataclass(frozen=True)
 class AttackRow(OfModel):
-    """One attack on one model: settings, results and cost. attack: its name in metrics; name: in the registry; right:
-    images that the model classifies correctly before it; broken: those for which a perturbation was found; median: None
-    where it is larger than all that were tried; forwards, backwards: images passed through the model; seconds: of all
-    processes together."""
+    """Settings, results and cost of one attack on one model.
+
+    attack: its name in metrics. name: its name in the registry. right: images that the model classifies correctly
+    before the attack. broken: those of them for which a perturbation was found. median: None if it exceeds every
+    perturbation that was tried. forwards, backwards: images passed through the model. seconds: summed over processes.
+    """
 
     attack: str = col("name in metrics")
     name: str = col("name")
@@ -134,7 +160,7 @@ class AttackRow(OfModel):
         better="higher",
         metric="median_distance/{model}/{attack}",
         default=None,
-        term="over correctly classified images, in 255ths for L∞, in pixel units for L2",
+        term="over correctly classified images; in 1/255 for L∞, in pixel units for L2",
     )
     forwards: int = col("images forward", default=0)
     backwards: int = col("images backward", default=0)
@@ -143,9 +169,11 @@ class AttackRow(OfModel):
 
 @dataclass(frozen=True)
 class RobustPairRow:
-    """Two models under one attack at one epsilon ("clean": none). only_first, only_second: images that one model alone
-    classifies correctly; difference: accuracy of the first minus the second's; p: McNemar's exact test; p_holm:
-    corrected for all rows."""
+    """Two models under one attack at one epsilon, or on clean images ("clean").
+
+    only_first, only_second: images that only this model classifies correctly. difference: accuracy of the first minus
+    that of the second. p: of McNemar's exact test. p_holm: corrected for all rows.
+    """
 
     attack: str = col("name")
     title: str = col("attack")
@@ -158,24 +186,32 @@ class RobustPairRow:
     difference: Estimate = col("first minus second", metric="robust_difference/{first}/{second}/{attack}/{epsilon:g}")
     p: float = col("p")
     p_holm: float = col("p (Holm)")
-    at = _IN_WORDS
+
+    @property
+    def at(self) -> str:
+        """Return the epsilon in words."""
+        return epsilon_words(self.epsilon, self.norm)
 
     @property
     def test(self) -> str:
-        """Return the attack with its epsilon, the label of a line."""
-        return "clean" if self.attack == "clean" else f"{self.title}, {self.epsilon:g} ({AXES[self.norm]})"
+        """Return the label of this row in a chart: the attack and its epsilon."""
+        if self.attack == "clean":
+            return "clean"
+        return f"{self.title}, {self.epsilon:g} ({AXES[self.norm]})"
 
     @property
     def models(self) -> str:
-        """Return the two models, the name of a series."""
+        """Return the name of the series of these two models."""
         return f"{self.first} − {self.second}"
 
 
 @dataclass(frozen=True)
 class SurvivorsRow(OfModel):
-    """The images of one model that survived every L∞ attack up to an epsilon, attacked again with a margin loss (PGD on
-    the difference of logits ratio) and Square. before, after: robust accuracy; margin, square: images that each broke,
-    None where it was not run again."""
+    """Stronger attacks on the images that survive every L∞ attack up to an epsilon.
+
+    These are PGD with a margin loss (difference of logits ratio) and Square. before, after: robust accuracy. margin,
+    square: the number of images that each breaks; None if it was not run.
+    """
 
     epsilon: float = col("epsilon", term=_EPSILON)
     survivors: int = col("survivors")
@@ -186,7 +222,7 @@ class SurvivorsRow(OfModel):
 
     @property
     def missed(self) -> int:
-        """Return how many survivors the stronger attacks broke."""
+        """Return the number of survivors that the stronger attacks break."""
         return (self.margin or 0) + (self.square or 0)
 
     @property
@@ -197,8 +233,11 @@ class SurvivorsRow(OfModel):
 
 @dataclass(frozen=True)
 class CorruptionPairRow:
-    """Two models under one common corruption at one severity. difference: accuracy of the first minus the second's,
-    paired by image; p: McNemar's exact test; p_holm: corrected for all rows."""
+    """Two models under one common corruption at one severity.
+
+    difference: accuracy of the first minus that of the second, paired by image. p: of McNemar's exact test. p_holm:
+    corrected for all rows.
+    """
 
     kind: str = col("name")
     title: str = col("corruption")
@@ -211,20 +250,23 @@ class CorruptionPairRow:
 
     @property
     def words(self) -> str:
-        """Return the corruption with its severity, the label of a line."""
+        """Return the corruption and its severity."""
         return f"{self.title}, severity {self.severity}"
 
     @property
     def models(self) -> str:
-        """Return the two models, the name of a series."""
+        """Return the name of the series of these two models."""
         return f"{self.first} − {self.second}"
 
 
 @dataclass(frozen=True)
 class TransferRow:
-    """Adversarial images of one model (made_for), classified by another (shown_to). rate: of the images that fool the
-    first and that the second classifies correctly when clean, the share that fools the second (None: no such image);
-    accuracy: of the second on all adversarial images of the first; clean: on the clean images."""
+    """Adversarial images of one model (made_for), classified by another (shown_to).
+
+    rate: the share that also fools the second model, of the images that fool the first and that the second classifies
+    correctly when clean; None if there are none. accuracy: of the second model on all adversarial images of the first.
+    clean: its accuracy on the clean images.
+    """
 
     made_for: str = col("made for")
     shown_to: str = col("shown to")
@@ -232,7 +274,8 @@ class TransferRow:
         "fooled too",
         metric="transfer_rate/{made_for}/{shown_to}",
         default=None,
-        term="of the images that fool the first and that the second has right when clean, the share that fools both",
+        term="the share that fools both models, of images that fool the first and that the second classifies "
+        "correctly when clean",
     )
     accuracy: Estimate = col("accuracy", metric="transfer_accuracy/{made_for}/{shown_to}", default=Estimate(0.0))
     clean: Estimate = col("clean accuracy", default=Estimate(0.0))
@@ -240,9 +283,11 @@ class TransferRow:
 
 @dataclass(frozen=True)
 class AttackCheckRow(OfModel):
-    """One self-check of an attack on one model. state: inconclusive where it could not have failed, as nothing was
-    fooled; against, of: how many of so many images contradict the expectation, None where that is no count of
-    images."""
+    """One self-check of an attack on one model.
+
+    state: inconclusive if the check could not have failed because no image was fooled. against, of: `against` out of
+    `of` images contradict the expectation; None if images are not counted.
+    """
 
     name: str = col("check")
     attack: str = col("attack")
@@ -254,14 +299,19 @@ class AttackCheckRow(OfModel):
 
     @property
     def share(self) -> Estimate | None:
-        """Return the share of the images that contradicts the expectation, with its interval."""
-        return None if self.against is None or not self.of else wilson(self.against, self.of)
+        """Return the share of images that contradict the expectation, with its interval."""
+        if self.against is None or not self.of:
+            return None
+        return wilson(self.against, self.of)
 
 
 @dataclass(frozen=True)
 class MapAgreementRow(OfModel):
-    """How much the maps of the images that fool a model agree before and after the attack. maps: the name in metrics;
-    spearman: rank correlation; top: share of the top tenth of one map among the top tenth of the other."""
+    """The agreement of maps before and after the attack, on images that fool a model.
+
+    maps: the name in metrics. spearman: rank correlation. top: the share of the top tenth of one map that is in the top
+    tenth of the other.
+    """
 
     maps: str = col("name in metrics")
     title: str = col("maps")
@@ -271,7 +321,7 @@ class MapAgreementRow(OfModel):
 
 @dataclass(frozen=True)
 class BlockDistanceRow(OfModel):
-    """How far a block's output for a clean image is from that for its counterpart: 1 minus the cosine, at least 0."""
+    """The distance (1 - cosine, at least 0) of a block's outputs for a clean image and for its counterpart."""
 
     block: int = col("block")
     kind: Counterpart = col("counterpart")
@@ -280,8 +330,10 @@ class BlockDistanceRow(OfModel):
 
 @dataclass(frozen=True)
 class CorruptionRow(OfModel):
-    """Accuracy of one model under one common corruption at a severity from 1 to 5; strength: in the unit that
-    `operation` names."""
+    """The accuracy of one model under one common corruption at a severity from 1 to 5.
+
+    strength: in the unit that `operation` names.
+    """
 
     kind: str = col("name")
     title: str = col("corruption")
@@ -293,9 +345,12 @@ class CorruptionRow(OfModel):
 
 @dataclass(frozen=True)
 class AttackedArrays:
-    """One model on all images: clean (images,): whether the clean image is classified correctly; broken_at, distance:
-    by attack (images,), the smallest epsilon at which the attack succeeds and the norm of the smallest perturbation
-    found, in pixel units; 0 where the clean image is misclassified, infinite where none was found."""
+    """The outcome of all attacks on one model, image by image.
+
+    clean (images,): True where the clean image is classified correctly. broken_at (images,): by attack, the smallest
+    epsilon at which it succeeds. distance (images,): by attack, the norm of the smallest perturbation. Both are in
+    pixel units, 0 for misclassified clean images and infinite if no perturbation was found.
+    """
 
     clean: Flags
     broken_at: Mapping[str, Vector]
@@ -304,9 +359,12 @@ class AttackedArrays:
 
 @dataclass(frozen=True)
 class AttackExampleArrays:
-    """Some images that fooled one model: pixels, and change, the perturbation (images, 3, height, width); before,
-    after: positive parts of maps (images, rows, columns); answers: predicted classes, and probability: of these, clean
-    and adversarial (2, images); image: indices into the data."""
+    """Some images that fool one model.
+
+    change: the perturbation (images, 3, height, width). before, after: positive parts of maps (images, rows, columns).
+    answers, probability: the predicted classes and their probabilities, clean and adversarial (2, images). image:
+    indices into the data.
+    """
 
     pixels: Pixels
     change: Images
@@ -319,8 +377,11 @@ class AttackExampleArrays:
 
 @dataclass(frozen=True)
 class AdversarialArrays:
-    """The sample of one model, of --save-images: images as the attack left them (images, 3, height, width) in [0, 1],
-    the clean ones where it failed; fooled: where it did not; image: indices into the data."""
+    """The sampled images of one model, saved by --save-images.
+
+    images: adversarial (images, 3, height, width) in [0, 1]; clean where the attack failed. fooled: True where it
+    succeeded. image: indices into the data.
+    """
 
     images: Images
     fooled: Flags

@@ -1,6 +1,6 @@
 """The report of `vitlens attack`: which model is more robust, whether the attacks are sound, what changes inside."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -8,9 +8,18 @@ from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, amplification, images, intervals, lines, matrix
 from vitlens.charts.style import shortened
-from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.claims import ORDER, claims, effects, sampled, unknown
-from vitlens.commands.attack.record import AXES, JUDGED, AttackCurveRow, AttackRecord, strongest
+from vitlens.commands.attack.record import (
+    AXES,
+    JUDGED,
+    AttackCheckRow,
+    AttackCurveRow,
+    AttackedModelRow,
+    AttackExampleArrays,
+    AttackRecord,
+    AttackRow,
+    strongest,
+)
 from vitlens.record import by
 from vitlens.report.claims import enough
 from vitlens.report.numbers import number
@@ -18,103 +27,168 @@ from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import LEVEL, Estimate
 
-PICTURES: Final = 6  # of the first page, of all models together
-
-
-def _disagreeing(record: AttackRecord) -> str:
-    """Return a sentence where the mean loss and the mean corruption error order two models differently."""
-    known = [row for row in record.overall if row.lost is not None and row.relative_error is not None]
-    if len(known) != 2:
-        return ""
-    by_loss = min(known, key=lambda row: row.lost.value if row.lost else 0.0)
-    by_error = min(known, key=lambda row: row.relative_error.value if row.relative_error else 0.0)
-    if by_loss is by_error:
-        return ""
-    return say(
-        "**{{ one }}** loses less accuracy on average; the mean corruption error prefers **{{ other }}**, as it "
-        "divides each corruption's errors by those of {{ base }}. That error is not comparable with published values.",
-        one=by_loss.model,
-        other=by_error.model,
-        base=by_error.baseline,
-    )
+PICTURES: Final = 6  # on the first page, of all models together
+_MODEL_LETTERS: Final = 10  # of a model's name next to a picture
+_CLASS_LETTERS: Final = 12  # of a class's name below a picture
 
 
 def _by_corruption(record: AttackRecord) -> str:
     """Return how many differences between models are significant, and why two means may disagree."""
-    pairs = record.corruption_pairs
-    counted = say(
-        "{{ sure|length }} of {{ pairs|length }} differences between models are significant (McNemar, Holm).",
-        sure=[row for row in pairs if row.p_holm <= LEVEL],
-        pairs=pairs,
-    )
-    return " ".join(filter(None, [counted if pairs else "", _disagreeing(record)]))
+    sentences = []
+    if record.corruption_pairs:
+        significant = [row for row in record.corruption_pairs if row.p_holm <= LEVEL]
+        sentence = say(
+            "{{ significant|length }} of {{ pairs|length }} differences between models are significant "
+            "(McNemar, Holm).",
+            significant=significant,
+            pairs=record.corruption_pairs,
+        )
+        sentences.append(sentence)
+    sentences += _disagreement(record)
+    return " ".join(sentences)
+
+
+def _disagreement(record: AttackRecord) -> Iterator[str]:
+    """Yield a sentence if the mean loss and the mean corruption error rank two models differently."""
+    losses: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    for row in record.overall:
+        if row.lost is not None and row.relative_error is not None:
+            losses[row.model] = row.lost.value
+            errors[row.model] = row.relative_error.value
+    if len(losses) != 2:
+        return
+    by_loss = min(losses, key=lambda model: losses[model])
+    by_error = min(errors, key=lambda model: errors[model])
+    if by_loss != by_error:
+        yield say(
+            "**{{ one }}** loses less accuracy on average; the mean corruption error prefers **{{ other }}**, because "
+            "it divides the errors under each corruption by those of {{ baseline }}. That error is not comparable "
+            "with published values.",
+            one=by_loss,
+            other=by_error,
+            baseline=_row_of(record, by_error).baseline,
+        )
+
+
+def _row_of(record: AttackRecord, model: str) -> AttackedModelRow:
+    return next(row for row in record.overall if row.model == model)
 
 
 def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
-    """Return the strongest attack at each epsilon of each norm, on each model, of equals the last."""
-    falling = sorted(record.curves, key=lambda row: -row.accuracy.value)
-    return list({(row.norm, row.epsilon, row.model): row for row in falling if row.epsilon > 0}.values())
-
-
-def _ratios(distances: Mapping[tuple[str, rows.Counterpart], Estimate]) -> dict[tuple[str, str], str]:
-    """Return how far the attack moves features, in distances of each other counterpart."""
-    found: dict[tuple[str, str], str] = {}
-    for (model, kind), distance in distances.items():
-        moved = distances.get((model, "adversarial"))
-        if kind != "adversarial" and moved is not None:
-            found[model, kind] = number(moved.value / distance.value) if distance.value > 0 else "infinitely many"
-    return found
+    """Return the strongest attack at each epsilon of each norm, on each model; the last of equally strong ones."""
+    strongest_rows = {}
+    for row in sorted(record.curves, key=lambda row: -row.accuracy.value):
+        if row.epsilon > 0:
+            strongest_rows[row.norm, row.epsilon, row.model] = row
+    return list(strongest_rows.values())
 
 
 def _halfway(record: AttackRecord) -> str:
-    """From which block on the attack changes outputs half as much as another image does, else how much in the last."""
-    last = {(row.model, row.kind): row.distance for row in record.blocks}
-    return say(
-        "{% for row in rows %}{% if row.halfway %}From block {{ row.halfway|value }} on the attack changes the outputs "
-        "of **{{ row.model }}** at least half as much as another image does. {% else %}After the last block of "
-        "**{{ row.model }}** the attack moves features {{ ratios[row.model, 'noise'] }} times as far as equal noise, "
-        "and {{ ratios[row.model, 'another image'] }} times as far as another image. {% endif %}{% endfor %}",
-        ratios=_ratios(last),
-        rows=[
-            row
-            for row in record.overall
-            if enough(row.halfway) or (row.halfway is None and (row.model, "another image") in last)
-        ],
-    )
+    """Return how far the attack moves the outputs of blocks, compared with another image and with noise."""
+    last_block: dict[tuple[str, str], Estimate] = {}
+    for block in record.blocks:
+        last_block[block.model, block.kind] = block.distance
+    sentences = []
+    for row in record.overall:
+        if row.halfway is None and (row.model, "another image") in last_block:
+            sentence = say(
+                "After the last block of **{{ model }}** the attack moves features {{ noise }} times as far as equal "
+                "noise, and {{ other }} times as far as another image.",
+                model=row.model,
+                noise=_ratio(last_block, row.model, "noise"),
+                other=_ratio(last_block, row.model, "another image"),
+            )
+            sentences.append(sentence)
+        elif enough(row.halfway):
+            sentence = say(
+                "From block {{ row.halfway|value }} on the attack changes the outputs of **{{ row.model }}** at least "
+                "half as much as another image does.",
+                row=row,
+            )
+            sentences.append(sentence)
+    return " ".join(sentences)
+
+
+def _ratio(distances: dict[tuple[str, str], Estimate], model: str, kind: str) -> str:
+    """Return how far the attack moves features, as a multiple of the distance of a counterpart."""
+    distance = distances[model, kind].value
+    if distance == 0:
+        return "infinitely many"
+    return number(distances[model, "adversarial"].value / distance)
 
 
 def _examples(record: AttackRecord) -> Iterator[Picture]:
-    """Images that fool the models: clean, perturbation and adversarial, with maps of the true class."""
+    """Yield images that fool the models: clean, perturbation and adversarial, with maps of the true class."""
     for model, arrays in record.examples.items():
         times = amplification(arrays.change.astype(np.float32))
-        for at in range(len(arrays.pixels))[: max(1, PICTURES // len(record.examples))]:
-            row = f"{shortened(model, 10)} {arrays.image[at]}"
-            clean = arrays.pixels[at].astype(np.float32) / 255
-            change = arrays.change[at].astype(np.float32)
-            changed = np.clip(clean + change, 0, 1)
-            before, after = (
-                f"{shortened(str(word), 12)}, {100 * probability:.0f} %"
-                for word, probability in zip(arrays.answers[:, at], arrays.probability[:, at])
-            )
-            yield Picture(clean, None, row, "clean", before)
-            yield Picture(np.clip(0.5 + times * change, 0, 1), None, row, "perturbation", f"× {times}")
-            yield Picture(changed, None, row, "adversarial", after)
-            yield Picture(clean, arrays.before[at], row, "map before")
-            yield Picture(changed, arrays.after[at], row, "map after")
+        drawn = max(1, PICTURES // len(record.examples))
+        for index in range(min(drawn, len(arrays.pixels))):
+            yield from _example(model, arrays, index, times)
+
+
+def _example(model: str, arrays: AttackExampleArrays, index: int, times: int) -> Iterator[Picture]:
+    """Yield the row of pictures of one image, with the perturbation amplified `times` times."""
+    clean = arrays.pixels[index].astype(np.float32) / 255
+    change = arrays.change[index].astype(np.float32)
+    adversarial = np.clip(clean + change, 0, 1)
+    amplified = np.clip(0.5 + times * change, 0, 1)
+    row = f"{shortened(model, _MODEL_LETTERS)} {arrays.image[index]}"
+    yield Picture(clean, row=row, column="clean", below=_prediction(arrays, index, version=0))
+    yield Picture(amplified, row=row, column="perturbation", below=f"× {times}")
+    yield Picture(adversarial, row=row, column="adversarial", below=_prediction(arrays, index, version=1))
+    yield Picture(clean, arrays.before[index], row=row, column="map before")
+    yield Picture(adversarial, arrays.after[index], row=row, column="map after")
+
+
+def _prediction(arrays: AttackExampleArrays, index: int, *, version: int) -> str:
+    """Return the predicted class and its probability, of the clean (0) or adversarial (1) version of an image."""
+    name = shortened(str(arrays.answers[version, index]), _CLASS_LETTERS)
+    return f"{name}, {100 * arrays.probability[version, index]:.0f} %"
 
 
 def _gap_at_one(record: AttackRecord) -> Estimate | None:
-    """Return the difference of two models at 1/255, where one attack is the strongest on both."""
-    best = [strongest(own, JUDGED) for own in by(record.curves, "model").values()]
-    names = {None if row is None else row.attack for row in best}
-    return next((row.difference for row in record.pairs if {row.attack} == names and row.epsilon == JUDGED), None)
+    """Return the difference of two models at 1/255, if one attack is the strongest on both."""
+    attacks = set()
+    for curves in by(record.curves, "model").values():
+        row = strongest(curves, JUDGED)
+        attacks.add(None if row is None else row.attack)
+    for pair in record.pairs:
+        if attacks == {pair.attack} and pair.epsilon == JUDGED:
+            return pair.difference
+    return None
+
+
+def _clean_gap(record: AttackRecord) -> Estimate | None:
+    """Return the difference of two models on clean images."""
+    for pair in record.pairs:
+        if pair.attack == "clean":
+            return pair.difference
+    return None
 
 
 def _draw_curves(rows: Sequence[AttackCurveRow], title: str) -> Figure:
-    """Draw a panel a norm with a line an attack; of several models a panel an attack with a line a model."""
-    one = len({row.model for row in rows}) == 1
-    draw = lines("epsilon", "accuracy", of="title" if one else "model", panel="axis" if one else "panel")
+    """Draw robust accuracy over epsilon: of one model a panel for each norm, of several a panel for each attack."""
+    models = {row.model for row in rows}
+    if len(models) == 1:
+        draw = lines("epsilon", "accuracy", of="title", panel="axis")
+    else:
+        draw = lines("epsilon", "accuracy", of="model", panel="panel")
     return draw(rows, title)
+
+
+def _by_norm(row: AttackCurveRow) -> tuple[int, float]:
+    norms = list(AXES)
+    return norms.index(row.norm), row.epsilon
+
+
+def _minimum_attacks(record: AttackRecord) -> list[AttackRow]:
+    """Return the attacks that search for the smallest perturbation of images that a model classifies correctly."""
+    return [row for row in record.attacks if row.right and row.kind == "minimum"]
+
+
+def _suspicious_checks(record: AttackRecord) -> list[AttackCheckRow]:
+    return [row for row in record.checks if row.state != "passed"]
 
 
 REPORT: Final = Report(
@@ -136,7 +210,7 @@ REPORT: Final = Report(
         Glance(
             "overall",
             "clean",
-            difference=lambda record: next((row.difference for row in record.pairs if row.attack == "clean"), None),
+            difference=_clean_gap,
         ),
         Glance("overall", "lost", question="common corruptions"),
         Glance("overall", "relative_error"),
@@ -146,11 +220,11 @@ REPORT: Final = Report(
         Section(
             "How much accuracy is left under attack?",
             _strongest_rows,
-            opening="At each epsilon the strongest of the attacks counts; a better attack may leave less. "
-            "`tables/curves.csv` has the other attacks, too.",
+            opening="The table shows the strongest attack at each epsilon; a better attack may leave less accuracy. "
+            "`tables/curves.csv` has the other attacks.",
             columns=("model", "title", "at_epsilon", "accuracy"),
             about=("robustness",),
-            order=lambda row: (list(AXES).index(row.norm), row.epsilon),
+            order=_by_norm,
             charts=(
                 Chart(
                     "curves",
@@ -165,8 +239,8 @@ REPORT: Final = Report(
         Section(
             "Do stronger attacks break the survivors?",
             "survivors",
-            opening="More images survived than undefended models keep. PGD with a margin loss and a short Square "
-            "were run on them.",
+            opening="More images survived than undefended models keep, so PGD with a margin loss and a short run of "
+            "Square attacked them again.",
             columns=("model", "survivors", "before", "after", "margin", "square"),
             about=("robustness",),
         ),
@@ -174,24 +248,24 @@ REPORT: Final = Report(
             "Which model is more robust?",
             "pairs",
             about=("difference under attack",),
-            opening="Tests in which both models have lost all accuracy, or none, say nothing.",
+            opening="A test says nothing if both models have lost all accuracy, or none.",
             charts=(
                 Chart(
                     "pairs",
                     intervals("test", "difference", of="models", reference=0.0),
-                    "Accuracy of the first model minus the second's, paired by image, for each attack and epsilon. "
-                    "Right of the dashed line the first keeps more.",
+                    "Accuracy of the first model minus that of the second, paired by image, for each attack and "
+                    "epsilon. Right of the dashed line the first keeps more.",
                     title="{{ rows|map(attribute='models')|unique|join(', ') }} under attack",
                 ),
             ),
         ),
         Section(
             "How large must a perturbation be?",
-            lambda record: [row for row in record.attacks if row.right and row.kind == "minimum"],
-            says="Half of the {{ right }} images that **{{ model }}** has right are fooled by {{ title }} within "
-            "{{ median|alone }}.",
-            otherwise="More than half of the images that **{{ row.model }}** has right withstand all that "
-            "{{ row.title }} tried.",
+            _minimum_attacks,
+            says="{{ title }} fools **{{ model }}** within {{ median|alone }} on half of the {{ right }} images that "
+            "the model classifies correctly.",
+            otherwise="More than half of the images that **{{ row.model }}** classifies correctly withstand every "
+            "perturbation that {{ row.title }} tried.",
             columns=("model", "title", "source", "steps", "broken", "median"),
         ),
         Section(
@@ -202,8 +276,8 @@ REPORT: Final = Report(
                 Chart(
                     "transfer",
                     matrix("made_for", "shown_to", "rate", below=lambda row: f"of {row.rate.n}"),
-                    "Share of the images that fool the model of the row and also the model of the column, of those "
-                    "that it has right when clean.",
+                    "Share of the images that fool the model of the row and also that of the column. Only images that "
+                    "the latter classifies correctly when clean count.",
                     title="Transfer of {{ record.overall[0].sample }}",
                 ),
             ),
@@ -239,9 +313,9 @@ REPORT: Final = Report(
         ),
         Section(
             "Are the attacks sound?",
-            lambda record: [row for row in record.checks if row.state != "passed"],
+            _suspicious_checks,
             opening="A faulty attack makes a model look robust: these checks did not show that the attacks are sound.",
-            without="Every self-check that was made came out as expected, on images that were fooled.",
+            without="Every self-check came out as expected, on images that were fooled.",
             order=lambda row: ORDER.index(row.state),
             about=("self-checks",),
             columns=("model", "name", "attack", "expected", "found", "state"),

@@ -12,22 +12,22 @@ from vitlens.attacks.losses import FEWEST_CLASSES, dlr
 from vitlens.attacks.registry import ATTACKS, UNIT
 from vitlens.attacks.robustness import Outcome
 from vitlens.commands.attack.record import FAR, JUDGED, SURVIVED, SurvivorsRow, typed_epsilon
-from vitlens.commands.attack.sweep import ModelAttack
+from vitlens.commands.attack.sweep import Victim
 
 MARGIN = "pgd-dlr"
 SQUARE = "square"
-STEPS: Final[Mapping[str, int]] = {MARGIN: 10, SQUARE: 4}  # of Square 50 queries each
+STEPS: Final[Mapping[str, int]] = {MARGIN: 10, SQUARE: 4}  # a step of Square has 50 queries
 RESTARTS: Final[Mapping[str, int]] = {MARGIN: 2, SQUARE: 1}
-_WITH_MARGIN: Final = (MARGIN, "apgd-dlr", "apgd-targeted", "auto")
-_WITH_SQUARE: Final = (SQUARE, "auto")
+_WITH_MARGIN: Final = (MARGIN, "apgd-dlr", "apgd-targeted", "auto")  # attacks that include a margin loss
+_WITH_SQUARE: Final = (SQUARE, "auto")  # attacks that include Square
 
 
 @dataclass(frozen=True)
 class Survivors:
-    """The images of one model that survived every L∞ attack up to an epsilon, before and after stronger attacks.
+    """The images of one model that survive every L∞ attack up to an epsilon, before and after stronger attacks.
 
-    epsilon: pixel units; before, after: (n,) correct under every attack; broken: how many each stronger attack broke,
-    empty where none was needed.
+    epsilon: pixel units. before, after: (n,), True where an image is correct under every attack. broken: the number of
+    images that each stronger attack breaks; empty if none was run.
     """
 
     epsilon: float
@@ -36,103 +36,129 @@ class Survivors:
     broken: Mapping[str, int]
 
 
-def follow_up(works: Sequence[ModelAttack]) -> list[Survivors]:
-    """Attack the survivors of weak attacks on each model once more; nothing where no attack looks weak.
+def follow_up(victims: Sequence[Victim]) -> list[Survivors]:
+    """Attack the survivors of weak attacks on each model again; return nothing if no attack looks weak.
 
-    All models are compared at one epsilon: 8/255, or the smallest larger one that was tried, else the largest.
+    All models are compared at one epsilon: the smallest of at least 8/255, or else the largest.
     """
-    tried = [epsilon for outcome in _linf(works[0]) for epsilon in outcome.epsilons]
-    if not tried:
+    epsilon = _compared_epsilon(victims[0])
+    if epsilon is None:
         return []
-    far = [epsilon for epsilon in tried if epsilon * UNIT >= FAR]
-    epsilon = min(far) if far else max(tried)
-    before = [_survivors(work, epsilon) for work in works]
-    is_judged = epsilon * UNIT >= JUDGED
-    weak = [_looks_weak(work, left, is_far=bool(far), is_judged=is_judged) for work, left in zip(works, before)]
+    survivors = [_survivors(victim, epsilon) for victim in victims]
+    weak = []
+    for victim, before in zip(victims, survivors):
+        weak.append(_looks_weak(victim, before, epsilon))
     if not any(weak):
         return []
-    found = []
-    for work, left, is_weak in zip(works, before, weak):
-        after, broken = _attacked_again(work, left, epsilon) if is_weak else (left, {})
-        found.append(Survivors(epsilon, left, after, broken))
-    return found
+    results = []
+    for victim, before, is_weak in zip(victims, survivors, weak):
+        after = before
+        broken: dict[str, int] = {}
+        if is_weak:
+            after, broken = _attack_again(victim, before, epsilon)
+        results.append(Survivors(epsilon, before, after, broken))
+    return results
 
 
-def survivors_rows(works: Sequence[ModelAttack], found: Sequence[Survivors]) -> tuple[SurvivorsRow, ...]:
-    """Return robust accuracy before and after the stronger attacks, for each model that needed them."""
+def survivors_rows(victims: Sequence[Victim], survivors: Sequence[Survivors]) -> tuple[SurvivorsRow, ...]:
+    """Return robust accuracy before and after the stronger attacks, for each model that was attacked again."""
     rows = []
-    for work, each in zip(works, found):
-        if not each.broken:
+    for victim, result in zip(victims, survivors):
+        if not result.broken:
             continue
-        groups = work.run.split.groups
+        groups = victim.run.split.groups
         row = SurvivorsRow(
-            work.model.alias,
-            typed_epsilon(each.epsilon, "linf"),
-            int(each.before.sum()),
-            accuracy(each.before, groups=groups),
-            accuracy(each.after, groups=groups),
-            each.broken.get(MARGIN),
-            each.broken.get(SQUARE),
+            model=victim.model.alias,
+            epsilon=typed_epsilon(result.epsilon, "linf"),
+            survivors=int(result.before.sum()),
+            before=accuracy(result.before, groups=groups),
+            after=accuracy(result.after, groups=groups),
+            margin=result.broken.get(MARGIN),
+            square=result.broken.get(SQUARE),
         )
         rows.append(row)
     return tuple(rows)
 
 
-def _linf(work: ModelAttack) -> list[Outcome]:
-    """Return the outcomes of the L∞ attacks that were run."""
-    return [outcome for name, outcome in work.swept.items() if ATTACKS[name].norm == "linf"]
+def _compared_epsilon(victim: Victim) -> float | None:
+    """Return the epsilon at which survivors are counted; None without an L∞ attack."""
+    epsilons: list[float] = []
+    for outcome in _linf_outcomes(victim):
+        epsilons += outcome.epsilons
+    if not epsilons:
+        return None
+    far = [epsilon for epsilon in epsilons if epsilon * UNIT >= FAR]
+    return min(far, default=max(epsilons))
 
 
-def _survivors(work: ModelAttack, epsilon: float) -> Tensor:
-    left = work.clean.clone()
-    for outcome in _linf(work):
-        left &= outcome.robust(epsilon)
-    return left
+def _linf_outcomes(victim: Victim) -> list[Outcome]:
+    outcomes = []
+    for name, outcome in victim.outcomes.items():
+        if ATTACKS[name].norm == "linf":
+            outcomes.append(outcome)
+    return outcomes
 
 
-def _looks_weak(work: ModelAttack, left: Tensor, *, is_far: bool, is_judged: bool) -> bool:
-    """Return True if more images survive than undefended models keep, or no image was fooled at all.
+def _survivors(victim: Victim, epsilon: float) -> Tensor:
+    """Return which images survive every L∞ attack up to this epsilon, (n,)."""
+    survivors = victim.clean.clone()
+    for outcome in _linf_outcomes(victim):
+        survivors &= outcome.robust(epsilon)
+    return survivors
 
-    is_far, is_judged: whether the epsilon is at least 8/255, or at least the one at which robustness is judged.
-    """
-    if not bool(left.any()):
+
+def _looks_weak(victim: Victim, survivors: Tensor, epsilon: float) -> bool:
+    """Return True if more images survive than undefended models keep, or if no image was fooled."""
+    if not bool(survivors.any()):
         return False
-    nothing_fooled = bool((left == work.clean).all())
-    return (nothing_fooled and is_judged) or (is_far and float(left.double().mean()) > SURVIVED)
+    if epsilon * UNIT >= JUDGED and bool((survivors == victim.clean).all()):
+        return True
+    return epsilon * UNIT >= FAR and float(survivors.double().mean()) > SURVIVED
 
 
-def _attacked_again(work: ModelAttack, left: Tensor, epsilon: float) -> tuple[Tensor, dict[str, int]]:
-    """Run a margin loss, then Square, each on what is left; those that the run made itself are not repeated."""
-    names = [name for name in (MARGIN, SQUARE) if _is_needed(work, name)]
-    after = left.clone()
-    broken = dict[str, int]()
-    processes = work.run.processes
-    with work.run.progress(f"stronger attacks on {work.model.alias}", len(names), "attacks") as advance:
+def _attack_again(victim: Victim, survivors: Tensor, epsilon: float) -> tuple[Tensor, dict[str, int]]:
+    """Run a margin loss, then Square on what survives it; skip those that the run included.
+
+    Returns which images survive both, (n,), and the number that each broke.
+    """
+    names = [name for name in (MARGIN, SQUARE) if _is_needed(victim, name)]
+    after = survivors.clone()
+    broken: dict[str, int] = {}
+    processes = victim.run.processes
+    title = f"stronger attacks on {victim.model.alias}"
+    with victim.run.progress(title, len(names), "attacks") as advance:
         for name in names:
-            places = after.nonzero().flatten()
-            share = places[processes.index :: processes.count]
-            fooled = processes.gathered(_fooled(work, name, share, epsilon)).bool()
-            after[places[fooled]] = False
+            indices = after.nonzero().flatten()
+            share = indices[processes.index :: processes.count]
+            fooled = processes.gathered(_fooled(victim, name, share, epsilon)).bool()
+            after[indices[fooled]] = False
             broken[name] = int(fooled.sum())
             advance(1)
     return after, broken
 
 
-def _is_needed(work: ModelAttack, name: str) -> bool:
+def _is_needed(victim: Victim, name: str) -> bool:
+    """Return True if a stronger attack applies to the model and was not part of the run."""
+    attacks = set(victim.outcomes)
     if name == SQUARE:
-        return not any(each in work.swept for each in _WITH_SQUARE)
-    used_gradients = any(ATTACKS[each].gradients for each in work.swept)  # else the model may have none
-    enough_classes = len(work.model.classes) >= FEWEST_CLASSES[dlr]
-    return used_gradients and enough_classes and not any(each in work.swept for each in _WITH_MARGIN)
+        return attacks.isdisjoint(_WITH_SQUARE)
+    uses_gradients = any(ATTACKS[attack].gradients for attack in attacks)  # else the model may have none
+    has_enough_classes = len(victim.model.classes) >= FEWEST_CLASSES[dlr]
+    return uses_gradients and has_enough_classes and attacks.isdisjoint(_WITH_MARGIN)
 
 
-def _fooled(work: ModelAttack, name: str, indices: Tensor, epsilon: float) -> Tensor:
+def _fooled(victim: Victim, name: str, indices: Tensor, epsilon: float) -> Tensor:
     """Return which of these images one attack breaks, (m,)."""
-    parts = [torch.zeros(0, dtype=torch.bool)]
-    for part in indices.split(work.part_size) if len(indices) else ():
-        attempt = work.attempt(name)
-        result = attempt(
-            work.images(part), work.labels[part], epsilon=epsilon, steps=STEPS[name], restarts=RESTARTS[name]
+    if not len(indices):
+        return torch.zeros(0, dtype=torch.bool)
+    parts = []
+    for part in indices.split(victim.part_size):
+        result = victim.attempt(name)(
+            victim.images(part),
+            victim.labels[part],
+            epsilon=epsilon,
+            steps=STEPS[name],
+            restarts=RESTARTS[name],
         )
         parts.append(result.success.cpu())
     return torch.cat(parts)

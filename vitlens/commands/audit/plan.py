@@ -10,8 +10,9 @@ from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import randomised_images
 from vitlens.analysis.faithfulness.sanity import PARTS
 from vitlens.attacks.registry import ATTACKS, Attack
+from vitlens.commands.attack.checks import CHECKED
 from vitlens.commands.attack.record import AttackRow
-from vitlens.commands.attack.sweep import CHECKED, SAMPLED, example_attack
+from vitlens.commands.attack.sample import SAMPLED, example_attack
 from vitlens.commands.audit.record import BudgetRow, CandidateRow, CandidateState
 from vitlens.report.claims import FEWEST as FEWEST_JUDGED
 from vitlens.report.numbers import number

@@ -1,7 +1,7 @@
-"""What `vitlens explain` claims: which method was chosen, which map may be believed; and what could overturn it."""
+"""The claims of `vitlens explain`: which method was chosen, which map you can trust; and what could overturn them."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from vitlens.commands.explain.options import ALL
 from vitlens.commands.explain.record import ChoiceRow, ExplainRecord
@@ -11,9 +11,11 @@ from vitlens.commands.shared.maps.report import map_claims, uniform_claim
 from vitlens.record import by
 from vitlens.report.claims import Claim, few_images, found, unjudged
 from vitlens.report.prose import say
+from vitlens.uncertainty import Estimate
 
-_LOOKED_AT: Final = ("Digits in scenes", "coco_masks")  # titles of data sets (benchmarks/best_map.md)
+_TUNED_ON: Final = ("Digits in scenes", "coco_masks")  # titles of data sets (benchmarks/best_map.md)
 _VERBS: Final = {"confirmed": "confirm", "contradicted": "contradict"}
+_UNUSABLE: Final = 2  # methods with unusable maps that are named
 
 
 def judged_of(record: ExplainRecord) -> dict[str, tuple[JudgedMap, ...]]:
@@ -22,28 +24,34 @@ def judged_of(record: ExplainRecord) -> dict[str, tuple[JudgedMap, ...]]:
 
 
 def claims(record: ExplainRecord) -> Iterator[Claim]:
-    """Yield which method was chosen, which map may be believed, and what speaks against the others."""
+    """Yield which method was chosen, which map you can trust, and what speaks against the other maps."""
     for row in record.chosen:
         yield _choice(record, row)
     checks = by(record.checks, "model")
+    methods = by(record.methods, "model")
     for alias in record.aliases:
         yield from map_claims(alias, checks.get(alias, ()), images=record.images, place="checks")
         if alias not in checks and not record.options.get("verify"):
             yield unjudged("maps", alias, "no check was run; add --verify", state="not tested")
-        own = {row.method: row.constant + row.not_finite for row in record.methods if row.model == alias}
-        yield from uniform_claim(alias, own, record.images, is_title=True)
+        unusable = {row.method: row.constant + row.not_finite for row in methods.get(alias, ())}
+        yield from uniform_claim(alias, unusable, record.images, is_title=True)
 
 
 def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
-    """Return the chosen method, how sure that is, and what the other half of the images says."""
-    margins = {
-        each.against: each.difference
-        for each in record.choice_margins
-        if (each.model, each.check) == (row.model, "score")
+    """Return the claim about the chosen method, with the result on the other half of the images."""
+    values: dict[str, Any] = {
+        "row": row,
+        "verb": _VERBS.get(row.confirmation or "", "do not confirm"),
     }
     if row.reason:
-        words = "**{{ row.method }}** is the default method of **{{ row.model }}**, not chosen by evidence: "
-        return found("choice", row.model, words + "{{ row.reason|whole }}.", given={"row": row}, kind="answer")
+        return found(
+            "choice",
+            row.model,
+            "**{{ row.method }}** is the default method of **{{ row.model }}**, not chosen by evidence: "
+            "{{ row.reason|whole }}.",
+            given=values,
+            kind="answer",
+        )
     return found(
         "choice",
         row.model,
@@ -52,69 +60,110 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
         "{{ row.draws }} bootstrap samples of them{% if effect %}; the other {{ row.report }} images {{ verb }} it: "
         "its score minus that of {{ row.runner_up }} is {{ effect|alone }}{% endif %}{% if row.alike %}; "
         "{{ row.alike|names }} give the same maps{% endif %}.",
-        margins.get(row.runner_up or ""),
+        _lead(record, row),
         headline="{{ row.method }} is chosen for {{ row.model }}{% if effect %}; other images {{ verb }} it{% endif %}",
-        given={"row": row, "verb": _VERBS.get(row.confirmation or "", "do not confirm")},
+        given=values,
         evidence="intervened",
         place="choice",
         kind="answer",
     )
 
 
+def _lead(record: ExplainRecord, row: ChoiceRow) -> Estimate | None:
+    """Return the score of the chosen method minus that of the runner-up; None without one."""
+    for margin in record.choice_margins:
+        if margin.model == row.model and margin.check == "score" and margin.against == row.runner_up:
+            return margin.difference
+    return None
+
+
 def unknown(record: ExplainRecord) -> Iterator[str]:
     """Yield what could overturn the verdicts, the most serious first."""
-    options = record.options
-    data = record.config.data
     if not record.checks:
         yield "No map was checked: a map that looks right may be that of any model. `--verify` checks them."
     yield from few_images(record.images)
-    for kind in [row for row in record.methods if row.constant + row.not_finite][:2]:
-        yield say(
-            "{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are uniform or not finite: "
-            "nothing is drawn.",
-            row=kind,
-            n=kind.constant + kind.not_finite,
-        )
-    names = {row.method for row in record.methods} | {name for row in record.chosen for name in row.candidates}
-    if data is not None and data.title in _LOOKED_AT and "best" in names:
-        yield say(
-            "The settings of best were chosen while looking at {{ title }}: a lead of best is optimistic here.",
-            title=data.title,
-        )
-    for alias, rows in by(record.swapped, "model").items():
-        most = max(rows, key=lambda row: min(row.in_first.value, -row.in_second.value))
-        yield say(
-            "The ranking for {{ alias }} depends on what replaces a removed patch: {{ row.better }} is above "
-            "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.",
-            alias=alias,
-            row=most,
-            first=REPLACED[most.first],
-            second=REPLACED[most.second],
-        )
-    for row in [row for row in record.power if row.check in ("road", "gap")][:1]:
-        yield say(
-            "{% if row.detectable %}A true difference of the removal scores of two methods below "
-            "{{ row.detectable.value|number }} is{% else %}All differences of removal scores are{% endif %} "
-            "likely missed with {{ n }} images.",
-            row=row,
-            n=record.images,
-        )
+    yield from _unusable_maps(record)
+    yield from _tuned_on_these_images(record)
+    yield from _changed_rankings(record)
+    yield from _missed_differences(record)
     yield from _left_out(record)
-    if options.get("engine") == "grad-cam":
-        yield "The maps are the grad-cam package's: negative values set to zero, each scaled to its own range."
+    if record.options.get("engine") == "grad-cam":
+        yield "The maps are those of the grad-cam package: negative values are 0, and each has its own scale."
     if record.stages:
-        yield "Images of another kind, and other classes than those explained here, may have another best map."
+        yield "Images of another kind, and classes other than those explained here, may have another best map."
         yield "A map that changes with the weights need not be right: randomisation is necessary, not sufficient."
     yield from without_explorer(record.explorer)
 
 
+def _unusable_maps(record: ExplainRecord) -> Iterator[str]:
+    """Yield the first methods with uniform maps, or maps that are not finite."""
+    sentences = []
+    for row in record.methods:
+        unusable = row.constant + row.not_finite
+        if unusable:
+            sentence = say(
+                "{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are uniform or not finite: "
+                "nothing is drawn.",
+                row=row,
+                n=unusable,
+            )
+            sentences.append(sentence)
+    yield from sentences[:_UNUSABLE]
+
+
+def _tuned_on_these_images(record: ExplainRecord) -> Iterator[str]:
+    """Yield a note if the method `best` was tuned on these images."""
+    names = {row.method for row in record.methods}
+    for row in record.chosen:
+        names.update(row.candidates)
+    data = record.config.data
+    if data is not None and data.title in _TUNED_ON and "best" in names:
+        yield say(
+            "The settings of best were chosen on {{ title }}: a lead of best is optimistic here.",
+            title=data.title,
+        )
+
+
+def _changed_rankings(record: ExplainRecord) -> Iterator[str]:
+    """Yield, for each model, the two methods that change places most clearly between two replacements."""
+    for alias, rows in by(record.swapped, "model").items():
+        clearest = max(rows, key=lambda row: min(row.in_first.value, -row.in_second.value))
+        yield say(
+            "The ranking for {{ alias }} depends on the replacement of removed patches: {{ row.better }} is above "
+            "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.",
+            alias=alias,
+            row=clearest,
+            first=REPLACED[clearest.first],
+            second=REPLACED[clearest.second],
+        )
+
+
+def _missed_differences(record: ExplainRecord) -> Iterator[str]:
+    """Yield the difference of removal scores that is too small to be detected."""
+    for row in record.power:
+        if row.check in ("road", "gap"):
+            yield say(
+                "{% if row.detectable %}A true difference of the removal scores of two methods below "
+                "{{ row.detectable.value|number }} is{% else %}Any difference of removal scores is{% endif %} "
+                "likely missed with {{ n }} images.",
+                row=row,
+                n=record.images,
+            )
+            return
+
+
 def _left_out(record: ExplainRecord) -> Iterator[str]:
-    """Methods of --method that are not defined for a model, checks of the choice, and models without a classifier."""
+    """Yield methods that are not defined for a model, models without a classifier, and checks left out of a choice."""
+    methods = by(record.methods, "model")
+    images = by(record.shown, "model")
+    chosen = by(record.chosen, "model")
     for alias in record.aliases:
-        own = {row.method for row in record.methods if row.model == alias}
-        own |= {name for row in record.chosen if row.model == alias for name in row.candidates}
-        missing = [name for name in record.options.get("method", ()) if name not in own and name != ALL]
-        if not any(row.target is not None for row in record.shown if row.model == alias):
+        defined = {row.method for row in methods.get(alias, ())}
+        for row in chosen.get(alias, ()):
+            defined.update(row.candidates)
+        requested = record.options.get("method", ())
+        missing = [name for name in requested if name not in {*defined, ALL}]
+        if all(row.target is None for row in images.get(alias, ())):
             yield say("{{ alias }} has no classifier: methods that explain a class are left out.", alias=alias)
         elif missing:
             yield say("{{ names|names }} {{ names|are }} not defined for {{ alias }}.", names=missing, alias=alias)

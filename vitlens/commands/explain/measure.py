@@ -1,8 +1,7 @@
-"""Attribution maps of images by several methods, of one model or several; their choice, and the checks of them."""
+"""Attribution maps by several methods, of one or several models; the choice of a method, and checks of the maps."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -10,91 +9,113 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention.affinity import require_affinity
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size, predicted_logits
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.maps import map_faults
 from vitlens.analysis.faithfulness.removal import require_substrate
-from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoice, candidates_for, chosen_by_evidence
+from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoice, chosen_by_evidence
 from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
-from vitlens.attribution.explain import PROVENANCE, explain, methods_for, require_method
+from vitlens.attribution.explain import PROVENANCE
 from vitlens.attribution.gradients import logit_gain
-from vitlens.attribution.refinement import Refinement, applies, require_refinement
-from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
-from vitlens.commands.explain import record as kept
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.checks import check_methods
-from vitlens.commands.explain.options import ALL, NONE, ExplainOptions, RefineOptions
+from vitlens.commands.explain.methods import MethodFunction, as_function, methods_of, refinement_of
+from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.record import ChoiceRow, ExplainArrays, ExplainRecord, ImageRow, MethodRow
 from vitlens.commands.run.load import load_splits
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import Advance, progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
-from vitlens.commands.shared.maps.record import removal_check
+from vitlens.commands.shared.maps.record import MapCheckRow, removal_check
 from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
-from vitlens.errors import UnknownNameError
-from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
-from vitlens.names import Engine
 from vitlens.record import joined
-from vitlens.shapes import Images, Labels
-from vitlens.shapes import Maps as MapsOf
+from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
-_BACKWARD: Final = 3  # forward passes that take as long as one forward and backward pass, about
-_STORED_BYTES: Final = 32 << 20  # of a model's maps, at most, beyond the drawn ones
+_BACKWARD: Final = 3  # forward passes that take about as long as one forward and backward pass
+_STORED_BYTES: Final = 32 << 20  # of the stored maps of a model, at most, unless the drawn ones are larger
 
 
-def measure(
-    options: ExplainOptions,
-    models: Sequence[Model] = (),
-    splits: Sequence[Split] = (),
-    methods: Sequence[tuple[str, ...]] = (),
-) -> Path | None:
-    """Explain images with every chosen method and write the report; returns its path.
+def measure(options: ExplainOptions, models: Sequence[Model] = (), splits: Sequence[Split] = ()) -> Path | None:
+    """Explain images by every chosen method, write the report and return its path.
 
-    models, splits, methods: of each model, where they are loaded and chosen already. Raises InputError (or one of its
-    kind) before anything is written.
+    models, splits: if they are loaded already. Raises InputError (or a subclass) before anything is written.
     """
-    run = Run("explain", options, images=False, load=(lambda _: tuple(models)) if models else None)
-    for model in run.models if options.verify else ():
-        model.require_classifier()
-    methods = methods or methods_of(options, run.models)
-    for model in run.models if options.verify else ():
-        require_substrate(model, options.substrate)
+    run = Run("explain", options, images=False, load=_loader(models))
+    methods = _checked_methods(options, run.models)
     if not splits:
-        limit = None if options.images or options.verify else CHOICE_IMAGES if options.auto else EACH
-        splits = load_splits(
-            run.models,
-            options=run.run,
-            data=options.data,
-            images=options.images,
-            limit=limit,
-            scenes=1,
-            repeat=True,
-            first=options.show,
-        )
-    drawn = min(max(DRAWN if options.images else EACH, len(set(options.show))), len(splits[0]))
-    splits = [replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))) for split in splits]
-    run.splits = splits
-    works = [
-        Work(model, split, chosen_targets(options.target, model, split), names, options)
-        for model, split, names in zip(run.models, splits, methods)
-    ]
+        splits = _load_images(options, run.models)
+    drawn = _drawn_images(options, len(splits[0]))
+    run.splits = [replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))) for split in splits]
+    explainers = []
+    for model, split, names in zip(run.models, run.splits, methods):
+        targets = chosen_targets(options.target, model, split)
+        explainers.append(Explainer(model, split, targets, names, options))
     with run.folder("Attribution maps of") as folder:
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
-        parts: list[kept.ExplainRecord] = []
-        for work in works:
-            explorer = not any(part.explorer_arrays for part in parts)  # of the first model that has one
-            parts.append(work.record(drawn, explorer=explorer))
+        parts: list[ExplainRecord] = []
+        for explainer in explainers:
+            has_explorer = any(part.explorer_arrays for part in parts)  # only the first model that can gets one
+            parts.append(explainer.record(drawn, explorer=not has_explorer))
         return folder.publish(lambda: joined(parts))
 
 
+def _loader(models: Sequence[Model]) -> Callable[[RunOptions], tuple[Model, ...]] | None:
+    """Return a function that returns these models instead of loading the named ones; None without models."""
+    if not models:
+        return None
+    return lambda _options: tuple(models)
+
+
+def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
+    """Return the methods of each model; with --verify, check that its maps can be checked."""
+    if options.verify:
+        for model in models:
+            model.require_classifier()
+    methods = methods_of(options, models)
+    if options.verify:
+        for model in models:
+            require_substrate(model, options.substrate)
+    return methods
+
+
+def _load_images(options: ExplainOptions, models: Sequence[Model]) -> Sequence[Split]:
+    limit = None
+    if not options.images and not options.verify:
+        limit = EACH
+        if options.auto:
+            limit = CHOICE_IMAGES
+    return load_splits(
+        models,
+        options=options.run,
+        data=options.data,
+        images=options.images,
+        limit=limit,
+        scenes=1,
+        repeat=True,
+        first=options.show,
+    )
+
+
+def _drawn_images(options: ExplainOptions, images: int) -> int:
+    """Return the number of images in figures."""
+    default = EACH
+    if options.images:
+        default = DRAWN
+    return min(max(default, len(set(options.show))), images)
+
+
 @dataclass(frozen=True)
-class Work:
-    """A model, its images, the target class of each (None: the predicted one), and its methods, with --auto the
-    candidates."""
+class Explainer:
+    """Explains the images of one model.
+
+    targets: the target class of each image (None: the predicted one). methods: with --auto, the candidates.
+    """
 
     model: Model
     split: Split
@@ -102,250 +123,245 @@ class Work:
     methods: tuple[str, ...]
     options: ExplainOptions
 
-    def record(self, drawn: int, *, explorer: bool) -> kept.ExplainRecord:
-        """Return the record of this model. drawn: images in figures; explorer: whether to keep its attention."""
+    def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
+        """Return the record of this model. drawn: the number of images in figures. explorer: True to add attention."""
         model = self.model
         split = self.split
-        run = self.options.run
-        choice = self._choice() if self.options.auto else None
-        names = self.methods if choice is None else (choice.method,)
-        precision = "bf16" if run.precision == "bf16" else "fp32"  # attributions are differences of large numbers
-        logits = predicted_logits(model, split, batch_size=run.batch_size, precision=precision)
-        classes = logits.argmax(-1) if self.targets is None and model.has_classifier else self.targets
-        costs = {name: self._passes(name) for name in names}
-        total = len(split) * sum(costs.values())  # images would be no measure of time: a map takes 1 pass or 500
-        with progress(f"Explaining {model.alias}", total, unit="passes", quiet=run.quiet) as advance:
-            made = {
-                name: self._explained(name, classes, precision, lambda images, cost=cost: advance(images * cost))  # type: ignore[misc]
-                for name, cost in costs.items()
-            }
-        rows: dict[str, object] = {} if choice is None else choice_rows(model.alias, choice)
+        fields: dict[str, Any] = {}
+        names = self.methods
+        if self.options.auto:
+            choice = self._choose()
+            names = (choice.method,)
+            fields |= choice_tables(model.alias, choice)
+        logits = predicted_logits(
+            model,
+            split,
+            batch_size=self.options.run.batch_size,
+            precision=self._precision,
+        )
+        classes = self.targets
+        if classes is None and model.has_classifier:
+            classes = logits.argmax(-1)
+        explained = self._explain_all(names, classes)
         if self.options.verify and classes is not None:
-            functions = {name: as_function(name, self.options) for name in names}
-            known = {name: (maps, row.seconds) for name, (row, maps) in made.items()}
-            rows |= check_methods(model, split, classes, functions, known, self.options)
-        (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
-        return kept.ExplainRecord(
-            methods=tuple(row for row, _ in made.values()),
+            fields |= self._checks(classes, explained)
+        (batch,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
+        if explorer:
+            fields |= explored(model, batch.images)
+        return ExplainRecord(
+            methods=tuple(row for row, _ in explained.values()),
             shown=tuple(image_rows(model, split, logits, classes)),
-            maps={model.alias: self._arrays([maps for _, maps in made.values()], drawn)},
-            **(explored(model, shown.images) if explorer else {}),
-            **rows,  # type: ignore[arg-type]
+            maps={model.alias: self._arrays([maps for _, maps in explained.values()], drawn)},
+            **fields,
         )
 
-    def _choice(self) -> MethodChoice:
+    @property
+    def _precision(self) -> str:
+        """Return bf16 if it was asked for, else fp32, because attributions are differences of large numbers."""
+        return "bf16" if self.options.run.precision == "bf16" else "fp32"
+
+    def _choose(self) -> MethodChoice:
         """Return the method that quick checks choose."""
-        model = self.model
-        split = self.split
         run = self.options.run
-        functions = {name: as_function(name, self.options) for name in self.methods}
-        total = len(functions) * (1 if split.masks is not None else 3)  # maps of images, and of each half's mosaics
-        with progress(f"Choosing a method for {model.alias}", total, unit="methods", quiet=run.quiet) as advance:
+        functions = self._functions(self.methods)
+        maps = 1
+        if self.split.masks is None:
+            maps = 3  # of the images, and of the mosaics of each half
+        title = f"Choosing a method for {self.model.alias}"
+        with progress(title, len(functions) * maps, unit="methods", quiet=run.quiet) as advance:
             return chosen_by_evidence(
-                model, split, self.targets, functions, batch_size=run.batch_size, seed=run.seed, advance=advance
+                self.model,
+                self.split,
+                self.targets,
+                functions,
+                batch_size=run.batch_size,
+                seed=run.seed,
+                advance=advance,
             )
 
-    def _passes(self, method: str) -> int:
-        """Return the map of one image in forward passes of about the same time, the maps that it is multiplied by
-        included."""
-        refinement = refinement_of(self.options.refine)
-        entries = [ATTRIBUTIONS[name] for name in (method, refinement.times) if name is not None]
-        return max(1, round(refinement.views * sum(each.forwards + _BACKWARD * each.backwards for each in entries)))
+    def _explain_all(self, names: Sequence[str], classes: Labels | None) -> dict[str, tuple[MethodRow, Tensor]]:
+        """Return the row and the maps (n, rows, columns) of each method.
 
-    def _explained(
-        self, name: str, targets: Labels | None, precision: str, advance: Advance
-    ) -> tuple[kept.MethodRow, Tensor]:
-        """Return one method on every image: what was done with its maps, their faults, cost and completeness; and the
-        maps (n, rows, columns) on the CPU, raw."""
-        model = self.model
+        Progress counts passes, because a map takes from one pass to hundreds.
+        """
+        costs = {name: self._passes(name) for name in names}
+        total = len(self.split) * sum(costs.values())
+        title = f"Explaining {self.model.alias}"
+        explained = {}
+        with progress(title, total, unit="passes", quiet=self.options.run.quiet) as advance:
+            for name in names:
+                explained[name] = self._explain(name, classes, _scaled(advance, costs[name]))
+        return explained
+
+    def _passes(self, method: str) -> int:
+        """Return the time of a map in forward passes, with the map that it is multiplied by."""
+        refinement = refinement_of(self.options.refine)
+        passes = 0.0
+        for name in (method, refinement.times):
+            if name is not None:
+                entry = ATTRIBUTIONS[name]
+                passes += entry.forwards + _BACKWARD * entry.backwards
+        return max(1, round(refinement.views * passes))
+
+    def _explain(self, name: str, targets: Labels | None, advance: Advance) -> tuple[MethodRow, Tensor]:
+        """Return the row of one method, and its maps of all images (n, rows, columns) on the CPU, raw."""
         split = self.split
-        options = self.options
-        method = ATTRIBUTIONS[name]
-        refinement = refinement_of(options.refine)
-        own = options.engine == "vitlens"
-        size = options.run.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
-        function = as_function(name, replace(options, run=replace(options.run, batch_size=size)))
+        device = self.model.device
+        size = self.options.run.batch_size or max(1, fitting_batch_size(self.model) // BACKWARD)
+        function = as_function(name, self.options, batch_size=size)
+        # a refined map sums to less
+        sums_to_gain = ATTRIBUTIONS[name].complete and not refinement_of(self.options.refine).changes
         parts = []
         gains = []
         seconds = 0.0
-        complete = method.complete and not refinement.changes  # a refined map sums to less
-        for batch in split.batches(size, device=model.device):
-            classes = None if targets is None else targets[batch.indices].to(model.device)
-            with autocast(model.device, precision):
+        for batch in split.batches(size, device=device):
+            classes = None
+            if targets is not None:
+                classes = targets[batch.indices].to(device)
+            with autocast(device, self._precision):
                 start = time.perf_counter()
-                parts.append(function(model, batch.images, classes).cpu())  # waits for an asynchronous device
+                parts.append(function(self.model, batch.images, classes).cpu())  # waits for an asynchronous device
                 seconds += time.perf_counter() - start
-                if complete and classes is not None:
-                    gains.append(logit_gain(model, batch.images, classes).cpu())
+                if sums_to_gain and classes is not None:
+                    gains.append(logit_gain(self.model, batch.images, classes).cpu())
             advance(len(batch.images))
         maps = torch.cat(parts)
-        gain = torch.cat(gains) if gains else None
-        completeness = None
-        faults = map_faults(maps)
-        groups = None if split.groups is None else split.groups.numpy()
-        if gain is not None and bool(maps.isfinite().all()):
-            differences = (maps.sum((1, 2)) - gain).abs().numpy()
-            completeness = bootstrap_mean(differences, groups=groups, unit="logits", least=0.0)
-        title = method.title if own else f"{method.title} (grad-cam package)"
-        done = refinement.words
-        row = kept.MethodRow(
-            model.alias,
-            name,
-            f"{title}, {done}" if done else title,
-            method.paper if own else PROVENANCE,
-            "x".join(str(side) for side in maps.shape[1:]),
-            method.signed and own and refinement.times is None,
-            len(maps),
-            int(faults.constant.sum()),
-            int(faults.not_finite.sum()),
-            seconds / len(split),
-            None if gain is None else float(gain.abs().mean()),
-            completeness,
-        )
+        row = self._method_row(name, maps, seconds / len(split))
+        if gains:
+            gain = torch.cat(gains)
+            row = replace(row, gain=float(gain.abs().mean()), completeness=self._completeness(maps, gain))
         return row, maps
 
-    def _arrays(self, maps: Sequence[Tensor], drawn: int) -> kept.ExplainArrays:
+    def _method_row(self, name: str, maps: Tensor, seconds: float) -> MethodRow:
+        """Return the row of one method without its completeness. seconds: per image."""
+        method = ATTRIBUTIONS[name]
+        refinement = refinement_of(self.options.refine)
+        title = method.title
+        source = method.paper
+        signed = method.signed and refinement.times is None
+        if self.options.engine != "vitlens":
+            title = f"{title} (grad-cam package)"
+            source = PROVENANCE
+            signed = False
+        if refinement.words:
+            title = f"{title}, {refinement.words}"
+        faults = map_faults(maps)
+        rows, columns = maps.shape[1:]
+        return MethodRow(
+            model=self.model.alias,
+            method=name,
+            title=title,
+            source=source,
+            map=f"{rows}x{columns}",
+            signed=signed,
+            maps=len(maps),
+            constant=int(faults.constant.sum()),
+            not_finite=int(faults.not_finite.sum()),
+            seconds=seconds,
+        )
+
+    def _completeness(self, maps: Tensor, gain: Tensor) -> Estimate | None:
+        """Return the mean error of the sums of maps; None if a map is not finite. gain: of each image, in logits."""
+        if not bool(maps.isfinite().all()):
+            return None
+        errors = (maps.sum((1, 2)) - gain).abs()
+        groups = self.split.groups
+        return bootstrap_mean(
+            errors.numpy(),
+            groups=None if groups is None else groups.numpy(),
+            unit="logits",
+            least=0.0,
+        )
+
+    def _checks(self, classes: Labels, explained: Mapping[str, tuple[MethodRow, Tensor]]) -> dict[str, object]:
+        """Return the tables and arrays of all checks."""
+        computed = {name: (maps, row.seconds) for name, (row, maps) in explained.items()}
+        functions = self._functions(explained)
+        return check_methods(self.model, self.split, classes, functions, computed, self.options)
+
+    def _functions(self, names: Iterable[str]) -> dict[str, MethodFunction]:
+        """Return methods as functions, by name."""
+        batch_size = self.options.run.batch_size
+        return {name: as_function(name, self.options, batch_size=batch_size) for name in names}
+
+    def _arrays(self, maps: Sequence[Tensor], drawn: int) -> ExplainArrays:
         """Return the drawn images with their maps, and as many further maps as are small enough."""
         split = self.split
-        shown = torch.arange(min(drawn, len(self.split)))
-        stored = max(drawn, _STORED_BYTES // sum(4 * each[0].numel() for each in maps))
-        return kept.ExplainArrays(
-            split.source.read(shown).numpy(),
-            {index: each[:stored].numpy() for index, each in enumerate(maps)},
-            None if split.masks is None else split.masks[shown].numpy(),
+        indices = torch.arange(min(drawn, len(split)))
+        bytes_per_image = 0
+        for values in maps:
+            bytes_per_image += 4 * values[0].numel()
+        stored = max(drawn, _STORED_BYTES // bytes_per_image)
+        return ExplainArrays(
+            images=split.source.read(indices).numpy(),
+            maps={index: values[:stored].numpy() for index, values in enumerate(maps)},
+            masks=None if split.masks is None else split.masks[indices].numpy(),
         )
 
 
-def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[kept.ImageRow]:
-    """Return the prediction of each image, and the class that is explained; None where the model has no classifier."""
-    labels = [None] * len(split) if split.labels is None else [split.classes[int(label)] for label in split.labels]
-    names = file_names(split.names)
-    if targets is None:
-        return [kept.ImageRow(model.alias, name, label=label) for name, label in zip(names, labels)]
+def _scaled(advance: Advance, cost: int) -> Advance:
+    """Return a function that advances by the cost of each image."""
+    return lambda images: advance(images * cost)
+
+
+def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> Iterator[ImageRow]:
+    """Yield the prediction and the target class of each image; None without a classifier."""
     shares = logits.softmax(-1)
-    return [
-        kept.ImageRow(
-            model.alias,
-            name,
-            model.classes[int(own.argmax())],
-            round(float(own.max()), 4),
-            model.classes[int(target)],
-            round(float(own[int(target)]), 4),
-            label,
-        )
-        for name, own, target, label in zip(names, shares, targets, labels)
-    ]
+    for index, name in enumerate(file_names(split.names)):
+        row = ImageRow(model=model.alias, image=name)
+        if split.labels is not None:
+            row = replace(row, label=split.classes[int(split.labels[index])])
+        if targets is not None:
+            prediction = int(shares[index].argmax())
+            target = int(targets[index])
+            row = replace(
+                row,
+                prediction=model.classes[prediction],
+                probability=round(float(shares[index, prediction]), 4),
+                target=model.classes[target],
+                target_probability=round(float(shares[index, target]), 4),
+            )
+        yield row
 
 
-def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
-    """Return the tables of the choice; of the chosen method, what its check says in the table of checks."""
-    margins = {name: choice.margin(name, FAITHFULNESS) for name in BASELINES}
-    known = {name: margin for name, margin in margins.items() if margin is not None}
-    value = next((each.report.get(FAITHFULNESS) for each in choice.scores if each.method == choice.method), None)
-    row = kept.ChoiceRow(
-        alias,
-        choice.method,
-        choice.reason,
-        choice.candidates,
-        choice.checks,
-        choice.left_out,
-        choice.localised,
-        None if choice.certainty is None else Estimate(choice.certainty, n=len(choice.selection)),
-        DRAWS,
-        choice.runner_up,
-        choice.alike,
-        choice.confirmation,
-        len(choice.selection),
-        len(choice.report),
-        REPLACED,
+def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
+    """Return the tables of a choice; the table of checks has the removal check of the chosen method."""
+    selection = len(choice.selection)
+    row = ChoiceRow(
+        model=alias,
+        method=choice.method,
+        reason=choice.reason,
+        candidates=choice.candidates,
+        checks=choice.checks,
+        left_out=choice.left_out,
+        localised=choice.localised,
+        certainty=None if choice.certainty is None else Estimate(choice.certainty, n=selection),
+        draws=DRAWS,
+        runner_up=choice.runner_up,
+        alike=choice.alike,
+        confirmation=choice.confirmation,
+        selection=selection,
+        report=len(choice.report),
+        replaced=REPLACED,
     )
     return {
         "chosen": (row,),
-        "choice_scores": tuple(replace(each, model=alias) for each in choice.scores),
-        "choice_margins": tuple(replace(each, model=alias) for each in choice.margins),
-        "checks": (removal_check(alias, choice.method, REPLACED, value, known, usable=1),) if value and known else (),
+        "choice_scores": tuple(replace(score, model=alias) for score in choice.scores),
+        "choice_margins": tuple(replace(margin, model=alias) for margin in choice.margins),
+        "checks": tuple(_chosen_check(alias, choice)),
     }
 
 
-def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
-    """Return the methods of each model, with --auto the candidates.
-
-    Raises as `chosen_methods`, and InputError for fewer than two candidates.
-    """
-    how: dict[str, Any] = {"refinement": refinement_of(options.refine), "engine": options.engine}
-    if not options.auto:
-        return chosen_methods(models, options.method or ((ALL,) if options.verify else ()), **how)
-    named = chosen_methods(models, options.method, **how) if options.method else [None] * len(models)
-    return [candidates_for(model, own, **how) for model, own in zip(models, named)]
-
-
-def refinement_of(options: RefineOptions) -> Refinement:
-    """Return what is done with every map."""
-    times = None if options.times == NONE else options.times
-    return Refinement(options.refine, options.layers, options.steps, times, options.views, options.upsample)
-
-
-def chosen_methods(
-    models: Sequence[Model], method: Sequence[str], *, engine: Engine = "vitlens", refinement: Refinement | None = None
-) -> list[tuple[str, ...]]:
-    """Return the methods of each model, in the order of `method`; without any, the default ones.
-
-    refinement: what is done with the maps; of methods that are not named, those whose maps it does not apply to are
-    left out. Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, for a
-    model that has none of them, and for a refinement that does not apply.
-    """
-    refinement = refinement or Refinement()
-    for model in models if refinement.refine == "affinity" else ():
-        require_affinity(model, refinement.layers)
-    defined = [
-        tuple(name for name in methods_for(model, engine=engine) if name in method or applies(model, name, refinement))
-        for model in models
-    ]
-    for model, own in zip(models, defined):
-        for name in own if ALL not in method else ():
-            if name in method:
-                require_refinement(model, name, refinement)
-        if refinement.times is not None:
-            require_method(model, refinement.times, engine=engine)
-    if ALL in method:
-        return defined
-    names = tuple(dict.fromkeys(method or default_methods()))
-    for name in names:
-        if name not in ATTRIBUTIONS:
-            raise UnknownNameError("method", name, (*ATTRIBUTIONS, ALL))
-        if method and not any(name in own for own in defined):
-            require_method(models[0], name, engine=engine)
-    chosen = [tuple(name for name in names if name in own) for own in defined]
-    for model, own in zip(models, chosen):
-        if not own:
-            require_method(model, names[0], engine=engine)
-    return chosen
-
-
-def as_function(name: str, options: ExplainOptions) -> Callable[[Model, Images, Labels | None], MapsOf]:
-    """Return a method as a function of (model, images, targets), refined as the options say."""
-    refinement = refinement_of(options.refine)
-    engine = options.engine
-    run = options.run
-
-    def maps(model: Model, images: Images, targets: Labels | None) -> MapsOf:
-        # the package takes a copy of the model, which would call its quick layers
-        passes = quickly(model, name) if engine == "vitlens" else nullcontext()
-        with passes:
-            return explain(
-                model,
-                images,
-                targets=targets,
-                method=name,
-                refinement=refinement,
-                engine=engine,
-                batch_size=run.batch_size,
-                seed=run.seed,
-            )
-
-    return maps
-
-
-def quickly(model: Model, method: str) -> AbstractContextManager[object]:
-    """Inside, the passes of a method that does not observe attention are quick ones."""
-    return quick_passes(model) if ATTRIBUTIONS[method].needs in (None, "cam") else nullcontext()
+def _chosen_check(alias: str, choice: MethodChoice) -> Iterator[MapCheckRow]:
+    """Yield the removal check of the chosen method on the report half; nothing if it was not compared."""
+    margins = {}
+    for baseline in BASELINES:
+        margin = choice.margin(baseline, FAITHFULNESS)
+        if margin is not None:
+            margins[baseline] = margin
+    for score in choice.scores:
+        if score.method == choice.method:
+            value = score.report.get(FAITHFULNESS)
+            if value and margins:
+                yield removal_check(alias, choice.method, REPLACED, value, margins, usable=1)
+            return

@@ -14,41 +14,63 @@ from vitlens.names import SUBSTRATES, Engine, Refining, Substrate, Upsampling
 ALL: Final = "all"
 AUTO: Final = "auto"
 NONE: Final = "none"
+_DEFAULT_COMPOSITES: Final = tuple(kind.name for kind in COMPOSITE_KINDS.values() if kind.default)
 
 
 @dataclass(frozen=True)
 class RefineOptions:
-    """What is done with every map (attribution/refinement.py). times: a method of the registry, "none" for no other."""
+    """The refinement of every map (attribution/refinement.py).
+
+    times: a method of the registry, or "none".
+    """
 
     refine: Refining = option(
-        "--refine", "affinity: maps of patches smoothed by the model's attention between patches.", default="none"
+        "--refine",
+        "affinity: smooth maps of patches by the model's attention between patches.",
+        default="none",
     )
     layers: tuple[int, ...] | None = option(
         "--refine-layers",
-        "With --refine: the layers whose attention is used, from 0.",
+        "With --refine: layers whose attention smooths the maps, from 0.",
         metavar="LIST",
         parse=layers_of,
         shown="all",
     )
     steps: int = option(
-        "--refine-steps", "With --refine: steps, an even number.", default=REFINE_STEPS, metavar="N", low=0
+        "--refine-steps",
+        "With --refine: number of smoothing steps, an even number.",
+        default=REFINE_STEPS,
+        metavar="N",
+        low=0,
     )
     views: int = option(
-        "--views", "Mean over so many views: shifts by half a patch, then mirrored.", default=1, metavar="N", low=1
+        "--views",
+        "Average maps over N views: shifts by half a patch, then mirrored.",
+        default=1,
+        metavar="N",
+        low=1,
     )
-    times: str = option("--times", "Multiply by the map of this method.", default=NONE, metavar="METHOD")
+    times: str = option(
+        "--times",
+        "Multiply every map by the map of this method.",
+        default=NONE,
+        metavar="METHOD",
+    )
     upsample: Upsampling = option(
-        "--upsample", "image: enlarge maps to pixels along the image's edges.", default="none"
+        "--upsample",
+        "image: enlarge maps to pixels, along the edges of the image.",
+        default="none",
     )
 
 
 @dataclass(frozen=True)
 class ExplainOptions(SharedOptions):
-    """Attribution maps of one model or several.
+    """The options for attribution maps of one or several models.
 
-    method: names of the registry, or "all" (none: the default methods); each model gets those that are defined for it.
-    target: "predicted", "true", or a class by name or index. verify: by default on all methods and all images; without
-    it and without a limit, a few images of a data set are explained. show: file names of the images that figures draw.
+    method: names of the registry, or "all" (empty: the default methods); each model gets those that are defined for it.
+    target: "predicted", "true", or a class by name or index. verify: by default with all methods and on all images;
+    without it and without a limit, only a few images of a data set are explained. show: file names of the images in
+    figures.
     """
 
     models: tuple[str, ...] = several_models()
@@ -59,56 +81,71 @@ class ExplainOptions(SharedOptions):
         f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}.",
         (*ATTRIBUTIONS, ALL),
         default=(),
-        shown=f"{', '.join(default_methods())}, as far as a model has them",
+        shown=f"those of {', '.join(default_methods())} that a model has",
     )
     auto: bool = option(
         "--auto",
-        "Choose a method by quick checks on half of up to 40 images; the other half judges it (--method: candidates).",
+        "Choose among the methods of --method by quick checks on half of up to 40 images; the other half judges it.",
         default=False,
     )
     engine: Engine = option(
         "--engine",
-        "grad-cam: the package's own maps (ReLU, scaled to [0, 1]), of the methods that it has.",
+        "grad-cam: maps of the grad-cam package (ReLU, scaled to [0, 1]), for the methods that it has.",
         default="vitlens",
     )
     target: str = option(
-        "--target", "Explained: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
+        "--target",
+        "Class to explain: predicted, true, or a class by name or index.",
+        default="predicted",
+        metavar="CLASS",
     )
     verify: bool = option(
         "--verify",
-        "Check every method: patches removed, weights randomised, localisation; a league table.",
+        "Check every method: remove patches, randomise weights, score localisation, and rank the methods.",
         default=False,
     )
-    substrate: Substrate = option("--substrate", "With --verify: what replaces removed patches.", default=SUBSTRATE)
+    substrate: Substrate = option(
+        "--substrate",
+        "With --verify: replacement of removed patches.",
+        default=SUBSTRATE,
+    )
     counterfactuals: bool = option(
         "--counterfactuals/--no-counterfactuals",
-        "With --verify: search for patches whose removal changes the prediction (the costliest check).",
+        "With --verify: search for patches whose removal changes the prediction (the slowest check).",
         default=True,
     )
     show: tuple[str, ...] = option(
-        "--show", "Draw these images, by file name (default: the first).", default=(), metavar="LIST", parse=names_of
+        "--show",
+        "Draw these images, by file name (default: the first).",
+        default=(),
+        metavar="LIST",
+        parse=names_of,
     )
     composites: tuple[str, ...] = choices(
         "--composites",
         f"With --verify: {', '.join(COMPOSITE_KINDS)}, {NONE}, or {AUTO}: "
-        f"{' and '.join(kind.name for kind in COMPOSITE_KINDS.values() if kind.default)} where masks are not known.",
+        f"{' and '.join(_DEFAULT_COMPOSITES)} without masks.",
         (*COMPOSITE_KINDS, AUTO, NONE),
         default=(AUTO,),
         shown=AUTO,
     )
     composite_count: int = option(
-        "--composite-count", "Composite images of each kind, at most.", default=COMPOSITES, metavar="N", low=2
+        "--composite-count",
+        "Maximum number of composite images of each kind.",
+        default=COMPOSITES,
+        metavar="N",
+        low=2,
     )
     other_substrates: tuple[str, ...] = choices(
         "--other-substrates",
-        f"With --verify: {', '.join(SUBSTRATES)}, or {NONE}: what else replaces removed patches, to compare rankings.",
+        f"With --verify: {', '.join(SUBSTRATES)}, or {NONE}: further replacements, to compare rankings of methods.",
         (*SUBSTRATES, NONE),
         default=OTHER_SUBSTRATES,
         shown=", ".join(OTHER_SUBSTRATES),
     )
     stability: bool = option(
         "--stability/--no-stability",
-        "With --verify: whether maps follow shifts of the images by 1/4, 1/2 and 1 px, and a flip.",
+        "With --verify: check that maps follow shifts of the images by 1/4, 1/2 and 1 px, and a flip.",
         default=True,
     )
     refine: RefineOptions = bundle(RefineOptions)

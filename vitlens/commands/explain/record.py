@@ -1,4 +1,4 @@
-"""What `vitlens explain` records. Every row names its model; tables of checks are empty without --verify."""
+"""The record of `vitlens explain`. Every row names its model; tables of checks are empty without --verify."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.record import Better, OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
-SEARCH: Final = "search"  # the greedy search's name among the orders of patches
-OVERALL: Final = "shifts"  # all judged disturbances together
+SEARCH: Final = "search"  # the name of the greedy search among the orders of patches
+OVERALL: Final = "shifts"  # the name of all judged disturbances together
 
 
 @dataclass(frozen=True)
 class MethodRow(OfModel):
-    """One method on one model's images.
+    """One method on the images of one model.
 
-    source: paper, or the package whose maps these are; map: rows and columns; signed: whether negative values are
-    evidence against the target; maps: their number; constant, not_finite: the number with this fault; gain: mean
-    |F(image) - F(black)| in logits, of methods whose maps sum to that, and completeness the error of the sum.
+    source: the paper, or the package that computes the maps. map: rows and columns. signed: True if negative values are
+    evidence against the target. maps, constant, not_finite: the number of maps, and of those with this fault. gain: the
+    mean of |F(image) - F(black)| in logits, for methods whose maps sum to it. completeness: the error of that sum.
     """
 
     method: str = col("method")
@@ -36,7 +36,7 @@ class MethodRow(OfModel):
     gain: float | None = col("change of the logit from black", unit="logits", default=None)
     completeness: Estimate | None = col(
         "completeness error",
-        term="the mean difference of a map's sum from the change of the logit from a black image",
+        term="the mean difference between the sum of a map and the change of the logit from a black image",
         better="lower",
         metric="completeness/{model}/{method}",
         default=None,
@@ -45,8 +45,10 @@ class MethodRow(OfModel):
 
 @dataclass(frozen=True)
 class ImageRow(OfModel):
-    """One image: prediction and explained class with their probabilities (None where the model has no classifier), and
-    the label (None where there is none)."""
+    """One image: its prediction and target class with their probabilities, and its label.
+
+    Values are None for a model without a classifier, and for an image without a label.
+    """
 
     image: str = col("image")
     prediction: str | None = col("prediction", default=None)
@@ -70,10 +72,10 @@ def _lower(metric: str, title: str) -> Any:
 
 @dataclass(frozen=True)
 class LeagueRow(OfModel):
-    """One method, or baseline, in every check: means over images, None where a check was not run or gave no number.
+    """One method, or baseline, in every check, averaged over images; None if a check was not run or gave no number.
 
-    randomisation: with all weights random, cascade: over all stages; seconds, forwards: the cost for an image; faults:
-    of the maps, in words.
+    randomisation: with all weights random. cascade: mean over all stages. seconds, forwards: the cost per image.
+    faults: of the maps, in words.
     """
 
     method: str = col("method")
@@ -100,8 +102,10 @@ class LeagueRow(OfModel):
 
 @dataclass(frozen=True)
 class StageRow(OfModel):
-    """The maps of a method after one stage of the randomisation, which includes all before it. similarity: mean rank
-    correlation with the trained model's maps, None where undefined; kept: share of the predictions that are the same.
+    """The maps of a method after one stage of the randomisation, which includes all stages before it.
+
+    similarity: mean rank correlation with the maps of the trained model; None if undefined. kept: share of predictions
+    that stay the same.
     """
 
     method: str = col("method")
@@ -112,8 +116,11 @@ class StageRow(OfModel):
 
 @dataclass(frozen=True)
 class PairRow(OfModel):
-    """The similarity of the maps of two methods, means over images: Spearman's correlation, the overlap of their
-    highest cells, and the intersection over union of the cells above their means."""
+    """The similarity of the maps of two methods, averaged over images.
+
+    spearman: rank correlation. top_overlap: of the highest cells. iou: intersection over union of the cells above the
+    mean of each map.
+    """
 
     first: str = col("method")
     second: str = col("other method")
@@ -124,9 +131,11 @@ class PairRow(OfModel):
 
 @dataclass(frozen=True)
 class OrderRow(OfModel):
-    """The patches to be removed, in the order of one method's map, before the prediction changes. size: their share, of
-    all images (None of the greedy search); turned: the share of images whose prediction changes at all; searched: as
-    size, on the images of the greedy search."""
+    """The patches to remove, in the order of one method's map, before the prediction changes.
+
+    size: their share, mean over all images; None for the greedy search. turned: the share of images whose prediction
+    changes. searched: as size, on the images of the greedy search.
+    """
 
     method: str = col("order of")
     size: Estimate | None = col(
@@ -142,8 +151,10 @@ class OrderRow(OfModel):
 
 @dataclass(frozen=True)
 class SubstrateRow(OfModel):
-    """Insertion minus deletion (LeRF minus MoRF) of one method, or baseline, with one replacement of removed patches,
-    on the same images for all of them."""
+    """Insertion minus deletion (LeRF minus MoRF) of one method, or baseline, with one replacement of removed patches.
+
+    All replacements are tried on the same images.
+    """
 
     method: str = col("method")
     baseline: bool = col("baseline")
@@ -153,14 +164,16 @@ class SubstrateRow(OfModel):
 
 @dataclass(frozen=True)
 class RankingRow(OfModel):
-    """The rankings of the methods, without the baselines, with two replacements. tau: Kendall's; swapped: number of
-    pairs of methods that significantly change places."""
+    """The agreement of the rankings of methods, without baselines, with two replacements.
+
+    tau: Kendall's tau. swapped: the number of pairs of methods that significantly change places.
+    """
 
     first: str = col("replacement")
     second: str = col("and")
     tau: Estimate = col(
         "Kendall's τ",
-        term="1 where two rankings are the same, -1 where one is the reverse of the other",
+        term="1 if two rankings are the same, -1 if one is the reverse of the other",
         metric="substrate_agreement/{model}/{first}/{second}",
     )
     methods: int = col("methods")
@@ -169,8 +182,11 @@ class RankingRow(OfModel):
 
 @dataclass(frozen=True)
 class SwappedRow(OfModel):
-    """Two methods of which the first replacement shows one to be better and the second the other. in_first, in_second:
-    mean paired differences of insertion minus deletion, better minus worse, as wide as all pairs require."""
+    """Two methods that significantly change places between two replacements.
+
+    in_first, in_second: the mean paired difference (better minus worse) of insertion minus deletion with each
+    replacement, corrected for the number of pairs.
+    """
 
     first: str = col("first replacement")
     second: str = col("second replacement")
@@ -182,9 +198,12 @@ class SwappedRow(OfModel):
 
 @dataclass(frozen=True)
 class StabilityRow(OfModel):
-    """Whether the maps of one method follow its images. disturbance: a name of the registry, or OVERALL; correlation:
-    mean rank correlation of the map of the disturbed image with the map that is disturbed in the same way; jumped:
-    share of the images whose top point lies far from its place. None: no usable map."""
+    """The stability of the maps of one method when the images are shifted or flipped.
+
+    disturbance: a name of the registry, or OVERALL. correlation: mean rank correlation between the map of the disturbed
+    image and the map disturbed in the same way. jumped: share of images whose highest value moves far. Values are None
+    without a usable map.
+    """
 
     method: str = col("method")
     disturbance: str = col("images")
@@ -198,9 +217,11 @@ class StabilityRow(OfModel):
 
 @dataclass(frozen=True)
 class PowerRow(OfModel):
-    """What paired comparisons of the best method with the others can see in one check. error: median standard error of
-    the mean difference; groups: independent images; detectable: the smallest true difference that is found with a
-    probability of 80 % at 5 %, None where it would exceed every possible difference."""
+    """The power of paired comparisons of the best method with the others in one check.
+
+    error: the median standard error of the mean difference. groups: independent images. detectable: the smallest true
+    difference detected with a power of 80 % at the 5 % level; None if it exceeds every possible difference.
+    """
 
     check: str = col("check")
     best: str = col("best method")
@@ -211,10 +232,13 @@ class PowerRow(OfModel):
 
 @dataclass(frozen=True)
 class CompositeSetRow(OfModel):
-    """The composites of one kind. refused: why there are none; labels: "labels" or "predictions", what the explained
-    classes come from; usable, classes: confidently classified images and their classes; composites, maps: their
-    number; chance: mean share that the evidence covers; recognised: share of the explained classes among the most
-    probable of their composite, guessed: that by chance; seen: whether the former is shown to be above the latter."""
+    """The composites of one kind.
+
+    refused: why there are none, or "". labels: the source of the target classes, "labels" or "predictions". usable,
+    classes: the number of confidently classified images, and of their classes. composites, maps: their number. chance:
+    the mean share of the area that the evidence covers. recognised: the share of target classes among the most probable
+    classes of their composite. guessed: the same by chance. seen: True if recognised is significantly above guessed.
+    """
 
     kind: str = col("composites of")
     refused: str = col("not made", unit="text")
@@ -233,8 +257,10 @@ class CompositeSetRow(OfModel):
 
 @dataclass(frozen=True)
 class CompositeRow(OfModel):
-    """One method, or baseline, on one kind of composites: means over its maps. above: the baselines that its mass is
-    shown to exceed (paired, as wide as all methods require)."""
+    """One method, or baseline, on one kind of composites, averaged over its maps.
+
+    above: the baselines that its mass significantly exceeds (paired, corrected for the number of methods).
+    """
 
     kind: str = col("composites of")
     method: str = col("method")
@@ -247,11 +273,14 @@ class CompositeRow(OfModel):
 
 @dataclass(frozen=True)
 class ChoiceRow(OfModel):
-    """The method chosen for one model. reason: why it is the default and not chosen by evidence, else empty; checks:
-    what decided; left_out: checks that judged nothing, with the reason; localised: where localisation was scored,
-    "objects" or a kind of composites; certainty: share of the bootstrap draws of the selection half in which it wins;
-    alike: candidates with the same maps; confirmation: what the report half says of it and the runner-up; selection,
-    report: images in each half; replaced: what removed patches were replaced by."""
+    """The method chosen for one model.
+
+    reason: why it is the default and not chosen by evidence, or "". checks: those that decided. left_out: checks that
+    judged nothing, with the reason. localised: the parts on which localisation was scored, "objects" or a kind of
+    composites. certainty: the share of bootstrap draws of the selection half in which it wins. alike: candidates with
+    the same maps. confirmation: the result of comparing it with the runner-up on the report half. selection, report:
+    the number of images in each half. replaced: the replacement of removed patches.
+    """
 
     method: str = col("chosen")
     reason: str = col("not by evidence", unit="text")
@@ -271,8 +300,10 @@ class ChoiceRow(OfModel):
 
 @dataclass(frozen=True)
 class ExplainArrays:
-    """images: pixels of the drawn images; masks: of their objects, where known; maps: by row of the model's methods
-    (images, rows, columns), raw."""
+    """The drawn images of one model with their maps.
+
+    maps: by index of the model's methods (images, rows, columns), raw. masks: of the objects, or None.
+    """
 
     images: Pixels
     maps: Mapping[int, Stack]
@@ -281,8 +312,11 @@ class ExplainArrays:
 
 @dataclass(frozen=True)
 class CurveArrays:
-    """The mean curves: probability of the target (methods, points) at the shares of patches that are removed or
-    inserted."""
+    """The mean removal curves of one model.
+
+    deletion, insertion: the probability of the target (methods, steps). shares, inserted: the shares of patches that
+    are removed or inserted at each step.
+    """
 
     methods: Words
     shares: Vector
@@ -293,8 +327,11 @@ class CurveArrays:
 
 @dataclass(frozen=True)
 class SetArrays:
-    """The removed patches of a few images by each order of patches (images, orders, rows, columns), and the class that
-    is predicted without them (images, orders); methods: the orders; prediction: of the whole image."""
+    """The patches whose removal changes the prediction of a few images.
+
+    methods: the orders of patches. removed: the patches (images, orders, rows, columns). turned: the class that is
+    predicted without them (images, orders). prediction: that of the whole image.
+    """
 
     images: Pixels
     methods: Words
@@ -306,8 +343,11 @@ class SetArrays:
 
 @dataclass(frozen=True)
 class CompositeArrays:
-    """The first composites with their maps: images and masks of the evidence, one for each map; maps: by row of the
-    methods (maps, rows, columns), raw; targets: the explained classes."""
+    """The first composites of one kind with their maps.
+
+    images, masks: the composite and the evidence of each map. maps: by index of the methods (maps, rows, columns), raw.
+    targets: the target classes.
+    """
 
     images: Pixels
     masks: Masks
@@ -318,7 +358,7 @@ class CompositeArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainRecord(Record):
-    """Attribution maps of one model or several, and the checks of the methods."""
+    """Attribution maps of one or several models, and the checks of the methods."""
 
     methods: tuple[MethodRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()

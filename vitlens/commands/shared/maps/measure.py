@@ -1,4 +1,4 @@
-"""Measures the checks of maps: of the methods of a model, where maps lie on objects, and how much they tell."""
+"""The checks of the maps of one model, their scores on objects, and the information that they hold."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,26 +25,52 @@ from vitlens.analysis.faithfulness.localisation import (
 from vitlens.analysis.faithfulness.maps import AnyMaps, Explain
 from vitlens.analysis.faithfulness.removal import faithfulness, has_substrate
 from vitlens.analysis.faithfulness.sanity import Stability, stability
-from vitlens.commands.run.progress import progress
-from vitlens.commands.shared.maps import record as kept
-from vitlens.commands.shared.maps.record import IMPUTED, MapCheckRow, MapRow, OnObjectRow, judged_by
+from vitlens.commands.run.progress import Advance, progress
+from vitlens.commands.shared.maps.record import (
+    IMPUTED,
+    SHIFTS,
+    SHUFFLED,
+    WEIGHTS,
+    MapCheckRow,
+    MapRow,
+    OnObjectRow,
+    judged_by,
+    map_check,
+    object_check,
+    removal_check,
+)
 from vitlens.data.identity import sources as same_photograph
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
-_BESIDE: Final = ("baseline", "of_baseline", "difference")  # columns of a score beside that of a baseline
-_UNRANKED: Final = Judgement("inconclusive", lack="not finite")  # maps whose weights were not randomised
+_UNRANKED: Final = Judgement("inconclusive", lack="not finite")  # of maps whose weights were not randomised
+_SCORES: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}  # of maps on objects
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
 
 
 @dataclass(frozen=True)
+class Removals:
+    """Insertion minus deletion by replacement of removed patches.
+
+    gaps: of each method and baseline. shuffled: of the methods' maps of other images, with the replacements that judge;
+    empty if all images are of one source.
+    """
+
+    gaps: Mapping[str, Gaps]
+    shuffled: Mapping[str, Gaps]
+
+
+@dataclass(frozen=True)
 class CheckedMaps:
-    """The methods of one model, checked on the same images. model, images, targets, functions: what was explained, on
-    the model's device; results: of `league`; groups, sources (n,): of the images, and which photograph each is;
-    substrates: other replacements of removed patches, as far as the model has them; steadiness: whether the images are
-    shifted. Patches are removed, and images shifted, when the results are first read."""
+    """The methods of one model, checked on the same images.
+
+    images, targets, functions: what was explained, on the model's device. results: of `league`. groups, sources (n,):
+    of the images, and the photograph of each. substrates: other replacements of removed patches; those that the model
+    does not have are skipped. steadiness: True to shift the images. Patches are removed, and images shifted, when the
+    results are first read.
+    """
 
     model: Model
     images: Images
@@ -58,44 +84,9 @@ class CheckedMaps:
     steadiness: bool = True
     quiet: bool = False
 
-    @cached_property
-    def removals(self) -> tuple[dict[str, Gaps], dict[str, Gaps]]:
-        """By replacement of removed patches, insertion minus deletion of each method and baseline; and, with those that
-        judge, of the methods' maps of other images."""
-        names = [checks.name for checks in self.results]
-        maps = [checks.maps[: self.count] for checks in self.results]
-        own = self.settings.substrate
-        others = [name for name in dict.fromkeys(self.substrates) if name != own and has_substrate(self.model, name)]
-        judging = judged_by({own, *others, IMPUTED})
-        where = self.other_images()
-        moved = [] if where is None else [each[where] for name, each in zip(names, maps) if name not in BASELINES]
-        gaps: dict[str, Gaps] = {own: {checks.name: checks.values["gap"] for checks in self.results}}
-        total = self.count * (len(others) + (len(judging) if moved else 0))
-        with progress("Checking on other substrates", total, quiet=self.quiet) as advance:
-            for name in others:
-                gaps[name] = dict(zip(names, self._removed(name, maps, advance)))
-            shuffled = {name: dict(zip(self.methods, self._removed(name, moved, advance))) for name in judging if moved}
-        gaps[IMPUTED] = {checks.name: checks.values["road"] for checks in self.results}
-        return gaps, dict(shuffled)
-
-    @cached_property
-    def steady(self) -> dict[str, Stability]:
-        """Return the maps of images that are shifted, or flipped, by method."""
-        images = self.images[:STEADY_IMAGES]
-        targets = self.targets[:STEADY_IMAGES]
-        known = {checks.name: checks for checks in self.results}
-        found = {}
-        with progress("Disturbing images", len(self.functions), unit="methods", quiet=self.quiet) as advance:
-            for name, explain in self.functions.items():
-                sound = not bool(known[name].faults.not_finite.any())
-                maps = known[name].maps[: len(images)] if sound else None  # broken ones are zeros in the results
-                found[name] = stability(self.model, images, targets, explain, maps=maps)
-                advance(1)
-        return found
-
     @property
     def count(self) -> int:
-        """Return the images on which other replacements, and maps of other images, are tried."""
+        """Return the number of images on which other replacements, and maps of other images, are tried."""
         return min(OTHER_IMAGES, len(self.images))
 
     @property
@@ -103,83 +94,191 @@ class CheckedMaps:
         """Return the methods without the baselines."""
         return [checks.name for checks in self.results if checks.name not in BASELINES]
 
+    @property
+    def by_name(self) -> dict[str, MethodChecks]:
+        """Return the results by method and baseline."""
+        return {checks.name: checks for checks in self.results}
+
+    @cached_property
+    def removals(self) -> Removals:
+        """Return insertion minus deletion with every replacement of removed patches."""
+        main = self.settings.substrate
+        alternatives = [
+            name for name in dict.fromkeys(self.substrates) if name != main and has_substrate(self.model, name)
+        ]
+        judging = judged_by({main, *alternatives, IMPUTED})
+        maps = {checks.name: checks.maps[: self.count] for checks in self.results}
+        shuffled_maps = self._shuffled(maps)
+        gaps: dict[str, Gaps] = {main: self._values("gap")}
+        shuffled: dict[str, Gaps] = {}
+        passes = len(alternatives)
+        if shuffled_maps:
+            passes += len(judging)
+        with progress("Checking on other substrates", passes * self.count, quiet=self.quiet) as advance:
+            for name in alternatives:
+                gaps[name] = self._gaps(name, maps, advance)
+            if shuffled_maps:
+                for name in judging:
+                    shuffled[name] = self._gaps(name, shuffled_maps, advance)
+        gaps[IMPUTED] = self._values("road")
+        return Removals(gaps, shuffled)
+
+    @cached_property
+    def steady(self) -> dict[str, Stability]:
+        """Return the stability of the maps under shifts and a flip of the images, by method."""
+        images = self.images[:STEADY_IMAGES]
+        targets = self.targets[:STEADY_IMAGES]
+        results = {}
+        with progress("Disturbing images", len(self.functions), unit="methods", quiet=self.quiet) as advance:
+            for name, explain in self.functions.items():
+                checks = self.by_name[name]
+                maps = None  # the results hold zeros in place of maps that are not finite
+                if not bool(checks.faults.not_finite.any()):
+                    maps = checks.maps[: len(images)]
+                results[name] = stability(self.model, images, targets, explain, maps=maps)
+                advance(1)
+        return results
+
     def means(
         self, values: Tensor, *, unit: str = "", seed: int = 0, least: float = -1.0, most: float = 1.0
     ) -> list[Estimate]:
-        """Return the mean of each row (cases, n) over the first n images, within the possible values."""
-        groups = None if self.groups is None else self.groups[: values.shape[1]]
+        """Return the mean of each row of values (cases, n) of the first n images; intervals end at least and most."""
+        groups = self.groups
+        if groups is not None:
+            groups = groups[: values.shape[1]]
         return estimates(values, groups=groups, seed=seed, unit=unit, least=least, most=most)
 
-    def _removed(self, substrate: Any, maps: Sequence[AnyMaps], advance: Any) -> list[Tensor]:
-        """Return insertion minus deletion of maps of the first images with one replacement."""
-        settings = self.settings
-        count = self.count
-        given = (self.model, self.images[:count], self.targets[:count], maps)
-        common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size, "advance": advance}
-        steps = settings.steps if substrate == settings.substrate else OTHER_STEPS
-        return [each.gaps for each in faithfulness(*given, substrate=substrate, steps=steps, **common)]
-
     def other_images(self) -> Tensor | None:
-        """For each of the first images one of another source, drawn with the seed; None where all are of one."""
-        own = torch.arange(self.count) if self.sources is None else self.sources[: self.count].cpu()
-        return other_images(own, seed=self.settings.seed)
+        """Return, for each of the first images, one of another source; None if all are of one.
+
+        The images are drawn with the seed.
+        """
+        sources = torch.arange(self.count)
+        if self.sources is not None:
+            sources = self.sources[: self.count].cpu()
+        return other_images(sources, seed=self.settings.seed)
 
     def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
-        """Yield the row of each method in each check. on_object: where its maps lie, where masks are known."""
-        alias = self.model.alias
-        seed = self.settings.seed
-        looks = len(self.methods)
-        by_name = {checks.name: checks for checks in self.results}
-        found = {name: by_name[name].randomisation for name in self.methods}
-        weights = {
-            name: _UNRANKED if each is None else each.judged(groups=self.groups, seed=seed)
-            for name, each in found.items()
-        }
-        passing = [name for name, judged in weights.items() if judged.state == "pass"]
-        every, shuffled = self.removals
-
-        def margin(own: Tensor, other: Tensor) -> Estimate:
-            """Return the paired difference on the images of both, as wide as so many methods require."""
-            count = min(len(own), len(other))
-            (difference,) = self.means((own[:count] - other[:count])[None], least=-MOST_APART, most=MOST_APART)
-            return widened(replace(difference, n=count), looks, least=-MOST_APART, most=MOST_APART)
-
-        for substrate in judged_by(every):
-            gaps = every[substrate]
-            moved = shuffled.get(substrate, {})
-            leader = max(passing or self.methods, key=lambda name: float(gaps[name].mean()))
-            for name, value in zip(self.methods, self.means(torch.stack([gaps[name] for name in self.methods]))):
-                margins = {base: margin(gaps[name], gaps[base]) for base in BASELINES}
-                if name in moved:
-                    margins[kept.SHUFFLED] = margin(gaps[name], moved[name])
-                behind = None if name == leader else margin(gaps[leader], gaps[name])
-                usable = int(by_name[name].faults.sound.sum())
-                yield kept.removal_check(alias, name, substrate, value, margins, usable=usable, behind=behind)
+        """Yield the row of each method in each check. on_object: the scores of its maps on objects, if masks exist."""
+        passing = []
+        weight_checks = []
         for name in self.methods:
-            yield kept.map_check(alias, name, kept.WEIGHTS, weights[name])
-        for name, steady in self.steady.items() if self.steadiness else ():
-            yield kept.map_check(alias, name, kept.SHIFTS, steady.judged(groups=self.groups, seed=seed))
-        yield from (kept.object_check(row) for row in on_object if row.score == "roc_auc")
+            judged = self._weight_dependence(name)
+            weight_checks.append(map_check(self.model.alias, name, WEIGHTS, judged))
+            if judged.state == "pass":
+                passing.append(name)
+        yield from self._removal_rows(passing or self.methods)
+        yield from weight_checks
+        if self.steadiness:
+            for name, steady in self.steady.items():
+                judged = steady.judged(groups=self.groups, seed=self.settings.seed)
+                yield map_check(self.model.alias, name, SHIFTS, judged)
+        for row in on_object:
+            if row.score == "roc_auc":
+                yield object_check(row)
+
+    def _values(self, name: str) -> dict[str, Tensor]:
+        """Return the values of one check, image by image, of each method and baseline."""
+        return {checks.name: checks.values[name] for checks in self.results}
+
+    def _shuffled(self, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the methods' maps of other images; nothing if all images are of one source."""
+        other_indices = self.other_images()
+        if other_indices is None:
+            return {}
+        return {name: maps[name][other_indices] for name in self.methods}
+
+    def _gaps(self, substrate: Any, maps: Mapping[str, AnyMaps], advance: Advance) -> dict[str, Tensor]:
+        """Return insertion minus deletion of maps of the first images, by name, with one replacement."""
+        settings = self.settings
+        steps = OTHER_STEPS
+        if substrate == settings.substrate:
+            steps = settings.steps
+        results = faithfulness(
+            self.model,
+            self.images[: self.count],
+            self.targets[: self.count],
+            list(maps.values()),
+            substrate=substrate,
+            steps=steps,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            advance=advance,
+        )
+        return {name: result.gaps for name, result in zip(maps, results)}
+
+    def _weight_dependence(self, name: str) -> Judgement:
+        """Return whether the maps of a method change when the weights are randomised."""
+        randomisation = self.by_name[name].randomisation
+        if randomisation is None:
+            return _UNRANKED
+        return randomisation.judged(groups=self.groups, seed=self.settings.seed)
+
+    def _removal_rows(self, candidates: Sequence[str]) -> Iterator[MapCheckRow]:
+        """Yield the removal checks of each method. candidates: the methods of which the best one leads."""
+        removals = self.removals
+        for substrate in judged_by(removals.gaps):
+            gaps = removals.gaps[substrate]
+            shuffled = removals.shuffled.get(substrate, {})
+            leader = _highest({name: gaps[name] for name in candidates})
+            values = self.means(torch.stack([gaps[name] for name in self.methods]))
+            for name, value in zip(self.methods, values):
+                margins = {}
+                for baseline in BASELINES:
+                    margins[baseline] = self._margin(gaps[name], gaps[baseline])
+                if name in shuffled:
+                    margins[SHUFFLED] = self._margin(gaps[name], shuffled[name])
+                behind = None
+                if name != leader:
+                    behind = self._margin(gaps[leader], gaps[name])
+                yield removal_check(
+                    self.model.alias,
+                    name,
+                    substrate,
+                    value,
+                    margins,
+                    usable=int(self.by_name[name].faults.sound.sum()),
+                    behind=behind,
+                )
+
+    def _margin(self, gaps: Tensor, other: Tensor) -> Estimate:
+        """Return the paired difference on the images of both, corrected for the number of methods."""
+        count = min(len(gaps), len(other))
+        differences = gaps[:count] - other[:count]
+        (mean,) = self.means(differences[None], least=-MOST_APART, most=MOST_APART)
+        return widened(replace(mean, n=count), len(self.methods), least=-MOST_APART, most=MOST_APART)
 
 
 def map_rows(alias: str, maps: Sequence[tuple[str, Maps]], split: Split) -> list[MapRow]:
-    """Return the row of each kind of map of the split's images, by its name; the pointing game where masks are
-    known."""
-    groups = None if split.groups is None else split.groups.numpy()
-    hits = list[OnObjectRow]()
+    """Return the row of each kind of map of the split's images; with the pointing game if masks exist."""
+    groups = None
+    if split.groups is not None:
+        groups = split.groups.numpy()
+    hits: list[OnObjectRow] = []
     if split.masks is not None:
-        sources = same_photograph(split)
-        masks = split.masks.cpu()
-        hits = on_object_rows(alias, maps, "pointing", masks, groups=split.groups, sources=sources)
+        hits = on_object_rows(
+            alias,
+            maps,
+            "pointing",
+            split.masks.cpu(),
+            groups=split.groups,
+            sources=same_photograph(split),
+        )
     rows = []
-    for at, (name, own) in enumerate(maps):
-        bits = student_mean(map_bits(own).numpy(), groups=groups, unit="bits", least=0.0)
-        few = len(own) < FEWEST
-        fixed = None if few else student_mean(fixed_share(own).numpy(), groups=groups, least=0.0, most=1.0)
-        row = MapRow(model=alias, maps=name, information=bits, by_place=fixed)
+    for index, (name, values) in enumerate(maps):
+        information = student_mean(map_bits(values).numpy(), groups=groups, unit="bits", least=0.0)
+        by_place = None
+        if len(values) >= FEWEST:
+            by_place = student_mean(fixed_share(values).numpy(), groups=groups, least=0.0, most=1.0)
+        row = MapRow(model=alias, maps=name, information=information, by_place=by_place)
         if hits:
-            hit = hits[at]
-            row = replace(row, pointing=hit.estimate, **{each: getattr(hit, each) for each in _BESIDE})
+            row = replace(
+                row,
+                pointing=hits[index].estimate,
+                baseline=hits[index].baseline,
+                of_baseline=hits[index].of_baseline,
+                difference=hits[index].difference,
+            )
         rows.append(row)
     return rows
 
@@ -194,61 +293,89 @@ def on_object_rows(
     sources: Tensor | None = None,
     seed: int = 0,
 ) -> list[OnObjectRow]:
-    """Return the row of each kind of map, with its name, of one model in one score on the same images.
+    """Return one score of each kind of map of one model, with its name, on the same images.
 
-    Images without an object, and but for pointing those without background, are left out. All tensors on the CPU;
-    groups (n,): of the images; sources (n,): which photograph each image is (None: its group), as no baseline is to be
-    of the same one.
+    Images without an object are left out, and, except for pointing, those without background. All tensors are on the
+    CPU. groups (n,): of the images. sources (n,): the photograph of each image (None: its group); no baseline is of the
+    same one.
     """
-    sources = groups if sources is None else sources
-    known = masks.flatten(1).any(1) if score == "pointing" else has_edge(masks)
-    if not bool(known.any()):
+    if sources is None:
+        sources = groups
+    scored = _scored_images(score, masks)
+    if not bool(scored.any()):
         return []
-    masks = masks[known]
-    groups, sources = (None if each is None else each[known] for each in (groups, sources))
-    judge = _ON_OBJECT[score]
+    masks = masks[scored]
+    if groups is not None:
+        groups = groups[scored]
+    if sources is not None:
+        sources = sources[scored]
     values = []
     chances = []
-    names = []
-    for _, every in maps:
-        own = every[known].float()
-        baselines = baseline_scores(judge, own, masks, groups=sources, seed=seed)
-        names.append(max(baselines, key=lambda name: float(baselines[name].mean())))
-        values.append(judge(own, masks).double())
-        chances.append(baselines[names[-1]].double())
+    baselines: list[str] = []
+    for _, kind_maps in maps:
+        scored_maps = kind_maps[scored].float()
+        by_baseline = baseline_scores(_SCORES[score], scored_maps, masks, groups=sources, seed=seed)
+        baseline = _highest(by_baseline)
+        values.append(_SCORES[score](scored_maps, masks).double())
+        chances.append(by_baseline[baseline].double())
+        baselines.append(baseline)
     unit = "" if score == "roc_auc" else "fraction"
-    scored = torch.stack(values)
-    means = (
-        [pointing_rate(hits, groups=groups, seed=seed) for hits in scored]
-        if score == "pointing"
-        else estimates(scored, groups=groups, seed=seed, unit=unit, least=0.0, most=1.0)
-    )
-    gains = estimates(scored - torch.stack(chances), groups=groups, seed=seed, unit=unit, least=-1.0, most=1.0)
-    if score == "pointing":  # of hits that are all 0, or all 1, the bootstrap would have no width
-        apart = [
-            difference_of(hits, pointing_rate(each, groups=groups, seed=seed)) for hits, each in zip(means, chances)
-        ]
-        gains = [_wider(*pair) for pair in zip(gains, apart)]
-    return [
-        OnObjectRow(
-            model,
-            name,
-            score,
-            replace(mean, n=len(masks), unit=unit),
-            baseline,
-            Estimate(float(chance.mean()), unit=unit),
-            in_points(replace(gain, n=len(masks), unit=unit)),
+    means = _means(score, torch.stack(values), groups, seed)
+    gains = _gains(score, torch.stack(values), torch.stack(chances), groups, seed)
+    rows = []
+    for index, (name, _) in enumerate(maps):
+        row = OnObjectRow(
+            model=model,
+            maps=name,
+            score=score,
+            estimate=replace(means[index], n=len(masks), unit=unit),
+            baseline=baselines[index],
+            of_baseline=Estimate(float(chances[index].mean()), unit=unit),
+            difference=in_points(replace(gains[index], n=len(masks), unit=unit)),
         )
-        for (name, _), mean, baseline, chance, gain in zip(maps, means, names, chances, gains)
-    ]
+        rows.append(row)
+    return rows
+
+
+def _scored_images(score: str, masks: Masks) -> Tensor:
+    """Return which images have the objects, and the background, that a score needs, (n,)."""
+    if score == "pointing":
+        return masks.flatten(1).any(1)
+    return has_edge(masks)
+
+
+def _means(score: str, values: Tensor, groups: Tensor | None, seed: int) -> list[Estimate]:
+    """Return the mean of each row of scores (kinds of maps, n)."""
+    if score == "pointing":
+        return [pointing_rate(hits, groups=groups, seed=seed) for hits in values]
+    return estimates(values, groups=groups, seed=seed, least=0.0, most=1.0)
+
+
+def _gains(score: str, values: Tensor, chances: Tensor, groups: Tensor | None, seed: int) -> list[Estimate]:
+    """Return the mean paired difference of each row of scores from that of its baseline."""
+    gains = estimates(values - chances, groups=groups, seed=seed, least=-1.0, most=1.0)
+    if score != "pointing":
+        return gains
+    wider = []  # of hits that are all 0, or all 1, the bootstrap would have no width
+    for gain, hits, chance_hits in zip(gains, values, chances):
+        rate = pointing_rate(hits, groups=groups, seed=seed)
+        chance_rate = pointing_rate(chance_hits, groups=groups, seed=seed)
+        wider.append(_wider(gain, difference_of(rate, chance_rate)))
+    return wider
+
+
+def _highest(scores: Mapping[str, Tensor]) -> str:
+    """Return the name of the scores with the highest mean."""
+    return max(scores, key=lambda name: float(scores[name].mean()))
 
 
 def _wider(paired: Estimate, apart: Estimate) -> Estimate:
-    """Return the paired difference, at each end with the wider of its interval and that of independent rates, in
-    points."""
+    """Return the paired difference with the wider of two intervals at each end.
+
+    apart: the difference of independent rates, in points.
+    """
     if paired.low is None or paired.high is None or apart.low is None or apart.high is None:
         return paired
-    return replace(paired, low=min(paired.low, apart.low / 100), high=max(paired.high, apart.high / 100))
-
-
-_ON_OBJECT: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}
+    low = min(paired.low, apart.low / 100)
+    high = max(paired.high, apart.high / 100)
+    return replace(paired, low=low, high=high)

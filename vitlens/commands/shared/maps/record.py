@@ -1,13 +1,18 @@
 """The checks of maps as rows, and the one rule by which a map passes them; free of torch.
 
-A map passes only if removing patches in its order tells more than in the order of a random map, of a map of the centre
-and of the maps of other images, with two replacements of removed patches; if it changes when the weights are
-randomised; and if it stays in place under shifts of at most a pixel. Otherwise the verdict says what it lacks: a row
-holds the reasons as words of `Lack`, and `JudgedMap` says them.
+A map passes if all of these hold:
+
+- Removing patches in its order has a larger effect than in three other orders, with two replacements of removed
+  patches. These are the orders of a random map, a map of the centre, and its maps of other images.
+- It changes when the weights are randomised.
+- It stays in place under shifts of at most one pixel.
+
+Otherwise its verdict says what it lacks: a row holds the reasons as words of `Lack`, and `JudgedMap` puts them into a
+sentence.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
 
 from vitlens.analysis.faithfulness.checks import ENOUGH, KEPT, SIMILAR, Judgement
@@ -16,43 +21,49 @@ from vitlens.record import OfModel, by, col
 from vitlens.report.claims import above
 from vitlens.report.document import State
 from vitlens.report.numbers import percent
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import finalize, listed, say
 from vitlens.uncertainty import Estimate, Side, beyond
 
-# maps of a layer: its mean, the rollout up to it, a head's
-ATTENTION = "attention"
-ROLLOUT = "rollout"
-HEAD = "head"
-SHUFFLED: Final = "other images"  # the method's own maps, of other images
-BASELINES: Final = {RANDOM: "a random map", CENTRE: "a map of the centre", SHUFFLED: "its maps of other images"}
+ATTENTION = "attention"  # the mean attention map of a layer
+ROLLOUT = "rollout"  # the rollout up to a layer
+HEAD = "head"  # the attention map of one head
+SHUFFLED: Final = "other images"  # a method's maps of other images
+BASELINES: Final = {
+    RANDOM: "a random map",
+    CENTRE: "a map of the centre",
+    SHUFFLED: "its maps of other images",
+}
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
-JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")  # replacements, those that no method chooses by first
-REMOVALS: Final = 2  # with which a map is judged
+JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")  # replacements; no method chooses by the first ones
+REMOVALS: Final = 2  # replacements with which a map is judged
 WEIGHTS = "weights"
 SHIFTS = "shifts"
 ON_OBJECT = "object"
-REPLACED: Final = {  # what becomes of removed patches
+REPLACED: Final = {  # what happens to removed patches
     IMPUTED: "imputed",
     "mean": "in the mean colour",
     "black": "in black",
     "absent": "left out",
     "blur": "blurred",
 }
-CHECKS: Final = {
-    **{name: words.removeprefix("in the ").removeprefix("in ") for name, words in REPLACED.items()},
+CHECKS: Final = {  # names of checks in figures
     IMPUTED: "imputed (ROAD)",
+    "mean": "mean colour",
+    "black": "black",
+    "absent": "left out",
+    "blur": "blurred",
     WEIGHTS: "random weights",
     SHIFTS: "shifts",
     ON_OBJECT: "object",
 }
-UNIFORM: Final = 0.5  # bits, below which a map is uniform; as the label of heads
-FIXED: Final = 0.75  # of a map's information: beyond it, what the image itself decides is a small rest
-JUMPS: Final = "jumps"  # a fault that leaves the map worth looking at
+UNIFORM: Final = 0.5  # bits of information below which a map is uniform, as for the label of heads
+FIXED: Final = 0.75  # share of a map's information above which the image decides little of it
+JUMPS: Final = "jumps"  # a fault of maps that are still worth looking at
 _BEST_FIRST: Final[tuple[State, ...]] = ("pass", "warn", "inconclusive", "fail")
 Lack = Literal[
     "random",
     "centre",
-    "other images",  # the baselines that a map does not beat
+    "other images",  # this and the two above: baselines that a map does not beat
     "unusable maps",
     "few images tried",
     "other images not tried",
@@ -65,7 +76,7 @@ Lack = Literal[
     "jumps",
     "may jump",
 ]
-_LACKS: Final[Mapping[Lack, str]] = {
+_LACKS: Final[Mapping[Lack, str]] = {  # as predicates
     "unusable maps": "has uniform maps, or none that are finite",
     "few images tried": f"was tried on fewer than {ENOUGH} images",
     "other images not tried": "was not compared with its maps of other images",
@@ -80,7 +91,7 @@ _LACKS: Final[Mapping[Lack, str]] = {
     "jumps": "jumps when images are shifted by at most a pixel",
     "may jump": "may move when images are shifted by at most a pixel",
 }
-_FAULTS: Final[Mapping[Lack, str]] = {  # in the few words that fit a figure
+_FAULTS: Final[Mapping[Lack, str]] = {  # short enough for a figure
     "unusable maps": "uniform",
     "ignores the weights": "ignores the weights",
     "jumps": JUMPS,
@@ -90,11 +101,11 @@ _FAULTS: Final[Mapping[Lack, str]] = {  # in the few words that fit a figure
 
 @dataclass(frozen=True)
 class OnObjectRow(OfModel):
-    """Where maps lie on objects with known masks, means over images.
+    """The score of maps on objects with known masks, averaged over images.
 
-    score: pointing (their maximum lies on the object), mass (the share of their mass), roc_auc; baseline: which map
-    that ignores the image has the greatest mean; difference: paired, of shares in percentage points. layer, head: of
-    the maps, where they are of one.
+    score: pointing (the maximum lies on the object), mass (the share of mass on the object), or roc_auc. baseline: the
+    map that ignores the image with the highest mean. difference: paired, in percentage points. layer, head: of maps of
+    one layer or head.
     """
 
     maps: str = col("maps")
@@ -108,24 +119,27 @@ class OnObjectRow(OfModel):
 
     @property
     def side(self) -> Side:
-        """On which side of the baseline the maps are, significantly."""
+        """Return the side of the baseline on which the maps are significantly."""
         return beyond(self.difference, 0.0)
 
     @property
     def above(self) -> bool:
-        """Return True if they lie on the object significantly more than the baseline."""
+        """Return True if the maps lie on the object significantly more than the baseline."""
         return self.side is Side.ABOVE
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapRow(OfModel):
-    """The maps of one method or layer, means over images, which a command's row adds to. maps: their name in metrics;
-    pointing: how often a map's highest point lies on the object; of_baseline: the same of the best map that ignores
-    the image; difference: paired over images. None where there are no masks, or too few images."""
+    """The maps of one method or layer, averaged over images; rows of commands add to it.
+
+    maps: their name in metrics. pointing: the share of maps whose highest value lies on the object. of_baseline: the
+    same of the best map that ignores the image. difference: paired over images. Values are None without masks, or with
+    too few images.
+    """
 
     maps: str = col("name in metrics")
     information: Estimate = col(
-        "information", term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map"
+        "information", term="log2 of the number of patches minus the entropy of the map; 0 bits for a uniform map"
     )
     by_place: Estimate | None = col(
         "the same in other images",
@@ -144,8 +158,13 @@ Row = TypeVar("Row", bound=MapRow)
 
 
 def fixed_maps(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows whose maps hold information and are nearly the same for every image."""
-    return [r for r in rows if above(r.by_place, FIXED, len(rows)) and (r.information.low or 0.0) >= UNIFORM]
+    """Return the rows whose maps hold information but are nearly the same for every image."""
+    fixed = []
+    for row in rows:
+        is_informative = (row.information.low or 0.0) >= UNIFORM
+        if is_informative and above(row.by_place, FIXED, len(rows)):
+            fixed.append(row)
+    return fixed
 
 
 @dataclass(frozen=True)
@@ -158,17 +177,19 @@ class MixedHeadsRow:
 def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
     """Return a note that the weights are those before the mixing."""
     return say(
-        "In {{ n }} layer{{ n|s }} (talking heads) the attention weights are those before a linear map mixes them over "
-        "heads: these are not the weights that multiply the values.",
+        "In {{ n }} layer{{ n|s }} (talking heads) a linear map mixes the attention weights over heads. The weights "
+        "here are those before it, not those that multiply the values.",
         n=len(rows),
     )
 
 
 @dataclass(frozen=True)
 class MapCheckRow(OfModel):
-    """One check of one method's maps. value: its score; baseline, margin: the hardest of the maps that it is held
-    against, and the paired difference from it, at the width that all methods require; lacks: why it does not pass;
-    behind: the best method minus this one in the same check, None for the best; needed: whether the verdict needs it.
+    """One check of the maps of one method.
+
+    value: its score. baseline: the hardest baseline. margin: the paired difference from it, corrected for the number of
+    methods. lacks: why it does not pass. behind: the best method minus this one in the same check; None for the best.
+    needed: True if the verdict depends on this check.
     """
 
     method: str = col("method")
@@ -183,26 +204,30 @@ class MapCheckRow(OfModel):
 
     @property
     def checked_with(self) -> str:
-        """Return the check as figures name it."""
+        """Return the name of the check in figures."""
         return CHECKS[self.check]
 
     @property
     def colour(self) -> float:
-        """Return its place on a scale from passed to failed, for a figure."""
+        """Return its place on the colour scale of a figure, from -1 (passed) to 1 (failed)."""
         return {"pass": -1.0, "warn": 0.4, "fail": 1.0}.get(self.state, 0.0)
 
     @property
     def words(self) -> str:
-        """Return the state as a sign, and the score."""
+        """Return a sign for the state, and the score."""
         sign = {"pass": "✓", "warn": "~", "fail": "✗"}.get(self.state, "?")
-        return sign if self.value is None else f"{sign} {self.value.value:.2f}"
+        if self.value is None:
+            return sign
+        return f"{sign} {self.value.value:.2f}"
 
 
 @dataclass(frozen=True)
 class JudgedMap(OfModel):
-    """The verdict on one method of a model. lacks: why it does not pass, a predicate; fault: why it fails, in the few
-    words that fit a figure; value, baseline, margin: of the first removal check; alike: whether its score cannot be
-    told from that of the best; not_passed: checks."""
+    """The verdict on one method of a model.
+
+    lacks: why it does not pass, as a predicate. fault: why it fails, short enough for a figure. not_passed: checks.
+    value, baseline, margin: of the first removal check. alike: True if its score is not significantly below the best.
+    """
 
     method: str = col("method")
     state: State = col("verdict")
@@ -213,7 +238,7 @@ class JudgedMap(OfModel):
     )
     value: Estimate | None = col(
         "removal score",
-        term="the area under the target's probability where patches are removed from the lowest up, minus that where "
+        term="the area under the target's probability when patches are removed from the lowest up, minus that when "
         "they are removed from the highest down; 0 for a random order",
         default=None,
     )
@@ -223,19 +248,21 @@ class JudgedMap(OfModel):
 
     @property
     def because(self) -> str:
-        """Return why its maps are judged as they are."""
-        return say("{{ m }} {{ lacks|whole if lacks else 'passes every check' }}", m=self.method, lacks=self.lacks)
+        """Return the reason for the verdict."""
+        lacks = self.lacks or "passes every check"
+        return say("{{ method }} {{ lacks|whole }}", method=self.method, lacks=lacks)
 
     @property
     def missing(self) -> str:
-        """Return the checks that it does not pass, a predicate."""
-        checks = listed([say("{{ name }}", name=name) for name in self.not_passed])
-        return say("did not pass the check{{ names|s }} {{ checks }}", names=self.not_passed, checks=checks)
+        """Return the checks that it does not pass, as a predicate."""
+        checks = list(map(finalize, self.not_passed))
+        return say("did not pass the check{{ checks|s }} {{ names }}", checks=checks, names=listed(checks))
 
 
-def judged_by(known: Collection[str]) -> list[str]:
-    """Return the replacements of removed patches by which maps are judged, of those that are known."""
-    return [name for name in JUDGING if name in known][:REMOVALS]
+def judged_by(replacements: Collection[str]) -> list[str]:
+    """Return the replacements of removed patches with which maps are judged, of those that were tried."""
+    judging = [name for name in JUDGING if name in replacements]
+    return judging[:REMOVALS]
 
 
 def removal_check(
@@ -248,83 +275,157 @@ def removal_check(
     usable: int,
     behind: Estimate | None = None,
 ) -> MapCheckRow:
-    """Return whether removing patches in the order of a map tells more than in that of each baseline. margins: the
-    paired differences from the baselines, as wide as all methods require; usable: maps that are finite and not uniform.
+    """Return the check that removing patches in the order of a map has a larger effect than in that of each baseline.
+
+    margins: the paired differences from the baselines, corrected for the number of methods. usable: the number of maps
+    that are finite and not uniform.
     """
-    harder = min(margins, key=lambda name: margins[name].value)
+    hardest = min(margins, key=lambda name: margins[name].value)
     state: State = "pass"
-    lacks: tuple[Any, ...] = tuple(base for base in margins if beyond(margins[base], 0.0) is not Side.ABOVE)
+    lacks: tuple[Any, ...] = tuple(name for name in margins if beyond(margins[name], 0.0) is not Side.ABOVE)
     if not usable:
         state = "fail"
         lacks = ("unusable maps",)
     elif (value.n or 0) < ENOUGH:
         state = "inconclusive"
         lacks = ("few images tried",)
+    elif RANDOM in lacks:
+        state = "fail"
     elif lacks:
-        state = "fail" if RANDOM in lacks else "warn"
+        state = "warn"
     elif SHUFFLED not in margins:
         state = "inconclusive"
         lacks = ("other images not tried",)
-    return MapCheckRow(model, method, substrate, state, value, BASELINES[harder], margins[harder], lacks, behind)
+    return MapCheckRow(
+        model=model,
+        method=method,
+        check=substrate,
+        state=state,
+        value=value,
+        baseline=BASELINES[hardest],
+        margin=margins[hardest],
+        lacks=lacks,
+        behind=behind,
+    )
 
 
 def map_check(model: str, method: str, check: str, judged: Judgement) -> MapCheckRow:
-    """Return whether maps change when the weights are randomised from the head down (WEIGHTS), or follow shifts of
-    their images by at most a pixel (SHIFTS)."""
-    lacks: tuple[Any, ...] = (judged.lack,) if judged.lack else ()
+    """Return the check that maps change with the weights (WEIGHTS), or follow shifts of at most one pixel (SHIFTS)."""
+    lacks: tuple[Any, ...] = ()
+    if judged.lack:
+        lacks = (judged.lack,)
     return MapCheckRow(model, method, check, judged.state, judged.value, lacks=lacks)
 
 
 def object_check(row: OnObjectRow) -> MapCheckRow:
-    """Return whether maps lie on the object more than maps that ignore the image; the verdict does not need it."""
-    state: State = "pass" if row.above else "warn"
-    return MapCheckRow(row.model, row.maps, ON_OBJECT, state, row.estimate, row.baseline, row.difference, needed=False)
+    """Return the check that maps lie on the object more than maps that ignore the image; no verdict depends on it."""
+    state: State = "warn"
+    if row.above:
+        state = "pass"
+    return MapCheckRow(
+        model=row.model,
+        method=row.maps,
+        check=ON_OBJECT,
+        state=state,
+        value=row.estimate,
+        baseline=row.baseline,
+        margin=row.difference,
+        needed=False,
+    )
 
 
 def judged_maps(rows: Sequence[MapCheckRow]) -> tuple[JudgedMap, ...]:
-    """Return all methods of one model by their checks, the best first: by verdict, then by the score of the first
-    removal."""
-    found = [_judged(method, own) for method, own in by([row for row in rows if row.needed], "method").items()]
-    return tuple(sorted(found, key=lambda row: (_BEST_FIRST.index(row.state), -row.value.value if row.value else 0.0)))
+    """Return the verdicts on all methods of one model, sorted by verdict, then by the score of the first removal."""
+    needed = [row for row in rows if row.needed]
+    verdicts = []
+    for method, checks in by(needed, "method").items():
+        verdicts.append(_judged(method, checks))
+    return tuple(sorted(verdicts, key=_best_first))
+
+
+def _best_first(verdict: JudgedMap) -> tuple[int, float]:
+    score = verdict.value.value if verdict.value else 0.0
+    return _BEST_FIRST.index(verdict.state), -score
 
 
 def best_map(rows: Sequence[MapCheckRow]) -> JudgedMap | None:
-    """Return the best method of a model, None where nothing was checked."""
+    """Return the best method of a model, None if nothing was checked."""
     return next(iter(judged_maps(rows)), None)
 
 
 def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
-    known = {row.check: row for row in rows}
-    removals = [known[name] for name in judged_by(known)]
-    untested = [CHECKS[name] for name in (WEIGHTS, SHIFTS) if name not in known]
-    if len(removals) < REMOVALS:
-        untested = ["a second replacement of removed patches" if removals else "removed patches", *untested]
-    states: list[State] = [row.state for row in rows]
+    """Return the verdict on one method by its checks."""
+    by_check = {row.check: row for row in rows}
+    removals = [by_check[name] for name in judged_by(by_check)]
+    untested = _untested(by_check, removals)
+    states: list[State] = []
+    not_passed: list[str] = []
+    for row in rows:
+        states.append(row.state)
+        if row.state != "pass":
+            not_passed.append(CHECKS[row.check])
     if untested:
         states.append("inconclusive")
+        not_passed += untested
     state = max(states, key=_BEST_FIRST.index)
-    reasons = [
-        f"does not beat {listed([BASELINES[base] for base in lacks], 'or')} with patches "
-        f"{' and '.join(REPLACED[row.check] for row in own)}"
-        if lacks[0] in BASELINES
-        else _LACKS[lacks[0]]
-        for lacks, own in by(removals, "lacks").items()
-        if lacks
-    ]
-    reasons += [_LACKS[row.lacks[0]] for row in rows if row.check not in REPLACED and row.lacks]
-    reasons += [f"was not tested with {listed(untested)}"] if untested else []
-    faults = [fault for lack, fault in _FAULTS.items() if any(lack in row.lacks for row in rows)]
-    first = removals[0] if removals else None
-    return JudgedMap(
-        rows[0].model,
-        method,
-        state,
-        str(listed(reasons)) if reasons else "",
-        faults[0] if state == "fail" else "",
-        (*(CHECKS[row.check] for row in rows if row.state != "pass"), *untested),
-        *((first.value, first.baseline, first.margin) if first else (None, "", None)),
-        first is not None and first.behind is not None and beyond(first.behind, 0.0) is not Side.ABOVE,
+    reasons = _reasons(rows, removals, untested)
+    verdict = JudgedMap(
+        model=rows[0].model,
+        method=method,
+        state=state,
+        lacks=str(listed(reasons)) if reasons else "",
+        fault=_fault(rows) if state == "fail" else "",
+        not_passed=tuple(not_passed),
     )
+    if not removals:
+        return verdict
+    first = removals[0]
+    return replace(
+        verdict,
+        value=first.value,
+        baseline=first.baseline,
+        margin=first.margin,
+        alike=first.behind is not None and beyond(first.behind, 0.0) is not Side.ABOVE,
+    )
+
+
+def _untested(by_check: Collection[str], removals: Sequence[MapCheckRow]) -> list[str]:
+    """Return the names of checks that were not run."""
+    untested = []
+    if not removals:
+        untested.append("removed patches")
+    elif len(removals) < REMOVALS:
+        untested.append("a second replacement of removed patches")
+    for check in (WEIGHTS, SHIFTS):
+        if check not in by_check:
+            untested.append(CHECKS[check])
+    return untested
+
+
+def _reasons(rows: Sequence[MapCheckRow], removals: Sequence[MapCheckRow], untested: Sequence[str]) -> list[str]:
+    """Return why a method does not pass, as predicates."""
+    reasons = []
+    for lacks, checks in by(removals, "lacks").items():
+        if lacks and lacks[0] in BASELINES:
+            baselines = listed([BASELINES[baseline] for baseline in lacks], "or")
+            replacements = " and ".join(REPLACED[row.check] for row in checks)
+            reasons.append(f"does not beat {baselines} with patches {replacements}")
+        elif lacks:
+            reasons.append(_LACKS[lacks[0]])
+    for row in rows:
+        if row.lacks and row.check not in REPLACED:
+            reasons.append(_LACKS[row.lacks[0]])
+    if untested:
+        reasons.append(f"was not tested with {listed(untested)}")
+    return reasons
+
+
+def _fault(rows: Sequence[MapCheckRow]) -> str:
+    """Return the most serious fault of a method, short enough for a figure; "" without one."""
+    for lack, fault in _FAULTS.items():
+        if any(lack in row.lacks for row in rows):
+            return fault
+    return ""
 
 
 def mass_of(rows: Sequence[OnObjectRow], kind: str) -> list[OnObjectRow]:

@@ -1,4 +1,4 @@
-"""What a report says of the checks of maps: one claim on which map may be believed, its faults, and one chart."""
+"""The part of a report on the checks of maps: claims on which map you can trust and on faults, and one chart."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -15,9 +15,9 @@ from vitlens.report.claims import FEWEST, Claim, below, enough, found, unjudged
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Rows
 from vitlens.report.verdicts import Verdict
-from vitlens.uncertainty import Side, beyond, widened, wilson
+from vitlens.uncertainty import Estimate, Side, beyond, widened, wilson
 
-_UNIFORM: Final = 0.05  # share of unusable maps that is no finding
+_UNIFORM: Final = 0.05  # share of unusable maps up to which there is nothing to report
 _BLANK: Final = "The maps of {{ blank|join(' and ') }} for {{ alias }} show nothing"
 _SAYS: Final = {
     "pass": "You can trust **{{ best.method }}** for **{{ alias }}**: it passes every check"
@@ -38,121 +38,144 @@ _TITLES: Final = {
 
 
 def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: str = "") -> Iterator[Claim]:
-    """Yield which map of a model may be believed, by its best one; the methods that ignore the weights, and those below
-    a baseline. rows: of its methods; images: that were checked; place: the figure that shows it."""
+    """Yield which map of a model you can trust, which methods ignore the weights, and which are below a baseline.
+
+    rows: checks of its methods. images: the number of images that were checked. place: the figure of the checks.
+    """
     judged = judged_maps(rows)
     if not judged:
         return
-    best = judged[0]
-    passing = [each.method for each in judged if each.state == "pass"]
     if images < FEWEST:
         because = say("judging a map takes at least {{ few }} images", few=FEWEST)
         yield unjudged("maps", alias, because)
         return
-    alike = [each.method for each in judged[1:] if each.state == "pass" and each.alike]
-    given = {
-        "best": best,
-        "alias": alias,
-        "judged": judged,
-        "passing": passing,
-        "several": len(passing) > 1,
-        "alike": alike,
-    }
-    which = best.state if best.state in _SAYS else ""
-    yield found(
+    yield _best_map_claim(alias, judged, place)
+    ignoring = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)]
+    if ignoring:
+        worst = max(ignoring, key=lambda row: _size(row.value))
+        yield found(
+            "maps that ignore the weights",
+            alias,
+            "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of **{{ alias }}** are "
+            "randomised: {{ worst.method }} keeps a rank correlation of {{ effect|alone }}.",
+            worst.value,
+            brief="The maps by {{ names|names }} hardly change when the weights of **{{ alias }}** are randomised, so "
+            "they do not explain it.",
+            given={"names": _methods_of(ignoring), "worst": worst, "alias": alias},
+            kind="hidden fault",
+            reference=SIMILAR,
+            evidence="intervened",
+            place=place,
+        )
+    behind = [row for row in rows if row.needed and below(row.margin, 0.0) and enough(row.margin)]
+    if behind:
+        worst = max(behind, key=lambda row: _size(row.margin))
+        yield found(
+            "maps below a baseline",
+            alias,
+            "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse than a baseline: "
+            "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}.",
+            worst.margin,
+            brief="The maps by {{ names|names }} order the patches of **{{ alias }}** worse than a baseline map does.",
+            given={"names": _methods_of(behind), "worst": worst, "alias": alias},
+            kind="hidden fault",
+            reference=0.0,
+            evidence="intervened",
+            place=place,
+        )
+
+
+def _best_map_claim(alias: str, judged: Sequence[JudgedMap], place: str) -> Claim:
+    """Return the claim about the best map of a model, the first of these."""
+    best = judged[0]
+    passing = []
+    alike = []
+    for verdict in judged:
+        if verdict.state != "pass":
+            continue
+        passing.append(verdict.method)
+        if verdict.alike and verdict is not best:
+            alike.append(verdict.method)
+    state = best.state if best.state in _SAYS else ""
+    return found(
         "maps",
         alias,
-        _SAYS[which],
+        _SAYS[state],
         best.margin,
-        given=given,
-        headline=_TITLES[which],
+        given={
+            "best": best,
+            "alias": alias,
+            "judged": judged,
+            "passing": passing,
+            "several": len(passing) > 1,
+            "alike": alike,
+        },
+        headline=_TITLES[state],
         verdict=Verdict(best.state, best.because),
         evidence="intervened",
         place=place,
         kind="answer",
     )
-    weights = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)]
-    under = [row for row in rows if row.needed and below(row.margin, 0.0) and enough(row.margin)]
-    for question, own, effect, reference, words, brief in (
-        (
-            "maps that ignore the weights",
-            weights,
-            "value",
-            SIMILAR,
-            "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of **{{ alias }}** are "
-            "randomised: {{ worst.method }} keeps a rank correlation of {{ effect|alone }}.",
-            "The maps by {{ names|names }} hardly change when the weights of **{{ alias }}** are randomised, so they "
-            "do not explain it.",
-        ),
-        (
-            "maps below a baseline",
-            under,
-            "margin",
-            0.0,
-            "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse than a baseline: "
-            "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}.",
-            "The maps by {{ names|names }} order the patches of **{{ alias }}** worse than a baseline map does.",
-        ),
-    ):
-        if own:
-            worst = max(own, key=lambda row: abs(getattr(row, effect).value))
-            named = {"names": list(dict.fromkeys(row.method for row in own)), "worst": worst, "alias": alias}
-            yield found(
-                question,
-                alias,
-                words,
-                getattr(worst, effect),
-                brief=brief,
-                given=named,
-                kind="hidden fault",
-                reference=reference,
-                evidence="intervened",
-                place=place,
-            )
+
+
+def _size(estimate: Estimate | None) -> float:
+    if estimate is None:
+        return 0.0
+    return abs(estimate.value)
+
+
+def _methods_of(rows: Sequence[MapCheckRow]) -> list[str]:
+    return list(dict.fromkeys(row.method for row in rows))
 
 
 def trust_words(checks: Sequence[MapCheckRow]) -> str:
-    """Return which map of each model you can trust, or which comes closest; "" without checks."""
-    best = [judged_maps(rows)[0] for rows in by(checks, "model").values()]
-    trusted = [each for each in best if each.state == "pass"]
-    others = [each for each in best if each.state != "pass"]
+    """Return which map of each model you can trust, or which comes closest."""
+    trusted: list[str] = []
     closest: list[str] = []
-    for each in others:
-        unit = "" if closest else " checks passed"
-        closest.append(f"{_method_of(each)} ({_count_checks(each, checks)}{unit})")
+    for rows in by(checks, "model").values():
+        best = judged_maps(rows)[0]
+        name = say("**{{ best.method }}** for **{{ best.model }}**", best=best)
+        if best.state == "pass":
+            trusted.append(name)
+        else:
+            unit = "" if closest else " checks passed"
+            closest.append(f"{name} ({_count_checks(best, rows)}{unit})")
     return say(
-        "{% if trusted %}You can trust {{ trusted }}, shown to{% else %}None yet: none is shown to{% endif %} mark "
-        "patches that matter (two tests), depend on the weights and survive one-pixel shifts."
+        "{% if trusted %}You can trust {{ trusted_maps }}, shown to{% else %}None yet: none is shown to{% endif %} "
+        "mark patches that matter (two tests), depend on the weights and survive one-pixel shifts."
         "{% if closest %} {% if trusted %}No other map passes all checks; the{% else %}The{% endif %} closest "
-        "{{ others|are }} {{ closest }}.{% endif %}",
-        trusted=listed([_method_of(each) for each in trusted]) if trusted else "",
-        others=others,
-        closest=listed(closest) if closest else "",
+        "{{ closest|are }} {{ closest_maps }}.{% endif %}",
+        trusted=trusted,
+        trusted_maps=listed(trusted),
+        closest=closest,
+        closest_maps=listed(closest),
     )
-
-
-def _method_of(judged: JudgedMap) -> str:
-    return say("**{{ map.method }}** for **{{ map.model }}**", map=judged)
 
 
 def _count_checks(judged: JudgedMap, checks: Sequence[MapCheckRow]) -> str:
     """Return how many of the checks that its verdict needs a method passes."""
-    rows = [row for row in checks if (row.model, row.method) == (judged.model, judged.method) and row.needed]
-    passed = sum(row.state == "pass" for row in rows)
-    n = max(len(rows), passed + len(judged.not_passed))
-    return say("{{ passed }} of {{ n }}", passed=passed, n=n)
+    needed = 0
+    passed = 0
+    for row in checks:
+        if row.method == judged.method and row.needed:
+            needed += 1
+            passed += row.state == "pass"
+    return say("{{ passed }} of {{ n }}", passed=passed, n=max(needed, passed + len(judged.not_passed)))
 
 
 def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_title: bool = False) -> Iterator[Claim]:
-    """Yield the claim about maps that show nothing: the methods all of whose maps do, else the method most of whose do.
+    """Yield the claim about maps that show nothing.
 
-    unusable: the number of uniform or not finite maps by method; images: that each method explains; is_title: whether
-    the report is about these maps, so that its title says so where no method shows anything.
+    It names the methods whose maps are all uniform or not finite, or else the method with most such maps.
+
+    unusable: the number of such maps by method. images: the number that each method explains. is_title: True if the
+    report is about these maps, so that its title says if no method shows anything.
     """
     if not any(unusable.values()):
         return
     blank = [name for name, count in unusable.items() if count == images]
     if blank:
+        nothing_shown = len(blank) == len(unusable)
         yield found(
             "uniform maps",
             alias,
@@ -160,7 +183,7 @@ def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_ti
             "**{{ alias }}** {% if images > 1 or blank|length > 1 %}are{% else %}is{% endif %} uniform or not finite: "
             "nothing is drawn.",
             wilson(images, images),
-            headline=_BLANK if is_title and len(blank) == len(unusable) else "",
+            headline=_BLANK if is_title and nothing_shown else "",
             given={"blank": blank, "images": images, "alias": alias},
             kind="answer",
             reference=_UNIFORM,
@@ -184,17 +207,21 @@ def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_ti
 
 
 def count_uniform(maps: Iterable[NDArray[np.floating]]) -> int:
-    """Return how many maps (rows, columns) have one value everywhere, or values that are not finite."""
-    return sum(bool(flaw_of(np.asarray(values, float))) for values in maps)
+    """Return the number of maps (rows, columns) that are constant or have values that are not finite."""
+    count = 0
+    for values in maps:
+        if flaw_of(np.asarray(values, float)):
+            count += 1
+    return count
 
 
 def checks_chart(rows: Rows) -> Chart:
-    """Methods by checks, the best first."""
+    """Return the chart of methods by checks, the best method first."""
     return Chart(
         "checks",
         matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
         "Methods by checks, with their scores: ✓ passed, ~ better than random only, ✗ failed, ? undecided. The "
-        "object does not count for the verdict.",
+        "object does not affect the verdict.",
         title="Checks of the maps of {{ first.model }}",
         rows=rows,
         each="model",
@@ -202,6 +229,9 @@ def checks_chart(rows: Rows) -> Chart:
 
 
 def in_order(rows: Sequence[MapCheckRow]) -> list[MapCheckRow]:
-    """Rows of one model by the verdict on their method, the best first."""
-    order = {each.method: at for at, each in enumerate(judged_maps(rows))}
-    return sorted(rows, key=lambda row: order[row.method])
+    """Return the rows of one model sorted by the verdict on their method, the best first."""
+    ordered: list[MapCheckRow] = []
+    by_method = by(rows, "method")
+    for verdict in judged_maps(rows):
+        ordered += by_method[verdict.method]
+    return ordered

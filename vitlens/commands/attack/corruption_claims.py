@@ -1,0 +1,110 @@
+"""The claims of `vitlens attack` about common corruptions: what they cost, and where two models differ."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from vitlens.commands.attack.record import AttackedModelRow, AttackRecord, CorruptionPairRow, CorruptionRow
+from vitlens.commands.shared.comparison import signed
+from vitlens.report.claims import FEWEST, Claim, found
+from vitlens.report.prose import listed, say
+from vitlens.report.verdicts import LIMITS, Verdict
+from vitlens.uncertainty import LEVEL, Estimate
+
+
+def corruption_cost(record: AttackRecord, row: AttackedModelRow, lost: Estimate) -> Claim:
+    """Return what common corruptions cost a model."""
+    corruptions = [corruption for corruption in record.corruptions if corruption.model == row.model]
+    because = "accuracy lost, mean over all kinds and severities"
+    state = LIMITS["corruptions"].judge(lost)
+    says = ""
+    brief = ""
+    if _is_at_chance(record, row):
+        because = "its clean accuracy is not above chance: nothing to lose"
+        state = "inconclusive"
+    elif record.images < FEWEST:
+        because = f"{because}, of few images"
+        state = "inconclusive"
+    if record.images >= FEWEST:
+        brief = _worst_corruptions(record)
+        says = say(
+            "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy on average. The worst is "
+            "{{ hardest.title }} at severity {{ hardest.severity }}: {{ hardest.accuracy|value }}.",
+            row=row,
+            hardest=min(corruptions, key=_accuracy_of),
+        )
+    return Claim(
+        "common corruptions",
+        row.model,
+        says,
+        brief=brief,
+        effect=lost,
+        verdict=Verdict(state, because, "corruptions"),
+        evidence="intervened",
+        place="corruptions",
+    )
+
+
+def _worst_corruptions(record: AttackRecord) -> str:
+    """Return the common corruption that leaves each model least accuracy."""
+    worst: dict[str, CorruptionRow] = {}
+    for row in record.corruptions:
+        if row.model not in worst or row.accuracy.value < worst[row.model].accuracy.value:
+            worst[row.model] = row
+    titles = list(dict.fromkeys(row.title for row in worst.values()))
+    left = "**{{ row.model }}** {{ row.accuracy|value }}"
+    if len(titles) > 1:
+        left += " ({{ row.title }})"
+    return say(
+        "The worst common corruption{% if title %}, {{ title }},{% endif %} leaves {{ left }}.",
+        title=titles[0] if len(titles) == 1 else "",
+        left=listed([say(left, row=row) for row in worst.values()]),
+    )
+
+
+def _accuracy_of(row: CorruptionRow) -> float:
+    return row.accuracy.value
+
+
+def _is_at_chance(record: AttackRecord, row: AttackedModelRow) -> bool:
+    """Return True if the clean accuracy of a model is not significantly above chance."""
+    classes = 1
+    if record.config.data:
+        classes = max(classes, record.config.data.classes)
+    for model in record.config.models:  # the data may have only some of a model's classes
+        classes = max(classes, model.classes)
+    return row.clean.low is None or row.clean.low <= 1 / classes
+
+
+def corruption_gap(row: CorruptionPairRow, record: AttackRecord) -> Claim:
+    """Return the claim of one difference between two models under a corruption; p is not corrected."""
+    first_leads = row.difference.value >= 0
+    ahead = row.first if first_leads else row.second
+    behind = row.second if first_leads else row.first
+    accuracies = {}
+    for corruption in record.corruptions:
+        if (corruption.kind, corruption.severity) == (row.kind, row.severity):
+            accuracies[corruption.model] = corruption.accuracy
+    return found(
+        f"corruption: {row.kind}",
+        f"{row.first} and {row.second}",
+        "Under {{ row.title }} at severity {{ row.severity }} **{{ ahead }}** keeps {{ kept[ahead]|value }}, "
+        "**{{ behind }}** {{ kept[behind]|value }}: {{ effect|alone }}.",
+        signed(row.difference, first_leads),
+        brief="The corruption {{ row.title }} (severity {{ row.severity }}) leaves **{{ ahead }}** "
+        "{{ kept[ahead]|value }} accuracy, **{{ behind }}** {{ kept[behind]|value }}.",
+        given={"row": row, "ahead": ahead, "behind": behind, "kept": accuracies},
+        headline="{{ row.title }} (severity {{ row.severity }}) leaves {{ ahead }} {{ kept[ahead]|value(0) }}, "
+        "{{ behind }} {{ kept[behind]|value(0) }}",
+        p=row.p,
+        kind="comparison",
+        evidence="intervened",
+        place="corruptions",
+    )
+
+
+def largest_corruption_gap(record: AttackRecord) -> Iterator[Claim]:
+    """Yield the largest difference between two models under a corruption that survives Holm's correction."""
+    significant = [row for row in record.corruption_pairs if row.p_holm <= LEVEL]
+    if significant and record.images >= FEWEST:
+        row = max(significant, key=lambda row: abs(row.difference.value))
+        yield replace(corruption_gap(row, record), title="", p=row.p_holm)

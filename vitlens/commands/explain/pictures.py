@@ -1,0 +1,237 @@
+"""The pictures of `vitlens explain`: images with their maps, and without the patches that change a prediction."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, starmap
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from vitlens.charts import Picture
+from vitlens.charts.overlay import upsample
+from vitlens.commands.explain.claims import judged_of
+from vitlens.commands.explain.record import (
+    SEARCH,
+    CompositeSetRow,
+    ExplainArrays,
+    ExplainRecord,
+    ImageRow,
+    MethodRow,
+    SetArrays,
+)
+from vitlens.commands.shared.explorer import Shown, explorer_of
+from vitlens.commands.shared.maps.record import JUMPS
+from vitlens.commands.shared.sheets import EACH, file_names
+from vitlens.record import by
+from vitlens.report.explorer import Explorer
+from vitlens.report.prose import Marked, finalize
+
+_METHODS: Final = 7  # on a sheet; more are divided among several
+_ORDERS: Final = 5  # orders of patches in a row of pictures
+_TARGETS: Final = {"predicted": ", the predicted class", "true": ", the true class"}
+_GREY: Final = 0.8  # share of grey in a removed patch
+_FLAT: Final = 1e-6  # of the largest value: a map that varies less is constant
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One figure with some images of a model and the maps of some methods.
+
+    methods: all methods of the model. names: of all drawn images. faults: by method. image_slice, method_slice: the
+    images and methods of this sheet.
+    """
+
+    arrays: ExplainArrays
+    methods: Sequence[MethodRow]
+    names: Sequence[str]
+    faults: dict[str, str]
+    title: str
+    number: int
+    image_slice: slice
+    method_slice: slice
+
+    def pictures(self) -> Iterator[Picture]:
+        """Yield each image, followed by its maps."""
+        for index in range(len(self.arrays.images))[self.image_slice]:
+            image = self.arrays.images[index] / np.float32(255)
+            placed: dict[str, Any] = {"row": self.names[index], "sheet": self.number, "of": self.title}
+            if self.arrays.masks is not None:
+                placed["mask"] = self.arrays.masks[index]
+            yield Picture(image, column="image", **placed)
+            for method_index in range(len(self.methods))[self.method_slice]:
+                method = self.methods[method_index]
+                fault = self.faults.get(method.method, "")
+                is_wrong = fault not in ("", JUMPS)
+                yield Picture(
+                    image,
+                    np.asarray(self.arrays.maps[method_index][index], float),
+                    signed=method.signed,
+                    column=f"{method.title} ({fault})" if fault else method.title,
+                    crossed="failed" if is_wrong else "",
+                    **placed,
+                )
+
+
+def sheets(record: ExplainRecord) -> Iterator[Picture]:
+    """Yield the drawn images of each model with their maps, on sheets of at most EACH images and _METHODS methods."""
+    judged = judged_of(record)
+    number = 0
+    for alias in record.aliases:
+        if alias not in record.maps or not _has_drawable_map(record.maps[alias]):
+            continue
+        arrays = record.maps[alias]
+        methods = _of_model(record.methods, alias)
+        image_rows = _of_model(record.shown, alias)
+        for image_slice in _evenly(len(arrays.images), EACH):
+            for method_slice in _evenly(len(methods), _METHODS):
+                sheet = Sheet(
+                    arrays=arrays,
+                    methods=methods,
+                    names=_image_titles(image_rows),
+                    faults={verdict.method: verdict.fault for verdict in judged.get(alias, ())},
+                    title=_sheet_title(record, alias, image_rows),
+                    number=number,
+                    image_slice=image_slice,
+                    method_slice=method_slice,
+                )
+                yield from sheet.pictures()
+                number += 1
+
+
+def _of_model(rows: Sequence[Any], alias: str) -> Sequence[Any]:
+    return by(rows, "model").get(alias, ())
+
+
+def _has_drawable_map(arrays: ExplainArrays) -> bool:
+    """Return True if any map of the drawn images can be drawn."""
+    drawn = len(arrays.images)
+    return any(_is_drawable(values) for maps in arrays.maps.values() for values in maps[:drawn])
+
+
+def _sheet_title(record: ExplainRecord, alias: str, rows: Sequence[ImageRow]) -> Marked:
+    """Return the model and its target class, for the title of a figure."""
+    target = ""
+    if any(row.target is not None for row in rows):
+        target = _TARGETS.get(record.options.get("target", ""), ", the class of --target")
+    return Marked(finalize(alias) + target)
+
+
+def _image_titles(rows: Sequence[ImageRow]) -> list[str]:
+    """Return the file name of each image, with its prediction and target class if the model has a classifier."""
+    titles = file_names([row.image for row in rows])
+    for index, row in enumerate(rows):
+        if row.target is not None:
+            titles[index] += f": {_below(row)}"
+    return titles
+
+
+def _evenly(count: int, most: int) -> list[slice]:
+    """Return the fewest slices of at most `most` items, of about equal size."""
+    parts = -(-count // most)
+    edges = [round(count * part / parts) for part in range(parts + 1)]
+    return list(starmap(slice, pairwise(edges)))
+
+
+def _is_drawable(values: Any) -> bool:
+    """Return True if a map is finite and not constant."""
+    return bool(np.isfinite(values).all() and np.ptp(values) > _FLAT * np.abs(values).max())
+
+
+def _below(row: ImageRow) -> str:
+    """Return the text below an image: the prediction, and the target class if it is another one."""
+    if row.target is None or row.target_probability is None:
+        return Path(row.image).name
+    target = f"{row.target} ({100 * row.target_probability:.0f} %)"
+    if row.target == row.prediction:
+        return f"predicted: {target}"
+    return f"predicted: {row.prediction} ({100 * (row.probability or 0.0):.0f} %); target: {target}"
+
+
+def explorer(record: ExplainRecord) -> Explorer | None:
+    """Return the attention of the first model that has one, with its drawn images and their maps."""
+    for row in record.explorer:
+        if row.model in record.explorer_arrays:
+            return explorer_of(record, _explored_images(record, row.model))
+    return None
+
+
+def _explored_images(record: ExplainRecord, alias: str) -> Shown:
+    """Return the drawn images of a model, with the maps that can be drawn on all of them."""
+    arrays = record.maps[alias]
+    names = []
+    texts = []
+    for row in _of_model(record.shown, alias):
+        names.append(row.image)
+        texts.append([_below(row)])
+    maps = {}
+    for index, method in enumerate(_of_model(record.methods, alias)):
+        if all(map(_is_drawable, arrays.maps[index][: len(arrays.images)])):
+            maps[method.title] = arrays.maps[index]
+    return Shown(arrays.images, names, texts, maps)
+
+
+def removed_patches(record: ExplainRecord) -> Iterator[Picture]:
+    """Yield the first images; patches whose removal changes the prediction are grey, in the best orders."""
+    if not record.sets:
+        return
+    alias, arrays = next(iter(record.sets.items()))
+    methods = []
+    baselines = []
+    for row in _of_model(record.league, alias):
+        if row.baseline:
+            baselines.append(row.method)
+        else:
+            methods.append(row.method)
+    orders = [*methods[: _ORDERS - 2], baselines[0], SEARCH]
+    for index, pixels in enumerate(arrays.images):
+        title = f"{index}: {arrays.classes[arrays.prediction[index]]}"
+        yield Picture(pixels / np.float32(255), row=title, column="image")
+        for order in orders:
+            yield _without_patches(arrays, index, order, row=title)
+
+
+def _without_patches(arrays: SetArrays, index: int, order: str, *, row: str) -> Picture:
+    """Return an image without the patches of one order, with their number and the prediction below."""
+    place = arrays.methods.tolist().index(order)
+    image = arrays.images[index] / np.float32(255)
+    removed = arrays.removed[index, place]
+    mask = upsample(removed.astype(float), image.shape[1:], smooth=False) > 0.5
+    greyed = np.where(mask, (1 - _GREY) * image + _GREY * np.float32(0.5), image)
+    below = "none found"
+    if removed.any():
+        turned = arrays.classes[arrays.turned[index, place]]
+        below = f"{int(removed.sum())} of {removed.size}\n→ {turned}"
+    return Picture(greyed, row=row, column=order, below=below)
+
+
+def composite_sheets(record: ExplainRecord) -> Iterator[Picture]:
+    """Yield the first composites of each kind with maps of the methods that have most mass in the right place."""
+    sheet = 0
+    for row in record.composite_sets:
+        if not row.refused:
+            yield from _composite_sheet(record, row, sheet)
+            sheet += 1
+
+
+def _composite_sheet(record: ExplainRecord, row: CompositeSetRow, sheet: int) -> Iterator[Picture]:
+    """Yield the first composites of one kind, each followed by its maps."""
+    methods = {method.method: method for method in record.methods}
+    arrays = record.composite_maps[f"{row.kind}-{row.model}"]
+    indices = {name: index for index, name in enumerate(arrays.methods.tolist())}
+    best_methods = []
+    for scores in record.composites:
+        if (scores.model, scores.kind) == (row.model, row.kind) and not scores.baseline:
+            best_methods.append(scores.method)
+    for index, pixels in enumerate(arrays.images / np.float32(255)):
+        placed: dict[str, Any] = {
+            "row": f"{index}: explained: {arrays.targets[index]}",
+            "mask": arrays.masks[index],
+            "sheet": sheet,
+            "of": row.model,
+        }
+        yield Picture(pixels, column="image", **placed)
+        for name in best_methods[: _METHODS - 2]:
+            values = np.asarray(arrays.maps[indices[name]][index], float)
+            method = methods[name]
+            yield Picture(pixels, values, column=method.title, signed=method.signed, **placed)
