@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.evaluation.classes import label_columns
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import ENOUGH
@@ -28,6 +27,7 @@ from vitlens.analysis.faithfulness.localisation import (
 )
 from vitlens.analysis.faithfulness.maps import Explain, map_iou, on_grid, removal_grid, spearman, top_overlap
 from vitlens.analysis.faithfulness.removal import resized
+from vitlens.classes import label_columns
 from vitlens.commands.explain import record as kept
 from vitlens.commands.explain.options import AUTO, NONE, ExplainOptions
 from vitlens.commands.run.progress import progress
