@@ -19,7 +19,7 @@ LINES = ("luminance vit-digits --limit 2", "stats vit-digits --limit 6 --no-name
 # what reads the registries and the pages; the rest of the suite is about what is there already
 TESTS = (
     *(f"tests/contracts/test_{name}.py" for name in ("common", "layers", "messages", "sections", "support")),
-    *(f"tests/contracts/test_add_{name}.py" for name in ("command", "cue", "data", "method", "source")),
+    *(f"tests/contracts/test_add_{name}.py" for name in ("command", "method", "source")),
     "tests/docs/test_pages.py",
     "tests/golden/test_models.py",
     "tests/kernels/heads/test_specialisation.py",
