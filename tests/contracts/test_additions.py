@@ -91,4 +91,5 @@ def test_nothing_else_has_to_be_touched(copy):
     done(copy, "ruff", "format", "--quiet", ".")
     done(copy, "lint-imports")
     done(copy, sys.executable, "-m", "docs.make")
+    done(copy, sys.executable, "-m", "pytest", "-n", "0", "tests/contracts/test_messages.py", "--rewrite")
     done(copy, sys.executable, "-m", "pytest", "-n", "2", *TESTS)
