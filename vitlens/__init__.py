@@ -19,11 +19,22 @@ from importlib import import_module
 from pathlib import Path
 
 from vitlens.errors import nearest
+from vitlens.references import provide
 
 _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _HOMES = {name: (module, name) for module, name in _LINE.findall(_STUB)} | {"train": ("vitlens.training.loop", "fit")}
 __all__ = sorted(_HOMES)
+
+
+# what lower layers need of higher ones: the methods of Model, the refusals that list commands, and the demo's command
+provide(
+    places="vitlens.lens.places:places",
+    supported_commands="vitlens.commands.needs:supported_commands",
+    checked_commands="vitlens.commands.needs:checked_commands",
+    why_unsupported="vitlens.commands.needs:why_unsupported",
+    demo="vitlens.demo",
+)
 
 
 def __getattr__(name: str) -> object:

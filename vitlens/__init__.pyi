@@ -9,7 +9,6 @@ from vitlens.analysis.evaluation.evaluate import evaluate as evaluate
 from vitlens.analysis.evaluation.evaluate import images as images
 from vitlens.analysis.failures.compare import compare as compare
 from vitlens.analysis.failures.compare import shape_bias as shape_bias
-from vitlens.analysis.failures.diagnosis import failures as failures
 from vitlens.analysis.features.features import features as features
 from vitlens.analysis.features.neighbours import knn as knn
 from vitlens.analysis.features.probe import probe as probe
@@ -24,6 +23,7 @@ from vitlens.analysis.walkthrough.public import walkthrough as walkthrough
 from vitlens.attacks.attack import attack as attack
 from vitlens.attribution.choice import choose_method as choose_method
 from vitlens.attribution.explain import explain as explain
+from vitlens.attribution.failures import failures as failures
 from vitlens.attribution.look import look as look
 from vitlens.attribution.refinement import Refinement as Refinement
 from vitlens.commands.run.reading import read as read

@@ -13,7 +13,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.models.sources.registry import SOURCES, unknown_model
 from vitlens.summary import as_html, as_text
 
-_NEEDS: Final = {  # of models/support.py and of layers, in words
+_NEEDS: Final = {  # of attributions and of layers, in words
     "chain": "attention in every layer, from the image to the classifier",
     "maps": "attention with a place in the image",
     "cam": "a layer of maps",

@@ -1,20 +1,17 @@
-"""What public functions take for images and target classes, and the check that pixels lie in [0, 1].
+"""Images and target classes as public functions take them, and the check that pixels lie in [0, 1].
 
 `Model.forward` is not checked, as integrated gradients, SmoothGrad and attacks leave the range intentionally.
 """
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.references import resolved
+from vitlens.errors import DataError
 from vitlens.shapes import Images, Labels
 
 if TYPE_CHECKING:
@@ -35,15 +32,9 @@ else:
 TOLERANCE: Final = 1e-4  # accepted distance outside [0, 1], by rounding; such pixels are clamped
 MOST_BYTES: Final = 2**32  # of the images of a Split at once: 7,133 of 224x224 px
 
-_READER: Final = "vitlens.data.catalogue:read_split"  # in a higher layer, as is the next
-_CLASSES: Final = "vitlens.analysis.evaluation.classes:"
-_MODEL: Final = "vitlens.models.model:require_model"
-_HOLDING: Final = "vitlens.models.hooks:holding"
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
 _WHITE: Final = 255  # of 8-bit pixels
 _DARK: Final = 2  # 8-bit images have a larger maximum
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -77,73 +68,6 @@ class Streamed:
 
 
 Parts: TypeAlias = Images | Streamed
-
-
-def takes_images(function: Function) -> Function:
-    """Decorate a public function of (model, images, ...): it takes images, labels and targets in every form.
-
-    The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and of the model's pixel_dtype, or by
-    `as_parts`, to read them part by part; they are given as tensors, files, folders, PIL images, uint8 arrays or a
-    Split (data/catalogue.py), whose groups `groups_of` has; `labels`, where it has such a parameter and
-    none are given, from the Split or the class folders; and `targets` as class indices (batch,), or None for the
-    predicted classes. Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
-    Other threads that use the model wait.
-
-    Raises DataError where `read_split` and `require_images` do, InputError for what is no Model, for options that are
-    not given by name and for wrong targets, UnknownNameError for an option or a class that does not exist. The caller's
-    images are not changed.
-    """
-    signature = inspect.signature(function)
-    names = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
-    is_open = len(names) < len(signature.parameters)
-    by_place = [name for name in names if signature.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    targeted = signature.parameters.get("targets")
-    labelled = "labels" in signature.parameters
-
-    @wraps(function)
-    def checked(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
-        resolved(_MODEL)(model, images)
-        unknown = [] if is_open else [name for name in kwargs if name not in names]
-        if unknown:
-            raise UnknownNameError(f"option of {function.__name__}", unknown[0], names)
-        if len(args) + 2 > len(by_place):
-            raise InputError(
-                f"expected {function.__name__}({', '.join(by_place)}) and options by name, found {len(args) + 2} "
-                f"arguments without a name; give the last as {', '.join(f'{name}=' for name in names[len(by_place) :])}"
-            )
-        # inside inference mode, nothing has a gradient; while this thread holds the model, other threads wait
-        with torch.inference_mode(mode=False), resolved(_HOLDING)(model):
-            images, split = _read(model, images)
-            if targeted is None and (split is None or not labelled):
-                return function(model, images, *args, **kwargs)
-            bound = signature.bind(model, images, *args, **kwargs)
-            given = bound.arguments
-            if labelled and given.get("labels") is None:
-                named = split is not None and split.labels is not None
-                given["labels"] = resolved(f"{_CLASSES}label_columns")(model.classes, split) if named else None
-            if targeted is not None:
-                targets = given.get("targets", targeted.default)
-                if targets is not None:
-                    targets = resolved(f"{_CLASSES}class_targets")(
-                        targets, model, len(images), split=split, any_class=targeted.default is None
-                    )
-                given["targets"] = targets
-            return function(*bound.args, **bound.kwargs)
-
-    return cast(Function, checked)
-
-
-def parts_of(model: Any, images: AnyImages) -> Parts:
-    """Images in any form in [0, 1], of the model's pixel_dtype. Raises what `takes_images` raises."""
-    return as_parts(_read(model, images)[0])
-
-
-def _read(model: Any, images: Any) -> tuple[Any, Any]:
-    """Images as a checked tensor, or as Streamed from the Split that they come from, and this Split, or None."""
-    if isinstance(images, Tensor) and images.dtype != torch.uint8:
-        return require_images(images, dtype=model.pixel_dtype), None
-    split = images.given if isinstance(images, Streamed) else resolved(_READER)(images, model.preprocessing)
-    return Streamed(split, model.pixel_dtype), split
 
 
 def as_images(images: AnyImages) -> Images:

@@ -11,6 +11,10 @@
 
 A column gives the JSON of results.json, the metric with its name, the heading of a table, the axis of a chart, the term
 in the glossary and the better direction. Files are untrusted: they are read strictly, by the types of the fields.
+
+Records live longer than the code that wrote them. What is added keeps the schema: a table that a folder lacks is empty,
+one that this version does not know is left out, and a new column has a default, which rows without it take. What is
+renamed, removed or means something else takes the next schema, and folders of another schema are refused.
 """
 
 import dataclasses
@@ -143,8 +147,8 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord:
     """Return the output of a run, read from its folder.
 
-    Raises InputError when it is not the folder of a vitlens run, or its content is not what a run of this version
-    writes.
+    Raises InputError when it is not the folder of a vitlens run, is of another schema, or holds something else than a
+    run writes.
     """
     if not folder.is_dir():
         kind = "a file" if folder.exists() else "nothing there"
@@ -154,16 +158,36 @@ def read_run(folder: Path) -> RunRecord:
         raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
     config = read_json(folder / CONFIG)
     results = read_json(folder / RESULTS)
+    _require_schema(folder, config, results)
     read_as(Config, config, source=str(folder / CONFIG), hint=_AGAIN)
-    if isinstance(results, dict) and results.get("schema", SCHEMA) != SCHEMA:
-        line = config.get("command_line")
-        raise InputError(
-            f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema {results['schema']!s:.40}, "
-            "which another version wrote; make them again: "
-            f"{line if isinstance(line, str) and line.startswith('vitlens ') else _AGAIN}"
-        )
     read_as(_Results, results, source=str(folder / RESULTS), hint=_AGAIN)
     return RunRecord(folder, config, results)
+
+
+def _require_schema(folder: Path, config: object, results: object) -> None:
+    """Raise InputError, with what to type, for results of another schema."""
+    schema = results.get("schema", SCHEMA) if isinstance(results, dict) else SCHEMA
+    if schema == SCHEMA:
+        return
+    version = "another version"
+    advice = f"make them again: {_command_line(config)}"
+    if isinstance(schema, int) and schema < SCHEMA:
+        version = "an older version"
+    elif isinstance(schema, int):
+        version = "a newer version"
+        advice = "read them with that version: pip install --upgrade vitlens"
+    raise InputError(
+        f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema {schema!s:.40}, which {version} "
+        f"wrote; {advice}"
+    )
+
+
+def _command_line(config: object) -> str:
+    """Return the command that makes a run again, from its config.json."""
+    line = config.get("command_line") if isinstance(config, dict) else None
+    if not isinstance(line, str) or not line.startswith("vitlens "):
+        return _AGAIN
+    return " ".join(line.split())
 
 
 @dataclass(frozen=True)
@@ -197,12 +221,9 @@ class OfModel:
     model: str = col("model")
 
 
-def table(*, optional: bool = False) -> Any:
-    """Return a field of a record: the rows of a table, empty where nothing was measured.
-
-    optional: folders of earlier versions may lack it.
-    """
-    return field(default=(), metadata={_TABLE: "optional" if optional else "required"})
+def table() -> Any:
+    """Return a field of a record: the rows of a table, empty where nothing was measured."""
+    return field(default=(), metadata={_TABLE: True})
 
 
 def arrays(name: str) -> Any:
@@ -287,12 +308,17 @@ class ImageValues:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The output of a run. config: its settings and models; folder: where it was read from; seconds: that it took."""
+    """The output of a run.
+
+    config: its settings and models; folder: where it was read from; seconds: that it took; missing_tables: names of
+    those that its folder lacks, which are empty here.
+    """
 
     config: Config = field(default_factory=Config)
     folder: Path = field(default_factory=Path)
     status: str = "done"
     seconds: float = 0.0
+    missing_tables: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -429,12 +455,11 @@ def read_record(kind: type[R], run: RunRecord) -> R:
     path = run.folder / RESULTS
     tables = run.results["tables"]
     hints = get_type_hints(kind)
+    again = _command_line(run.config)
     values: dict[str, Any] = {}
-    required = {each.name for each in fields(kind) if each.metadata.get(_TABLE) == "required"}
     for name in _tables(kind):
-        if name in required and name not in tables and run.status == "done":
-            raise InputError(f"expected a table {name!r} in {path}, found none; {_AGAIN}")
-        values[name] = read_as(hints[name], tables.get(name, []), source=f"table {name!r} of {path}", hint=_AGAIN)
+        values[name] = read_as(hints[name], tables.get(name, []), source=f"table {name!r} of {path}", hint=again)
+    values["missing_tables"] = tuple(name for name in _tables(kind) if name not in tables)
     for name, (pattern, form) in _array_files(kind).items():
         found = {key: arrays_of(form, read_arrays(file), file) for key, file in _files(run.folder, pattern)}
         if "{" in pattern:

@@ -1,4 +1,4 @@
-"""Imports on first use: functions named in registries, and libraries without torch's compiler."""
+"""Imports on first use: functions named in registries or by higher layers, and libraries without torch's compiler."""
 
 import functools
 import sys
@@ -9,12 +9,23 @@ from types import ModuleType
 from typing import Any, Final
 
 _COMPILER: Final = "torch._dynamo"
+_PROVIDED: Final[dict[str, str]] = {}  # references to higher layers, by the names under which lower ones ask for them
 
 
 def resolved(reference: str) -> Any:
     """Return the object with the name "module:function"."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
+
+
+def provide(**references: str) -> None:
+    """Give lower layers references to higher ones, by name: `vitlens/__init__.py`, above all layers, does so."""
+    _PROVIDED.update(references)
+
+
+def provided(name: str) -> str:
+    """Return the reference that `provide` was given under a name."""
+    return _PROVIDED[name]
 
 
 def import_without_compiler(name: str) -> ModuleType:

@@ -11,7 +11,7 @@ from vitlens.commands.registry import Command, Group
 from vitlens.data.registry import LAYOUTS, SETS, DataSet
 from vitlens.models.sources.registry import SOURCES
 
-NEEDS: Final = {  # what a model must have, by the names of models/support.py, in words
+NEEDS: Final = {  # what a model must have, by the names of commands/needs.py, in words
     "classifier": "a classifier",
     "new head": "a classifier that can be replaced",
     "attention": "attention whose weights can be observed",
@@ -20,8 +20,6 @@ NEEDS: Final = {  # what a model must have, by the names of models/support.py, i
     "statistics": "attention of patches to patches",
     "heads": "heads whose output can be replaced",
     "features": "blocks or stages",
-    "cam": "a target layer for class activation maps",
-    "depths": "a classifier that can read the output of every block",
     "walkthrough": "attention of every token to every token in its layers",
 }
 _SHARED_TEXT: Final = """\

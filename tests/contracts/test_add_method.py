@@ -1,10 +1,8 @@
 """An attack, an attribution, an attention method, a head statistic or a label that is added takes its function and one
-entry of its registry: all else finds it there."""
+entry of its registry: all else finds it there. The first four are the guide's own (CONTRIBUTING.md)."""
 
-import gc
 import json
 import sys
-from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 
@@ -13,36 +11,16 @@ import torch
 from torch import Tensor
 
 import vitlens
+from tests.kit import guide
 from tests.kit.odd import PREFIX, odd_images, shared_odd
-from vitlens.analysis.attention.registry import ATTENTION_METHODS, AttentionMethod
 from vitlens.analysis.heads.registry import LABELS, STATISTICS, Label, Statistic, shown_in
-from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, Rows
+from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows
 from vitlens.analysis.heads.specialisation import RULES, LayerEvidence
-from vitlens.attacks.algorithm import Setting
-from vitlens.attacks.descent import Descent, pgd
-from vitlens.attacks.registry import ATTACKS, Attack, comparisons
-from vitlens.attribution.registry import ATTRIBUTIONS, Attribution
+from vitlens.attacks.registry import ATTACKS, comparisons
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
-
-
-def again(setting: Setting, *, stride: float) -> Descent:
-    return pgd(setting, stride=stride)
-
-
-def brightness(model: vitlens.Model, images: Tensor, targets: Tensor, *, seed: int) -> Tensor:
-    return images.mean(1) + seed
-
-
-def squared(chain: object, *, layer: int | None) -> Tensor:
-    from vitlens.analysis.attention.weights import layer_maps
-
-    return layer_maps(chain, layer=layer) ** 2
-
-
-def greatest_weight(rows: Rows) -> Tensor:
-    return rows.weights.amax(-1)
 
 
 def received_most(layer: PatchRows) -> Tensor:
@@ -54,74 +32,25 @@ def always(layer: LayerEvidence) -> Tensor:
     return torch.ones_like(layer.bits)
 
 
-ATTACK = Attack(
-    "pgd-again",
-    "PGD again",
-    "linf",
-    "budget",
-    "nobody 2000",
-    "PGD of a longer stride",
-    function=f"{__name__}:again",
-    options={"stride": 4.0},
-    random_start=True,
-    steps=7,
-    iterative=True,
-    strong=True,
-    stronger_than={"pgd": "a longer stride"},
-)
-ATTRIBUTION = Attribution(
-    name="throw-away",
-    title="Throw-away",
-    description="brightness",
-    paper="nowhere",
-    function=f"{__name__}:brightness",
-    options=("seed",),
-    resolution="pixel",
-    signed=False,
-    forwards=150,
-)
-ATTENTION = AttentionMethod(
-    name="throw-away-flow",
-    title="Throw-away flow",
-    description="the last layer, squared",
-    paper="nowhere",
-    function=f"{__name__}:squared",
-    needs="maps",
-    forwards=2,
-    backwards=0,
-    options=("layer",),
-)
-STATISTIC = Statistic(
-    "greatest weight",
-    "fraction",
-    "the greatest weight of a row",
-    "High: one key bears most of the weight.",
-    input="row",
-    views=("maps", "training", "each head"),
-)
 OF_A_LAYER = Statistic(
     "most received",
     "fraction",
     "the greatest mean weight that a key receives",
     "High: many look at one key.",
+    "max mean a",
     needs=("grid",),
+    views=("maps", "training", "each head"),
 )
 QUIET = ["--data", "digits", "--device", "cpu", "--quiet"]
 
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their entries, in the one mapping of each."""
-
-    def add(registry: Mapping[str, object], name: str, entry: object) -> None:
-        known = registry if isinstance(registry, dict) else gc.get_referents(registry)[0]  # behind a read-only view
-        monkeypatch.setitem(known, name, entry)
-
-    for registry, entry in ((ATTACKS, ATTACK), (ATTRIBUTIONS, ATTRIBUTION), (ATTENTION_METHODS, ATTENTION)):
-        add(registry, entry.name, entry)
-    for statistic, function in ((STATISTIC, greatest_weight), (OF_A_LAYER, received_most)):
-        add(STATISTICS, function.__name__, statistic)
-        monkeypatch.setitem(FUNCTIONS, function.__name__, function)
+    """Add the guide's examples, and a statistic of a layer."""
+    for title in ("An attack", "An attribution", "An attention method", "A head statistic"):
+        guide.add(monkeypatch, title)
+    monkeypatch.setitem(STATISTICS, "received_most", OF_A_LAYER)
+    monkeypatch.setitem(FUNCTIONS, "received_most", received_most)
     for word in ("attack", "explain", "rollout"):
         assert COMMANDS[word].options  # imported, so that it is put back as it was
         monkeypatch.delitem(sys.modules, f"vitlens.commands.{word}.options")  # read again, as a new process does
@@ -131,13 +60,13 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("added")
 def test_an_attack_is_a_public_one_whose_curve_is_the_attack_at_each_epsilon():
     given = shared_odd(), odd_images(4), "predicted"
-    result = vitlens.attack(*given, method="pgd-again", epsilon=1.0)
+    result = vitlens.attack(*given, method="pgd-long", epsilon=1.0)
     assert result.success.any()
-    assert result.forwards.max() <= ATTACK.steps + 1
-    curve = vitlens.attack(*given, method="pgd-again", epsilons=(0.0, 0.1, 1.0))
+    assert result.forwards.max() <= ATTACKS["pgd-long"].steps + 1
+    curve = vitlens.attack(*given, method="pgd-long", epsilons=(0.0, 0.1, 1.0))
     assert torch.equal(curve.success[-1], result.success)
     assert not curve.success[0].any()
-    assert ("pgd", "pgd-again", "a longer stride") in comparisons(["fgsm", "pgd", "pgd-again"])
+    assert ("pgd", "pgd-long", "a longer stride") in comparisons(["fgsm", "pgd", "pgd-long"])
 
 
 @pytest.mark.usefixtures("added")
@@ -145,12 +74,16 @@ def test_an_attack_is_a_public_one_whose_curve_is_the_attack_at_each_epsilon():
     ("line", "name", "said"),
     [
         (
-            "attack {vit} --attack fgsm,pgd-again --steps pgd-again=3 --epsilon 0,8 --no-corruptions --no-inside",
-            "pgd-again",
-            ATTACK.title,
+            "attack {vit} --attack fgsm,pgd-long --steps pgd-long=3 --epsilon 0,8 --no-corruptions --no-inside",
+            "pgd-long",
+            "PGD with long steps",
         ),
-        ("explain {vit} --method throw-away,rise", "throw-away", ATTRIBUTION.title),
-        ("rollout {vit} --method throw-away-flow --layer 0", "throw-away-flow", ATTENTION.description),
+        ("explain {vit} --method squared-gradient,rise", "squared-gradient", "Squared gradient"),
+        (
+            "rollout {vit} --method squared-attention --layer 0",
+            "squared-attention",
+            "the squared attention of one layer",
+        ),
     ],
 )
 def test_a_method_is_listed_run_and_reported(line, name, said, tiny_vit, tmp_path, capsys):
@@ -200,9 +133,10 @@ def test_the_public_function_has_a_statistic():
     table = vitlens.statistics(shared_odd(), odd_images())
     for layer, weights in enumerate(vitlens.attention(shared_odd(), odd_images())):
         patches = weights[:, :, PREFIX:]
-        torch.testing.assert_close(table.greatest_weight[layer].float(), patches.amax(-1).mean((0, 2)))
+        torch.testing.assert_close(table.largest_weight[layer].float(), patches.amax(-1).mean((0, 2)))
         torch.testing.assert_close(table.received_most[layer].float(), patches.mean(2).amax(-1).mean(0))
-    assert all("greatest_weight" in shown_in(view) for view in STATISTIC.views)
+    for name, statistic in (("largest_weight", STATISTICS["largest_weight"]), ("received_most", OF_A_LAYER)):
+        assert all(name in shown_in(view) for view in statistic.views)
 
 
 @pytest.mark.usefixtures("added")
@@ -220,16 +154,16 @@ def test_the_command_writes_a_statistic_and_gives_and_draws_a_label(tiny_vit, tm
     report = (tmp_path / "out" / "report.md").read_text()
     heads = results["tables"]["heads"]
     table = vitlens.statistics(vitlens.load(str(tiny_vit)), vitlens.load_data("digits", limit=6))
-    for name, statistic in (("greatest_weight", STATISTIC), ("received_most", OF_A_LAYER)):
+    for name, statistic in (("largest_weight", STATISTICS["largest_weight"]), ("received_most", OF_A_LAYER)):
         values = getattr(table, name)
         assert results["metrics"][f"{name}/tiny-vit"]["value"] == pytest.approx(values.mean().item(), rel=1e-5)
         assert [row["statistics"][name]["value"] for row in heads] == pytest.approx(values.flatten().tolist(), rel=1e-4)
         assert statistic.meaning in report
         assert statistic.reading in report
-    of_head = results["metrics"]["greatest_weight/tiny-vit/L1.H0"]["value"]
-    assert of_head == pytest.approx(table.greatest_weight[1, 0].item(), rel=1e-5)
+    of_head = results["metrics"]["received_most/tiny-vit/L1.H0"]["value"]
+    assert of_head == pytest.approx(table.received_most[1, 0].item(), rel=1e-5)
     csv = (tmp_path / "out" / "tables" / "heads.csv").read_text()
-    assert "statistics_greatest_weight" in csv.splitlines()[0]
+    assert "statistics_largest_weight" in csv.splitlines()[0]
     assert {row["label"] for row in heads} == {"any"}
     assert (tmp_path / "out" / "figures" / "specialisation.png").is_file()
     assert "every head is" in report

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit import guide
 from tests.kit.making import save
 from tests.kit.odd import odd_images
 from vitlens.cli.build import complete_model
@@ -82,6 +83,16 @@ def test_it_is_suggested_listed_with_what_it_supports_offered_by_completion_and_
     assert complete_model("min") == ["mine:"]
     line = ["evaluate", "mine:small", "--data", "digits", "--limit", "8", "--device", "cpu", "--quiet"]
     assert run([*line, "--out", str(tmp_path / "out")]) == 0
+
+
+def test_the_source_of_the_guide_is_offered_loaded_and_saved(tmp_path, monkeypatch):
+    guide.add(monkeypatch, "A model source")
+    assert "mine:" in complete_model("min")
+    model = vitlens.load("mine:small")
+    save(model, tmp_path / "model.safetensors")
+    again = vitlens.load(str(tmp_path))
+    assert again.architecture["kind"] == "mine"
+    assert torch.equal(again(odd_images(2, size=(32, 32))), model(odd_images(2, size=(32, 32))))
 
 
 def test_every_entry_says_what_it_is():

@@ -27,7 +27,7 @@ def pages() -> dict[str, str]:
 
 def test_the_generated_pages_are_current_and_every_part_belongs_to_a_command(pages):
     assert outdated(pages) == [], "run: python -m docs.make"
-    assert {path.stem for path in PARTS.glob("*.md")} == set(COMMANDS)
+    assert {path.stem for path in PARTS.glob("*.md")} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize(

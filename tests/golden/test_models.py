@@ -10,21 +10,30 @@ from vitlens.cli.main import run
 from vitlens.commands.models.options import ModelsOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.data.registry import LAYOUTS, SETS
+from vitlens.models.sources.registry import SOURCES
 from vitlens.names import BUNDLED, PRESETS
 
-CNN = ["look", "audit", "predict", "train", "evaluate", "compare", "explain", "attack", "features", "profile", "demo"]
-ALL = ["look", "study", *CNN[1:5], "attention", "rollout", "stats", "head", "ablate", *CNN[5:], "walkthrough"]
-WINDOWED = ALL[:-1]
-WITHOUT_CHAIN = [word for word in WINDOWED if word not in ("study", "rollout")]
-WITHOUT_MAPS = [word for word in WITHOUT_CHAIN if word != "attention"]
+ALL = [word for word, command in COMMANDS.items() if command.needs is not None]
+
+
+def without(*needs: str) -> list[str]:
+    """Return the commands that a model supports that lacks this alone."""
+    return [word for word in ALL if not {*needs} & {*COMMANDS[word].needs}]
+
+
+def untrained(words: list[str]) -> list[str]:
+    return [word for word in words if COMMANDS[word].untrained]
+
+
+CNN = without("attention", "maps", "chain", "statistics", "heads", "walkthrough")
 LISTED = {
-    "timm:swin_tiny_patch4_window7_224": ("windowed,", WINDOWED),
-    "timm:mobilevit_xxs": ("other,", WITHOUT_MAPS),
+    "timm:swin_tiny_patch4_window7_224": ("windowed,", without("walkthrough")),
+    "timm:mobilevit_xxs": ("other,", without("walkthrough", "chain", "maps")),
     "torchvision:resnet18": ("cnn,", CNN),
     "vit-digits": ("vit,", ALL),
     "cnn-digits": ("cnn,", CNN),
-    "vit-micro": ("vit,", ["study", "train", "profile"]),  # others need weights
-    "resnet50": ("cnn,", ["train", "profile"]),
+    "vit-micro": ("vit,", untrained(ALL)),  # others need weights
+    "resnet50": ("cnn,", untrained(CNN)),
 }
 
 
@@ -36,7 +45,8 @@ def listed(capsys, line: str) -> list[str]:
 @pytest.mark.slow  # every preset is built
 def test_without_a_pattern_every_own_name_and_the_hubs_are_listed(capsys):
     names = [line.split()[0] for line in listed(capsys, "models")]
-    assert names == [*BUNDLED, *PRESETS, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG", "hf:REPO|FOLDER"]
+    hubs = [source.usage for source in SOURCES.values() if source.prefix]
+    assert names == [*BUNDLED, *PRESETS, *hubs]
 
 
 @pytest.mark.parametrize("name", LISTED)

@@ -131,9 +131,10 @@ MODEL = {"alias": "m", "name": "vit", "parameters": 3}
 @pytest.mark.parametrize(
     ("file", "changes", "place"),
     [
-        ("results", {"tables": {}}, "points"),
         ("results", {"tables": {"points": [ROW]}}, r"\$\[0\]\.value"),
         ("results", {"schema": 4}, "schema 3"),
+        ("results", {"schema": "3.1"}, "schema 3"),
+        ("results", {"tables": {"points": [{"value": 1, "shares": {}}]}}, "name"),
         ("results", {"command": 5}, "command"),
         ("results", {"status": "half"}, "status"),
         ("results", {"seconds": -1}, "seconds"),
@@ -160,9 +161,9 @@ def test_what_fits_is_read_as_its_types_and_unknown_names_are_left_alone(tmp_pat
     config, results = (tmp_path / "run" / f"{name}.json" for name in ("config", "results"))
     given = {"models": [{**MODEL, "alias": "é", "later": 1}], "data": {"size": [2, 3]}, "formats": ["svg"], "new": {}}
     config.write_text(json.dumps({**json.loads(config.read_text()), **given}))
-    results.write_text(json.dumps({**json.loads(results.read_text()), "tables": {}, "status": "interrupted"}))
+    results.write_text(json.dumps({**json.loads(results.read_text()), "tables": {"later": [{}]}}))
     record = read_record(PointsRecord, read_run(tmp_path / "run"))
-    assert record.points == ()  # of an unfinished run tables may be missing
+    assert (record.points, record.missing_tables) == ((), ("points",))
     assert (record.aliases, record.config.formats) == (("é",), ("svg",))
     assert record.config.data.size == (2, 3)
 

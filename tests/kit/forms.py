@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 import vitlens
+from vitlens.analysis.ablation.bench import require_heads
 from vitlens.demo import intervene, tabs
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import Pool
 from vitlens.demo.site import DemoSite, Write, written
 from vitlens.errors import typed_flags
 from vitlens.models.model import Model
-from vitlens.models.support import meets
 
 
 def picture_of(models: Sequence[Model], *, seed: int = 0) -> Picture:
@@ -41,7 +41,7 @@ def every_view(model: Model, batch: Tensor) -> list[str]:
         (tabs.write_attack, {"attack": "fgsm", "epsilon": 4.0}),
     ]
     shown = []
-    if meets(model, "heads"):
+    if require_heads.is_met(model):
         switches = intervene.switches_of(served)
         off = {"heads": switches.heads[:2], "patches": () if switches.grid is None else (0,)}
         views.append((intervene.write_intervened, {"off": off}))

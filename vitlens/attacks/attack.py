@@ -19,10 +19,10 @@ from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, Attack, attack_named
 from vitlens.attacks.robustness import Outcome
 from vitlens.errors import InputError, flags_are_typed
+from vitlens.inputs import takes_images
 from vitlens.models.model import Model
-from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED
-from vitlens.pixels import AnyImages, Parts, Targets, as_images, as_parts, as_targets, takes_images
+from vitlens.pixels import AnyImages, Parts, Targets, as_images, as_parts, as_targets
 from vitlens.shapes import Images
 from vitlens.summary import Line, Table
 
@@ -222,7 +222,7 @@ def attack(
             curve.distance,
             curve.notes,
         )
-    require(model, *needs_of("attack"))
+    model.require_classifier()
     if epsilon is not None and not entry.takes_epsilon:
         raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
     pixels = as_images(images).detach()

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import PREDICTED, required_labels
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.registry import EPSILONS, PRECISION, RESTARTS, TARGETS, Attack
+from vitlens.classes import PREDICTED, required_labels
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError
 from vitlens.lens.quick_passes import quick_convolutions

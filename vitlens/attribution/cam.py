@@ -31,6 +31,7 @@ from vitlens.models.hooks import per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in, with_tensor
 from vitlens.models.recording import Shape, TracedTensor
+from vitlens.models.requirement import requirement
 from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout
 
 ChannelMaps = Float[Tensor, "batch channels rows columns"]
@@ -195,6 +196,12 @@ class LayerGradients:
     logits: Logits
     activations: ChannelMaps  # of the target layer
     gradients: ChannelMaps  # of each image's target logit with respect to them
+
+
+@requirement("cam")
+def require_target_layer(model: Model) -> None:
+    """Raise UnsupportedError for a model without a target layer."""
+    target_layer(model)
 
 
 @per_model

@@ -20,7 +20,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.evaluation.classes import class_targets
 from vitlens.analysis.evaluation.evaluate import accuracy, predicted_logits
 from vitlens.analysis.evaluation.intervals import resampled_means
 from vitlens.analysis.faithfulness.checks import ENOUGH, ChoiceMargin, ChoiceScores
@@ -32,9 +31,11 @@ from vitlens.analysis.faithfulness.removal import faithfulness, resized
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
 from vitlens.attribution.refinement import Refinement, applies, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.data.split import Split, as_split, takes_splits
+from vitlens.classes import class_targets
+from vitlens.data.split import Split, as_split
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.inputs import takes_splits
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED, Engine, Substrate
 from vitlens.pixels import AnyImages, Targets

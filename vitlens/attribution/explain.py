@@ -13,22 +13,22 @@ import torch
 from torch import nn
 
 from vitlens.analysis.attention.chain import chained
-from vitlens.analysis.evaluation.classes import predicted_classes
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.cam import layer_gradients, target_layer
 from vitlens.attribution.gradients import pixel_gradients
 from vitlens.attribution.legrad import legrad
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
+from vitlens.classes import predicted_classes
 from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError, argument, flags_are_typed
+from vitlens.inputs import takes_images
 from vitlens.lens.differentiable import WITHOUT_GRADIENTS
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import is_within_context, per_model
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
-from vitlens.models.support import meets, why_not
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
-from vitlens.pixels import AnyImages, Targets, as_parts, as_targets, takes_images
+from vitlens.pixels import AnyImages, Targets, as_parts, as_targets
 from vitlens.shapes import Images, Labels, Maps
 
 _Place = Literal["pixels", "attention", "target layer", "blocks"]  # where a method needs a gradient
@@ -146,9 +146,8 @@ def _supports(model: Model, name: str, engine: Engine = "vitlens") -> bool:
     method = ATTRIBUTIONS[name]
     return (
         (engine == "vitlens" or method.package is not None)
-        and model.anatomy.family in method.families
         and (model.has_classifier or not method.needs_class)
-        and (method.needs is None or meets(model, method.needs))
+        and method.is_supported_by(model)
     )
 
 
@@ -216,8 +215,9 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
         raise UnsupportedError(f"expected a method that engine grad-cam has ({known}), found {method!r}")
     if not _supports(model, method):
         entry = ATTRIBUTIONS[method]
-        is_of_family = model.anatomy.family in entry.families
-        why = why_not(model, entry.needs) if entry.needs and is_of_family else ""
+        why = ""
+        if entry.requirement is not None and model.anatomy.family in entry.families:
+            why = entry.requirement.reason(model)
         raise UnsupportedError(
             f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}"
             f"{f': {why}' if why else ''}; it has {', '.join(methods_for(model))}"

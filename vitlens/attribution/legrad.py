@@ -29,6 +29,7 @@ from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.hooks import Forward, Key, arguments, as_call, overridden
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
+from vitlens.models.requirement import requirement
 from vitlens.names import READOUTS, Readout
 from vitlens.shapes import Images, Labels, Maps, Tokens
 
@@ -91,9 +92,10 @@ def _differentiated_calls(
     return differentiated(total, calls)
 
 
+@requirement("depths")
 def require_legrad(model: Model) -> None:
     """Raise UnsupportedError unless the classifier reads the output of every block as it reads that of the last one."""
-    require_chain(model)
+    require_chain.check(model)
     blocks = blocks_of(model, pooled=True)
     with torch.autocast(model.device.type, enabled=False):
         logits_by_depth(model, probe_images(model, 1), blocks)

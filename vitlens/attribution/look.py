@@ -8,17 +8,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, units_of
+from vitlens.analysis.ablation.bench import Bench, require_heads, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.specialisation import HeadLabel, specialise
 from vitlens.analysis.heads.statistics import Statistics, statistics
 from vitlens.attribution.explain import explain, preferred_method
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
+from vitlens.inputs import takes_images
 from vitlens.models.model import Model
-from vitlens.models.support import meets
 from vitlens.names import Replacement
-from vitlens.pixels import AnyImages, as_parts, takes_images
+from vitlens.pixels import AnyImages, as_parts
 from vitlens.summary import Line, Summary
 
 TOP = 5  # classes of an image
@@ -131,7 +131,7 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         labels=() if known is None else specialise(known).given,
         statistics=known,
     )
-    if not meets(model, "heads"):
+    if not require_heads.is_met(model):
         return seen
     units = units_of(model, kinds=("head",))
     bench = Bench(model, images, seen.classes[:, 0], seed=seed, batch_size=size)

@@ -11,11 +11,15 @@ grants no patent rights, whereas ours, Apache-2.0, does, so LXT cannot be a depe
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.errors import UnknownNameError
 from vitlens.references import resolved
+
+if TYPE_CHECKING:
+    from vitlens.models.model import Model
+    from vitlens.models.requirement import Requirement
 
 # settings of methods by default, and the sizes from which their numbers of passes are estimated
 SAMPLES: Final = 25  # noisy copies of SmoothGrad
@@ -27,6 +31,14 @@ COALITIONS: Final = 512  # of KernelSHAP; four per patch where that is more
 PATCHES: Final = 196  # that occlusion removes one by one: 14 x 14 of a ViT at 224 px
 CHANNELS: Final = 192  # of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
 LAST_BLOCKS: Final = 2  # of a language-image model that LeGrad sums
+_REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {  # by need, module:requirement
+        "chain": "vitlens.analysis.attention.chain:require_chain",
+        "maps": "vitlens.analysis.attention.weights:require_maps",
+        "cam": "vitlens.attribution.cam:require_target_layer",
+        "depths": "vitlens.attribution.legrad:require_legrad",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +56,7 @@ class Attribution:
     backwards: int | float = 0
     arguments: Mapping[str, object] = field(default_factory=dict)  # further ones of every call
     options: tuple[str, ...] = ()  # further ones by name, of `vitlens.explain`, too; "seed" where something is random
-    needs: Literal["chain", "maps", "cam", "depths"] | None = None  # the requirement of the model (models/support.py)
+    needs: Literal["chain", "maps", "cam", "depths"] | None = None  # what the model must have
     families: tuple[str, ...] = ("vit", "windowed", "cnn", "other")  # of the models that support it
     needs_class: bool = True  # whether it explains a class, so that the model needs a classifier
     complete: bool = False  # whether a map sums to F(image) - F(black), so that its completeness error is reported
@@ -55,6 +67,20 @@ class Attribution:
     preference_with_texts: int | None = None  # that of a language-image model, where it is another
     candidate: int | None = None  # its rank for `--auto`; only of methods that explain a class and are not slow
     package: str | None = None  # its class in the grad-cam package, None where the package has none
+
+    @property
+    def requirement(self) -> "Requirement | None":
+        """Return the requirement on the model; None where there is none."""
+        if self.needs is None:
+            return None
+        requirement: Requirement = resolved(_REQUIREMENTS[self.needs])
+        return requirement
+
+    def is_supported_by(self, model: "Model") -> bool:
+        """Return True if the method applies to a model of this family and structure, whether it has classes or not."""
+        if model.anatomy.family not in self.families:
+            return False
+        return self.requirement is None or self.requirement.is_met(model)
 
     @property
     def gradients(self) -> bool:

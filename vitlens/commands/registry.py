@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from vitlens.references import provided
+
 if TYPE_CHECKING:
     from vitlens.record import Contents, Record
     from vitlens.report.document import Document
@@ -22,7 +24,7 @@ class Command:
     """One command.
 
     help: its first line in --help; example: a line that can be typed at once; needs: what a model must have for it
-    (models/support.py), None where it takes no model; reports: whether it leaves a report folder; untrained: whether it
+    (commands/needs.py), None where it takes no model; reports: whether it leaves a report folder; untrained: whether it
     needs no trained weights; html: whether it writes report.html unless --no-html is given; serves: whether it serves a
     page until it is stopped, from which visitors export its report folders; package: where its parts are, if elsewhere
     than in vitlens.commands.<word>.
@@ -201,7 +203,7 @@ _ENTRIES: Final = (
         needs=("classifier",),
         serves=True,
         html=True,
-        package="vitlens.demo",
+        package=provided("demo"),
     ),
     Command(
         "models",

@@ -1,11 +1,10 @@
 """Split: one part of a data set, in memory or on disk."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from vitlens.devices import as_device
 from vitlens.errors import DataError, InputError, argument, by_caller
 from vitlens.names import Part
 from vitlens.pixels import AnyImages
-from vitlens.references import resolved
 from vitlens.shapes import Images, Labels, Masks, Pixels
 from vitlens.summary import Line, Summary
 
@@ -288,62 +286,10 @@ class Split(Summary):
         return self.pick(chosen)
 
 
-def takes_splits(function: Function) -> Function:
-    """Decorate a public function of (model, ...) with Splits among its parameters.
-
-    `images` and `second_images` may also be given in every other form (data/catalogue.py), tensors with `labels` (n,),
-    class indices of the model, which replace those of a Split. Raises DataError for what is no images, and for anything
-    but a Split where the parameter is annotated so.
-    """
-    signature = inspect.signature(function)
-    strict = [name for name, each in signature.parameters.items() if each.annotation in (Split, Split | None)]
-
-    @wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        require_model = resolved("vitlens.models.model:require_model")
-        if args:  # before the rest, so that a missing argument is named after a model that is none
-            require_model(*args[:2])
-        bound = signature.bind(*args, **kwargs)
-        arguments = bound.arguments
-        require_model(next(iter(arguments.values())))
-        for name in strict:
-            value = arguments.get(name)
-            if value is not None and not isinstance(value, Split):
-                raise DataError(
-                    f"expected a Split of images and labels for {name}, found {type(value).__name__}; make one with "
-                    "vitlens.load_data(DATA, part='train')"
-                )
-        for name in ("images", "second_images"):
-            if arguments.get(name) is not None:
-                model = arguments["second" if name == "second_images" else next(iter(arguments))]
-                split = resolved("vitlens.data.catalogue:read_split")(arguments[name], model.preprocessing)
-                arguments[name] = labelled(split, arguments.get("labels"), next(iter(arguments.values())))
-        return function(*bound.args, **bound.kwargs)
-
-    return cast(Function, checked)
-
-
 def as_split(images: AnyImages) -> Split:
     """Return the images within a function that `takes_splits` decorates, which are a Split there."""
     assert isinstance(images, Split)
     return images
-
-
-def labelled(split: Split, labels: Tensor | None, model: Any) -> Split:
-    """Return the split with these labels, class indices of the model, or its own.
-
-    Raises DataError for wrong ones, and UnsupportedError for a model without classes.
-    """
-    if labels is None:
-        return split
-    model.require_classifier()
-    found = torch.as_tensor(labels).cpu().long()
-    if found.shape != (len(split),) or bool(((found < 0) | (found >= len(model.classes))).any()):
-        raise DataError(
-            f"expected labels ({len(split)},) from 0 to {len(model.classes) - 1}, found {tuple(found.shape)}"
-            + (f" from {int(found.min())} to {int(found.max())}" if found.numel() else "")
-        )
-    return replace(split, labels=found, classes=model.classes)
 
 
 def balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import vitlens
-from vitlens.analysis.ablation.bench import units_of
+from vitlens.analysis.ablation.bench import require_heads, units_of
 from vitlens.analysis.attention.tokens import require_token_attention
-from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.attention.weights import attention_maps, require_maps
 from vitlens.attribution.explain import preferred_method, preferred_methods
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts.overlay import enlarged
@@ -34,7 +34,6 @@ from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, pieces
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.lens.intervene import Change, Changes
 from vitlens.models.model import Model
-from vitlens.models.support import meets, require
 
 Head = tuple[int, int]  # layer, head
 _LIVE: Final = 4  # passes of a map that answers a click
@@ -64,7 +63,7 @@ class Off:
 
 def switches_of(model: Model) -> Switches:
     """Return what can be switched off. Raises UnsupportedError for a model without heads that can."""
-    require(model, "heads")
+    require_heads(model)
     heads = tuple((unit.layer, unit.head or 0) for unit in units_of(model, kinds=("head",)))
     try:
         require_token_attention(model)
@@ -190,7 +189,7 @@ def words_of(model: Model, examples: Sequence[Picture]) -> dict[Head, str]:
 def board_html(model: Model, picture: Picture, switches: Switches, words: Mapping[Head, str]) -> str:
     """Everything on: a button a head, with its attention on the picture and its words, and a button a patch over the
     picture, which board.js makes lively."""
-    maps = attention_maps(model, picture.images(model)) if meets(model, "maps") else ()
+    maps = attention_maps(model, picture.images(model)) if require_maps.is_met(model) else ()
     attention = {
         (layer.site.layer, head): values.double().cpu().numpy()
         for layer in maps

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import torch
 
-from vitlens.analysis.evaluation.classes import class_index
 from vitlens.attacks.registry import ATTACK, ATTACKS, Attack
 from vitlens.attribution.explain import methods_for, preferred_methods
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.classes import class_index
 from vitlens.commands.attack.measure import measure as measure_attack
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.explain.measure import measure as measure_explain

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnknownNameError
+from vitlens.inputs import takes_images
 from vitlens.lens import observe as observing
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.change import PlaceChange, in_force, reading
@@ -17,7 +18,7 @@ from vitlens.lens.places import Access, Place, resolve_places, resolve_tokens
 from vitlens.lens.places import Tokens as Positions
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
-from vitlens.pixels import AnyImages, Parts, as_images, takes_images
+from vitlens.pixels import AnyImages, Parts, as_images
 from vitlens.shapes import Images, Logits
 
 _AT_ONCE = 32  # reference images in one forward

@@ -10,12 +10,13 @@ from jaxtyping import Int
 from torch import Generator, Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.inputs import parts_of
 from vitlens.lens.attention import TensorFunction
 from vitlens.lens.capture import means
 from vitlens.lens.change import PlaceChange, in_force
 from vitlens.lens.places import Access, Tokens, resolve_places, resolve_tokens
 from vitlens.models.model import Model, require_model
-from vitlens.pixels import AnyImages, parts_of
+from vitlens.pixels import AnyImages
 
 WORDS: Final = ("zero", "mean", "resample", "remove")
 Reference: TypeAlias = AnyImages  # images over which means are taken

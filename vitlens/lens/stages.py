@@ -20,6 +20,7 @@ from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, w
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in
 from vitlens.models.recording import Shape, Trace
+from vitlens.models.requirement import requirement
 from vitlens.shapes import PrefixKind, Tokens
 
 StageKind = Literal["block", "stage", "embedding", "stem"]
@@ -70,6 +71,12 @@ class FinalNorm:
     module: str
     width: int
     on_tokens: bool
+
+
+@requirement("features")
+def require_features(model: Model) -> None:
+    """Raise UnsupportedError for a model without a layer at which features can be read."""
+    stages(model)
 
 
 def stages(model: Model) -> tuple[FeatureStage, ...]:

@@ -15,7 +15,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.anatomy import Anatomy, read_attention
 from vitlens.models.token_order import reordered
 from vitlens.preprocessing import Preprocessing
-from vitlens.references import resolved
+from vitlens.references import provided, resolved
 from vitlens.shapes import Images, Logits, TokenLayout
 from vitlens.turns import turn
 
@@ -126,7 +126,7 @@ class Model(nn.Module):
 
     def require_classifier(self) -> None:
         """Raise UnsupportedError, with the commands that need no classifier and how to add one, where it has none."""
-        from vitlens.models.support import require_classifier
+        from vitlens.models.classifier import require_classifier  # which imports Model
 
         require_classifier(self)
 
@@ -159,25 +159,24 @@ class Model(nn.Module):
 
         Raises UnknownNameError for a command that takes no model.
         """
-        from vitlens.models.support import needs_of, unsupported  # which imports Model
-
-        return unsupported(self, *needs_of(command))
+        reason: str | None = resolved(provided("why_unsupported"))(self, command)
+        return reason
 
     def __repr__(self) -> str:
-        from vitlens.models.support import description
+        from vitlens.models.description import description
         from vitlens.summary import as_text
 
         return as_text(f"Model {self.alias}", description(self))
 
     def _repr_html_(self) -> str:
-        from vitlens.models.support import description
+        from vitlens.models.description import description
         from vitlens.summary import as_html
 
         return as_html(f"Model {self.alias}", ("", ""), description(self))
 
     def places(self) -> "Places":
         """Return every place inside whose tensor can be captured or changed, with its shape: see `vitlens.places`."""
-        listed: Places = resolved("vitlens.lens.places:places")(self)  # a higher layer
+        listed: Places = resolved(provided("places"))(self)
         return listed
 
     def parameter_count(self) -> int:

@@ -23,6 +23,7 @@ from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projectio
 from vitlens.models.hooks import Arguments, is_changed, is_within_context, per_model, watching
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model, Provenance, first_output, mean_of_pair, two_classes_of_pair
+from vitlens.models.requirement import requirement
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.swin import SwinTransformer, padding_note
 from vitlens.models.vit import VisionTransformer
@@ -343,6 +344,7 @@ def _zero_head(model: Model, module: Any, classes: int) -> None:
             nn.init.zeros_(parameter)
 
 
+@requirement("new head")
 def require_replaceable(model: Model) -> None:
     """Raise UnsupportedError for a model whose head cannot be replaced."""
     if isinstance(model.module, LanguageImage):

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.data.split import Split, in_turn, takes_splits
+from vitlens.data.split import Split, in_turn
 from vitlens.devices import autocast
 from vitlens.errors import argument
+from vitlens.inputs import takes_splits
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 from vitlens.training.finetune import partly_trainable

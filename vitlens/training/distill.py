@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.evaluation.classes import match_classes
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.classes import match_classes
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError, argument, by_caller

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import predicted_logits
-from vitlens.data.split import Split, takes_splits
+from vitlens.data.split import Split
 from vitlens.devices import as_device, autocast
 from vitlens.errors import InputError, NonFiniteError, argument
+from vitlens.inputs import takes_splits
 from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.models.rebuild import seeded

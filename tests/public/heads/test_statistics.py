@@ -72,7 +72,7 @@ def of_head(attention: np.ndarray, place: Place, *, renormalise: bool) -> tuple[
     received = queries.mean(0)
     apart = received - np.median(received)
     sinks = apart > 5 * np.median(np.abs(apart))
-    sums = {name: each.mean() for name, each in of_rows(queries).items()} | {
+    sums = {
         "self_mass": inside.diagonal().mean(),
         "neighbour_mass": (inside * (np.abs(down) + np.abs(across) == 1)).sum(1).mean(),
         "energy": (inside**2).sum(1).mean(),
@@ -80,6 +80,7 @@ def of_head(attention: np.ndarray, place: Place, *, renormalise: bool) -> tuple[
         "sinks": sinks.sum(),
         "sink_mass": received[sinks].sum(),
     }
+    sums |= {name: each.mean() for name, each in of_rows(queries).items()}
     if prefix:
         sums |= {"prefix_mass": received[:prefix].sum(), "cls_mass": received[list(place.cls)].sum()}
         sums["register_mass"] = received[list(place.others)].sum()

@@ -27,6 +27,7 @@ from vitlens.lens.places import Access, accesses, resolve_places
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.lens.trace import layers
 from vitlens.models.model import Model
+from vitlens.models.requirement import requirement
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
 from vitlens.pixels import Parts
 from vitlens.processes import Processes
@@ -87,6 +88,7 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal
     return units
 
 
+@requirement("heads")
 def require_heads(model: Model) -> None:
     """Raise UnsupportedError for a model without a head whose output can be replaced separately."""
     if not any(layer.head_dim for layer in layers(model)):

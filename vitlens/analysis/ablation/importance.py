@@ -11,17 +11,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, units_of
-from vitlens.analysis.evaluation.classes import required_labels
+from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, require_heads, units_of
+from vitlens.analysis.attention.weights import require_attention
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import intervals, mean_test, spearman
 from vitlens.analysis.evaluation.log_odds import cross_entropy
+from vitlens.classes import required_labels
+from vitlens.inputs import takes_images
 from vitlens.lens.capture import capture
 from vitlens.lens.differentiable import needing_gradients
 from vitlens.models.model import Model
-from vitlens.models.support import require
 from vitlens.names import Replacement, UnitKind
-from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
+from vitlens.pixels import AnyImages, as_parts, groups_of
 from vitlens.summary import HeadBoard, Line, Table
 from vitlens.uncertainty import DRAWS, Estimate, fewest_images, finite, half_of_constant, holm
 
@@ -197,7 +198,11 @@ def ablate(
     """
     images = as_parts(images)
     kinds = (kinds,) if isinstance(kinds, str) else kinds
-    require(model, "classifier", "heads" if "head" in kinds else "attention")
+    model.require_classifier()
+    if "head" in kinds:
+        require_heads(model)
+    else:
+        require_attention(model)
     labels = required_labels(model, images, labels, batch_size or fitting_batch_size(model))
     bench = Bench(model, images, labels, replace, groups_of(images), seed, batch_size)
     effects = bench.without([(unit,) for unit in units_of(model, kinds=kinds)])

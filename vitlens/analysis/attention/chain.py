@@ -28,6 +28,7 @@ from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import watching
 from vitlens.models.model import Model
+from vitlens.models.requirement import requirement
 from vitlens.names import READOUTS, Readout
 from vitlens.shapes import Fused, Images, Labels, Logits, Maps, TokenLayout, Weights
 
@@ -221,6 +222,7 @@ def without_autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, enabled=False)
 
 
+@requirement("chain")
 def require_chain(model: Model) -> None:
     """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to the image."""
     require_special_first(model)

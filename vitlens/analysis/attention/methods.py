@@ -17,17 +17,17 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import Chain, Vector, chained, mean_of_heads, without_autocast
+from vitlens.analysis.attention.chain import Chain, Vector, chained, mean_of_heads, require_chain, without_autocast
 from vitlens.analysis.attention.registry import ALPHA, MethodSettings, attention_method
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError, argument
+from vitlens.inputs import takes_images
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import survey_weights
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
-from vitlens.models.support import require
 from vitlens.names import Fusion, Readout
-from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, takes_images
+from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets
 from vitlens.references import resolved
 from vitlens.shapes import Fused, Images, Labels, Logits, Maps, Weights
 
@@ -149,7 +149,7 @@ def require_possible(model: Model, methods: Sequence[MethodSettings]) -> None:
         if method.check is not None:
             resolved(method.check)(model)
         if method.needs == "chain":
-            require(model, "chain")
+            require_chain(model)
         depth = 1 + max(site.layer for site in survey_weights(model, probe_images(model, 1)))
         if method.needs == "chain":
             require_start(way.start_layer, depth)
@@ -259,7 +259,7 @@ def require_flow(model: Model) -> None:
             f"expected at most {MOST_TOKENS} tokens for attention flow, found {layout.tokens} in {model.alias}: it "
             f"takes a maximum flow for each of them; try {argument('method', 'rollout')}"
         )
-    require(model, "chain")
+    require_chain(model)
     if layout is None:
         raise UnsupportedError(
             f"expected one sequence of tokens for attention flow, found windows in {model.alias}; "

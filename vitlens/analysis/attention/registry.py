@@ -25,7 +25,7 @@ class AttentionMethod:
 
     title: in figures and tables; description: of its maps, in a sentence; paper: where it is defined.
     function: "module:function" that takes a chain (chain.py) and the options by name, and returns maps.
-    needs: the requirement of the model (models/support.py), "chain" where the method goes through all layers.
+    needs: what the model must have (require_chain, require_maps), "chain" where the method goes through all layers.
     forwards, backwards: about how many passes of the model an image takes; with backward passes the chain has
     gradients, and the maps are those of a target class. options: the `MethodSettings` that the function takes.
     check: "module:function" of a model that raises where the method cannot run although `needs` is met.

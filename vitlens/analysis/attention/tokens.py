@@ -7,7 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import Vector, chained, mean_of_heads, readout_row, without_autocast
+from vitlens.analysis.attention.chain import (
+    Vector,
+    chained,
+    mean_of_heads,
+    readout_row,
+    require_chain,
+    without_autocast,
+)
 from vitlens.analysis.attention.registry import ALPHA, WHOLE
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError
@@ -16,7 +23,6 @@ from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.site import KIND_WORDS
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
-from vitlens.models.support import require
 from vitlens.shapes import Fused, Images
 
 _BYTES = 1 << 28  # of the layers' means over heads, in single precision, that are held at a time
@@ -103,7 +109,7 @@ def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layer
     """
     if model.anatomy.layout is None:
         raise UnsupportedError(f"expected one sequence of tokens in all layers, found windows in {model.alias}")
-    require(model, "chain")
+    require_chain(model)
     parts = []
     for batch in images.split(fitting_batch_size(model)):
         chain = chained(model, batch.to(model.device))

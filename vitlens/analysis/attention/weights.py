@@ -20,14 +20,15 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnsupportedError, argument
+from vitlens.inputs import takes_images
 from vitlens.lens.call import MASKED, AttentionCall, precise, received, window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.site import NO_PLACE, Site, Windows
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
-from vitlens.models.support import meets, require
-from vitlens.pixels import AnyImages, as_parts, takes_images
+from vitlens.models.requirement import requirement
+from vitlens.pixels import AnyImages, as_parts
 from vitlens.shapes import Images, Rows
 from vitlens.summary import as_text, described
 
@@ -52,13 +53,13 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
     >>> len(weights), weights[0].shape  # six layers of four heads; 64 patches and CLS
     (6, torch.Size([2, 4, 65, 65]))
     """
-    require(model, "attention")
+    require_attention(model)
     places = None if rows == "all" else model.layout.positions("cls")
     if places == ():
         raise UnsupportedError(f"expected a CLS token in {model.alias}, found none; try rows='all'")
     batches = as_parts(images).split(fitting_batch_size(model))
     parts = [capture_attention(model, batch.to(model.device), rows=places).layers for batch in batches]
-    meets(model, "maps")  # so that the model says whether its attention can be shown, too
+    require_maps.is_met(model)  # so that the model says whether its attention can be shown, too
     return AttentionWeights(torch.cat(layer) for layer in zip(*parts, strict=True))
 
 
@@ -94,7 +95,7 @@ def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
     Layers of pooled keys or channels are left out, as are windows whose place in the image is not known. Raises
     UnsupportedError where no layer is left.
     """
-    require(model, "maps")
+    require_maps(model)
     layers: list[LayerMaps] = []
 
     def keep(call: AttentionCall) -> None:
@@ -105,11 +106,13 @@ def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
     return tuple(layers)
 
 
+@requirement("attention")
 def require_attention(model: Model) -> None:
     """Raise UnsupportedError for a model without attention, LensError where the lens cannot observe all of it."""
     survey_weights(model, probe_images(model, 1))
 
 
+@requirement("maps")
 def require_maps(model: Model) -> None:
     """Raise UnsupportedError unless the attention of some layer is a map of the image."""
     require_special_first(model)

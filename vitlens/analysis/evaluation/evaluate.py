@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import reading
+from vitlens.classes import reading
 from vitlens.data.catalogue import read_pictures
-from vitlens.data.split import Split, as_split, takes_splits
+from vitlens.data.split import Split, as_split
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import DataError, NonFiniteError, argument
+from vitlens.inputs import takes_splits
 from vitlens.models.model import Model, require_model
-from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Images, Labels, Logits
 from vitlens.summary import Line, Table
@@ -106,7 +106,7 @@ def evaluate(
     (torch.Size([20, 10]), torch.Size([20]))
     """
     split = as_split(images)
-    require(model, *needs_of("evaluate"))
+    model.require_classifier()
     truth = require_labels(split)
     mapping = reading(model.classes, split.classes)
     logits = predicted_logits(model, split, batch_size=batch_size, precision=precision, advance=advance)

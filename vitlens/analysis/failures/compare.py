@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import reading, require_shared
 from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, evaluate, predicted_logits
+from vitlens.classes import reading, require_shared
 from vitlens.data.cue_conflict import Cues, cues_of
-from vitlens.data.split import Split, as_split, takes_splits
+from vitlens.data.split import Split, as_split
 from vitlens.errors import DataError, InputError, argument
+from vitlens.inputs import takes_splits
 from vitlens.models.model import Model
-from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary, Table
@@ -104,7 +104,7 @@ def compare(
     """
     splits = as_split(images), as_split(images if second_images is None else second_images)
     for model in (first, second):
-        require(model, *needs_of("compare"))
+        model.require_classifier()
     require_shared(first.classes, second.classes, splits[0].classes)
     return compare_evaluations(
         *(

@@ -1,4 +1,4 @@
-"""`vitlens.failures`: what the errors of a model have in common, and what mends them when it is changed."""
+"""The diagnosis of failures: what the errors of a model have in common, and what mends them when it is changed."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import reading
-from vitlens.analysis.evaluation.evaluate import accuracy, evaluate, fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.failures.covariates import CHANGES, PerImage, Pictures, Subject, distance
 from vitlens.analysis.failures.patterns import p_of_any_place, scores
 from vitlens.analysis.failures.properties import (
@@ -28,12 +27,8 @@ from vitlens.analysis.failures.properties import (
 )
 from vitlens.analysis.failures.regression import Array, fitted, likelihood_ratio, standardised
 from vitlens.analysis.failures.separation import FEWEST, area_difference, separation
-from vitlens.data.split import as_split, takes_splits
+from vitlens.classes import reading
 from vitlens.devices import autocast, evaluating
-from vitlens.models.model import Model
-from vitlens.pixels import AnyImages
-from vitlens.references import resolved
-from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, paired_test
 
@@ -82,44 +77,6 @@ class Diagnosis(Summary):
         yield Line("causes", ", ".join(self.causes) or "not known")
         yield from (Line(f"AUC of {row.title}", row.area, row.model) for row in self.covariates)
         yield from (Line(f"{row.change}: mended", row.mended, f"of {row.errors} errors") for row in self.interventions)
-
-
-@takes_splits
-def failures(
-    model: Model,
-    images: AnyImages,
-    labels: Labels | None = None,  # noqa: ARG001  the decorator gives them to the images
-    *,
-    second: Model | None = None,
-    method: str | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    advance: Advance = lambda _: None,
-) -> Diagnosis:
-    """Return why a model misclassifies labelled images: what its errors have in common, and what mends them when
-    changed.
-
-    images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model (n,) (None: those of
-    the Split or the class folders); second: another model of these classes, diagnosed on the same images; method: of
-    the maps of the predicted class (None: the preferred one of the model's family). A cause is named only where errors
-    differ in a property and its change mends more of them than a control as large does; see
-    vitlens/analysis/failures/properties.py. Raises DataError without labels, InputError when a model does not know the
-    data's classes, and UnsupportedError for a method that the model does not have.
-
-    >>> import vitlens
-    >>> found = vitlens.failures(vitlens.load("cnn-digits"), vitlens.load_data("digits", limit=40))
-    >>> found.failures, found.causes
-    (2, ())
-    """
-    split = as_split(images)
-    subjects = []
-    explain, preferred = (resolved(f"vitlens.attribution.explain:{name}") for name in ("explain", "preferred_method"))
-    for each in (model,) if second is None else (model, second):
-        evaluation = evaluate(each, split, batch_size=batch_size, advance=advance)
-        maps = explain(each, split, method=method or preferred(each), batch_size=batch_size, seed=seed)
-        maps = maps.detach().float().cpu()
-        subjects.append(Subject(each, split, evaluation, maps, batch_size=batch_size, seed=seed))
-    return diagnose(subjects, progress=lambda _: nullcontext(advance))
 
 
 def diagnose(

@@ -20,10 +20,10 @@ from jaxtyping import Bool, Int
 from PIL import Image
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import reading
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size, require_labels
 from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_groups
 from vitlens.analysis.failures.disturbances import CORRUPTIONS
+from vitlens.classes import reading
 from vitlens.data.draws import uniform
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating

@@ -27,14 +27,23 @@ from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating, in_bf16
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.files import write_atomically
+from vitlens.inputs import takes_images
 from vitlens.lens.attention import is_tapped
-from vitlens.lens.stages import FeatureStage, FinalNorm, StageKind, embedding_stage, final_norm, stages, watching_stages
+from vitlens.lens.stages import (
+    FeatureStage,
+    FinalNorm,
+    StageKind,
+    embedding_stage,
+    final_norm,
+    require_features,
+    stages,
+    watching_stages,
+)
 from vitlens.models.hooks import is_changed
 from vitlens.models.model import Model
 from vitlens.models.saved import model_fingerprint
-from vitlens.models.support import needs_of, require
 from vitlens.names import FEATURE_POOLS, FeaturePool
-from vitlens.pixels import AnyImages, as_parts, takes_images
+from vitlens.pixels import AnyImages, as_parts
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Logits, Tokens
 from vitlens.summary import Summary
@@ -125,7 +134,7 @@ def features(
     >>> read.at(-1).shape == (4, read.layers[-1].dim)
     True
     """
-    require(model, *needs_of("features"))
+    require_features(model)
     reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
     parts = as_parts(images).split(batch_size or fitting_batch_size(model))
     return reader.joined([reader.read(batch.to(model.device)) for batch in parts])

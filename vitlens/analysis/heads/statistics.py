@@ -26,6 +26,7 @@ from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
 from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage, TokenNorms, ascending, row_statistics
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
+from vitlens.inputs import takes_images
 from vitlens.lens.attention import Tap, projection_of, tapped
 from vitlens.lens.call import MASKED, MASKED_SCORE, AttentionCall, precise, row_by_row
 from vitlens.lens.observe import observe, require_special_first, survey_weights
@@ -34,8 +35,8 @@ from vitlens.lens.site import Site
 from vitlens.lens.stages import watching_stream
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
-from vitlens.models.support import require
-from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
+from vitlens.models.requirement import requirement
+from vitlens.pixels import AnyImages, as_parts, groups_of
 from vitlens.shapes import Images, Tokens
 from vitlens.summary import HeadBoard, Line, Table
 
@@ -507,6 +508,7 @@ class Stream:
         )
 
 
+@requirement("statistics")
 def require_statistics(model: Model) -> None:
     """Raise UnsupportedError unless some layer has attention between tokens and the heads of a layer have one shape."""
     if all(site.kind == "channel" for site in layers_of(model)):
@@ -541,7 +543,7 @@ def statistics(
     >>> table.distance.shape == table.entropy.shape  # (layers, heads), px and nats
     True
     """
-    require(model, "statistics")
+    require_statistics(model)
     size = batch_size or fitting_batch_size(model)
     pixels = as_parts(images)
     stream = Stream(model, renormalise=renormalise, evidence=evidence, groups=groups_of(pixels))

@@ -8,23 +8,23 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Unit, silent, units_of
-from vitlens.analysis.evaluation.classes import required_labels
+from vitlens.analysis.ablation.bench import Bench, Unit, require_heads, silent, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.registry import THRESHOLD
 from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
-from vitlens.analysis.heads.statistics import Statistics, Stream, layers_of
+from vitlens.analysis.heads.statistics import Statistics, Stream, layers_of, require_statistics
 from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
 from vitlens.analysis.naming.logits import LayerParts, logit_parts
 from vitlens.analysis.naming.words import STATES, names_one, three_words
 from vitlens.analysis.naming.writes import FEWEST as FEWEST_OF_ONE
 from vitlens.analysis.naming.writes import LEVEL, Things, Writes, at_random, of_halves, things_of, writes
 from vitlens.analysis.patching.contribution import blocks_of, head_contributions
+from vitlens.classes import required_labels
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.inputs import takes_images
 from vitlens.lens.capture import capture
 from vitlens.models.model import Model
-from vitlens.models.support import require
-from vitlens.pixels import AnyImages, Parts, as_parts, groups_of, takes_images
+from vitlens.pixels import AnyImages, Parts, as_parts, groups_of
 from vitlens.summary import Line, Table
 from vitlens.uncertainty import Estimate, holm
 
@@ -136,7 +136,7 @@ def name_heads(
     >>> len(names.heads), names.heads[0].writes is None  # without labels
     (24, True)
     """
-    require(model, "statistics")
+    require_statistics(model)
     size = batch_size or fitting_batch_size(model)
     pixels = as_parts(images)
     known = None if labels is None else required_labels(model, pixels, labels, size)
@@ -279,7 +279,8 @@ def _writes(
     progress: Progress,
 ) -> tuple[dict[tuple[int, int], Writes], list[str]]:
     """Return what each head writes, by layer and head, and the attributes that are too rare to be tested."""
-    require(model, "classifier", "heads")
+    model.require_classifier()
+    require_heads(model)
     if labels is None:
         raise InputError("expected labels, found none; give labels=, or data with a folder for each class")
     if len(images) < FEWEST:

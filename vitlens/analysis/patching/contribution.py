@@ -20,6 +20,7 @@ from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError, first_line
+from vitlens.inputs import takes_images
 from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import Captured, capture
@@ -30,7 +31,7 @@ from vitlens.lens.trace import layers
 from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.hooks import Arguments, ScopedMode, overridden, watching
 from vitlens.models.model import Model
-from vitlens.pixels import AnyImages, Targets, as_parts, as_targets, takes_images
+from vitlens.pixels import AnyImages, Targets, as_parts, as_targets
 from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary
 

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import reading
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.faithfulness.maps import removal_grid
@@ -21,6 +20,7 @@ from vitlens.analysis.reliance.cues import Cue, Intervention
 from vitlens.analysis.reliance.edits import disturbed
 from vitlens.analysis.reliance.rows import FEWEST, LeftOutCueRow, ReliancePairRow, RelianceRow
 from vitlens.analysis.reliance.views import View, distance
+from vitlens.classes import reading
 from vitlens.data.draws import keys as keys_of
 from vitlens.data.identity import image_numbers
 from vitlens.data.split import Split

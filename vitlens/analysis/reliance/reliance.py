@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import reading
 from vitlens.analysis.evaluation.evaluate import require_labels
 from vitlens.analysis.reliance.cues import CUES, interventions_of
 from vitlens.analysis.reliance.measure import Plan, Viewer, measure_reliance
@@ -17,11 +16,12 @@ from vitlens.analysis.reliance.rows import (
     ranked,
     ranked_pairs,
 )
+from vitlens.classes import reading
 from vitlens.data.catalogue import read_split
-from vitlens.data.split import Split, labelled
+from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
+from vitlens.inputs import with_labels
 from vitlens.models.model import Model, require_model
-from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels, Masks
 from vitlens.summary import Line, Table
@@ -111,7 +111,7 @@ def reliance(
         raise InputError("expected a model or several, found none; give vitlens.reliance(model, images, labels)")
     for model in several:
         require_model(model, images)
-        require(model, *needs_of("evaluate"))
+        model.require_classifier()
     _require_distinct(several)
     names = list(CUES) if cues is None else list(cues)
     for name in names:
@@ -120,7 +120,7 @@ def reliance(
     left_out = list[LeftOutCueRow]()
     viewers = list[Viewer]()
     for model in several:
-        split = labelled(read_split(images, model.preprocessing), labels, several[0])
+        split = with_labels(read_split(images, model.preprocessing), labels, several[0])
         split, misfit = _with(split, masks, groups)
         truth = require_labels(split).cpu().long()
         reading(model.classes, split.classes)

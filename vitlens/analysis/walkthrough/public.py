@@ -23,6 +23,7 @@ from vitlens.analysis.walkthrough.steps import (
 )
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.inputs import takes_images
 from vitlens.lens.call import AttentionCall, softmax_or_zero
 from vitlens.lens.capture import capture
 from vitlens.lens.intervene import Changes, KnockOut, intervene
@@ -30,8 +31,8 @@ from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.model import Model
-from vitlens.models.support import require
-from vitlens.pixels import AnyImages, as_parts, takes_images
+from vitlens.models.requirement import requirement
+from vitlens.pixels import AnyImages, as_parts
 from vitlens.shapes import Images, Logits
 from vitlens.summary import Line, Summary
 
@@ -160,7 +161,7 @@ def walkthrough(
     True
     """
     parts = as_parts(images)
-    require(model, "walkthrough")
+    require_walkthrough(model)
     if len(parts) != 1:
         raise InputError(f"expected one image, found {len(parts)}; give images[:1]")
     image = parts[:1].to(model.device)
@@ -171,6 +172,7 @@ def walkthrough(
         return _walked(model, image, chosen, head, seed)
 
 
+@requirement("walkthrough")
 def require_walkthrough(model: Model) -> None:
     """Raise UnsupportedError unless the tokens of one sequence attend to each other; of windows, say what applies."""
     if any(site.kind == "window" for site in survey_weights(model, probe_images(model, 1))):

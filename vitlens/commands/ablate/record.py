@@ -285,7 +285,7 @@ class AblateRecord(Record):
     patching: tuple[PatchingRow, ...] = table()
     lens: tuple[LensRow, ...] = table()
     contributions: tuple[ContributionRow, ...] = table()
-    exemplars: tuple[ExemplarRow, ...] = table(optional=True)
+    exemplars: tuple[ExemplarRow, ...] = table()
     pruned: tuple[PrunedRow, ...] = table()
     effects: Mapping[str, EffectArrays] = arrays("effects-{replace}")
     patched: PatchingArrays | None = arrays("patching")

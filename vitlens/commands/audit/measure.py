@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import label_columns
 from vitlens.analysis.evaluation.evaluate import evaluate, predicted_logits
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.disturbances import CORRUPTIONS
@@ -22,6 +21,7 @@ from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import Attack
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.classes import label_columns
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import AttackRecord
 from vitlens.commands.audit.options import AuditOptions

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.evaluation.classes import require_shared
 from vitlens.analysis.evaluation.evaluate import Evaluation, evaluate, require_labels
 from vitlens.analysis.failures.compare import compare_evaluations
 from vitlens.analysis.failures.covariates import Subject
+from vitlens.classes import require_shared
 from vitlens.commands.compare.changes import changed_image_fields, load_cue_conflicts, shape_bias_fields
 from vitlens.commands.compare.maps import MapsOfBoth, explain_images, map_fields
 from vitlens.commands.compare.methods import best_method, candidate_methods, check_methods

@@ -75,7 +75,7 @@ class EvaluateRecord(Record):
     confusion: tuple[ConfusionRow, ...] = table()
     calibration: tuple[CalibrationRow, ...] = table()
     pairs: tuple[PairRow, ...] = table()
-    by_factor: tuple[FactorRow, ...] = table(optional=True)
+    by_factor: tuple[FactorRow, ...] = table()
     training: tuple[Budget, ...] = table()
     predictions: Mapping[str, PredictionArrays] = arrays("predictions-{model}")
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.evaluation.classes import label_columns
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import ENOUGH
@@ -23,6 +22,7 @@ from vitlens.analysis.faithfulness.localisation import (
     recognised,
 )
 from vitlens.analysis.faithfulness.removal import resized
+from vitlens.classes import label_columns
 from vitlens.commands.explain.options import AUTO, ExplainOptions
 from vitlens.commands.explain.record import CompositeArrays, CompositeRow, CompositeSetRow
 from vitlens.commands.run.progress import Advance, progress

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import match_classes
 from vitlens.analysis.evaluation.evaluate import require_labels
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.neighbours import NearestNeighbours, Neighbours, knn, nearest, same_class
 from vitlens.analysis.features.probe import Probe, probe
+from vitlens.classes import match_classes
 from vitlens.commands.features.images import Subject
 from vitlens.commands.features.record import PROBE, DepthRow, HeadRow, PairRow
 from vitlens.commands.run.progress import progress

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlens.analysis.attention.chain import require_chain
 from vitlens.analysis.attention.methods import relevance
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_scores
@@ -20,7 +21,6 @@ from vitlens.commands.run.progress import progress
 from vitlens.errors import ModelError
 from vitlens.models.language_image import PHOTO, by_template, has_text_tower, prompt_names, text_tower
 from vitlens.models.model import Model
-from vitlens.models.support import require
 from vitlens.names import TEMPLATE_SETS
 
 _CLASS: Final = "{}"  # placeholder of the class in a template
@@ -36,7 +36,7 @@ def require_texts(models: Sequence[Model], options: FeaturesOptions) -> None:
     for model in with_texts:
         if options.prompts:
             text_tower(model).tokens(list(options.prompts))
-            require(model, "chain")
+            require_chain(model)
         if has_templates:
             text_tower(model).tokens([template.replace(_CLASS, "thing") for template in _templates(options)])
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from vitlens.commands.models.options import ModelsOptions
+from vitlens.commands.needs import supported_commands
 from vitlens.commands.registry import COMMANDS
 from vitlens.devices import evaluating
 from vitlens.errors import ModelError
@@ -15,7 +16,6 @@ from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM
 from vitlens.models.rebuild import Architecture, assemble, build, default_classes
 from vitlens.models.sources.registry import SOURCES, ModelSource, unknown_model
-from vitlens.models.support import supported
 
 _DESCRIBED_AT_MOST = 40  # models of the libraries whose support is listed, as each is built for it
 
@@ -54,10 +54,10 @@ def _described(source: ModelSource, name: str) -> tuple[str, str]:
     """Return the kind of a model, and the commands that it supports: from its shapes, without downloading weights."""
     if source.weights == "own":
         model = load(name)
-        return f"{model.anatomy.family}, {source.kind}", " ".join(supported(model))
+        return f"{model.anatomy.family}, {source.kind}", " ".join(supported_commands(model))
     try:
         model = _without_weights(source, name)
-        commands = supported(model)
+        commands = supported_commands(model)
     except (ModelError, NotImplementedError, RuntimeError):  # some read their weights, or need another library
         return "could not be built", "a command says whether it is supported"
     if source.weights == "none":

@@ -9,6 +9,7 @@ import numpy as np
 
 from vitlens import files
 from vitlens.arrays import read_arrays, write_arrays
+from vitlens.commands.registry import COMMANDS
 from vitlens.commands.report.options import ReportOptions
 from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
@@ -24,16 +25,34 @@ COMPARISON = "comparison.md"
 COMPARISON_PAGE = "comparison.html"
 
 
-def measure(options: ReportOptions) -> Path | Conclusion:
+def measure(options: ReportOptions) -> Conclusion:
     """Make them again; returns the report's path. Raises InputError for a folder that is no run's."""
     if options.compare is not None and options.share is not None:
         raise InputError("expected --compare or --share, found both; share a folder after it was compared")
     if options.compare is not None:
         return compared(options.compare, options.folder, html=options.html)
     if options.share is None:
-        return report(options.folder, html=options.html)
+        return _written_again(options.folder, html=options.html)
     page = options.html or inside(options.folder, PAGE).is_file()
-    return report(share(options.folder, options.share), html=page)
+    return _written_again(share(options.folder, options.share), html=page)
+
+
+def _written_again(folder: Path, *, html: bool) -> Conclusion:
+    """Write the report of a folder again, with a line about tables that it leaves out."""
+    path = report(folder, html=html)
+    return Conclusion(path, _left_out(folder), holds=True)
+
+
+def _left_out(*folders: Path) -> tuple[str, ...]:
+    """Return a line for each folder with tables that this version does not know."""
+    lines = []
+    for folder in folders:
+        run = read_run(folder)
+        known = COMMANDS[run.command].contents.tables
+        unknown = [name for name in run.results["tables"] if name not in known]
+        if unknown:
+            lines.append(f"Left out tables of {folder} that this version does not know: {', '.join(unknown)}")
+    return tuple(lines)
 
 
 def compared(before: Path, after: Path, *, html: bool = False) -> Conclusion:
@@ -56,7 +75,8 @@ def compared(before: Path, after: Path, *, html: bool = False) -> Conclusion:
 
         path = page_path
         files.write_text(path, page(written, runs))
-    return Conclusion(path, tuple(summary_lines(written)), holds=not runs.worse)
+    lines = (*_left_out(before, after), *summary_lines(written))
+    return Conclusion(path, lines, holds=not runs.worse)
 
 
 def share(folder: Path, copy: Path) -> Path:

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlens.analysis.evaluation.classes import position_note, reading
+from vitlens.classes import position_note, reading
+from vitlens.commands.needs import needs_of, require
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
@@ -23,7 +24,6 @@ from vitlens.files import read_bounded
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
-from vitlens.models.support import needs_of, require
 
 
 def load_models(

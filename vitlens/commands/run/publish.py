@@ -183,6 +183,8 @@ def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        if isinstance(run, Record) and run.missing_tables:
+            reason = f"without {', '.join(run.missing_tables)}: {reason}"
         reason = " ".join(reason.split())[:200]
         raise InputError(
             f"expected what vitlens {run.command} writes in {run.folder}, found contents of which no report can "

@@ -6,8 +6,8 @@ from typing import Final
 
 from torch import Tensor
 
-from vitlens.analysis.evaluation.classes import class_targets, label_columns
 from vitlens.analysis.evaluation.evaluate import predicted_logits, without_labels
+from vitlens.classes import class_targets, label_columns
 from vitlens.commands.run.options import RunOptions
 from vitlens.data.catalogue import reader_of
 from vitlens.data.folder import list_folder

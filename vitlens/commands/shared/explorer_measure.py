@@ -29,10 +29,11 @@ from vitlens.data.catalogue import read_pictures
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.files import write_text
+from vitlens.inputs import takes_images
 from vitlens.lens.observe import survey_weights
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
-from vitlens.pixels import AnyImages, as_images, as_parts, takes_images
+from vitlens.pixels import AnyImages, as_images, as_parts
 from vitlens.preprocessing import Preprocessing
 from vitlens.report.explorer import Explorer, pooled, rollout_of
 from vitlens.report.html import explorer_fragment

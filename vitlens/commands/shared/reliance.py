@@ -31,12 +31,12 @@ _CLAIMED: Final = 2  # of a model, and of a pair
 class RelianceRecord(Record):
     """The tables of a command that measures what models rely on."""
 
-    reliance: tuple[RelianceRow, ...] = table(optional=True)
-    reliance_pairs: tuple[ReliancePairRow, ...] = table(optional=True)
-    reliance_left_out: tuple[LeftOutCueRow, ...] = table(optional=True)
-    cue_heads: tuple[CueHeadRow, ...] = table(optional=True)
-    cue_maps: tuple[CueMapRow, ...] = table(optional=True)
-    cue_examples: tuple[CueExampleRow, ...] = table(optional=True)
+    reliance: tuple[RelianceRow, ...] = table()
+    reliance_pairs: tuple[ReliancePairRow, ...] = table()
+    reliance_left_out: tuple[LeftOutCueRow, ...] = table()
+    cue_heads: tuple[CueHeadRow, ...] = table()
+    cue_maps: tuple[CueMapRow, ...] = table()
+    cue_examples: tuple[CueExampleRow, ...] = table()
     cue_pictures: Mapping[str, CueExampleArrays] = arrays("cue-{model}")
 
     @property

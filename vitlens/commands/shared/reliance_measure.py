@@ -15,7 +15,6 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.shared.tracing import Trace, trace_cue
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.models.support import meets
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 
@@ -72,7 +71,6 @@ def _methods(model: Model) -> list[str]:
     """Return the methods of maps that a study checks and that this model supports, but slow ones."""
     methods = list[str]()
     for name, entry in ATTRIBUTIONS.items():
-        is_supported = model.anatomy.family in entry.families and (entry.needs is None or meets(model, entry.needs))
-        if entry.studied and not entry.slow and is_supported:
+        if entry.studied and not entry.slow and entry.is_supported_by(model):
             methods.append(name)
     return methods

@@ -10,13 +10,13 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlens.analysis.ablation.bench import require_heads
 from vitlens.analysis.reliance.heads import find_cue_heads
 from vitlens.analysis.reliance.maps import judge_cue_maps
 from vitlens.analysis.reliance.measure import ChangedImages, Viewer, changed_images
 from vitlens.analysis.reliance.rows import CueExampleArrays, CueExampleRow, CueHeadRow, CueMapRow, RelianceRow
 from vitlens.attribution.explain import explain
 from vitlens.errors import InputError
-from vitlens.models.support import meets
 from vitlens.shapes import Images
 from vitlens.uncertainty import holm
 
@@ -56,7 +56,7 @@ def trace_cue(
     data = changed_images(viewer, row.of_intervention, limit=limit, seed=seed)
     before, after, after_control = (_predict(viewer, each) for each in (data.images, data.changed, data.control))
     is_decided = (after != before) & (after_control == before)
-    heads = _heads(viewer, row, data, seed) if meets(viewer.model, "heads") else ()
+    heads = _heads(viewer, row, data, seed) if require_heads.is_met(viewer.model) else ()
     advance(len(data.images))
     attributions = dict[str, Tensor]()
     for method in methods if row.of_intervention.region != "image" else ():

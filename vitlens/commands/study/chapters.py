@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from vitlens.analysis.evaluation.classes import label_columns
 from vitlens.analysis.faithfulness.defaults import OTHER_SUBSTRATES
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.classes import label_columns
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attention.options import AttentionOptions
@@ -43,7 +43,6 @@ from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
-from vitlens.models.support import meets
 from vitlens.names import FEWEST_FOR_MEAN, PRESETS, Replacement
 from vitlens.record import read_run
 
@@ -104,12 +103,7 @@ FULL: Final = Depth(  # --full
 
 def supported_methods(model: Model, methods: tuple[str, ...]) -> tuple[str, ...]:
     """Return the methods of these that a model supports."""
-    entries = [ATTRIBUTIONS[name] for name in methods]
-    return tuple(
-        entry.name
-        for entry in entries
-        if model.anatomy.family in entry.families and (entry.needs is None or meets(model, entry.needs))
-    )
+    return tuple(name for name in methods if ATTRIBUTIONS[name].is_supported_by(model))
 
 
 def trained_first(model: ModelName, model_options: ModelOptions) -> bool:

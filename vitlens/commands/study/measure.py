@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from vitlens.commands.needs import needs_of, require
 from vitlens.commands.run.chapter_runs import ChapterImages
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split
@@ -23,7 +24,6 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.loading import untrained
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.rebuild import default_classes
-from vitlens.models.support import needs_of, require
 from vitlens.names import SHORTCUT_PAIR
 from vitlens.training.recipe import equal_budgets
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from vitlens.analysis.evaluation.classes import match_classes
+from vitlens.classes import match_classes
+from vitlens.commands.needs import needs_of, require
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import phase, progress
 from vitlens.commands.train.options import TrainOptions
@@ -18,7 +19,6 @@ from vitlens.models.configs import SWIN_PRESETS, VIT_PRESETS
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.rebuild import Overrides, for_classes
-from vitlens.models.support import needs_of, require
 from vitlens.names import Part, Precision
 from vitlens.preprocessing import Preprocessing
 from vitlens.training.distill import (

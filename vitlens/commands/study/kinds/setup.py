@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from vitlens.commands.needs import require
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.study.kinds.kinds import KINDS, Kind, Point
@@ -18,7 +19,6 @@ from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
 from vitlens.models.rebuild import for_classes, untrained_like
-from vitlens.models.support import require
 from vitlens.training.finetune import require_learned
 from vitlens.training.objectives.pretraining import Pretraining, make_objective
 from vitlens.training.objectives.registry import CLASSIFY, objective_named

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlens.analysis.attention.chain import require_chain
 from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.attention.weights import Moved, attention_maps, attention_moved
 from vitlens.analysis.evaluation.evaluate import predicted_logits
@@ -21,7 +22,6 @@ from vitlens.commands.study.kinds.setup import Setup
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.models.rebuild import untrained_like
-from vitlens.models.support import meets
 from vitlens.record import by
 from vitlens.training.metrics import read_metrics
 from vitlens.uncertainty import Estimate, accuracy_difference, bootstrap_mean, holm, student_test
@@ -253,7 +253,7 @@ def _shown_by(model: Model, images: Split) -> tuple[rows.Floats, rows.Floats | N
     maps; and the most probable class of each image by the model's own names, "" for a model without a classifier."""
     batches = [batch.images for batch in images.batches(_AT_ONCE, device=model.device)]
     last = torch.cat([attention_maps(model, each)[-1].maps.mean(1).cpu() for each in batches])
-    rolled = torch.cat([rollout(model, each).cpu() for each in batches]) if meets(model, "chain") else None
+    rolled = torch.cat([rollout(model, each).cpu() for each in batches]) if require_chain.is_met(model) else None
     best = predicted_logits(model, images).argmax(1).tolist() if model.has_classifier else []
     told = [model.classes[index] for index in best] or [""] * len(images)
     return last.float().numpy(), None if rolled is None else rolled.float().numpy(), told

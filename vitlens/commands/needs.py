@@ -1,0 +1,97 @@
+"""What each command needs of a model, and which commands a model supports.
+
+A need is the requirement of the function that would refuse the model, so that listing, refusals and behaviour agree.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from vitlens.commands.registry import COMMANDS
+from vitlens.errors import UnknownNameError, UnsupportedError
+from vitlens.models.model import Model
+from vitlens.models.requirement import Requirement, checked_requirement, refusal
+from vitlens.references import resolved
+
+REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {  # by need, module:requirement
+        "classifier": "vitlens.models.classifier:require_classifier",
+        "new head": "vitlens.models.rebuild:require_replaceable",
+        "attention": "vitlens.analysis.attention.weights:require_attention",
+        "maps": "vitlens.analysis.attention.weights:require_maps",
+        "chain": "vitlens.analysis.attention.chain:require_chain",
+        "statistics": "vitlens.analysis.heads.statistics:require_statistics",
+        "heads": "vitlens.analysis.ablation.bench:require_heads",
+        "features": "vitlens.lens.stages:require_features",
+        "walkthrough": "vitlens.analysis.walkthrough.public:require_walkthrough",
+    }
+)
+
+
+def needs_of(command: str) -> tuple[str, ...]:
+    """Return the needs of a command. Raises UnknownNameError for a command that takes no model."""
+    needs = _needs_by_command()
+    if command not in needs:
+        raise UnknownNameError("command that takes a model", command, tuple(needs), hint="vitlens --help")
+    return needs[command]
+
+
+def why_unsupported(model: Model, command: str) -> str | None:
+    """Return why a model does not support a command, and which commands it supports; None where it does.
+
+    Raises UnknownNameError for a command that takes no model.
+    """
+    return _first_reason(model, needs_of(command))
+
+
+def supported_commands(model: Model) -> tuple[str, ...]:
+    """Return the commands that a model supports, in their order. Only shapes matter: it may be on the meta device."""
+    commands = []
+    for command, needs in _needs_by_command().items():
+        if all(meets(model, need) for need in needs):
+            commands.append(command)
+    return tuple(commands)
+
+
+def checked_commands(model: Model) -> tuple[list[str], list[str]]:
+    """Return the supported commands, and those with needs not checked yet, without checking any need."""
+    is_met = {need: checked_requirement(model, need) for need in REQUIREMENTS}
+    is_met["classifier"] = model.has_classifier
+    supported = []
+    unchecked = []
+    for command, needs in _needs_by_command().items():
+        if all(is_met[need] for need in needs):
+            supported.append(command)
+        if any(is_met[need] is None for need in needs):
+            unchecked.append(command)
+    return supported, unchecked
+
+
+def meets(model: Model, need: str) -> bool:
+    """Return True if a model meets a need."""
+    return _requirement(need).is_met(model)
+
+
+def require(model: Model, *needs: str) -> None:
+    """Raise UnsupportedError, with the commands that the model supports, where it does not meet one of the needs."""
+    reason = _first_reason(model, needs)
+    if reason is not None:
+        raise UnsupportedError(reason)
+
+
+def _first_reason(model: Model, needs: tuple[str, ...]) -> str | None:
+    for need in needs:
+        reason = _requirement(need).reason(model)
+        if reason:
+            return refusal(model, reason)
+    return None
+
+
+def _requirement(need: str) -> Requirement:
+    requirement: Requirement = resolved(REQUIREMENTS[need])
+    return requirement
+
+
+def _needs_by_command() -> dict[str, tuple[str, ...]]:
+    """Return the needs of the commands that take a model, in their order."""
+    return {word: command.needs for word, command in COMMANDS.items() if command.needs is not None}

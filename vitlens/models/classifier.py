@@ -1,0 +1,18 @@
+"""The requirement of a classifier."""
+
+from vitlens.errors import UnsupportedError, argument
+from vitlens.models.language_image import has_text_tower
+from vitlens.models.model import Model
+from vitlens.models.requirement import requirement
+
+
+@requirement("classifier")
+def require_classifier(model: Model) -> None:
+    """Raise UnsupportedError, with how to add a classifier, for a model that has none."""
+    if model.has_classifier:
+        return
+    if has_text_tower(model):
+        advice = f"name the classes with {argument('classes', flag='classes FILE')} (vitlens.zero_shot in Python)"
+    else:
+        advice = f"add a head with vitlens train {model.provenance.name} --freeze-backbone --data DATA"
+    raise UnsupportedError(f"expected logits of classes, found features: {model.alias} has no classifier; {advice}")
