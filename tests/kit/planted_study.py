@@ -85,7 +85,7 @@ def study_record(
         rows.append(replace(rows[-1], label="full", against="pretrained", words="after full training"))
     model = ("vit", 12, 3) if planned.adapts else ()
     design = DesignRow(kind, 6, seeds, 100, IMAGES, classes, (32, 32), *model)
-    record = record_class({"kind": kind})
+    record: Any = record_class({"kind": kind})
     return record(design=(design,), points=tuple(variants.values()), comparisons=tuple(rows), recipes=(RECIPE,))
 
 
@@ -109,7 +109,7 @@ def pretraining_record(
 
     Seeds differ by `spread`.
     """
-    record = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
+    record: PretrainingRecord = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
     words = {row.label: row.words for row in record.points}
     noise = spread * np.random.default_rng(0).standard_normal((len(knn), seeds))
     scores = {label: [value + each for each in own] for (label, value), own in zip(knn.items(), noise)}

@@ -127,11 +127,11 @@ def _detectable(candidates: Sequence[Candidate]) -> float | None:
 
 _SENTENCES: Final[Mapping[Outcome, str]] = {
     "best": "Take **{{ chosen.name }}**: the highest {{ what }}, {{ chosen.value }}{% if has_cheaper %}; no cheaper "
-    "one is shown to be within {{ margin }} points of it{% else %}, and none is cheaper{% endif %}.",
+    "variant is shown to be within {{ margin }} points of it{% else %}, and none is cheaper{% endif %}.",
     "cheaper": "Take **{{ chosen.name }}**: {{ what }} {{ chosen.value }}, {{ chosen.gap|alone }} from the highest "
     "(**{{ best.name }}**){{ price }}.",
     "no difference": "{{ alike|names }} do not differ measurably; a difference of {{ detectable }} points would "
-    "have been found. "
+    "have been detected. "
     "Take the cheapest, **{{ chosen.name }}**: {{ what }} {{ chosen.value }}{{ price }}.",
     "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, but "
     "{{ alike|names }} do not differ significantly{% if detectable %}; a difference below {{ detectable }} points may "
@@ -210,9 +210,9 @@ def _price(choice: Choice) -> Marked:
 def compared_with_best(choice: Choice) -> str:
     """Return a sentence that compares the candidates with the best."""
     return say(
-        "**{{ best }}** is the highest.{% if worse %} Lower: {{ worse|names }}.{% endif %}{% if within %} At most "
-        "{{ margin }} points lower: {{ within|names }}.{% endif %}{% if undecided %} Undecided: "
-        "{{ undecided|names }}.{% endif %}",
+        "**{{ best }}** has the highest accuracy.{% if worse %} Significantly lower: {{ worse|names }}.{% endif %}"
+        "{% if within %} At most {{ margin }} points lower: {{ within|names }}.{% endif %}"
+        "{% if undecided %} Undecided: {{ undecided|names }}.{% endif %}",
         best=choice.best.name,
         worse=choice.worse,
         within=choice.within,

@@ -309,7 +309,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Variant("dino", "DINO", shape=_SMALL, objective="dino", against=_WITH_AND_WITHOUT),
                 Variant("clip", "CLIP", shape=_SMALL, objective="clip", against=_WITH_AND_WITHOUT),
             ),
-            "larger models and images, the thousand times more images of the papers, a separate budget for each "
+            "larger models and images, a thousand times more images as in the papers, a separate budget for each "
             "objective, photographs, and fine-tuning of all weights, at which MAE is best in its paper (He 2022)",
             (
                 f"{_BASE} Accuracy is that of a linear probe on frozen features of all training images: the same "

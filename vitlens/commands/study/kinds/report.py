@@ -11,10 +11,10 @@ from vitlens.commands.study.kinds.record import ComparisonRow, DesignRow, KindRe
 from vitlens.record import by
 from vitlens.report.claims import SMALLEST, Claim
 from vitlens.report.numbers import number
-from vitlens.report.prose import say
+from vitlens.report.prose import Marked, say
 from vitlens.report.sections import Chart, Overview, Report, Section
 from vitlens.report.verdicts import Verdict
-from vitlens.uncertainty import LEVEL, Side, beyond
+from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,6 +121,21 @@ def _span(rows: Sequence[VariantRow], name: str) -> str:
     return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
+def in_accuracy(difference: Estimate) -> Marked:
+    """Return a difference of accuracies in words: "3.1 points (1.0 to 5.2) more accurate"."""
+    words = "more accurate"
+    if difference.value < 0:
+        words = "less accurate"
+        low, high = difference.low, difference.high
+        difference = replace(
+            difference,
+            value=-difference.value,
+            low=None if high is None else -high,
+            high=None if low is None else -low,
+        )
+    return Marked(say("{{ difference|alone }} {{ words }}", difference=difference, words=words))
+
+
 def difference_claims(rows: Iterable[ComparisonRow]) -> Iterator[Claim]:
     """Yield the significant differences that are large enough to matter."""
     for row in rows:
@@ -128,7 +143,11 @@ def difference_claims(rows: Iterable[ComparisonRow]) -> Iterator[Claim]:
             yield Claim(
                 "difference",
                 f"{row.words} and {row.against_words}",
-                say("**{{ words }}** minus **{{ against_words }}** in accuracy: {{ difference|alone }}.", **vars(row)),
+                say(
+                    "**{{ row.words }}** is {{ more }} than **{{ row.against_words }}**.",
+                    row=row,
+                    more=in_accuracy(row.difference),
+                ),
                 effect=row.difference,
                 p=row.p_holm,
                 place="points",
@@ -269,7 +288,7 @@ def by_images_section(opening: Callable[[Any], str]) -> Section:
             Chart(
                 "by_images",
                 intervals("words", "difference", reference=0.0),
-                "What each variant gains, by its number of training images, with 95 % intervals.",
+                "Accuracy that each variant gains, by its number of training images, with 95 % intervals.",
                 title="Accuracy minus that of {{ record.points[0].line }} on the same number of images",
             ),
         ),

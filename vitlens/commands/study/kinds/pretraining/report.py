@@ -9,7 +9,7 @@ from vitlens.commands.study.kinds.pretraining.record import FeatureScoreRow, Lik
 from vitlens.commands.study.kinds.report import CHANGES, CHOICE, kind_report, range_claim, undecidable
 from vitlens.record import by
 from vitlens.report.claims import Claim
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Section
 from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, Estimate
@@ -73,11 +73,12 @@ def _without_labels_claim(record: PretrainingRecord, rows: Sequence[FeatureScore
     against_supervised = _comparison_in_words(best.over_supervised, best.p_supervised)
     supervised = next(row for row in nearest_scores(record) if row.label == _SUPERVISED)
     sentence = say(
-        "Among models trained without labels, **{{ row.words }}** has the highest {{ row.measure|whole }} "
-        "accuracy, {{ row.value|alone }}: {{ against_random }} random weights and {{ against_supervised }} the "
+        "Among models trained without labels, **{{ row.words }}** has the highest {{ accuracy }}, "
+        "{{ row.value|alone }}. It is {{ against_random }} random weights and {{ against_supervised }} the "
         "supervised model ({{ supervised|value }}).{% for other in others %} Its difference from "
         "**{{ other.words }}** ({{ other.value|value }}) was not tested.{% endfor %}",
         row=best,
+        accuracy=_neighbour_accuracy(best),
         against_random=against_random,
         against_supervised=against_supervised,
         supervised=supervised.value,
@@ -103,6 +104,12 @@ def _without_labels_claim(record: PretrainingRecord, rows: Sequence[FeatureScore
     )
 
 
+def _neighbour_accuracy(row: FeatureScoreRow) -> Marked:
+    """Return the name of a k-NN accuracy: "k-NN accuracy (k = 20)"."""
+    name, _, neighbours = row.measure.partition(", ")
+    return Marked(say("{{ name|whole }} accuracy ({{ neighbours|whole }})", name=name, neighbours=neighbours))
+
+
 def _is_significant(p: float | None) -> bool:
     return p is not None and p <= LEVEL
 
@@ -121,9 +128,9 @@ def _objects_claim(record: PretrainingRecord) -> Claim:
     sentence = say(
         "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than maps of other "
         "images and the mean mask do{% else %}No variant's attention is shown to overlap the objects more than "
-        "both maps of other images and the mean mask{% endif %}; the highest overlap (IoU) is "
-        "{{ top.iou|alone }}, of **{{ top.words }}**, against {{ top.shuffled|alone }} and "
-        "{{ top.mean_mask|alone }}. {% if learned %}{{ learned|names }} also {% if learned|length > 1 "
+        "both maps of other images and the mean mask{% endif %}; the highest overlap is "
+        "{{ top.iou|alone }}, of **{{ top.words }}**, compared with {{ top.shuffled|value }} and "
+        "{{ top.mean_mask|value }}. {% if learned %}{{ learned|names }} also {% if learned|length > 1 "
         "%}exceed{% else %}exceeds{% endif %} random "
         "weights{% else %}None is shown to exceed random weights (their attention follows pixels){% endif %}.",
         finding=finding,
@@ -146,7 +153,7 @@ def _corruption_claim(record: PretrainingRecord) -> Iterator[Claim]:
     """Yield the largest difference from the supervised variant in the accuracy lost to a corruption."""
     for row in _different_losses(record)[:1]:
         sentence = say(
-            "**{{ row.words }}** loses {{ row.value|value }} of accuracy to {{ row.measure|whole }}: "
+            "**{{ row.words }}** loses {{ row.value|points|value }} of accuracy to {{ row.measure|whole }}, "
             "{{ row.over_supervised|alone }} {{ 'more' if row.over_supervised.value > 0 else 'less' }} than the "
             "supervised model.",
             row=row,
@@ -186,8 +193,8 @@ def _gains_of_neighbours(record: PretrainingRecord) -> str:
             )
             gains.append(gain)
     return say(
-        "{{ measure|whole }} accuracy minus that of the supervised model: {{ gains }}.",
-        measure=rows[0].measure,
+        "{{ accuracy }} minus that of the supervised model: {{ gains }}.",
+        accuracy=_neighbour_accuracy(rows[0]),
         gains=listed(gains),
     )
 
@@ -208,7 +215,7 @@ def _best_with_few_images(record: PretrainingRecord) -> str:
     ends = dict.fromkeys((min(by_shots), max(by_shots)))
     best = [max(by_shots[shots], key=lambda row: row.accuracy.value) for shots in ends]
     return say(
-        "{% for row in best %}With {{ row.shots }} image{{ row.shots|s }} a class, **{{ row.words }}** is best: "
+        "{% for row in best %}With {{ row.shots }} image{{ row.shots|s }} per class, **{{ row.words }}** is best: "
         "{{ row.accuracy|alone }}. {% endfor %}These are means over {{ best[0].draws }} draws of images, the same for "
         "all variants; intervals are over seeds.",
         best=best,
@@ -302,7 +309,7 @@ _OBJECTS: Final = Section(
     "objectness",
     about=("attention and objects",),
     opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} variants are significantly "
-    "above both, {{ rows|selectattr('learned_objects')|list|length }} also above random weights. The head "
+    "above both baselines, {{ rows|selectattr('learned_objects')|list|length }} also above random weights. The head "
     "is chosen on one half of {{ rows[0].images }} images and measured on the other.",
     columns=("words", "iou", "over_shuffled", "over_mean", "over_random", "p_random"),
     charts=(

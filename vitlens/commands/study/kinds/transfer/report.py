@@ -15,6 +15,7 @@ from vitlens.commands.study.kinds.report import (
     comparison_of,
     decision,
     difference_claims,
+    in_accuracy,
     kind_report,
     of_family,
     pairs_by_images,
@@ -67,9 +68,9 @@ def _transfer_claim(record: TransferRecord) -> Claim:
     comparison = comparison_of(record, _FULL, _SCRATCH)
     sentence = say(
         "{% if outcome %}Transfer {{ outcome }}{% else %}It is undecided whether transfer wins{% endif %}: full "
-        "training minus training from scratch is {{ difference|alone }} in accuracy.",
+        "training is {{ more }} than training from scratch.",
         outcome=outcome,
-        difference=comparison.difference,
+        more=in_accuracy(comparison.difference),
     )
     return Claim(
         "transfer",
@@ -134,7 +135,7 @@ _STATES: Final[Mapping[Side, str]] = {
 _REASONS: Final = (
     ("pretrained features separate the classes better than random ones", "linear probe", "pretrained", "random"),
     ("unchanged features are enough", "frozen minus from scratch", "frozen", "scratch"),
-    ("adapting them adds to it", "full minus frozen", "full", "frozen"),
+    ("adapting the features helps further", "full minus frozen", "full", "frozen"),
     ("a teacher's outputs help", "distilled minus from scratch", "distilled", "scratch"),
 )  # the reason, its number in words, and the labels of the comparison
 
@@ -188,11 +189,11 @@ def _convergence(record: TransferRecord) -> str:
             never.append(row.words)
             continue
         time = in_time(row.seconds)
-        part = "**{{ row.words }}** after {{ row.epochs }} epoch{{ row.epochs|s }} ({{ time }})"
+        part = "**{{ row.words }}** {{ row.epochs }} epoch{{ row.epochs|s }} ({{ time }})"
         parts.append(say(part, row=row, time=time))
     return say(
-        "Mean accuracy over seeds first reached {{ wanted|percent(1) }}, 95 % of the highest, by "
-        "{{ reached }}{% if never %}; {{ never|names }} never reached it{% endif %}.",
+        "Reaching a mean accuracy of {{ wanted|percent(1) }}, 95 % of the highest, took {{ reached }}."
+        "{% if never %} {{ never|names }} never reached it.{% endif %}",
         wanted=record.reached[0].accuracy,
         reached=listed(parts),
         never=never,
@@ -241,8 +242,8 @@ def _changed_features(record: TransferRecord) -> str:
     """Return which layer changed most, and what a linear probe on the last one gained."""
     full = [row for row in record.layer_similarity if row.label == _FULL]
     return say(
-        "{% if least %}Full training changed layer {{ least.layer }} most (CKA {{ least.cka|alone }} between before "
-        "and after). {% endif %}It changed the accuracy of a linear probe on the last layer by "
+        "{% if least %}Full training changed layer {{ least.layer }} most (CKA {{ least.cka|alone }} with the layer "
+        "before training). {% endif %}It changed the accuracy of a linear probe on the last layer by "
         "{{ gain.difference|alone }}.",
         least=min(full, key=lambda row: row.cka.value, default=None),
         gain=comparison_of(record, _FULL, "pretrained"),

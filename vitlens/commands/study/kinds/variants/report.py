@@ -160,9 +160,9 @@ _RECEPTIVE_FIELDS: Final = Section(
     "How far does a patch see?",
     _last_layers,
     columns=("words", "title", "distance", "half", "seen"),
-    opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer, the pixels that change "
-    "a patch lie {{ far[0].distance|alone }} (**{{ far[0].words }}**) to {{ far[-1].distance|alone }} "
-    "(**{{ far[-1].words }}**) away on average.",
+    opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer, the mean "
+    "distance to the pixels that change a patch ranges from {{ far[0].distance|alone }} in **{{ far[0].words }}** to "
+    "{{ far[-1].distance|alone }} in **{{ far[-1].words }}**.",
     charts=field_charts(),
 )
 REPORT: Final = kind_report(
