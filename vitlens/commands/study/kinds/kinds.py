@@ -256,8 +256,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "separate recipe for each; pretrained weights; tasks that need maps, such as segmentation",
             (
                 "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4; the Swin is `swin-micro` with dim "
-                "22, patch 2, windows of 4x4 patches; the CNN is `resnet20`. The ViT and both Swins have one recipe, "
-                "the CNN has its own, with batches of the same size.",
+                "22, patch 2, windows of 4x4 patches; the CNN is `resnet20`. The ViT and both Swins share a recipe, "
+                "the CNN has another one with the same batch size.",
                 "Without shift, patches of different windows meet only where patches are merged.",
             ),
             extra="fields",

@@ -1,4 +1,4 @@
-"""What all trainings of a `study --kind` share: images, models, recipes, folders; checked before the first."""
+"""Settings that all trainings of a `study --kind` share: images, models, recipes, folders; checked before the first."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -278,7 +278,7 @@ def _refuse_models(options: StudyOptions) -> None:
     for name, value in asdict(options.model_options).items():
         if value and name != "image_size":
             flag = name.replace("_", "-")
-            raise InputError(f"expected no --{flag} with {option}, which trains its own models")
+            raise InputError(f"expected no --{flag} with {option}, which trains fixed models")
 
 
 def _require_enough(train: Split, test: Split) -> None:

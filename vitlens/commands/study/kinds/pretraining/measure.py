@@ -1,4 +1,4 @@
-"""What features learned with and without labels are worth: neighbours, few images, words, objects, corruptions."""
+"""Measure features learned with and without labels: neighbours, few images, words, objects, corruptions."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ def _no_scores() -> Scores:
 
 @dataclass
 class _Measured:
-    """What is measured of all trainings, by label with one entry for each seed.
+    """The measurements of all trainings, by label with one entry for each seed.
 
     features: of the test images, by label and seed. losses: accuracy lost to corruptions. shots: accuracies (shots,
     draws). overlaps: of attention and objects (3,). wordings: zero-shot accuracies (wordings,).
@@ -66,7 +66,7 @@ class _Measured:
 
 
 def measure_features(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[str, Any]:
-    """Return what the features of all variants and seeds are worth, as fields of the record."""
+    """Return the measurements of the features of all variants and seeds, as fields of the record."""
     shots = _shots(setup)
     measured = _Measured()
     for variant, seed in product(setup.variants, setup.seeds):
@@ -94,7 +94,7 @@ def _shots(setup: Setup) -> list[int]:
 
 
 def _measure_training(setup: Setup, measured: _Measured, label: str, seed: int, shots: Sequence[int]) -> None:
-    """Add what the features of one training are worth."""
+    """Add the measurements of the features of one training."""
     model = setup.trained(label, seed=seed)
     train = frozen_features(model, setup.train)
     test = frozen_features(model, setup.test)
@@ -133,7 +133,7 @@ def _neighbour_accuracies(setup: Setup, train: Tensor, test: Tensor) -> Iterator
 def _probe_under_corruptions(
     setup: Setup, model: Model, train: Tensor, test: Tensor, *, seed: int
 ) -> tuple[float, Mapping[str, float]]:
-    """Return the accuracy of a linear probe fitted to clean images, and what it loses to each corruption."""
+    """Return the accuracy of a linear probe fitted to clean images, and the loss of accuracy to each corruption."""
     sets = [test]
     for name in CORRUPTED:
         sets.append(_corrupted_features(setup, model, name))

@@ -1,4 +1,4 @@
-"""What training changed inside a model that is adapted: speed of learning, attention, features and maps."""
+"""Measure what training changed inside a model that is adapted: speed of learning, features and maps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

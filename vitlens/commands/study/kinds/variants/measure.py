@@ -1,4 +1,4 @@
-"""What only some studies of small models measure: receptive fields, an image cut into patches, position embeddings."""
+"""Measurements of some studies of small models: receptive fields, an image cut into patches, position embeddings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
