@@ -126,14 +126,15 @@ def in_accuracy(difference: Estimate) -> Marked:
     words = "more accurate"
     if difference.value < 0:
         words = "less accurate"
-        low, high = difference.low, difference.high
-        difference = replace(
-            difference,
-            value=-difference.value,
-            low=None if high is None else -high,
-            high=None if low is None else -low,
-        )
+        difference = _negated(difference)
     return Marked(say("{{ difference|alone }} {{ words }}", difference=difference, words=words))
+
+
+def _negated(difference: Estimate) -> Estimate:
+    value = -difference.value
+    if difference.low is None or difference.high is None:
+        return replace(difference, value=value, low=None, high=None)
+    return replace(difference, value=value, low=-difference.high, high=-difference.low)
 
 
 def difference_claims(rows: Iterable[ComparisonRow]) -> Iterator[Claim]:
