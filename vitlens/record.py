@@ -143,6 +143,12 @@ class RunRecord:
         """running, done, failed or interrupted."""
         return str(self.results["status"])
 
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Return the command's options as they are in config.json."""
+        options = self.config.get("options")
+        return options if isinstance(options, Mapping) else {}
+
 
 def read_run(folder: Path) -> RunRecord:
     """Return the output of a run, read from its folder.
@@ -292,6 +298,18 @@ class Contents:
     arrays: Mapping[str, type]
 
 
+def joined_contents(parts: Sequence[Contents]) -> Contents:
+    """Return all metrics, tables and arrays of several contents, in their order."""
+    metrics: dict[MetricName, None] = {}
+    tables: dict[str, type] = {}
+    arrays: dict[str, type] = {}
+    for part in parts:
+        metrics |= dict.fromkeys(part.metrics)
+        tables |= part.tables
+        arrays |= part.arrays
+    return Contents(tuple(metrics), tables, arrays)
+
+
 @_once
 def columns(kind: type) -> Mapping[str, Column]:
     """Return the columns of a row class by field; a field without `col` is called as it is."""
@@ -322,7 +340,7 @@ class Record:
 
     @property
     def command(self) -> str:
-        """Return the word of the command, by which its record class is named."""
+        """Return the word of the command, after which its record class is named."""
         return type(self).__name__.removesuffix("Record").lower()
 
     @property

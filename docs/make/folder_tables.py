@@ -18,7 +18,7 @@ def folder_section(command: Command) -> str:
         contents = _without(contents, (other.contents for other in within))
         links = ", ".join(f"[{other.word}]({other.word}.md)" for other in within)
         chapters = f"Each chapter is a folder of its own in `chapters/`, and its metrics are copied here: {links}.\n\n"
-    parts = (_tables(contents.tables), _metrics(contents), _arrays(contents.arrays))
+    parts = (_records(command), _tables(contents.tables), _metrics(contents), _arrays(contents.arrays))
     return chapters + "\n\n".join(part for part in parts if part)
 
 
@@ -33,12 +33,23 @@ def _is_chapter(other: Command, command: Command) -> bool:
 
 
 def _runs_chapters(command: Command) -> bool:
-    return command.reports and issubclass(command.recorded, Chaptered)
+    return command.reports and any(issubclass(record, Chaptered) for record in command.records)
 
 
 def _without(contents: Contents, others: Iterable[Contents]) -> Contents:
     known = {metric.pattern for other in others for metric in other.metrics}
     return dataclasses.replace(contents, metrics=tuple(m for m in contents.metrics if m.pattern not in known))
+
+
+def _records(command: Command) -> str:
+    """Return which tables each class of record has; "" for a command with one class."""
+    if len(command.records) == 1:
+        return ""
+    lines = []
+    for record in command.records:
+        names = ", ".join(f"`{name}`" for name in record.contents().tables)
+        lines.append(f"- {_described(record).removesuffix('.')}: {names}")
+    return "A run writes one of these sets of tables:\n\n" + "\n".join(lines)
 
 
 def _tables(tables: Mapping[str, type]) -> str:

@@ -2,8 +2,10 @@
 
 import pytest
 
-from vitlens.commands.study.kinds.report import REPORT, decision
-from vitlens.commands.study.record import ComparisonRow, DesignRow, PointRow, RecipeRow, StudyRecord
+from vitlens.commands.study.kinds.record import ComparisonRow, DesignRow, RecipeRow, VariantRow
+from vitlens.commands.study.kinds.report import decision
+from vitlens.commands.study.kinds.variants.record import VariantsRecord
+from vitlens.commands.study.report import REPORT
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
 
@@ -16,12 +18,12 @@ LITTLE = (-1.0, -1.8, -0.2, 0.01)  # shown to be worse, and shown to be within t
 COSTS = {"vit": 40, "swin": 20, "shiftless": 20}
 
 
-def study(gaps, *, detectable=None, costs=COSTS, trained=None) -> StudyRecord:
+def study(gaps, *, detectable=None, costs=COSTS, trained=None) -> VariantsRecord:
     """The best costs 80 operations; gaps: of the others, in points, with their ends and p (Holm)."""
 
     def point(name, operations):
         own = (trained or {}).get(name, 100)
-        return PointRow(name, name, name, "", True, HIGH, 0.1, 100, 100, own, operations, 6, 30, 9.0, 3.0)
+        return VariantRow(name, name, name, "", True, HIGH, 0.1, 100, 100, own, operations, 6, 30, 9.0, 3.0)
 
     rows = [
         ComparisonRow("best", name, "cnn", name, "cnn", Estimate(*gap[:3], 450, "points"), gap[3], gap[3], detectable)
@@ -30,7 +32,7 @@ def study(gaps, *, detectable=None, costs=COSTS, trained=None) -> StudyRecord:
     points = [*(point(name, costs[name]) for name in costs), point("cnn", 80)]
     design = DesignRow("pooling", 6, 3, 100, 450, 10, (32, 32))
     recipe = RecipeRow("all", "adamw", 1e-3, 64, 6, "none", "")
-    return StudyRecord(design=(design,), points=tuple(points), comparisons=tuple(rows), recipes=(recipe,))
+    return VariantsRecord(design=(design,), points=tuple(points), comparisons=tuple(rows), recipes=(recipe,))
 
 
 def said(record) -> Claim:
@@ -59,7 +61,7 @@ def test_the_cheapest_within_the_margin_unless_another_is_open(gaps, outcome, ch
     assert (choice.outcome, choice.best.name) == (outcome, "cnn")
     assert chosen is None or choice.cheapest.name == chosen
     assert [each.name for each in choice.within] == within.split()
-    assert [each.name for each in choice.open] == left.split()
+    assert [each.name for each in choice.undecided] == left.split()
     worse = [name for name, gap in zip(COSTS, gaps) if gap == WORSE]
     assert [each.name for each in choice.worse] == worse
     assert claim.state == ("" if chosen else "inconclusive")

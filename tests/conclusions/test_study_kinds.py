@@ -8,8 +8,13 @@ import pytest
 from tests.kit.axes import shown
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_study import LABELS, UNTRIED, pretraining_record, study_record, with_curves
-from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons
-from vitlens.commands.study.record import ComparisonRow, PositionRow, StudyRecord
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.study.kinds.record import ComparisonRow
+from vitlens.commands.study.kinds.report import decision
+from vitlens.commands.study.kinds.transfer.report import caught_up, reasons
+from vitlens.commands.study.kinds.variants.record import PositionRow, VariantsRecord
+from vitlens.commands.study.report import REPORT
+from vitlens.record import Config
 from vitlens.uncertainty import Estimate
 
 WAYS = ("frozen", "last-blocks", "full", "scratch", "distilled")
@@ -116,7 +121,6 @@ def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it
     assert [row.state for row in loses] == ["contradicted", "contradicted", "supported", "not decided", "supported"]
     equal = reasons(transfer(EQUAL, by_share=((0.5, 0.5, 0.5),), gain=(1.0, -4.0, 6.0)))
     assert {row.state for row in equal} == {"not decided"}
-    assert reasons(architecture(0.6)) == []
     record = with_curves(transfer(WINS), {"full": (0.5, 0.76, 0.8), "scratch": (0.3, 0.4, 0.5)})
     rows = record.reached
     assert [(each.label, each.epochs, each.seconds) for each in rows] == [("full", 2, 4.0), ("scratch", None, None)]
@@ -159,7 +163,7 @@ def test_similarities_of_positions_stand_at_the_places_of_their_patches():
     record = study_record("positions", {"none": 0.5, "learned": 0.6})
     values = np.eye(6, dtype=np.float32)
     values[0, 5] = values[5, 0] = 0.5  # top left with bottom right of 2 x 3 positions
-    kind = StudyRecord.contents().arrays["position_similarity"]
+    kind = VariantsRecord.contents().arrays["position_similarity"]
     row = PositionRow("learned", "learned", 3, Estimate(0.6, 0.5, 0.7, 3, ""), None, None, 0.0)
     points = (record.points[0], replace(record.points[1], grid=(2, 3)))
     given = replace(record, points=points, position_order=(row,), position_similarity=kind({1: values}))
@@ -200,3 +204,12 @@ def test_attention_of_random_weights_that_overlaps_objects_as_much_is_said():
     assert [row.label for row in found.objectness if row.finds_objects] == ["random", "dino"]
     assert not any(row.learned_objects for row in found.objectness)
     assert "also exceed" not in first_page(said(found))
+
+
+@pytest.mark.parametrize("kind", ["pooling", "transfer", "pretraining"])
+def test_a_study_that_was_stopped_before_its_comparisons_claims_nothing(kind):
+    record = COMMANDS["study"].record_class({"kind": kind})
+    document = REPORT(record(config=Config(title="Stopped")))
+    assert document.title == "Stopped"
+    assert document.claims == ()
+    assert document.sections == ()

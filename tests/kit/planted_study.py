@@ -1,8 +1,8 @@
-"""The record of a study of points whose accuracies are planted."""
+"""The record of a study of variants whose accuracies are planted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,22 +13,26 @@ from vitlens.analysis.evaluation.intervals import accuracy_over_seeds
 from vitlens.analysis.features.features import extract
 from vitlens.analysis.features.probe import probe
 from vitlens.commands.study.kinds.kinds import KINDS
-from vitlens.commands.study.kinds.measure import compared
-from vitlens.commands.study.kinds.pretraining import objectness_rows, probed, score_rows
+from vitlens.commands.study.kinds.pretraining.features import probe_frozen
+from vitlens.commands.study.kinds.pretraining.record import PretrainingRecord
+from vitlens.commands.study.kinds.pretraining.rows import objectness_rows, score_rows
+from vitlens.commands.study.kinds.record import ComparisonRow, DesignRow, RecipeRow, VariantRow
+from vitlens.commands.study.kinds.rows import Comparisons
 from vitlens.commands.study.kinds.setup import Setup
-from vitlens.commands.study.kinds.transfer import reached
+from vitlens.commands.study.kinds.transfer.measure import reached_rows
+from vitlens.commands.study.kinds.transfer.record import CurveRow, TransferRecord
 from vitlens.commands.study.options import StudyOptions
-from vitlens.commands.study.record import ComparisonRow, CurveRow, DesignRow, PointRow, RecipeRow, StudyRecord
+from vitlens.commands.study.record import record_class
 from vitlens.uncertainty import Estimate
 
 IMAGES: Final = 450
 RECIPE: Final = RecipeRow("all", "adamw", 1e-3, 64, 6, "none", "")
-LABELS: Final = {kind: tuple(point.label for point in known.points) for kind, known in KINDS.items()}
-UNTRIED: Final = {kind: known.untried for kind, known in KINDS.items()}
+LABELS: Final = {kind: tuple(variant.label for variant in planned.variants) for kind, planned in KINDS.items()}
+UNTRIED: Final = {kind: planned.untried for kind, planned in KINDS.items()}
 
 
 def predicted(shares: Mapping[str, float], *, seeds: int, seed: int, spread: float) -> dict[str, NDArray[np.bool_]]:
-    """Predictions (seeds, images) of each point, which find the same images hard; accuracy varies with the seed."""
+    """Predictions (seeds, images) of each variant, which find the same images hard; accuracy varies with the seed."""
     generator = np.random.default_rng(seed)
     hardness = generator.random(IMAGES)
     return {
@@ -47,53 +51,46 @@ def study_record(
     spread: float = 0.01,
     gain: Sequence[float] = (30.0, 20.0, 40.0),
     classes: int = 5,
-) -> StudyRecord:
-    """Return the record of a kind whose points have these accuracies by label; gain: of probes, where a model is
+) -> Any:
+    """Return the record of a kind whose variants have these accuracies by label; gain: of probes, where a model is
     adapted."""
-    known = KINDS[kind]
+    planned = KINDS[kind]
     correct = predicted(shares, seeds=seeds, seed=seed, spread=spread)
-    points = {
-        point.label: PointRow(
-            point.label,
-            point.words,
-            point.preset,
-            point.line,
-            point.candidate,
-            accuracy_over_seeds(correct[point.label]),
-            1 / classes,
-            round(100 * (point.share or 1)),
-            1000,
-            10 if point.trained == "head" else 1000,
-            20,
-            6,
-            30,
-            9.0,
-            3.0,
-        )
-        for point in known.points
-        if point.label in shares
-    }
-    pairs = [pair for pair in known.pairs if set(pair) <= set(shares)]
-    best = max((row for row in points.values() if row.candidate), key=lambda row: row.accuracy.value).label
-    others = [(row.label, best) for row in points.values() if row.candidate and row.label != best]
-    rows = [
-        *compared(points, correct, None, "difference", [pair for pair in pairs if points[pair[0]].candidate]),
-        *compared(points, correct, None, "share", [pair for pair in pairs if not points[pair[0]].candidate]),
-        *compared(points, correct, None, "step", known.steps),
-        *compared(points, correct, None, "best", others),
-    ]
-    if known.adapts:
+    variants = {}
+    for variant in planned.variants:
+        if variant.label in shares:
+            variants[variant.label] = VariantRow(
+                variant.label,
+                variant.words,
+                preset=variant.preset,
+                line=variant.line,
+                candidate=variant.candidate,
+                accuracy=accuracy_over_seeds(correct[variant.label]),
+                chance=1 / classes,
+                train_images=round(100 * (variant.share or 1)),
+                parameters=1000,
+                trained=10 if variant.trained == "head" else 1000,
+                flops=20,
+                epochs=6,
+                steps=30,
+                images_per_second=9.0,
+                seconds=3.0,
+            )
+    pairs = [pair for pair in planned.pairs if set(pair) <= set(shares)]
+    rows = list(Comparisons(variants, correct).planned(pairs, planned.steps))
+    if planned.adapts:
         value, low, high = gain
         names = ("probe_gain", "pretrained", "random", "pretrained", "random weights")
         rows.append(ComparisonRow(*names, Estimate(value, low, high, IMAGES, "points")))
         rows.append(replace(rows[-1], label="full", against="pretrained", words="after full training"))
-    model = ("vit", 12, 3) if known.adapts else ()
+    model = ("vit", 12, 3) if planned.adapts else ()
     design = DesignRow(kind, 6, seeds, 100, IMAGES, classes, (32, 32), *model)
-    return StudyRecord(design=(design,), points=tuple(points.values()), comparisons=tuple(rows), recipes=(RECIPE,))
+    record: Any = record_class({"kind": kind})
+    return record(design=(design,), points=tuple(variants.values()), comparisons=tuple(rows), recipes=(RECIPE,))
 
 
-def with_curves(record: StudyRecord, accuracies: Mapping[str, Sequence[float]]) -> StudyRecord:
-    """Return the record with the epochs of two trainings of each point, two seconds each, and when it came near the
+def with_curves(record: TransferRecord, accuracies: Mapping[str, Sequence[float]]) -> TransferRecord:
+    """Return the record with the epochs of two trainings of each variant, two seconds each, and when it came near the
     best."""
     curves = tuple(
         CurveRow(label, label, seed, epoch, 2.0 * epoch, 1.0, value + 0.01 * (-1) ** seed)
@@ -101,18 +98,18 @@ def with_curves(record: StudyRecord, accuracies: Mapping[str, Sequence[float]]) 
         for seed in (0, 1)
         for epoch, value in enumerate(values, start=1)
     )
-    return replace(record, curves=curves, reached=tuple(reached(curves)))
+    return replace(record, curves=curves, reached=tuple(reached_rows(curves)))
 
 
 def pretraining_record(
     knn: Mapping[str, float], iou: Mapping[str, float], *, spread: float = 0.01, seeds: int = 4
-) -> StudyRecord:
-    """Return a study of pretraining whose points have these k-NN accuracies and overlaps of attention, by label; those
+) -> PretrainingRecord:
+    """Return a study of pretraining whose variants have these k-NN accuracies and overlaps of attention by label; those
     of maps of other images are 0.3, of the mean mask 0.4.
 
     Seeds differ by `spread`.
     """
-    record = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
+    record: PretrainingRecord = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
     words = {row.label: row.words for row in record.points}
     noise = spread * np.random.default_rng(0).standard_normal((len(knn), seeds))
     scores = {label: [value + each for each in own] for (label, value), own in zip(knn.items(), noise)}
@@ -138,4 +135,4 @@ def probe_correct(model: Model, train: Split, test: Split) -> tuple[NDArray[np.b
     assert train.labels is not None
     assert test.labels is not None
     apart = probe(bank.at(-1), train.labels, read.at(-1), test.labels, train_groups=train.groups, seed=0)
-    return probed(setup, model, seed=0), apart.correct.numpy()
+    return probe_frozen(setup, model, seed=0), apart.correct.numpy()

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from tests.kit.making import CLASSES, save, untrained
-from vitlens.commands.study.kinds import measure as kinds
+from vitlens.commands.study.kinds import trials as kinds
 from vitlens.commands.train import measure as trainings
 from vitlens.files import write_text
 from vitlens.models.model import Model

@@ -66,8 +66,8 @@ def check_report(out: Path, *, drawn: bool) -> None:
 def check_declared(out: Path) -> None:
     """Fail where a folder holds a metric, a table or an array that its command does not declare, or lacks a table."""
     written = read_run(out)
-    contents = COMMANDS[written.command].contents
     record = read(written)
+    contents = type(record).contents()
     for name in record.metrics:
         assert any(metric.parts(name) is not None for metric in contents.metrics), f"metric {name} is not declared"
     assert set(written.results["tables"]) == set(contents.tables)

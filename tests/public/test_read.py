@@ -39,10 +39,28 @@ def test_a_committed_report_is_read_as_it_was_written(name):
     assert {key: estimate.value for key, estimate in run.metrics.items()} == {
         key: value["value"] for key, value in results["metrics"].items()
     }
-    for table, kind in COMMANDS[run.command].contents.tables.items():
+    declared = COMMANDS[run.command].record_class(run.config.options).contents().tables
+    assert set(run.tables) == set(declared)
+    for table, kind in declared.items():
         # a folder of an earlier version lacks tables that are newer
         assert len(run.table(table)) == len(results["tables"].get(table, ()))
         assert all(type(row) is kind for row in run.table(table))
+
+
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [
+        ("pooling-digits", {"points", "position_order"}),
+        ("transfer-deit-tiny", {"points", "curves"}),
+        ("pretraining-shapes", {"points", "likeness"}),
+        ("study-digits", {"chapters", "training"}),
+    ],
+)
+def test_a_study_has_the_tables_of_its_kind_alone(name, tables):
+    others = {"points", "position_order", "curves", "likeness", "chapters", "training"} - tables
+    read = set(vitlens.read(REPORTS / name).tables)
+    assert tables <= read
+    assert not others & read
 
 
 def test_arrays_and_names_are_those_that_were_written(folder):

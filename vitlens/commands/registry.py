@@ -3,11 +3,15 @@
 A command is the folder `vitlens/commands/<word>/`: options.py (a dataclass `<Word>Options`, of which its command line
 is made), record.py (`<Word>Record`, what it writes), measure.py (`measure`, from options to the written record) and
 report.py (`REPORT`, from record to document). Each is imported on first use.
+
+A command whose runs write records of several classes names them in record.py: `RECORDS`, all of them, and
+`record_class`, from the options in config.json to the class of that run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vitlens.references import provided
@@ -48,13 +52,25 @@ class Command:
 
     @property
     def contents(self) -> "Contents":
-        """Return what it writes."""
-        return self.recorded.contents()
+        """Return all that its runs may write."""
+        from vitlens.record import joined_contents
+
+        return joined_contents([record.contents() for record in self.records])
 
     @property
-    def recorded(self) -> "type[Record]":
-        """Return the class of its record."""
-        return self._part("record", f"{self.word.capitalize()}Record")  # type: ignore[no-any-return]
+    def records(self) -> "tuple[type[Record], ...]":
+        """Return the classes of the records that its runs write."""
+        module = self._module("record")
+        if hasattr(module, "RECORDS"):
+            return tuple(module.RECORDS)
+        return (getattr(module, f"{self.word.capitalize()}Record"),)
+
+    def record_class(self, options: Mapping[str, Any]) -> "type[Record]":
+        """Return the class of the record of one run; options: as in its config.json."""
+        module = self._module("record")
+        if hasattr(module, "record_class"):
+            return module.record_class(options)  # type: ignore[no-any-return]
+        return self.records[0]
 
     @property
     def measure(self) -> "Callable[[Any], object]":
@@ -67,7 +83,11 @@ class Command:
         return self._part("report", "REPORT")  # type: ignore[no-any-return]
 
     def _part(self, file: str, name: str) -> Any:
-        return getattr(import_module(f"{self.package or f'vitlens.commands.{self.word}'}.{file}"), name)
+        return getattr(self._module(file), name)
+
+    def _module(self, file: str) -> ModuleType:
+        package = self.package or f"vitlens.commands.{self.word}"
+        return import_module(f"{package}.{file}")
 
 
 _ENTRIES: Final = (

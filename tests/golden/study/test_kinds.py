@@ -11,7 +11,7 @@ import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal
 from tests.kit.making import digits
 from tests.kit.training_runs import interrupted
-from vitlens.commands.study.record import StudyRecord
+from vitlens.commands.study.kinds.variants.record import VariantsRecord
 
 LINE = "study --data digits --limit 20 --batch-size 10"
 ENDS = "--device cpu --quiet"
@@ -19,12 +19,12 @@ PARTS = ("attention", "residual", "norm", "mlp", "norm_first")  # which a point 
 
 
 @pytest.fixture(scope="module")
-def done(golden) -> StudyRecord:
+def done(golden) -> VariantsRecord:
     """Two points, two seeds, two epochs."""
     return golden("study of points").record
 
 
-def trained(record: StudyRecord, label: str, seed: int = 0) -> vitlens.Model:
+def trained(record: VariantsRecord, label: str, seed: int = 0) -> vitlens.Model:
     return vitlens.load(str(record.folder / "points" / label / f"seed-{seed}"))
 
 

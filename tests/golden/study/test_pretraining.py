@@ -12,14 +12,14 @@ from tests.kit.commands import figures, gone_on, ran
 from tests.kit.objectives import headless
 from tests.kit.planted_study import probe_correct
 from tests.kit.training_runs import interrupted
-from vitlens.commands.study.record import StudyRecord
+from vitlens.commands.study.kinds.pretraining.record import PretrainingRecord
 
 LINE = "study --kind pretraining --seeds 2 --epochs 1 --limit 32 --batch-size 16"
 POINTS = ("random", "supervised", "mae", "dino", "clip")
 
 
 @pytest.fixture(scope="module")
-def done(golden) -> StudyRecord:
+def done(golden) -> PretrainingRecord:
     """Five points, two seeds, one epoch of 32 images."""
     return golden("study of pretraining").record
 
@@ -36,7 +36,7 @@ def read(model: vitlens.Model, part: str) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def trained(record: StudyRecord, label: str, seed: int) -> vitlens.Model:
+def trained(record: PretrainingRecord, label: str, seed: int) -> vitlens.Model:
     return vitlens.load(str(record.folder / "points" / label / f"seed-{seed}"))
 
 

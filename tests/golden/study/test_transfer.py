@@ -17,7 +17,7 @@ from tests.kit.saving import no_figures
 from tests.kit.training_runs import interrupted
 from tests.kit.whole_folder import whole_folder
 from vitlens import load_data
-from vitlens.commands.study.record import StudyRecord
+from vitlens.commands.study.kinds.transfer.record import TransferRecord
 
 NAMES = ("zero", "one", "two")
 LINE = "study {model} --kind transfer --data {data} --epochs 2 --batch-size 15 --precision fp32"
@@ -43,13 +43,13 @@ def three(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(tiny_vit, three, tmp_path_factory) -> StudyRecord:
+def found(tiny_vit, three, tmp_path_factory) -> TransferRecord:
     folder = tmp_path_factory.mktemp("studies") / "transfer"
     with no_figures():  # test_the_report_is_made_again draws them
         return ran(folder, f"{LINE.format(model=tiny_vit, data=three)} --seeds 2")
 
 
-def adapted(found: StudyRecord, label: str, seed: int = 0) -> vitlens.Model:
+def adapted(found: TransferRecord, label: str, seed: int = 0) -> vitlens.Model:
     return vitlens.load(str(found.folder / "points" / label / f"seed-{seed}"))
 
 

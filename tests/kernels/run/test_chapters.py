@@ -239,10 +239,10 @@ def test_timings_are_never_those_of_another_run(tmp_path, monkeypatch, word, is_
     def measure(options: StatsOptions) -> None:
         config = {"options": {}, "models": [{"alias": "mine", "name": "runs/a"}]}
         with RunFolder.opened(word, options.run, config) as folder:
-            folder.keep(COMMANDS[word].recorded())
+            folder.keep(plain.record_class({})())
 
     plain = COMMANDS[word]
-    replaced = SimpleNamespace(measure=measure, recorded=plain.recorded, report=plain.report, reports=True)
+    replaced = SimpleNamespace(measure=measure, record_class=plain.record_class, report=plain.report, reports=True)
     monkeypatch.setitem(COMMANDS, word, replaced)
     rows = []
     for name in ("first", "second"):

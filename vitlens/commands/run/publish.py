@@ -81,9 +81,11 @@ def write_report(path: Path) -> None:
 
 
 def read(run: RunRecord) -> Any:
-    """Return the record of a run, as its command declares it; names in it are as they were written, and escaped where
-    they are put into a report."""
-    return read_record(COMMANDS[run.command].recorded, run)
+    """Return the record of a run, of the class that its command declares for its options.
+
+    Names in it are as they were written, and escaped where they are put into a report.
+    """
+    return read_record(COMMANDS[run.command].record_class(run.options), run)
 
 
 def read_folder(path: Path) -> Any:

@@ -16,8 +16,13 @@ from vitlens.commands.shared.saturation import is_saturated
 from vitlens.commands.shared.shortcut import CUE_HEADS, CUE_MAPS, SHORTCUT, misleading
 from vitlens.commands.shared.trainings import differences
 from vitlens.commands.study import works
-from vitlens.commands.study.kinds.report import REPORT as KINDS
+from vitlens.commands.study.kinds.pretraining.report import REPORT as PRETRAINING
+from vitlens.commands.study.kinds.record import KindRecord
+from vitlens.commands.study.kinds.report import STOPPED
+from vitlens.commands.study.kinds.transfer.report import REPORT as TRANSFER
+from vitlens.commands.study.kinds.variants.report import REPORT as VARIANTS
 from vitlens.commands.study.record import StudyRecord
+from vitlens.record import Record
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table
 from vitlens.report.explorer import Explorer
@@ -479,12 +484,15 @@ WHOLE: Final = Report(
 )
 
 
-REPORTS: Final = (WHOLE, KINDS)  # all that it may be
+REPORTS: Final = (WHOLE, VARIANTS, TRANSFER, PRETRAINING)  # one for each class of record
+_REPORT_OF: Final[Mapping[type[Record], Report]] = {declared.record: declared for declared in REPORTS}
 
 
-def report(record: StudyRecord) -> Document:
+def report(record: Record) -> Document:
     """Return the report of a whole study, or of one --kind."""
-    return KINDS(record) if record.design else WHOLE(record)
+    if isinstance(record, KindRecord) and not record.design:
+        return STOPPED(record)
+    return _REPORT_OF[type(record)](record)
 
 
 REPORT = report

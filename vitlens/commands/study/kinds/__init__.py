@@ -1,1 +1,1 @@
-"""The kinds of controlled comparison: what `vitlens study --kind` trains, and what it says of it."""
+"""Controlled comparisons that `vitlens study --kind` trains: their variants, measurements and reports."""

@@ -1,34 +1,38 @@
-"""Which of several points to take: one rule, and its words; free of torch.
+"""The choice among several variants: one rule and its sentences; free of torch.
 
 Of the candidates that are shown to lose at most MARGIN points against the best (the whole interval of the paired
-difference), the cheapest. One that is neither shown to be within the margin nor significantly worse is open. Where an
-open one is cheaper, or may be better by more than the margin, there is no difference that the comparison can see if it
-would have seen one of SEEN points with every open one, and the cheapest of them all is taken; else it is inconclusive.
+difference), the cheapest is chosen. A candidate that is neither shown to be within the margin nor significantly worse
+is undecided. If an undecided one is cheaper, or may be better by more than the margin, the outcome depends on what the
+comparison can detect: if it would have detected a difference of DETECTED points from every undecided one, the cheapest
+of all is chosen, else the choice is inconclusive.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from vitlens.report.claims import Claim, found
+from vitlens.report.claims import Claim
 from vitlens.report.numbers import number
 from vitlens.report.prose import Marked, finalize, listed, say
 from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, POWER, Estimate
 
 MARGIN: Final = 2.0  # points that a cheaper candidate may lose
-SEEN: Final = 5.0  # points: a comparison that would have seen less than this may call candidates alike
-_FEW: Final = 3  # names in a title
-_MOST: Final = 100.0  # points: the largest difference of two accuracies
+DETECTED: Final = 5.0  # points: a comparison that would have detected this may call candidates alike
+_NAMED: Final = 3  # candidates in a title
+_LARGEST: Final = 100.0  # points: the largest difference of two accuracies
 
 Outcome = Literal["best", "cheaper", "no difference", "inconclusive"]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of those to choose from. value: what is to be high; costs: by name, the first that differ decide; gap:
-    its value minus the best's, paired, in points (None: it is the best); p: of that, after Holm; detectable: the
-    smallest true gap that the comparison finds with a probability of 80 %, points."""
+    """One of those to choose from.
+
+    value: higher is better. costs: by name; the first in which two candidates differ decides. gap: its value minus that
+    of the best, paired, in points (None: it is the best). p: of the gap, after Holm. detectable: the smallest true gap
+    that the comparison detects with a probability of 80 %, points.
+    """
 
     name: str
     value: Estimate
@@ -43,6 +47,11 @@ class Candidate:
         return self.gap is not None and self.gap.low is not None and self.gap.low >= -MARGIN
 
     @property
+    def is_worse(self) -> bool:
+        """Return True if it is significantly worse and not within the margin."""
+        return not self.is_within and self.p is not None and self.p <= LEVEL
+
+    @property
     def may_be_better(self) -> bool:
         """Return True if it may be better by more than the margin."""
         return self.gap is not None and (self.gap.high is None or self.gap.high > MARGIN)
@@ -50,129 +59,185 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """best: the highest; cheapest: of those not shown to be worse; within, open, worse: the others; detectable:
-    the smallest difference that would have been seen with every open one (None: not known)."""
+    """The result of comparing all candidates with the best.
+
+    best: the highest. cheapest: of those that are not shown to be worse. within, undecided, worse: the others.
+    detectable: the smallest difference from every undecided one that would have been detected (None: unknown).
+    """
 
     outcome: Outcome
     best: Candidate
     cheapest: Candidate
     within: tuple[Candidate, ...]
-    open: tuple[Candidate, ...]
+    undecided: tuple[Candidate, ...]
     worse: tuple[Candidate, ...]
     detectable: float | None
 
     @property
     def alike(self) -> tuple[Candidate, ...]:
         """Return those between which no difference is shown."""
-        return (self.best, *self.open, *self.within)
+        return (self.best, *self.undecided, *self.within)
 
 
 def choose(candidates: Sequence[Candidate]) -> Choice:
     """Return the choice among candidates, exactly one of which is the best; of equal costs the first."""
-    (best,) = (each for each in candidates if each.gap is None)
-    others = [each for each in candidates if each is not best]
-    within = [each for each in others if each.is_within]
-    worse = [each for each in others if not each.is_within and each.p is not None and each.p <= LEVEL]
-    left = [each for each in others if each not in within and each not in worse]
+    best: list[Candidate] = []
+    within: list[Candidate] = []
+    worse: list[Candidate] = []
+    undecided: list[Candidate] = []
+    for candidate in candidates:
+        if candidate.gap is None:
+            best.append(candidate)
+        elif candidate.is_within:
+            within.append(candidate)
+        elif candidate.is_worse:
+            worse.append(candidate)
+        else:
+            undecided.append(candidate)
+    (highest,) = best
 
-    def cost(each: Candidate) -> tuple[float, ...]:
-        return (*each.costs.values(), candidates.index(each))
+    def cost(candidate: Candidate) -> tuple[float, ...]:
+        return (*candidate.costs.values(), candidates.index(candidate))
 
-    taken = min((best, *within), key=cost)
-    known = [each.detectable for each in left if each.detectable is not None]
-    detectable = max(known) if known and len(known) == len(left) else None
-    outcome: Outcome = "best" if taken is best else "cheaper"
-    if any(cost(each) < cost(taken) or each.may_be_better for each in left):
-        taken = min((best, *within, *left), key=cost)
-        outcome = "no difference" if detectable is not None and detectable <= SEEN else "inconclusive"
-    return Choice(outcome, best, taken, tuple(within), tuple(left), tuple(worse), detectable)
+    cheapest = min([highest, *within], key=cost)
+    outcome: Outcome = "best" if cheapest is highest else "cheaper"
+    detectable = _detectable(undecided)
+    if any(cost(candidate) < cost(cheapest) or candidate.may_be_better for candidate in undecided):
+        cheapest = min([highest, *within, *undecided], key=cost)
+        are_alike = detectable is not None and detectable <= DETECTED
+        outcome = "no difference" if are_alike else "inconclusive"
+    return Choice(
+        outcome,
+        best=highest,
+        cheapest=cheapest,
+        within=tuple(within),
+        undecided=tuple(undecided),
+        worse=tuple(worse),
+        detectable=detectable,
+    )
 
 
-_SAYS: Final[Mapping[Outcome, str]] = {
-    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one "
-    "is shown to be within {{ margin }} points of it{% else %}, and none is cheaper{% endif %}.",
-    "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest "
+def _detectable(candidates: Sequence[Candidate]) -> float | None:
+    """Return the smallest gap that is detectable for every candidate; None where that is unknown for one."""
+    gaps = [candidate.detectable for candidate in candidates if candidate.detectable is not None]
+    if not gaps or len(gaps) < len(candidates):
+        return None
+    return max(gaps)
+
+
+_SENTENCES: Final[Mapping[Outcome, str]] = {
+    "best": "Take **{{ chosen.name }}**: the highest {{ what }}, {{ chosen.value }}{% if has_cheaper %}; no cheaper "
+    "variant is shown to be within {{ margin }} points of it{% else %}, and none is cheaper{% endif %}.",
+    "cheaper": "Take **{{ chosen.name }}**: {{ what }} {{ chosen.value }}, {{ chosen.gap|alone }} from the highest "
     "(**{{ best.name }}**){{ price }}.",
     "no difference": "{{ alike|names }} do not differ measurably; a difference of {{ detectable }} points would "
-    "have been found. "
-    "Take the cheapest, **{{ own.name }}**: {{ what }} {{ own.value }}{{ price }}.",
+    "have been detected. "
+    "Take the cheapest, **{{ chosen.name }}**: {{ what }} {{ chosen.value }}{{ price }}.",
     "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, but "
     "{{ alike|names }} do not differ significantly{% if detectable %}; a difference below {{ detectable }} points may "
-    "have been missed{% endif %}. The cheapest is **{{ own.name }}**{{ price }}.",
+    "have been missed{% endif %}. The cheapest is **{{ chosen.name }}**{{ price }}.",
 }
 _TITLES: Final[Mapping[Outcome, str]] = {
-    "best": "Take {{ own.name }}: the highest {{ what }}, {{ own.value|value }}",
-    "cheaper": "Take {{ own.name }}: as good as {{ best.name }}, and cheaper",
-    "no difference": "Take {{ own.name }}, the cheapest: the variants do not differ measurably",
-    "inconclusive": "Undecided between {{ named }}",
+    "best": "Take {{ chosen.name }}: the highest {{ what }}, {{ chosen.value|value }}",
+    "cheaper": "Take {{ chosen.name }}: as good as {{ best.name }}, and cheaper",
+    "no difference": "Take {{ chosen.name }}, the cheapest: the variants do not differ measurably",
+    "inconclusive": "Undecided between {{ first_alike }}",
 }
-
-
-_NOT_SHOWN: Final = "{{ alike|names }} do not differ significantly"
+_NOT_SIGNIFICANT: Final = "{{ alike|names }} do not differ significantly"
 
 
 def claim_of(choice: Choice, subject: str) -> Claim:
-    """Return what is to be taken, with what it costs against the best by the first cost in which they differ."""
-    own = choice.cheapest
-    best = choice.best
-    more = len(choice.alike) - _FEW
-    costs = tuple(own.costs.values())
-    undecided = choice.outcome == "inconclusive"
-    cost = next((name for name in own.costs if own.costs[name] != best.costs[name]), "")
-    price = ", at {{ ratio|number }} times the {{ name }} of **{{ best }}**" if cost else ""
-    ratio = own.costs[cost] / best.costs[cost] if cost else 1.0
-    given = {
-        "named": listed([finalize(each.name) for each in choice.alike[:_FEW]] + ([f"{more} more"] if more > 0 else [])),
-        "cheaper": any(tuple(each.costs.values()) < costs for each in (*choice.alike, *choice.worse)),
-        "own": own,
-        "best": best,
-        "what": "top-1 accuracy",
-        "margin": MARGIN,
-        "alike": choice.alike,
-        "price": Marked(say(price, ratio=ratio, name=cost, best=best.name)),
-        "detectable": in_points(choice.detectable) if choice.detectable and choice.detectable < _MOST else None,
-    }
-    return found(
+    """Return which candidate to take, and its cost relative to the best."""
+    values = _values_of(choice)
+    verdict = None
+    if choice.outcome == "inconclusive":
+        verdict = Verdict("inconclusive", say(_NOT_SIGNIFICANT, **values))
+    return Claim(
         "choice",
         subject,
-        _SAYS[choice.outcome],
-        own.gap,
-        given=given,
-        headline=_TITLES[choice.outcome],
-        verdict=Verdict("inconclusive", say(_NOT_SHOWN, **given)) if undecided else None,
-        p=own.p,
+        say(_SENTENCES[choice.outcome], **values),
+        say(_TITLES[choice.outcome], **values),
+        verdict,
+        effect=choice.cheapest.gap,
+        p=choice.cheapest.p,
         kind="answer",
         place="points",
     )
 
 
-def others(choice: Choice) -> str:
-    """Return how the candidates that are not taken stand against the best: a sentence."""
+def _values_of(choice: Choice) -> dict[str, Any]:
+    """Return the values of the templates of a choice."""
+    detectable = None
+    if choice.detectable and choice.detectable < _LARGEST:
+        detectable = in_points(choice.detectable)
+    return {
+        "chosen": choice.cheapest,
+        "best": choice.best,
+        "what": "top-1 accuracy",
+        "margin": MARGIN,
+        "alike": choice.alike,
+        "first_alike": _first_names(choice.alike),
+        "has_cheaper": _has_cheaper(choice),
+        "price": _price(choice),
+        "detectable": detectable,
+    }
+
+
+def _first_names(candidates: Sequence[Candidate]) -> Marked:
+    """Return the first names and the number of the others."""
+    names = [finalize(candidate.name) for candidate in candidates[:_NAMED]]
+    if len(candidates) > _NAMED:
+        names.append(f"{len(candidates) - _NAMED} more")
+    return listed(names)
+
+
+def _has_cheaper(choice: Choice) -> bool:
+    """Return True if a candidate is cheaper than the chosen one."""
+    costs = tuple(choice.cheapest.costs.values())
+    return any(tuple(candidate.costs.values()) < costs for candidate in (*choice.alike, *choice.worse))
+
+
+def _price(choice: Choice) -> Marked:
+    """Return the first cost in which the chosen candidate differs from the best, as a ratio; "" if none does."""
+    for name, cost in choice.cheapest.costs.items():
+        cost_of_best = choice.best.costs[name]
+        if cost != cost_of_best:
+            price = ", at {{ ratio|number }} times the {{ name }} of **{{ best }}**"
+            return Marked(say(price, ratio=cost / cost_of_best, name=name, best=choice.best.name))
+    return Marked("")
+
+
+def compared_with_best(choice: Choice) -> str:
+    """Return a sentence that compares the candidates with the best."""
     return say(
-        "**{{ best }}** is the highest.{% if worse %} Lower: {{ worse|names }}.{% endif %}{% if within %} At most "
-        "{{ margin }} points lower: {{ within|names }}.{% endif %}{% if open %} Undecided: "
-        "{{ open|names }}.{% endif %}",
+        "**{{ best }}** has the highest accuracy.{% if worse %} Significantly lower: {{ worse|names }}.{% endif %}"
+        "{% if within %} At most {{ margin }} points lower: {{ within|names }}.{% endif %}"
+        "{% if undecided %} Undecided: {{ undecided|names }}.{% endif %}",
         best=choice.best.name,
         worse=choice.worse,
-        open=choice.open,
         within=choice.within,
+        undecided=choice.undecided,
         margin=MARGIN,
     )
 
 
-def missed(choice: Choice) -> str:
-    """Return the smallest differences to the best that would have been seen; "" where they are not known."""
-    known = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
+def undetectable(choice: Choice) -> str:
+    """Return which differences from the best may have been missed; "" where that is unknown."""
+    gaps = [candidate.detectable for candidate in (*choice.alike, *choice.worse) if candidate.detectable is not None]
+    if not gaps:
+        return ""
+    ends = [in_points(min(gaps)), in_points(max(gaps))]
     return say(
-        "{% if ends %}Differences from **{{ best }}** below {{ ends|join(' to ') }} points may have been missed "
-        "(power: {{ power|percent }}).{% endif %}",
+        "Differences from **{{ best }}** below {{ ends|join(' to ') }} points may have been missed "
+        "(power: {{ power|percent }}).",
         best=choice.best.name,
-        ends=list(dict.fromkeys(in_points(each) for each in known[:: max(1, len(known) - 1)])),
+        ends=list(dict.fromkeys(ends)),
         power=POWER,
     )
 
 
 def in_points(detectable: float) -> Marked:
-    """Return the smallest difference that would have been seen; few seeds that differ would not see the largest there
-    is."""
-    return Marked(number(detectable, 1) if detectable < _MOST else f"over {_MOST:g}")
+    """Return a detectable difference in words; it can exceed the largest there is if few seeds differ."""
+    if detectable < _LARGEST:
+        return Marked(number(detectable, 1))
+    return Marked(f"over {_LARGEST:g}")

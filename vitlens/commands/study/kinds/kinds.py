@@ -1,4 +1,4 @@
-"""The points that `vitlens study --kind` trains: every kind of study as a literal list of points."""
+"""The variants that `vitlens study --kind` trains: every kind of study as a literal list of variants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,33 +9,34 @@ from vitlens.training.objectives.registry import CLASSIFY
 
 Overrides: TypeAlias = Mapping[str, Any]  # of a preset's shape, as models.rebuild takes them
 Part: TypeAlias = Literal["all", "last", "head", "none"]
-Also: TypeAlias = Literal["fields", "cut", "positions", "inside", "pretraining"]
+Start: TypeAlias = Literal["random", "pretrained"]
+Extra: TypeAlias = Literal["fields", "cut", "positions", "inside", "pretraining"]
 
 SEEDS: Final = 3
-# Epochs without --epochs: enough to rank points on a laptop, too few for a model's best accuracy.
+# Epochs without --epochs: enough to rank variants on a laptop, too few for a model's best accuracy.
 EPOCHS: Final[Mapping[str, int]] = MappingProxyType({"digits": 6, "digits-shortcut": 6})
 OTHER_EPOCHS: Final = 20
-ADAPTING_EPOCHS: Final = 10  # of a model that is adapted; its frozen point has cached features and more epochs
+ADAPTING_EPOCHS: Final = 10  # of a model that is adapted; its frozen variant has cached features and more epochs
 
 
 @dataclass(frozen=True)
-class Point:
+class Variant:
     """One model of a study, trained once for each seed.
 
-    label: its name in folders and metrics; words: its name in figures and tables; preset: its architecture ("":
-    that of MODEL); shape: the differences from the preset's; start: its first weights; trained: the part that is
-    trained; teacher: the point from whose outputs it learns, too; objective: of its training, see
-    training/objectives; share: of the training images, fixed and repeated (None: all, as in training); line: of a
-    chart over the number of images; against: the labels of the points that it is compared with ((): the first);
-    base: the label of the point from which it differs in one factor, with which it is compared, too; candidate:
-    whether the decision may take it.
+    label: its name in folders and metrics. words: its name in figures and tables. preset: its architecture ("": that of
+    MODEL). shape: the differences from the preset's. start: its first weights. trained: the part that is trained.
+    teacher: the label of the variant whose outputs it learns from, too. objective: of its training, see
+    training/objectives. share: of the training images, fixed and repeated (None: all, as in training). line: its line
+    in the chart over the number of images. against: the labels of the variants that it is compared with ((): the
+    first). base: the label of the variant from which it differs in one factor and with which it is compared, too.
+    candidate: True if it may be chosen.
     """
 
     label: str
     words: str
     preset: str = "vit-mini"
     shape: Overrides = field(default_factory=dict)
-    start: Literal["random", "pretrained"] = "random"
+    start: Start = "random"
     trained: Part = "all"
     teacher: str = ""
     objective: str = CLASSIFY
@@ -47,46 +48,52 @@ class Point:
 
     @property
     def is_trained(self) -> bool:
-        """Return True if it is trained at all."""
+        """Return True if any of it is trained."""
         return self.trained != "none"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A study: its title, its points in order, what it leaves open, and notes on its design.
+    """A study: its title, its variants in order, what it does not try, and notes on its design.
 
-    also: what is measured beside accuracies: receptive fields, an image cut into patches, the order of position
-    embeddings, what changed inside a model that is adapted, features; data, epochs: where the user names none (None:
-    by the data).
+    extra: measured in addition to accuracy: receptive fields, an image cut into patches, the order of position
+    embeddings, changes inside a model that is adapted, or features. data, epochs: the defaults (epochs None: by the
+    data).
     """
 
     title: str
-    points: tuple[Point, ...]
+    variants: tuple[Variant, ...]
     untried: str
     notes: tuple[str, ...] = ()
-    also: Also | None = None
+    extra: Extra | None = None
     data: str = "digits"
     epochs: int | None = None
 
     @property
     def steps(self) -> tuple[tuple[str, str], ...]:
-        """Return the labels of each point that differs from another in one factor, and of that one."""
-        return tuple((point.label, point.base) for point in self.points if point.base)
+        """Return the labels of each variant that differs from another in one factor, and of that other."""
+        return tuple((variant.label, variant.base) for variant in self.variants if variant.base)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the labels of each point and of those that it is compared with."""
-        first = (self.points[0].label,)
-        own = {point.label: point.against or (first if point.candidate else ()) for point in self.points[1:]}
-        return tuple((label, other) for label, against in own.items() for other in against)
+        """Return the labels of each variant and of those that it is compared with."""
+        first, *later = self.variants
+        pairs = []
+        for variant in later:
+            against = variant.against
+            if not against and variant.candidate:
+                against = (first.label,)
+            for label in against:
+                pairs.append((variant.label, label))
+        return tuple(pairs)
 
     @property
     def adapts(self) -> bool:
-        """Return True if its points are forms of one trained MODEL."""
-        return not self.points[0].preset
+        """Return True if its variants are forms of one trained MODEL."""
+        return not self.variants[0].preset
 
 
-# vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every point several times.
+# vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every variant several times.
 _SMALL: Final[Overrides] = {"dim": 64, "heads": 4, "depth": 4}
 _BARE: Final[Overrides] = {
     **_SMALL,
@@ -99,9 +106,10 @@ _BARE: Final[Overrides] = {
 _BLOCK: Final[Overrides] = {**_SMALL, "depth": 1, "pooling": "mean"}
 _BASE: Final = "The base is `vit-mini` at half its width: dim 64, depth 4, 4 heads, patch 4."
 _WINDOWED: Final[Overrides] = {"dim": 22, "depths": [2, 2, 2], "heads": [2, 4, 8]}
+_WITH_AND_WITHOUT: Final = ("random", "supervised")  # no training, and training with labels
 _SHARES: Final = (5, 25, 100)
 _ADAPTED_SHARES: Final = (20, 50)
-_ADAPTED: Final[tuple[tuple[str, str, Literal["random", "pretrained"], Part], ...]] = (
+_ADAPTED: Final[tuple[tuple[str, str, Start, Part], ...]] = (
     ("scratch", "from scratch", "random", "all"),
     ("frozen", "frozen", "pretrained", "head"),
     ("full", "full", "pretrained", "all"),
@@ -112,16 +120,16 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "architecture": Kind(
             "A vision transformer, one part at a time",
             (
-                Point("no-attention", "no attention (an MLP)", shape={**_BARE, "attention": False, "mlp": True}),
-                Point("one-head", "attention, one head", shape={**_BARE, "heads": 1}, base="no-attention"),
-                Point("four-heads", "four heads", shape=_BARE, base="one-head"),
-                Point("residual", "+ residual connection", shape={**_BARE, "residual": True}, base="four-heads"),
-                Point("norm", "+ norm", shape={**_BARE, "residual": True, "norm": True}, base="residual"),
-                Point("mlp", "+ MLP: a whole block", shape=_BLOCK, base="norm"),
-                Point("post-norm", "the block post-norm", shape={**_BLOCK, "norm_first": False}, base="mlp"),
-                Point("depth-2", "depth 2", shape={**_BLOCK, "depth": 2}, base="mlp"),
-                Point("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}, base="depth-2"),
-                Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}, base="depth-4"),
+                Variant("no-attention", "no attention (an MLP)", shape={**_BARE, "attention": False, "mlp": True}),
+                Variant("one-head", "attention, one head", shape={**_BARE, "heads": 1}, base="no-attention"),
+                Variant("four-heads", "four heads", shape=_BARE, base="one-head"),
+                Variant("residual", "+ residual connection", shape={**_BARE, "residual": True}, base="four-heads"),
+                Variant("norm", "+ norm", shape={**_BARE, "residual": True, "norm": True}, base="residual"),
+                Variant("mlp", "+ MLP: a whole block", shape=_BLOCK, base="norm"),
+                Variant("post-norm", "the block post-norm", shape={**_BLOCK, "norm_first": False}, base="mlp"),
+                Variant("depth-2", "depth 2", shape={**_BLOCK, "depth": 2}, base="mlp"),
+                Variant("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}, base="depth-2"),
+                Variant("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}, base="depth-4"),
             ),
             "other widths and patch sizes, other orders of adding the parts, a separate learning rate for each "
             "variant, and more data",
@@ -136,9 +144,10 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         ),
         "patch-size": Kind(
             "Patch size",
-            tuple(
-                Point(f"patch-{side}", f"patch {side} px", shape={**_SMALL, "patch_size": [side, side]})
-                for side in (4, 8, 16)
+            (
+                Variant("patch-4", "patch 4 px", shape={**_SMALL, "patch_size": [4, 4]}),
+                Variant("patch-8", "patch 8 px", shape={**_SMALL, "patch_size": [8, 8]}),
+                Variant("patch-16", "patch 16 px", shape={**_SMALL, "patch_size": [16, 16]}),
             ),
             "larger images (a patch of 4 px at 32 px covers as much as one of 28 px at 224 px), objects of other "
             "sizes, a separate width or depth for each patch size, and tasks that need fine maps",
@@ -147,13 +156,13 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "Halving the patch size makes four times as many tokens; the cost of attention grows with the square "
                 "of their number.",
             ),
-            also="cut",
+            extra="cut",
         ),
         "pooling": Kind(
             "Pooling before the classifier",
             (
-                Point("cls", "CLS token", shape={**_SMALL, "pooling": "cls"}),
-                Point("mean", "mean of the patches", shape={**_SMALL, "pooling": "mean"}),
+                Variant("cls", "CLS token", shape={**_SMALL, "pooling": "cls"}),
+                Variant("mean", "mean of the patches", shape={**_SMALL, "pooling": "mean"}),
             ),
             "larger models, attention pooling, both poolings together, and uses of the features "
             "other than classification",
@@ -162,9 +171,9 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "size": Kind(
             "Size of the model",
             (
-                Point("vit-mini", "vit-mini", "vit-mini"),
-                Point("vit-micro", "vit-micro", "vit-micro"),
-                Point("vit-tiny", "vit-tiny", "vit-tiny"),
+                Variant("vit-mini", "vit-mini", "vit-mini"),
+                Variant("vit-micro", "vit-micro", "vit-micro"),
+                Variant("vit-tiny", "vit-tiny", "vit-tiny"),
             ),
             "a separate recipe for each size, more data, and sizes other than these presets",
             ("The unchanged presets: dim 128, depth 4; dim 128, depth 6; dim 192, depth 6.",),
@@ -173,11 +182,11 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "Share of the training data",
             (
                 *(
-                    Point(f"vit-{share}", f"ViT, {share} %", shape=_SMALL, share=share / 100, line="ViT")
+                    Variant(f"vit-{share}", f"ViT, {share} %", shape=_SMALL, share=share / 100, line="ViT")
                     for share in _SHARES
                 ),
                 *(
-                    Point(
+                    Variant(
                         f"cnn-{share}",
                         f"CNN, {share} %",
                         "resnet20",
@@ -199,13 +208,10 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         ),
         "registers": Kind(
             "Register tokens",
-            tuple(
-                Point(
-                    f"registers-{count}",
-                    f"{count} register{'' if count == 1 else 's'}",
-                    shape={**_SMALL, "registers": count},
-                )
-                for count in (0, 1, 4)
+            (
+                Variant("registers-0", "0 registers", shape={**_SMALL, "registers": 0}),
+                Variant("registers-1", "1 register", shape={**_SMALL, "registers": 1}),
+                Variant("registers-4", "4 registers", shape={**_SMALL, "registers": 4}),
             ),
             "large models and long training, in which high-norm tokens appear (Darcet 2024), and tasks that need "
             "clean maps rather than accuracy",
@@ -214,10 +220,10 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "positions": Kind(
             "Position embeddings",
             (
-                Point("none", "none", shape={**_SMALL, "positions": "none"}),
-                Point("sine", "fixed 1-D sine-cosine", shape={**_SMALL, "positions": "sine"}),
-                Point("sine-2d", "fixed 2-D sine-cosine", shape={**_SMALL, "positions": "sine-2d"}),
-                Point("learned", "learned 1-D", shape={**_SMALL, "positions": "learned"}),
+                Variant("none", "none", shape={**_SMALL, "positions": "none"}),
+                Variant("sine", "fixed 1-D sine-cosine", shape={**_SMALL, "positions": "sine"}),
+                Variant("sine-2d", "fixed 2-D sine-cosine", shape={**_SMALL, "positions": "sine-2d"}),
+                Variant("learned", "learned 1-D", shape={**_SMALL, "positions": "learned"}),
             ),
             "relative and rotary positions, images of another size than in training (where learned embeddings are "
             "interpolated and fixed ones computed again), and data in which places matter more or "
@@ -229,45 +235,45 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "the dimensions for the column and half for the row; learned ones begin as noise. The root mean square "
                 "of the sines is 0.71, that of the noise 0.88.",
             ),
-            also="positions",
+            extra="positions",
         ),
         "swin": Kind(
             "Attention in windows",
             (
-                Point("vit", "ViT", shape={**_SMALL, "dim": 72}),
-                Point("swin", "Swin", "swin-micro", shape=_WINDOWED),
-                Point(
+                Variant("vit", "ViT", shape={**_SMALL, "dim": 72}),
+                Variant("swin", "Swin", "swin-micro", shape=_WINDOWED),
+                Variant(
                     "swin-no-shift",
                     "Swin without shift",
                     "swin-micro",
                     shape={**_WINDOWED, "shift": False},
                     against=("swin",),
                 ),
-                Point("cnn", "CNN", "resnet20"),
+                Variant("cnn", "CNN", "resnet20"),
             ),
             "larger images, where the ViT's attention grows with the square of the number of patches and Swin's "
             "with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); a "
             "separate recipe for each; pretrained weights; tasks that need maps, such as segmentation",
             (
                 "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4; the Swin is `swin-micro` with dim "
-                "22, patch 2, windows of 4x4 patches; the CNN is `resnet20`. The ViT and both Swins have one recipe, "
-                "the CNN has its own, with batches of the same size.",
+                "22, patch 2, windows of 4x4 patches; the CNN is `resnet20`. The ViT and both Swins share a recipe, "
+                "the CNN has another one with the same batch size.",
                 "Without shift, patches of different windows meet only where patches are merged.",
             ),
-            also="fields",
+            extra="fields",
         ),
         "transfer": Kind(
             "A trained model adapted to other data",
             (
-                Point("scratch", "from scratch", "", line="from scratch"),
-                Point("frozen", "frozen", "", start="pretrained", trained="head", line="frozen"),
-                Point("last-blocks", "last blocks", "", start="pretrained", trained="last"),
-                Point(
+                Variant("scratch", "from scratch", "", line="from scratch"),
+                Variant("frozen", "frozen", "", start="pretrained", trained="head", line="frozen"),
+                Variant("last-blocks", "last blocks", "", start="pretrained", trained="last"),
+                Variant(
                     "full", "full", "", start="pretrained", line="full", against=("scratch", "frozen", "last-blocks")
                 ),
-                Point("distilled", "distilled", "", teacher="full"),
+                Variant("distilled", "distilled", "", teacher="full"),
                 *(
-                    Point(
+                    Variant(
                         f"{label}-{share}",
                         f"{words}, {share} % of the images",
                         "",
@@ -292,19 +298,18 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "steps. All variants except the frozen one have the same epochs and augmentation; the frozen one "
                 "computes its features once. Fewer images are repeated, so that the number of steps is the same.",
             ),
-            also="inside",
+            extra="inside",
         ),
         "pretraining": Kind(
             "Learning with and without labels",
             (
-                Point("random", "random weights", shape=_SMALL, trained="none"),
-                Point("supervised", "supervised", shape=_SMALL, against=("random",)),
-                *(
-                    Point(label, words, shape=_SMALL, objective=label, against=("random", "supervised"))
-                    for label, words in (("mae", "MAE"), ("dino", "DINO"), ("clip", "CLIP"))
-                ),
+                Variant("random", "random weights", shape=_SMALL, trained="none"),
+                Variant("supervised", "supervised", shape=_SMALL, against=("random",)),
+                Variant("mae", "MAE", shape=_SMALL, objective="mae", against=_WITH_AND_WITHOUT),
+                Variant("dino", "DINO", shape=_SMALL, objective="dino", against=_WITH_AND_WITHOUT),
+                Variant("clip", "CLIP", shape=_SMALL, objective="clip", against=_WITH_AND_WITHOUT),
             ),
-            "larger models and images, the thousand times more images of the papers, a separate budget for each "
+            "larger models and images, a thousand times more images as in the papers, a separate budget for each "
             "objective, photographs, and fine-tuning of all weights, at which MAE is best in its paper (He 2022)",
             (
                 f"{_BASE} Accuracy is that of a linear probe on frozen features of all training images: the same "
@@ -316,7 +321,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "All trainings have the same number of epochs and steps; a step of DINO needs the most passes, as it "
                 "sees several crops. Random weights are those with which the other variants begin.",
             ),
-            also="pretraining",
+            extra="pretraining",
             data="shapes",
             epochs=30,
         ),

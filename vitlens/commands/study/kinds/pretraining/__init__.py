@@ -1,0 +1,1 @@
+"""A study of training with and without labels."""

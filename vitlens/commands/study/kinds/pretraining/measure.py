@@ -1,0 +1,250 @@
+"""Measure features learned with and without labels: neighbours, few images, words, objects, corruptions."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.failures.disturbances import CORRUPTIONS
+from vitlens.analysis.failures.operations import OPERATIONS
+from vitlens.analysis.features.embedding import embed
+from vitlens.analysis.features.features import extract, features
+from vitlens.analysis.features.neighbours import few_shot, nearest, vote
+from vitlens.analysis.features.objectness import FEWEST_MASKS, objectness
+from vitlens.commands.study.kinds.pretraining.features import POOL, frozen_features, labels_of, probe_correct
+from vitlens.commands.study.kinds.pretraining.record import FewShotRow, SpaceArrays, WordingRow, ZeroShotRow
+from vitlens.commands.study.kinds.pretraining.rows import likeness_rows, objectness_rows, score_rows
+from vitlens.commands.study.kinds.record import VariantRow
+from vitlens.commands.study.kinds.setup import Setup
+from vitlens.data.captions import PROMPTS, WORDINGS
+from vitlens.data.draws import keys
+from vitlens.data.split import Split
+from vitlens.models.model import Model
+from vitlens.names import PERPLEXITY
+from vitlens.training.objectives.clip import text_classifier
+from vitlens.uncertainty import Estimate, student_mean
+
+NEIGHBOURS: Final = (1, 5, 20)
+SHOTS: Final = (1, 2, 5, 10)
+DRAWS: Final = 10  # of the images of few shots
+CORRUPTED: Final = ("noise", "blur", "contrast", "occlusion")
+SEVERITY: Final = 3
+PROBE: Final = "linear probe"
+_EMBEDDED: Final = 400  # test images of t-SNE
+_CONSTANT: Final = 1e-6  # standard deviation of features that are all the same: a collapse
+_AT_ONCE: Final = 100  # images whose attention is read
+
+Scores = dict[str, dict[str, list[float]]]  # by measure and label, one for each seed
+
+
+def _no_scores() -> Scores:
+    return defaultdict(lambda: defaultdict(list))
+
+
+@dataclass
+class _Measured:
+    """The measurements of all trainings, by label with one entry for each seed.
+
+    features: of the test images, by label and seed. losses: accuracy lost to corruptions. shots: accuracies (shots,
+    draws). overlaps: of attention and objects (3,). wordings: zero-shot accuracies (wordings,).
+    """
+
+    features: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    scores: Scores = field(default_factory=_no_scores)
+    losses: Scores = field(default_factory=_no_scores)
+    shots: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    overlaps: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    wordings: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+
+def measure_features(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[str, Any]:
+    """Return the measurements of the features of all variants and seeds, as fields of the record."""
+    shots = _shots(setup)
+    measured = _Measured()
+    for variant, seed in product(setup.variants, setup.seeds):
+        _measure_training(setup, measured, variant.label, seed, shots)
+        if variant.objective == "clip":
+            measured.wordings[variant.label].append(_accuracy_by_wording(setup, variant.label, seed))
+    words = {label: row.words for label, row in variants.items()}
+    chance = 1 / len(setup.test.classes)
+    return {
+        "feature_scores": tuple(score_rows(measured.scores, words, chance)),
+        "corrupted": tuple(score_rows(measured.losses, words, None)),
+        "few_shot": tuple(_few_shot_rows(measured.shots, shots, words, chance)),
+        "zero_shot": tuple(_zero_shot_rows(measured.wordings, words, chance)),
+        "wordings": tuple(_wording_rows(measured.wordings, words, chance)),
+        "likeness": tuple(likeness_rows(measured.features, words)),
+        "objectness": tuple(objectness_rows(measured.overlaps, words, images=len(setup.test))),
+        "space": _space(setup, measured.features),
+    }
+
+
+def _shots(setup: Setup) -> list[int]:
+    """Return the numbers of images per class that every class has."""
+    fewest = int(torch.bincount(labels_of(setup.train)).min())
+    return [shots for shots in SHOTS if shots <= fewest]
+
+
+def _measure_training(setup: Setup, measured: _Measured, label: str, seed: int, shots: Sequence[int]) -> None:
+    """Add the measurements of the features of one training."""
+    model = setup.trained(label, seed=seed)
+    train = frozen_features(model, setup.train)
+    test = frozen_features(model, setup.test)
+    measured.features[label, seed] = test
+    for measure, accuracy in _neighbour_accuracies(setup, train, test):
+        measured.scores[measure][label].append(accuracy)
+    clean, losses = _probe_under_corruptions(setup, model, train, test, seed=seed)
+    measured.scores[PROBE][label].append(clean)
+    for measure, loss in losses.items():
+        measured.losses[measure][label].append(loss)
+    accuracies = few_shot(
+        train,
+        labels_of(setup.train),
+        test,
+        labels_of(setup.test),
+        shots=shots,
+        draws=DRAWS,
+        seed=setup.run.seed,  # the same images for all variants and seeds
+    )
+    measured.shots[label].append(accuracies)
+    if setup.test.masks is not None and len(setup.test) >= FEWEST_MASKS:
+        measured.overlaps[label].append(_overlaps(model, setup.test, setup.test.masks, seed=setup.run.seed))
+
+
+def _neighbour_accuracies(setup: Setup, train: Tensor, test: Tensor) -> Iterator[tuple[str, float]]:
+    """Yield the accuracy of k-NN among the training images for each k."""
+    labels = labels_of(setup.train)
+    truth = labels_of(setup.test)
+    possible = [k for k in NEIGHBOURS if k <= len(train)]
+    neighbours = nearest(test, train, k=max(possible))
+    for k in possible:
+        predictions = vote(neighbours, labels, k=k, classes=len(setup.train.classes))
+        yield f"k-NN, k = {k}", float((predictions == truth).double().mean())
+
+
+def _probe_under_corruptions(
+    setup: Setup, model: Model, train: Tensor, test: Tensor, *, seed: int
+) -> tuple[float, Mapping[str, float]]:
+    """Return the accuracy of a linear probe fitted to clean images, and the loss of accuracy to each corruption."""
+    sets = [test]
+    for name in CORRUPTED:
+        sets.append(_corrupted_features(setup, model, name))
+    truth = labels_of(setup.test).repeat(len(sets))
+    correct = probe_correct(setup, train, torch.cat(sets), truth, seed=seed)
+    clean, *corrupted = correct.double().view(len(sets), -1).mean(1).tolist()
+    losses = {}
+    for name, accuracy in zip(CORRUPTED, corrupted, strict=True):
+        losses[CORRUPTIONS[name].title] = clean - accuracy
+    return clean, losses
+
+
+def _corrupted_features(setup: Setup, model: Model, name: str) -> Tensor:
+    """Return the features of corrupted test images, which are the same for all variants and seeds."""
+    corruption = CORRUPTIONS[name]
+    operation = OPERATIONS[corruption.operation]
+    level = corruption.levels[SEVERITY - 1]
+    draws = keys(setup.run.seed, torch.arange(len(setup.test)))
+    parts = []
+    for batch in setup.test.batches(_AT_ONCE, device=setup.device):
+        images = operation(batch.images, level, draws[batch.indices.cpu()]).clamp(0, 1)
+        parts.append(features(model, images, layer=-1, pool=POOL).at(-1))
+    return torch.cat(parts)
+
+
+def _overlaps(model: Model, split: Split, masks: Tensor, *, seed: int) -> Tensor:
+    """Return the mean intersection over union of the best head, of maps of other images and of the mean mask, (3,)."""
+    maps = []
+    for batch in split.batches(_AT_ONCE, device=model.device):
+        maps.append(attention_maps(model, batch.images)[-1].maps.float().cpu())
+    overlap = objectness(torch.cat(maps), masks.cpu(), seed=seed)
+    return torch.stack((overlap.iou.mean(), overlap.shuffled.mean(), overlap.mean_mask.mean()))
+
+
+def _accuracy_by_wording(setup: Setup, label: str, seed: int) -> Tensor:
+    """Return the zero-shot accuracy with each wording, (wordings,)."""
+    read = extract(setup.trained(label, seed=seed), setup.test, layer=-1)  # what the classifier reads
+    assert read is not None
+    images = F.normalize(read.at(-1), dim=-1)
+    texts = text_classifier(setup.folder(label, seed), setup.test.classes).cpu()
+    predictions = torch.einsum("nd,wcd->wnc", images, texts).argmax(-1)
+    return (predictions == labels_of(setup.test)).double().mean(1)
+
+
+def _mean(values: ArrayLike) -> Estimate:
+    return student_mean(values, least=0.0, most=1.0)
+
+
+def _few_shot_rows(
+    accuracies: Mapping[str, Sequence[Tensor]], shots: Sequence[int], words: Mapping[str, str], chance: float
+) -> Iterator[FewShotRow]:
+    """Yield the accuracy with a few images per class; accuracies: by label, for each seed (shots, draws)."""
+    for label, of_seeds in accuracies.items():
+        by_seed = torch.stack(tuple(of_seeds))
+        for index, count in enumerate(shots):
+            yield FewShotRow(
+                label,
+                words[label],
+                shots=count,
+                accuracy=_mean(by_seed[:, index].mean(1)),
+                spread=float(by_seed[:, index].std(1).mean()),
+                draws=DRAWS,
+                chance=chance,
+            )
+
+
+def _zero_shot_rows(
+    accuracies: Mapping[str, Sequence[Tensor]], words: Mapping[str, str], chance: float
+) -> Iterator[ZeroShotRow]:
+    """Yield the zero-shot accuracy over wordings; accuracies: by label, for each seed (wordings,)."""
+    for label, of_seeds in accuracies.items():
+        by_seed = torch.stack(tuple(of_seeds))
+        yield ZeroShotRow(
+            label,
+            words[label],
+            wordings=len(PROMPTS),
+            mean=_mean(by_seed.mean(1)),
+            lowest=_mean(by_seed.amin(1)),
+            highest=_mean(by_seed.amax(1)),
+            chance=chance,
+        )
+
+
+def _wording_rows(
+    accuracies: Mapping[str, Sequence[Tensor]], words: Mapping[str, str], chance: float
+) -> Iterator[WordingRow]:
+    """Yield the zero-shot accuracy of each wording; accuracies: by label, for each seed (wordings,)."""
+    for label, of_seeds in accuracies.items():
+        by_seed = torch.stack(tuple(of_seeds))
+        for index, wording in enumerate(PROMPTS):
+            yield WordingRow(
+                label,
+                words[label],
+                wording=wording,
+                seen=wording in WORDINGS,
+                accuracy=_mean(by_seed[:, index]),
+                chance=chance,
+            )
+
+
+def _space(setup: Setup, tested: Mapping[tuple[str, int], Tensor]) -> SpaceArrays | None:
+    """Return the t-SNE of the features of the same test images for every variant, with the first seed."""
+    chosen = setup.test.limit(min(_EMBEDDED, len(setup.test)), seed=setup.run.seed).subset.indices
+    perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
+    if perplexity < 1:
+        return None
+    place_of = {int(index): place for place, index in enumerate(setup.test.subset.indices)}
+    places = torch.tensor([place_of[int(index)] for index in chosen])
+    points = {}
+    for row, variant in enumerate(setup.variants):
+        of_variant = tested[variant.label, setup.seeds[0]][places]
+        if float(of_variant.std(0).max()) > _CONSTANT:
+            points[row] = embed(of_variant, perplexity=perplexity).points.numpy()
+    return SpaceArrays(points, labels_of(setup.test)[places].numpy(), np.array(setup.test.classes))

@@ -1,0 +1,1 @@
+"""A study that adapts one trained model to other data."""

@@ -1,0 +1,255 @@
+"""Measure what training changed inside a model that is adapted: speed of learning, features and maps."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlens.analysis.attention.chain import require_chain
+from vitlens.analysis.attention.methods import rollout
+from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.evaluation.evaluate import predicted_logits
+from vitlens.analysis.features.features import Features, extract
+from vitlens.analysis.features.probe import Probe, probe
+from vitlens.analysis.features.similarity import Similarity, similarity
+from vitlens.commands.study.kinds.record import ComparisonRow, VariantRow
+from vitlens.commands.study.kinds.setup import Setup
+from vitlens.commands.study.kinds.transfer.attention import AT_ONCE, SHOWN, groups_of, measure_attention
+from vitlens.commands.study.kinds.transfer.record import (
+    CurveRow,
+    Floats,
+    MapArrays,
+    MapRow,
+    ProbeRow,
+    ReachedRow,
+    SimilarityRow,
+)
+from vitlens.data.split import Split
+from vitlens.models.model import Model
+from vitlens.models.rebuild import untrained_like
+from vitlens.record import by
+from vitlens.training.metrics import read_metrics
+from vitlens.uncertainty import Estimate, accuracy_difference
+
+REACHED: Final = 0.95  # share of the best accuracy whose time is reported
+_SIMILAR: Final = 256  # test images on which CKA is measured
+_MAPPED: Final = 6  # images whose maps are shown, one of each class
+_FULL: Final = "full"
+_CHANGED: Final = ("last-blocks", _FULL, "scratch", "distilled")  # the frozen variant keeps all features
+_PROBED: Final = {"pretrained": "pretrained", "random": "random weights", _FULL: "after full training"}
+_GAINS: Final = (("pretrained", "random"), (_FULL, "pretrained"))  # probes that are compared
+
+
+def measure_transfer(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[str, Any]:
+    """Return how fast the variants learned and what changed inside the model, as fields of the record."""
+    curves = tuple(_curve_rows(setup, variants))
+    speed = {"curves": curves, "reached": tuple(reached_rows(curves))}
+    attention = measure_attention(setup, variants)
+    similarities = {"layer_similarity": tuple(_similarity_rows(setup, variants))}
+    return speed | attention | similarities | _measure_probes(setup) | _measure_maps(setup)
+
+
+def _curve_rows(setup: Setup, variants: Mapping[str, VariantRow]) -> Iterator[CurveRow]:
+    """Yield every epoch of every training on all images."""
+    for variant in variants.values():
+        if not variant.candidate:
+            continue
+        for seed in setup.seeds:
+            for epoch in read_metrics(setup.folder(variant.label, seed)):
+                assert epoch.test_accuracy is not None  # as it is tested after every epoch
+                yield CurveRow(
+                    variant.label,
+                    variant.words,
+                    seed=seed,
+                    epochs=epoch.epochs,
+                    seconds=epoch.seconds,
+                    loss=epoch.train_loss,
+                    accuracy=epoch.test_accuracy,
+                )
+
+
+def reached_rows(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
+    """Yield when the mean accuracy of each variant over seeds first reached REACHED times the best mean of all."""
+    means: list[CurveRow] = []
+    for of_variant in by(curves, "label").values():
+        means += map(_mean_over_seeds, by(of_variant, "epochs").values())
+    wanted = REACHED * max(row.accuracy for row in means)
+    for label, rows in by(means, "label").items():
+        high_enough = [row for row in rows if row.accuracy >= wanted]
+        row = ReachedRow(label, rows[0].words, accuracy=wanted)
+        if high_enough:
+            first = min(high_enough, key=lambda row: row.epochs)
+            row = replace(row, epochs=first.epochs, seconds=first.seconds)
+        yield row
+
+
+def _mean_over_seeds(rows: Sequence[CurveRow]) -> CurveRow:
+    """Return the means of one epoch of one variant, in place of a training's numbers."""
+    return replace(
+        rows[0],
+        seconds=float(np.mean([row.seconds for row in rows])),
+        loss=float(np.mean([row.loss for row in rows])),
+        accuracy=float(np.mean([row.accuracy for row in rows])),
+    )
+
+
+def _similarity_rows(setup: Setup, variants: Mapping[str, VariantRow]) -> Iterator[SimilarityRow]:
+    """Yield the CKA between each layer before and after training; value and ends are means over seeds."""
+    images = setup.test.limit(_SIMILAR, seed=setup.run.seed)
+    before = _features_of(setup.start(), images)
+    for label in _CHANGED:
+        measured = []
+        for seed in setup.seeds:
+            after = _features_of(setup.trained(label, seed=seed), images)
+            measured.append(similarity(before, after, sources=images.groups))
+        for layer, cka in enumerate(_same_layers(measured)):
+            if np.isfinite(cka.value):  # a layer that does not vary has no CKA
+                yield SimilarityRow(label, variants[label].words, layer=layer, cka=cka)
+
+
+def _same_layers(measured: Sequence[Similarity]) -> Iterator[Estimate]:
+    """Yield the CKA of each layer with itself, value and ends as means over seeds."""
+    values = _mean_diagonal(measured, "values")
+    lows = _mean_diagonal(measured, "low")
+    highs = _mean_diagonal(measured, "high")
+    for layer, value in values.items():
+        yield Estimate(value, lows.get(layer), highs.get(layer), measured[0].n, unit="")
+
+
+def _mean_diagonal(measured: Sequence[Similarity], name: str) -> dict[int, float]:
+    """Return the mean of the diagonals of one matrix by layer; empty if it is undefined."""
+    diagonals: list[Tensor] = []
+    for cka in measured:
+        matrix = getattr(cka, name)
+        if matrix is not None:
+            diagonals.append(matrix.diagonal())
+    if not diagonals:
+        return {}
+    return dict(enumerate(torch.stack(diagonals).mean(0).tolist()))
+
+
+def _features_of(model: Model, images: Split) -> Features:
+    features = extract(model, images)
+    assert features is not None  # as a study is one process
+    return features
+
+
+def _measure_probes(setup: Setup) -> dict[str, Any]:
+    """Return how well linear probes do on each layer, and the difference between those on the last layer."""
+    start = setup.start()
+    models = {
+        "pretrained": start,
+        "random": untrained_like(start, seed=setup.seeds[0]),
+        _FULL: setup.trained(_FULL),
+    }
+    rows = []
+    last: dict[str, Probe] = {}
+    for label, model in models.items():
+        for layer, fitted in enumerate(_probes(setup, model)):
+            row = ProbeRow(
+                label,
+                _PROBED[label],
+                layer=layer,
+                accuracy=fitted.accuracy,
+                chance=1 / len(setup.test.classes),
+            )
+            rows.append(row)
+            last[label] = fitted
+    return {"probes": tuple(rows), "comparisons": tuple(_gain_rows(setup, last))}
+
+
+def _gain_rows(setup: Setup, last: Mapping[str, Probe]) -> Iterator[ComparisonRow]:
+    """Yield the differences between probes; last: of the last layer, by label."""
+    for label, against in _GAINS:
+        difference = accuracy_difference(
+            last[label].correct, last[against].correct, groups=groups_of(setup.test), seed=setup.seeds[0]
+        )
+        yield ComparisonRow(
+            family="probe_gain",
+            label=label,
+            against=against,
+            words=_PROBED[label],
+            against_words=_PROBED[against],
+            difference=difference,
+        )
+
+
+def _probes(setup: Setup, model: Model) -> Iterator[Probe]:
+    """Yield the probe of each layer, fitted to the training images."""
+    train = _features_of(model, setup.train)
+    test = _features_of(model, setup.test)
+    assert setup.train.labels is not None
+    assert setup.test.labels is not None
+    train_labels = setup.train.labels.cpu().long()
+    test_labels = setup.test.labels.cpu().long()
+    for train_features, test_features in zip(train.values, test.values, strict=True):
+        yield probe(
+            train_features,
+            train_labels,
+            test_features,
+            test_labels,
+            train_groups=setup.train.groups,
+            groups=setup.test.groups,
+            seed=setup.run.seed,
+        )
+
+
+def _measure_maps(setup: Setup) -> dict[str, Any]:
+    """Return attention maps before and after full training on the first image of each class, whatever they show.
+
+    The model before predicts one of its original classes, which may not be the data's: attention needs no class.
+    """
+    images = _first_of_each_class(setup.test.limit(SHOWN, seed=setup.run.seed))
+    before = setup.model
+    assert before is not None
+    assert images.labels is not None
+    after = setup.trained(_FULL)
+    rows = zip(
+        images.files or [f"image {number}" for number in range(len(images))],
+        [images.classes[label] for label in images.labels.tolist()],
+        _predictions(before, images),
+        _predictions(after, images),
+        strict=True,
+    )
+    arrays = MapArrays(
+        images=images.source.read(torch.arange(len(images))).cpu().numpy(),
+        before=_last_attention(before, images),
+        after=_last_attention(after, images),
+        rollout_before=_rollout_maps(before, images),
+        rollout_after=_rollout_maps(after, images),
+    )
+    return {"maps": tuple(MapRow(*row) for row in rows), "map_arrays": arrays}
+
+
+def _first_of_each_class(images: Split) -> Split:
+    assert images.labels is not None
+    labels = images.labels.tolist()
+    classes = sorted(set(labels))[:_MAPPED]
+    return images.pick(torch.tensor([labels.index(label) for label in classes]))
+
+
+def _predictions(model: Model, images: Split) -> list[str]:
+    """Return the most probable class of each image, "" by a model without a classifier."""
+    if not model.has_classifier:
+        return [""] * len(images)
+    best = predicted_logits(model, images).argmax(1)
+    return [model.classes[index] for index in best.tolist()]
+
+
+def _last_attention(model: Model, images: Split) -> Floats:
+    """Return the last layer's attention that is a map, mean over heads (images, rows, columns)."""
+    maps = []
+    for batch in images.batches(AT_ONCE, device=model.device):
+        maps.append(attention_maps(model, batch.images)[-1].maps.mean(1).cpu())
+    return torch.cat(maps).float().numpy()
+
+
+def _rollout_maps(model: Model, images: Split) -> Floats | None:
+    """Return the rollout (images, rows, columns); None if the model has none."""
+    if not require_chain.is_met(model):
+        return None
+    maps = [rollout(model, batch.images).cpu() for batch in images.batches(AT_ONCE, device=model.device)]
+    return torch.cat(maps).float().numpy()

@@ -1,0 +1,152 @@
+"""One training of one variant, whose result lies in a file of its folder."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.analysis.cost.flops import flops_by_part
+from vitlens.analysis.evaluation.evaluate import evaluate
+from vitlens.arrays import Flags, Form, arrays_of, as_arrays, read_arrays, write_arrays
+from vitlens.commands.run.progress import training_progress
+from vitlens.commands.study.kinds.kinds import Variant
+from vitlens.commands.study.kinds.pretraining.features import probe_frozen
+from vitlens.commands.study.kinds.setup import Setup
+from vitlens.commands.train.start import compute_outputs, objective_of
+from vitlens.data.split import Split
+from vitlens.errors import InputError
+from vitlens.models.model import Model
+from vitlens.training import checkpoint
+from vitlens.training.distill import Distillation, StandardObjective, cacheable_views
+from vitlens.training.head import fit_head
+from vitlens.training.loop import BEST_FILE, train_on_images
+from vitlens.training.objectives.pretraining import Pretraining
+from vitlens.training.task import Task
+
+# For a teacher trained on the same images, whose predictions on them are the labels: its probabilities say more.
+_DISTILLATION: Final = Distillation(kind="soft", weight=0.5, token=False)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of one training, which is complete once its file is written.
+
+    correct: (n,) True where a test image is classified correctly. seconds: of training, evaluations included.
+    images_per_second: of training alone, the median over epochs. flops: of the forward pass of one image.
+    """
+
+    correct: Flags
+    seconds: Annotated[NDArray[np.float64], Form("f")]
+    images_per_second: Annotated[NDArray[np.float64], Form("f")]
+    steps: Annotated[NDArray[np.int64], Form("iu")]
+    parameters: Annotated[NDArray[np.int64], Form("iu")]
+    flops: Annotated[NDArray[np.int64], Form("iu")]
+
+
+def run_trial(setup: Setup, variant: Variant, seed: int) -> Trial:
+    """Train a variant with a seed in its folder, or read the result that an earlier run left there.
+
+    The weights stay in the folder; the checkpoint, the second copy of the weights and the rest of a killed run do not.
+    """
+    folder = setup.folder(variant.label, seed)
+    file = folder / "result.npz"
+    if setup.options.resume is not None and file.is_file():
+        trial = _read_trial(file, setup.test)
+    else:
+        trial = _train(setup, variant, seed)
+        write_arrays(file, as_arrays(trial))
+    _remove_leftovers(folder)
+    return trial
+
+
+def _read_trial(file: Path, test: Split) -> Trial:
+    """Return the result in a file. Raises InputError if it is about other test images."""
+    trial = arrays_of(Trial, read_arrays(file), file)
+    if len(trial.correct) != len(test):
+        raise InputError(
+            f"expected the {len(trial.correct)} test images of {file}, found {len(test)}; "
+            "resume with the data that the study began with"
+        )
+    return trial
+
+
+def _remove_leftovers(folder: Path) -> None:
+    shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+    files = [folder / BEST_FILE, *folder.glob(".*-*.safetensors"), *folder.glob(".result-*.npz")]
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
+    """Train a variant from its start, and test it."""
+    model = setup.begin(variant, seed=seed).to(setup.device)
+    folder = setup.folder(variant.label, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters = np.array(model.parameter_count())
+    flops = np.array(int(sum(flops_by_part(model).values())))
+    if not variant.is_trained:
+        return Trial(
+            correct=probe_frozen(setup, model, seed=seed),
+            seconds=np.array(0.0),
+            images_per_second=np.array(0.0),
+            steps=np.array(0),
+            parameters=parameters,
+            flops=flops,
+        )
+    images = setup.images(variant, seed=seed)
+    objective = _objective(setup, variant, images, seed)
+    fit = fit_head if variant.trained == "head" else train_on_images
+    with training_progress(_title(setup, variant, seed), quiet=setup.run.quiet) as on_progress:
+        task = Task(
+            model=model,
+            train=images,
+            test=setup.test,
+            recipe=setup.recipe(variant),
+            directory=folder,
+            seed=seed,
+            device=setup.device,
+            precision=setup.run.precision,
+            resume=setup.options.resume is not None,
+            objective=objective,
+            train_last=setup.trained_last(variant),
+            on_progress=on_progress,
+        )
+        result = fit(task)
+    speeds = [epoch.images_per_second for epoch in result.history]
+    return Trial(
+        correct=_classified(setup, variant, model, seed),
+        seconds=np.array(float(result.seconds)),
+        images_per_second=np.array(float(np.median(speeds))),
+        steps=np.array(result.history[-1].step),
+        parameters=parameters,
+        flops=flops,
+    )
+
+
+def _title(setup: Setup, variant: Variant, seed: int) -> str:
+    """Return the title of a training's progress."""
+    number = setup.variants.index(variant) + 1
+    seed_number = setup.seeds.index(seed) + 1
+    return f"variant {number} of {len(setup.variants)}, {variant.words}, seed {seed_number} of {len(setup.seeds)}"
+
+
+def _objective(setup: Setup, variant: Variant, images: Split, seed: int) -> StandardObjective | Pretraining:
+    """Return the objective of a variant; a teacher computes its outputs on the images now."""
+    if variant.teacher:
+        teacher = setup.trained(variant.teacher, seed=seed)
+        objective = objective_of(teacher, _DISTILLATION, images.classes, setup.run.precision)
+        views = cacheable_views(setup.recipe(variant), images)
+        compute_outputs(objective, images, views=views, quiet=setup.run.quiet)
+        return objective
+    return setup.pretraining(variant) or StandardObjective()
+
+
+def _classified(setup: Setup, variant: Variant, model: Model, seed: int) -> Flags:
+    """Return which test images are classified correctly, by a probe in a study of pretraining."""
+    if setup.kind.extra == "pretraining":
+        return probe_frozen(setup, setup.trained(variant.label, seed=seed), seed=seed)
+    correct: Flags = evaluate(model, setup.test, batch_size=setup.run.batch_size).correct.numpy()
+    return correct

@@ -1,0 +1,1 @@
+"""Studies of small models that differ in one factor."""

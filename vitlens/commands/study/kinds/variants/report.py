@@ -1,0 +1,172 @@
+"""The report of a study of small models that differ in one factor."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from vitlens.charts import Picture, images
+from vitlens.charts.pictures import cut, mosaic
+from vitlens.commands.shared.receptive import field_charts
+from vitlens.commands.study.kinds.choose import claim_of
+from vitlens.commands.study.kinds.record import ComparisonRow, VariantRow
+from vitlens.commands.study.kinds.report import (
+    CHANGES,
+    CHOICE,
+    by_images_section,
+    decision,
+    difference_claims,
+    kind_report,
+    of_family,
+    pairs_by_images,
+    range_claim,
+    undecidable,
+)
+from vitlens.commands.study.kinds.variants.record import PositionRow, VariantsRecord
+from vitlens.record import by
+from vitlens.report.claims import Claim
+from vitlens.report.numbers import in_time, in_words, number
+from vitlens.report.prose import listed, say
+from vitlens.report.sections import Chart, Section
+from vitlens.uncertainty import Side, beyond
+
+
+def claims(record: VariantsRecord) -> Iterator[Claim]:
+    """Yield the choice, its range, and every other difference that is significant."""
+    doubt = undecidable(record)
+    yield doubt or claim_of(decision(record), record.design[0].kind)
+    yield range_claim(record)
+    if doubt is None:
+        yield from difference_claims(_main_differences(record))
+
+
+def _main_differences(record: VariantsRecord) -> list[ComparisonRow]:
+    """Return all differences; of variants that build on each other the steps and the largest difference overall."""
+    steps = of_family(record, "step")
+    differences = of_family(record, "difference")
+    if not steps:
+        return differences
+    pairs = {(row.label, row.against) for row in steps}
+    overall = [row for row in differences if (row.label, row.against) not in pairs]
+    overall.sort(key=lambda row: -abs(row.difference.value))
+    return [*steps, *overall[:1]]
+
+
+def _won_sizes(record: VariantsRecord) -> str:
+    """Return at how many training set sizes one of two lines wins."""
+    rows = pairs_by_images(record)
+    return say(
+        "For {{ won|length }} of {{ rows|length }} training set sizes, one of the two is significantly better.",
+        rows=rows,
+        won=[row for row in rows if row.winner is not None],
+    )
+
+
+def _cut_variants(record: VariantsRecord) -> list[VariantRow]:
+    """Return the variants that cut images into patches, if an image is there to show it."""
+    if record.cut is None:
+        return []
+    return [row for row in record.points if row.patch is not None]
+
+
+def _cut_pictures(record: VariantsRecord) -> Iterator[Picture]:
+    """Yield the first test image, cut by white lines into the patches of each variant."""
+    if record.cut is None:
+        return
+    image = record.cut.image[0].astype(np.float32) / 255
+    for row in record.points:
+        if row.patch is not None:
+            lines_below = (
+                f"{row.tokens} tokens",
+                f"{number(row.flops / 1e6)} MFLOPs",
+                in_words(row.accuracy, with_n=False),
+                f"training {in_time(row.seconds)}",
+            )
+            yield Picture(cut(image, row.patch), column=row.words, below="\n".join(lines_below))
+
+
+def _order_of_positions(record: VariantsRecord) -> str:
+    """Return what the rank correlations show, by their intervals."""
+    parts = []
+    for row in record.position_order:
+        if row.all is not None:
+            order = _order_in_words(row)
+            parts.append(say("{{ row.all|alone }} for **{{ row.words }}** ({{ order }})", row=row, order=order))
+    return say(
+        "The rank correlation between the similarity of two patches' embeddings and their nearness is {{ parts }}.",
+        parts=listed(parts),
+    )
+
+
+def _order_in_words(row: PositionRow) -> str:
+    """Return whether nearer patches have more similar embeddings; fixed embeddings are the same before training."""
+    assert row.all is not None
+    if row.before is not None and abs(row.before - row.all.value) < 1e-9:
+        return "fixed"
+    if beyond(row.all, 0.0) is not Side.UNDECIDED:
+        more = "more" if row.all.value > 0 else "less"
+        return f"nearer patches are {more} similar"
+    return "one seed" if row.all.low is None else "no order by distance is seen"
+
+
+def _similarity_maps(record: VariantsRecord) -> Iterator[Picture]:
+    """Yield the similarities of the position embeddings of each variant."""
+    if record.position_similarity is None:
+        return
+    for index, similarity in record.position_similarity.similarity.items():
+        row = record.points[index]
+        if row.grid:
+            yield Picture(None, mosaic(similarity, row.grid), column=row.words)
+
+
+def _last_layers(record: VariantsRecord) -> list[Any]:
+    """Return the receptive field after the last layer of each variant."""
+    return [rows[-1] for rows in by(record.receptive_fields, "model").values()]
+
+
+_CUTS: Final = Section(
+    "How does each variant cut an image?",
+    _cut_variants,
+    opening="Smaller patches make more tokens, and more tokens cost more.",
+    columns=("words", "tokens", "flops", "training_bytes", "seconds"),
+    charts=(
+        Chart(
+            "cuts",
+            images(largest=1.6),
+            "The first test image, cut into the patches of each variant; below: tokens, operations, accuracy "
+            "and training time.",
+            title="One image as the patches of each variant",
+            rows=_cut_pictures,
+        ),
+    ),
+)
+_POSITIONS: Final = Section(
+    "Do near patches have similar position embeddings?",
+    "position_order",
+    opening=_order_of_positions,
+    columns=("words", "all", "rows", "columns", "before"),
+    charts=(
+        Chart(
+            "position_similarity",
+            images(largest=2.2),
+            "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities "
+            "with all others (first seed). Each panel has its own colours.",
+            title="Similarity of position embeddings",
+            rows=_similarity_maps,
+        ),
+    ),
+)
+_RECEPTIVE_FIELDS: Final = Section(
+    "How far does a patch see?",
+    _last_layers,
+    columns=("words", "title", "distance", "half", "seen"),
+    opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer, the mean "
+    "distance to the pixels that change a patch ranges from {{ far[0].distance|alone }} in **{{ far[0].words }}** to "
+    "{{ far[-1].distance|alone }} in **{{ far[-1].words }}**.",
+    charts=field_charts(),
+)
+REPORT: Final = kind_report(
+    VariantsRecord,
+    claims,
+    (CHOICE, CHANGES, by_images_section(_won_sizes), _CUTS, _POSITIONS, _RECEPTIVE_FIELDS),
+)
