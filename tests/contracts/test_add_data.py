@@ -5,7 +5,6 @@ import torch
 
 import vitlens
 from tests.kit import guide
-from vitlens.cli.build import complete_data
 from vitlens.cli.main import run
 from vitlens.errors import UnknownNameError
 
@@ -25,13 +24,12 @@ def test_it_is_loaded_in_parts_and_limited_to_balanced_classes():
     assert torch.equal(means > 0.5, batch.labels == 1)
 
 
-def test_it_is_listed_suggested_offered_by_completion_and_read_by_commands(tmp_path, capsys):
+def test_it_is_listed_suggested_and_read_by_commands(tmp_path, capsys):
     assert run(["data"]) == 0
     listed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert "drawn here" in listed["mine"]
     assert run(["data", "mine"]) == 0
     assert "bright" in capsys.readouterr().out
-    assert "mine" in complete_data("mi")
     with pytest.raises(UnknownNameError, match="'mine'"):
         vitlens.load_data("mien")
     line = ["predict", "vit-digits", "--data", "mine", "--limit", "4", "--device", "cpu", "--quiet"]
