@@ -148,8 +148,12 @@ def block_at(model: Model, number: int) -> Layer:
 
 
 def depth(model: Model) -> int:
-    """Return the number of blocks, those without attention included: one more than the largest number of a layer."""
-    return 1 + blocks(model)[-1].index
+    """Return how many numbers there are: of layers, and of blocks without attention.
+
+    Raises UnsupportedError for a model without attention (a CNN).
+    """
+    modules = {site.module for site in survey(model, probe_images(model, 1))}
+    return len(modules) + len(model.anatomy.without_attention)
 
 
 @once_per_model

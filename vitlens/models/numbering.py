@@ -58,12 +58,11 @@ def numbers_text(numbers: Sequence[int], joined_by: str = "or") -> str:
     return f"{', '.join(map(str, numbers[:-1]))} {joined_by} {numbers[-1]}"
 
 
-def no_layer(numbers: Sequence[int], number: int, alias: str) -> str:
+def no_layer(numbers: Sequence[int], number: int, alias: str, option: str = "a layer") -> str:
     """Return the message that refuses a number of a layer; numbers: of the layers with attention, in order."""
-    message = f"expected a layer {numbers_text(numbers)} of {alias}, found {number}"
-    if 0 <= number < numbers[-1]:
-        message += ", a block without attention"
-    return message
+    if list(numbers) == list(range(len(numbers))):
+        return f"expected {option} {numbers_text(numbers)}, found {number}"
+    return f"expected {option} {numbers_text(numbers)}, the blocks of {alias} with attention, found {number}"
 
 
 def numbering_note(anatomy: "Anatomy") -> str:

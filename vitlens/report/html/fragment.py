@@ -59,6 +59,8 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
         "exactness": tuple(_exactness(explorer, all_weights)),
         "images": images,
     }
+    if explorer.layers:
+        data["layers"] = explorer.layers
     return {"notes": notes, "data": as_json(data), "blocks": tuple(blocks)}
 
 
