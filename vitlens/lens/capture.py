@@ -182,8 +182,8 @@ def observe(
 
 @dataclass(frozen=True)
 class CapturedAttention:
-    """logits (batch, classes); sites: one per call; layers: weights (batch, heads, query, key), or the given rows, by the
-    number of the layer; those of a block without attention are (batch, 0, 0, 0)."""
+    """logits (batch, classes); sites: one per call; layers: weights (batch, heads, query, key), or the given rows, by
+    the number of the layer; those of a block without attention are (batch, 0, 0, 0)."""
 
     logits: Tensor
     sites: tuple[Site, ...]

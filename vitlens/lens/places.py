@@ -224,8 +224,9 @@ def places(model: Model) -> Places:
     """Return every place whose tensor `capture` gives: names, axes and sizes for one image, in forward order.
 
     Blocks and heads count from 0, in the order of the forward pass, as the layers of `attention`; an attention pooling
-    at the end is the last of them. A block without attention has a number and no heads. A place that a model does not have is not listed: windows have weights of every
-    window (an axis `windows`), attention that is computed by hand has no queries, a CNN has blocks and stages.
+    at the end is the last of them. A block without attention has a number and no heads. A place that a model does not
+    have is not listed: windows have weights of every window (an axis `windows`), attention that is computed by hand has
+    no queries, a CNN has blocks and stages.
 
     >>> import vitlens
     >>> places = vitlens.places(vitlens.load("vit-digits"))

@@ -138,9 +138,9 @@ class ReplayStart:
 class ReplayMethod:
     """How a model is replayed.
 
-    starts: by the number of the layer or block; largest: bytes of the largest module output for one image; rows: tokens computed in the last
-    block (None: all); exact: whether replaying gives the model's logits; note: why it does not, or why all tokens of
-    the last block are computed where the classifier reads fewer.
+    starts: by the number of the layer or block; largest: bytes of the largest module output for one image; rows: tokens
+    computed in the last block (None: all); exact: whether replaying gives the model's logits; note: why it does not, or
+    why all tokens of the last block are computed where the classifier reads fewer.
     """
 
     starts: Mapping[int, ReplayStart]
@@ -499,7 +499,9 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
             replayed = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[0]
             return float((replayed - expected).abs().max())
 
-        kinds = {number: PassKind(number, not start.branch, rows=method.rows) for number, start in method.starts.items()}
+        kinds = {
+            number: PassKind(number, not start.branch, rows=method.rows) for number, start in method.starts.items()
+        }
         differences = [compute_difference(kind, {}) for kind in kinds.values()]
         model_layers = layers(model)
         for layer in (model_layers[0], model_layers[-1]):

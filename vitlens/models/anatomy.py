@@ -52,13 +52,13 @@ class Anatomy:
     """The structure of a model, read from its modules or from a forward pass.
 
     family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other"; blocks: module names of
-    its blocks in forward order, with those that have no attention; layout: of the token sequence (None where there is none); readout: the classifier's
-    input (None for a CNN); attention: its modules with heads, in the order of the module tree (None: `Model` reads them
-    from the modules' attributes); unread: why the token layout, or where there is no attention, attention could not be
-    read from a forward pass; unused: attention modules that run, but on which the logits do not depend; row_by_row:
-    False where a forward pass showed that the patches are in another order, so that no grid may be assumed;
-    special_first: False where special tokens stand behind patches and cannot be moved before them;
-    attends_unread: whether attention runs whose modules are not those of layers, so that they are not listed;
+    its blocks in forward order, with those that have no attention; layout: of the token sequence (None where there is
+    none); readout: the classifier's input (None for a CNN); attention: its modules with heads, in the order of the
+    module tree (None: `Model` reads them from the modules' attributes); unread: why the token layout, or where there is
+    no attention, attention could not be read from a forward pass; unused: attention modules that run, but on which the
+    logits do not depend; row_by_row: False where a forward pass showed that the patches are in another order, so that
+    no grid may be assumed; special_first: False where special tokens stand behind patches and cannot be moved before
+    them; attends_unread: whether attention runs whose modules are not those of layers, so that they are not listed;
     reordering: of tokens whose special ones are not the first, while they pass through the model; without_attention:
     the members of its lists of blocks that have no attention, which count in the numbers of layers.
     """
@@ -89,6 +89,14 @@ class Anatomy:
             if not any(other.startswith(f"{name}.") for other in self.parts):
                 innermost.append(name)
         return tuple(innermost)
+
+    @property
+    def attention_by_layer(self) -> Mapping[int, str]:
+        """Return the names of the innermost modules with heads, by the number of the layer."""
+        by_layer = {}
+        for place, name in enumerate(self.attention_modules):
+            by_layer[place + self.parts[name].blocks_before] = name
+        return by_layer
 
 
 def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:

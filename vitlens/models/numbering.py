@@ -19,9 +19,7 @@ _LIBRARIES: Final = ("torch.nn.", "torchvision.ops.")
 _Order = Mapping[str, int]  # of all modules, in the module tree
 
 
-def with_blocks_without_attention(
-    module: nn.Module, anatomy: "Anatomy", is_block: Callable[[str], bool]
-) -> "Anatomy":
+def with_blocks_without_attention(module: nn.Module, anatomy: "Anatomy", is_block: Callable[[str], bool]) -> "Anatomy":
     """Return the anatomy with the blocks that have no attention, which count in the numbers of layers.
 
     is_block: whether a member of a list of blocks is itself a block, by its name; not asked for members between two
@@ -62,18 +60,18 @@ def no_layer(numbers: Sequence[int], number: int, alias: str, option: str = "a l
     """Return the message that refuses a number of a layer; numbers: of the layers with attention, in order."""
     if list(numbers) == list(range(len(numbers))):
         return f"expected {option} {numbers_text(numbers)}, found {number}"
-    return f"expected {option} {numbers_text(numbers)}, the blocks of {alias} with attention, found {number}"
+    return f"expected {option} {numbers_text(numbers)} (the blocks of {alias} with attention), found {number}"
 
 
 def numbering_note(anatomy: "Anatomy") -> str:
     """Return a note that names the layers with attention where some blocks have none; "" where all have some."""
     if not anatomy.without_attention:
         return ""
-    names = anatomy.attention_modules
-    numbers = [number + anatomy.parts[name].blocks_before for number, name in enumerate(names)]
+    numbers = [*anatomy.attention_by_layer]
     count = len(anatomy.without_attention)
     blocks = "1 block has" if count == 1 else f"{count} blocks have"
-    return f"{blocks} no attention; the layers with attention are {numbers_text(numbers, 'and')}, by the number of the block"
+    with_attention = numbers_text(numbers, joined_by="and")
+    return f"{blocks} no attention; layers are numbered by their blocks, those with attention are {with_attention}"
 
 
 def _blocks_without_attention(
@@ -152,9 +150,7 @@ def _holds(name: str, others: Sequence[str]) -> bool:
 
 
 def _is_weighted(module: nn.Module, name: str) -> bool:
-    """Return True for a module with matrices of weights that is no plain layer, and for an identity in a block's place.
-
-    """
+    """Return True for a module that holds layers with weights, and for an identity in a block's place."""
     member = module.get_submodule(name)
     if isinstance(member, nn.Identity):
         return True

@@ -94,7 +94,5 @@ def require_affinity(model: Model, layers: Sequence[int] | None = None) -> Seque
     wrong = [layer for layer in layers or () if layer not in known]
     if wrong or (layers is not None and not layers):
         found = f"layer {wrong[0]}" if wrong else "no layer"
-        raise InputError(
-            f"expected layers {numbers_text(known)} of {model.alias} to refine with, found {found}"
-        )
+        raise InputError(f"expected layers {numbers_text(known)} of {model.alias} to refine with, found {found}")
     return known if layers is None else layers
