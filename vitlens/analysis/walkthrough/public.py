@@ -87,8 +87,8 @@ class Walkthrough(Summary):
     """One head of one layer on one image, step by step; tensors on the CPU, without a batch axis.
 
     layer, head: counted from 0; layers: of the model, blocks without attention included; heads: of the layer; scale:
-    what scores are multiplied by, 1/sqrt(head_dim); query: the position of the token that is followed, the one that the classifier reads, or the
-    patch in the middle; key: the patch to which it attends most.
+    what scores are multiplied by, 1/sqrt(head_dim); query: the position of the token that is followed, the one that the
+    classifier reads, or the patch in the middle; key: the patch to which it attends most.
     embedding: the patch embedding, None for a model whose patches are not cut by one convolution;
     positions: what is added to it, None where that is no fixed vector a patch.
     input: the residual stream that enters the block; normed: what enters its attention; queries, keys, values: of the
