@@ -56,9 +56,14 @@ def numbers_text(numbers: Sequence[int], joined_by: str = "or") -> str:
     return f"{', '.join(map(str, numbers[:-1]))} {joined_by} {numbers[-1]}"
 
 
+def is_sparse(numbers: Sequence[int]) -> bool:
+    """Return True if some number before the last one is that of a block without attention."""
+    return list(numbers) != list(range(len(numbers)))
+
+
 def no_layer(numbers: Sequence[int], number: int, alias: str, option: str = "a layer") -> str:
     """Return the message that refuses a number of a layer; numbers: of the layers with attention, in order."""
-    if list(numbers) == list(range(len(numbers))):
+    if not is_sparse(numbers):
         return f"expected {option} {numbers_text(numbers)}, found {number}"
     return f"expected {option} {numbers_text(numbers)} (the blocks of {alias} with attention), found {number}"
 
