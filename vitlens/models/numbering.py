@@ -93,7 +93,7 @@ def _blocks_without_attention(
             continue
         members_with_attention += [".".join(name.split(".")[:depth]) for name in names]
         candidates.update(dict.fromkeys(name for name in order if pattern.fullmatch(name)))
-    candidates_left = [name for name in candidates if not _overlaps(name, units) and _is_weighted(module, name)]
+    candidates_left = [name for name in candidates if not _overlaps(name, units) and _is_unit(module, name)]
     innermost = [name for name in candidates_left if not _holds(name, candidates_left)]
     if not innermost:
         return ()
@@ -154,13 +154,15 @@ def _holds(name: str, others: Sequence[str]) -> bool:
     return any(other.startswith(f"{name}.") for other in others)
 
 
-def _is_weighted(module: nn.Module, name: str) -> bool:
-    """Return True for a module that holds layers with weights, and for an identity in a block's place."""
+def _is_unit(module: nn.Module, name: str) -> bool:
+    """Return False for a plain layer, such as a norm, and for a list of such layers without weights.
+
+    An identity may stand in a block's place.
+    """
     member = module.get_submodule(name)
-    if isinstance(member, nn.Identity):
-        return True
-    is_plain = type(member).__module__.startswith(_LIBRARIES) and not isinstance(member, _LISTS)
-    return not is_plain and any(parameter.dim() > 1 for parameter in member.parameters())
+    if isinstance(member, _LISTS):
+        return any(parameter.dim() > 1 for parameter in member.parameters())
+    return isinstance(member, nn.Identity) or not type(member).__module__.startswith(_LIBRARIES)
 
 
 def _is_between(name: str, members: Sequence[str], order: _Order) -> bool:

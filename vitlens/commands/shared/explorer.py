@@ -180,15 +180,15 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer
         row.keys,
         tuple(_SPECIAL.get(token, token) for token in row.special),
         row.queries,
-        labels=_of_layers(shown.labels, row.layers),
+        labels=of_layers(shown.labels, row.layers),
         importance=importance,
         notes=tuple(_notes(row, len(shown.pictures))),
-        words=_of_layers(shown.words, row.layers),
+        words=of_layers(shown.words, row.layers),
         layers=row.layers or (),
     )
 
 
-def _of_layers(by_number: Sequence[Sequence[str]], layers: Sequence[int] | None) -> tuple[tuple[str, ...], ...]:
+def of_layers(by_number: Sequence[Sequence[str]], layers: Sequence[int] | None) -> tuple[tuple[str, ...], ...]:
     """Return the names of the heads of these layers (None: of all), from a table by number of the layer."""
     if layers is None:
         return tuple(map(tuple, by_number))

@@ -172,18 +172,18 @@ def _features(setup: Setup, words: Mapping[str, str]) -> Rows:
                 for name in ("values", "low", "high")
             )
         )
-        for layer, value in enumerate(values or ()):
+        for place, value in enumerate(values or ()):
             if np.isfinite(value):  # a layer that does not vary has no CKA
-                ends = [None if end is None else end[layer] for end in (low, high)]
+                ends = [None if end is None else end[place] for end in (low, high)]
                 cka = Estimate(value, ends[0], ends[1], len(images), unit="")
-                alike.append(rows.SimilarityRow(label, words[label], layer, cka))
+                alike.append(rows.SimilarityRow(label, words[label], _number_of(before, place), cka))
     told = {"pretrained": "pretrained", "random": "random weights", _FULL: "after full training"}
     models = start, untrained_like(start, seed=seed), setup.trained(_FULL)
     probes = list[rows.ProbeRow]()
     chance = 1 / len(setup.test.classes)
     last = dict[str, Probe]()
     for label, model in zip(told, models):
-        for layer, each in enumerate(_probed(setup, model)):
+        for layer, each in _probed(setup, model):
             probes.append(rows.ProbeRow(label, told[label], layer, each.accuracy, chance))
             last[label] = each
     gains = (
@@ -206,15 +206,21 @@ def _read(model: Model, images: Split) -> Features:
     return features
 
 
-def _probed(setup: Setup, model: Model) -> Iterator[Probe]:
-    """Yield the probe of each layer, fitted on the training images."""
+def _number_of(features: Features, place: int) -> int:
+    number = features.layers[place].index
+    assert number is not None  # of no embedding
+    return number
+
+
+def _probed(setup: Setup, model: Model) -> Iterator[tuple[int, Probe]]:
+    """Yield the probe of each layer, fitted on the training images, with the layer's number."""
     train = _read(model, setup.train)
     test = _read(model, setup.test)
     assert setup.train.labels is not None
     assert setup.test.labels is not None
     labels = setup.train.labels.cpu().long(), setup.test.labels.cpu().long()
-    for own, other in zip(train.values, test.values, strict=True):
-        yield probe(
+    for place, (own, other) in enumerate(zip(train.values, test.values, strict=True)):
+        fitted = probe(
             own,
             labels[0],
             other,
@@ -223,6 +229,7 @@ def _probed(setup: Setup, model: Model) -> Iterator[Probe]:
             groups=setup.test.groups,
             seed=setup.run.seed,
         )
+        yield _number_of(train, place), fitted
 
 
 def _maps(setup: Setup) -> Rows:
