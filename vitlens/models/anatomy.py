@@ -91,6 +91,11 @@ class Anatomy:
         return tuple(innermost)
 
     @property
+    def blocks_with_attention(self) -> tuple[str, ...]:
+        """Return the blocks that are not among those without attention: of a CNN, all of them."""
+        return tuple(name for name in self.blocks if name not in self.without_attention)
+
+    @property
     def attention_by_layer(self) -> Mapping[int, str]:
         """Return the names of the innermost modules with heads, by the number of the layer."""
         by_layer = {}
