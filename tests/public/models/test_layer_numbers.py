@@ -17,58 +17,13 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.models.files import one_line
-from tests.kit.models.handwritten import DIM, Block, ViT, feedforward, noise, seeded, wrapped
+from tests.kit.models.handwritten import Block, ViT, noise, seeded, wrapped
+from tests.kit.models.silent_blocks import Clipped, Silent, SilentMixer, listed, plain
 from tests.kit.tiny import model_of
 from vitlens.errors import InputError, VitlensError
 from vitlens.models.rebuild import prune_heads
 
 LABELS = torch.tensor([0, 1, 2])
-
-
-class Silent(nn.Module):
-    """An MLP without attention, which adds nothing to the residual stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(DIM)
-        self.mlp = feedforward()
-        nn.init.zeros_(self.mlp[2].weight)
-        nn.init.zeros_(self.mlp[2].bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.mlp(self.norm(x))
-
-
-class SilentMixer(Silent):
-    """A depthwise convolution in the place of attention, which adds nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Linear(DIM, DIM)
-        nn.init.zeros_(self.mix.weight)
-        nn.init.zeros_(self.mix.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x + self.mix(x))
-
-
-class Clipped(nn.Module):
-    """A step without weights, which changes nothing."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.clamp(-1e4, 1e4)
-
-
-def plain() -> ViT:
-    return ViT(depth=3)
-
-
-def listed(*members: Callable[[], nn.Module] | None) -> ViT:
-    """The plain model with further members in its list of blocks; None: the next of its own blocks."""
-    model = plain()
-    blocks = iter(model.layers)
-    model.layers = nn.ModuleList([next(blocks) if member is None else member() for member in members])
-    return model
 
 
 class Flat(nn.Sequential):
@@ -226,7 +181,7 @@ def test_a_layer_is_named_by_its_block_and_another_one_is_refused(twins):
 
 
 def test_heads_are_drawn_and_named_under_the_numbers_of_their_blocks(twins):
-    before, after, numbers = twins
+    _, after, numbers = twins
     seen = vitlens.look(after, noise())
     assert {place[0] for place in seen.places} == set(numbers)
     weights = vitlens.attention(after, noise())
