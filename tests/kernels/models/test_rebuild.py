@@ -105,6 +105,19 @@ def test_pruned_again_is_pruned_at_once():
     assert (twice.anatomy, twice.architecture["pruned"]) == (once.anatomy, once.architecture["pruned"])
 
 
+def test_a_block_that_lost_its_heads_keeps_the_numbers_of_the_others():
+    model = vitlens.load("vit-digits")
+    batch = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    pruned = prune_heads(model, {1: range(4)})
+    weights = vitlens.attention(pruned, batch)
+    assert [layer.shape[1] for layer in weights] == [4, 0, 4, 4, 4, 4]
+    assert pruned.anatomy.blocks == model.anatomy.blocks
+    again = prune_heads(pruned, {2: [0]})
+    assert [layer.shape[1] for layer in vitlens.attention(again, batch)] == [4, 0, 3, 4, 4, 4]
+    with pytest.raises(InputError, match="0, 2, 3, 4 or 5"):
+        prune_heads(pruned, {1: [0]})
+
+
 @pytest.mark.parametrize(
     ("name", "heads"),
     [("vit-micro", {0: (0,), 1: (0, 1)}), ("vit-micro", {0: (0, 1), 1: (0, 1)}), ("timm:test_vit", {0: (1,)})],

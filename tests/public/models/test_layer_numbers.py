@@ -21,7 +21,6 @@ from tests.kit.models.handwritten import Block, ViT, noise, seeded, wrapped
 from tests.kit.models.silent_blocks import Clipped, Silent, SilentMixer, listed, plain
 from tests.kit.tiny import model_of
 from vitlens.errors import InputError, VitlensError
-from vitlens.models.rebuild import prune_heads
 
 LABELS = torch.tensor([0, 1, 2])
 
@@ -222,19 +221,6 @@ def test_a_block_without_attention_can_be_changed_and_removed():
         with vitlens.intervene(model, change):
             same(found, model(noise()))
     assert (logits[0] - model(noise())).abs().max() > 1e-4
-
-
-def test_a_block_that_lost_its_heads_keeps_the_numbers_of_the_others():
-    model = vitlens.load("vit-digits")
-    batch = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    pruned = prune_heads(model, {1: range(4)})
-    weights = vitlens.attention(pruned, batch)
-    assert [layer.shape[1] for layer in weights] == [4, 0, 4, 4, 4, 4]
-    assert pruned.anatomy.blocks == model.anatomy.blocks
-    again = prune_heads(pruned, {2: [0]})
-    assert [layer.shape[1] for layer in vitlens.attention(again, batch)] == [4, 0, 3, 4, 4, 4]
-    with one_line(InputError, "0, 2, 3, 4 or 5"):
-        prune_heads(pruned, {1: [0]})
 
 
 HYBRIDS: dict[str, dict[str, Any]] = {  # of timm: the first blocks of each are convolutions, pooling or separable
