@@ -12,6 +12,7 @@ from vitlens.errors import LensError, UnknownNameError, UnsupportedError, argume
 from vitlens.models.hooks import Memo
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
+from vitlens.models.numbering import numbers_text
 from vitlens.models.sources.registry import SOURCES
 from vitlens.references import resolved
 
@@ -191,6 +192,8 @@ def _describe_blocks(model: Model) -> str:
     counts = sorted({anatomy.parts[name].heads for name in anatomy.attention_modules})
     if counts:
         text += f", {' or '.join(map(str, counts))} heads each"
+    if anatomy.without_attention:
+        text += f", with attention {numbers_text([*anatomy.attention_by_layer], joined_by='and')}"
     return text
 
 
