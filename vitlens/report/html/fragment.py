@@ -48,7 +48,7 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
         images.append(_image(explorer, image, photograph, weights, block))
         if weights is not None:
             blocks.append((block, Markup(weights.data)))
-    data = {
+    data: dict[str, object] = {
         "model": name(explorer.model),
         "special": list(map(name, explorer.special)),
         "grid": explorer.keys,
