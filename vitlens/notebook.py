@@ -141,11 +141,16 @@ def show_heads(
     if not isinstance(attention, Sequence | Tensor):
         found = _kind(attention)  # type: ignore[unreachable]  # an untyped call
         raise InputError(f"expected the attention of layers, found {found}; give vitlens.attention(model, images)")
+    with_heads = [number for number, weights in enumerate(attention) if not _has_no_head(weights)]
+    if numbers is None and len(with_heads) < len(attention):  # blocks without attention
+        numbers = with_heads
+    attention = [attention[number] for number in with_heads]
     layers = [_head_maps(each, model) for each in attention]
     if not layers:
         raise InputError("expected the attention of at least one layer, found none")
-    for index, maps in enumerate(layers):
-        _require_finite(maps, f"the maps of layer {index}")
+    known = list(range(len(layers)) if numbers is None else numbers)
+    for number, maps in zip(known, layers):
+        _require_finite(maps, f"the maps of layer {number}")
     if isinstance(attention[0], LayerMaps):  # whose row is shown
         query = attention[0].reading.removeprefix("the ")
     elif model is None:  # maps, whose rows are not known
@@ -154,7 +159,6 @@ def show_heads(
         query = "CLS token" if model.layout.positions("cls") else "mean patch"
     of_query = f" of the {query}" if query else ""
     count = len(layers[0])
-    known = list(range(len(layers)) if numbers is None else numbers)
     split = None if images is None else _split(images, model)
     if split is not None and len(split) != count:
         raise InputError(f"expected the {count} images of the attention, found {len(split)}")
@@ -325,6 +329,11 @@ def _numbers(values: object, name: str) -> Tensor:
 
 def _kind(value: object) -> str:
     return f"the text {value!r}" if isinstance(value, str) else type(value).__name__
+
+
+def _has_no_head(weights: object) -> bool:
+    """Return True for the weights of a block without attention."""
+    return isinstance(weights, Tensor) and weights.ndim == 4 and weights.shape[1] == 0
 
 
 def _head_maps(layer: object, model: Model | None) -> Tensor:

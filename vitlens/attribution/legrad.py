@@ -49,12 +49,12 @@ def legrad(
     blocks = blocks_of(model, pooled=True)
     averaged = _is_averaged(model, readout)
     chosen = [layer for layer in layers(model) if layer.unit in blocks]  # a block that lost its heads has none
+    last = chosen
     if start_layer is not None:
-        require_start(start_layer, len(chosen))
+        require_start(start_layer, 1 + chosen[-1].index)
+        last = [layer for layer in chosen if layer.index >= start_layer]
     elif has_text_tower(model):
-        start_layer = -LAST_BLOCKS
-
-    last = chosen[start_layer:]
+        last = chosen[-LAST_BLOCKS:]
 
     def compute() -> tuple[AttentionCall, ...]:
         return _differentiated_calls(model, images, targets, last, averaged=averaged)

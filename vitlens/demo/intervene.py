@@ -34,6 +34,7 @@ from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, pieces
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.lens.intervene import Change, Changes
 from vitlens.models.model import Model
+from vitlens.models.numbering import is_sparse, numbers_text
 
 Head = tuple[int, int]  # layer, head
 _LIVE: Final = 4  # passes of a map that answers a click
@@ -89,9 +90,11 @@ def read_off(data: object, switches: Switches) -> Off:
     unknown = [f"head {head}" for head in heads if head not in switches.heads]
     unknown += [f"patch {patch}" for patch in patches if not 0 <= patch < rows * columns]
     if unknown:
-        layers, most = (1 + max(each) for each in zip(*switches.heads))
+        numbers = sorted({layer for layer, _ in switches.heads})
+        most = 1 + max(head for _, head in switches.heads)
+        layers = f"layers {numbers_text(numbers)}" if is_sparse(numbers) else f"{len(numbers)} layers"
         raise InputError(
-            f"expected heads and patches of this model ({layers} layers of at most {most} heads, {rows}x{columns} "
+            f"expected heads and patches of this model ({layers} of at most {most} heads, {rows}x{columns} "
             f"patches), found {unknown[0]}; choose the model again"
         )
     return Off(heads, patches)

@@ -66,6 +66,7 @@ class AttentionMode(ScopedMode):
         self._heads: dict[str, int] = {}
         self._projections: dict[str, str | None] = {}
         self._heads_axes: dict[str, int | None] = {}
+        self._blocks_before: dict[str, int] = {}
         self._unused: Collection[str] = ()
         self._running: list[Caller] = []  # outermost first
         self._ran: list[str] = []  # modules with heads
@@ -81,6 +82,7 @@ class AttentionMode(ScopedMode):
             self._heads[part.module] = part.heads
             self._projections[part.module] = part.projection
             self._heads_axes[part.module] = part.heads_axis
+            self._blocks_before[part.module] = part.blocks_before
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Change and report attention calls; pass every other call through."""
@@ -132,7 +134,7 @@ class AttentionMode(ScopedMode):
         channels = queries * heads in entered[1:]
         kind = decide_kind(calls=calls, queries=patches, keys=keys, tokens=tokens, channels=channels)
         modules = {site.module for site in self.sites}
-        layer = len(modules - {module})
+        layer = len(modules - {module}) + self._blocks_before.get(module, 0)
         self.sites.append(Site(layer, module, part, kind, heads, queries, keys, windows))
         return self.sites[-1]
 

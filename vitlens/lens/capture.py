@@ -17,6 +17,7 @@ from vitlens.lens.change import PlaceChange, in_force, reading
 from vitlens.lens.places import Access, Place, resolve_places, resolve_tokens
 from vitlens.lens.places import Tokens as Positions
 from vitlens.lens.site import Site
+from vitlens.lens.trace import depth
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, Parts, as_images
 from vitlens.shapes import Images, Logits
@@ -182,7 +183,8 @@ def observe(
 
 @dataclass(frozen=True)
 class CapturedAttention:
-    """logits (batch, classes); sites: one per layer; layers: weights (batch, heads, query, key), or the given rows."""
+    """logits (batch, classes); sites: one per call; layers: weights (batch, heads, query, key), or the given rows, by
+    the number of the layer; those of a block without attention are (batch, 0, 0, 0)."""
 
     logits: Tensor
     sites: tuple[Site, ...]
@@ -200,7 +202,12 @@ def capture_attention(
     sites: list[Site] = []
     layers: list[Tensor] = []
 
+    def add_blocks_without_attention(numbers: range) -> None:
+        layers.extend(images.new_zeros(len(images), 0, 0, 0) for _ in numbers)
+
     def record(call: AttentionCall) -> None:
+        previous = sites[-1].layer if sites else -1
+        add_blocks_without_attention(range(previous + 1, call.site.layer))
         sites.append(call.site)
         if rows is None or call.site.queries <= max(rows):
             layers.append(call.weights())
@@ -208,4 +215,5 @@ def capture_attention(
             layers.append(call.rows(rows))
 
     logits = observing.observe(model, images, record, explicit=explicit)
+    add_blocks_without_attention(range(sites[-1].layer + 1, depth(model)))
     return CapturedAttention(logits, tuple(sites), tuple(layers))

@@ -16,7 +16,8 @@ from torch import Tensor
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError, nearest
 from vitlens.lens.call import Stage
 from vitlens.lens.stages import holds_another, stages, stream_width
-from vitlens.lens.trace import Layer, layers, trace, traced_heads
+from vitlens.lens.trace import Layer, trace, traced_heads
+from vitlens.lens.trace import blocks as numbered_blocks
 from vitlens.models.hooks import Key, once_per_model
 from vitlens.models.model import Model, require_model
 from vitlens.models.recording import Shape
@@ -223,8 +224,9 @@ def places(model: Model) -> Places:
     """Return every place whose tensor `capture` gives: names, axes and sizes for one image, in forward order.
 
     Blocks and heads count from 0, in the order of the forward pass, as the layers of `attention`; an attention pooling
-    at the end is the last of them. A place that a model does not have is not listed: windows have weights of every
-    window (an axis `windows`), attention that is computed by hand has no queries, a CNN has blocks and stages.
+    at the end is the last of them. A block without attention has a number and no heads. A place that a model does not
+    have is not listed: windows have weights of every window (an axis `windows`), attention that is computed by hand has
+    no queries, a CNN has blocks and stages.
 
     >>> import vitlens
     >>> places = vitlens.places(vitlens.load("vit-digits"))
@@ -385,7 +387,7 @@ def accesses(model: Model) -> dict[str, Access]:
     """Return how every place of a model is reached, by its name."""
     model_layers: tuple[Layer, ...] = ()
     with suppress(UnsupportedError):  # no attention
-        model_layers = layers(model)
+        model_layers = numbered_blocks(model)
     blocks: list[str] = []
     maps: list[str] = []
     if not model_layers:
@@ -397,10 +399,12 @@ def accesses(model: Model) -> dict[str, Access]:
     reader = _Reader(model, _batched_shapes(model, model_layers, blocks))
     units = [layer.unit for layer in model_layers]
     ordered = list[Access]()
-    for layer in model_layers:
-        before = units[: layer.index]
-        after = units[layer.index + 1 :]
-        ordered += reader.layer(layer, first=layer.unit not in before, last=layer.unit not in after)
+    for position, layer in enumerate(model_layers):
+        before = units[:position]
+        after = units[position + 1 :]
+        ordered += reader.layer(
+            layer, first=layer.unit not in before, last=layer.unit not in after, is_input=position == 0
+        )
     for index, name in enumerate(name for name in blocks if name in model.anatomy.blocks):
         ordered += reader.module(f"blocks.{index}", "block", name)
     for index, name in enumerate(name for name in blocks if name in maps):
@@ -432,7 +436,7 @@ def _shapes(
     calls = trace(model, count).by_module
     names = list(blocks)
     for layer in model_layers:
-        names += [layer.unit, layer.attention]
+        names += [layer.unit, layer.attention] if layer.attention else [layer.unit]
         if layer.mlp:
             names.append(layer.mlp)
     called_once = {name: calls[name][0] for name in names if len(calls.get(name, ())) == 1}
@@ -440,6 +444,8 @@ def _shapes(
     for layer in model_layers:
         if layer.stream is not None and layer.unit in called_once:
             shapes[layer.unit, "input"] = called_once[layer.unit].arguments[layer.stream].shape
+        if not layer.attention:
+            continue
         heads = traced_heads(model, count)[layer.attention]
         for stage, shape in heads.shapes.items():
             shapes[layer.attention, stage] = shape
@@ -500,10 +506,11 @@ class _Reader:
             return vectors[len(sizes)]
         return tuple(f"axis{index}" for index in range(1, len(sizes) + 1))
 
-    def layer(self, layer: Layer, *, first: bool, last: bool) -> Iterator[Access]:
-        """Yield the places of a layer.
+    def layer(self, layer: Layer, *, first: bool, last: bool, is_input: bool) -> Iterator[Access]:
+        """Yield the places of a layer, or of a block without attention.
 
-        first, last: of the layers that share its block, whose input and output are listed once.
+        first, last: of the layers that share its block, whose input and output are listed once; is_input: whether the
+        tokens of the image enter the model here.
         """
         name = f"blocks.{layer.index}"
         options = dict[str, Any](layer=layer.index)
@@ -511,9 +518,10 @@ class _Reader:
         block = layer.unit != layer.attention or layer.unit in self.model.anatomy.blocks
         # or attention with an MLP after it (SigLIP's pooling)
         output = block or (layer.mlp is not None and layer.mlp.startswith(f"{layer.unit}."))
-        yield from self._input(layer, listed=first and block)
-        yield from self._heads(layer)
-        if layer.attention != layer.unit or not output:
+        yield from self._input(layer, listed=first and block, is_input=is_input)
+        if layer.attention:
+            yield from self._heads(layer)
+        if layer.attention and (layer.attention != layer.unit or not output):
             yield from self.module(f"{name}.attention", "attention", layer.attention, **options)
         if layer.mlp is not None:
             yield from self.module(f"{name}.mlp", "mlp", layer.mlp, listed=last, **options)
@@ -526,7 +534,7 @@ class _Reader:
             else:  # no stream of tokens
                 yield replace(access, place=replace(access.place, name=name, kind="block"))
 
-    def _input(self, layer: Layer, *, listed: bool) -> Iterator[Access]:
+    def _input(self, layer: Layer, *, listed: bool, is_input: bool) -> Iterator[Access]:
         """Yield the residual stream that enters its block, where it has one."""
         if layer.stream is None:
             return
@@ -536,7 +544,7 @@ class _Reader:
         for access in self.module(f"{name}.input", "input", layer.unit, "input", **options):
             dim = access.place.shape[-1]
             if listed:
-                if layer.index == 0 and layout is not None and access.place.shape == (layout.tokens, dim):
+                if is_input and layout is not None and access.place.shape == (layout.tokens, dim):
                     place = Place("patches", "patches", ("patches", "dim"), (layout.patches, dim))
                     tokens = tuple(range(len(layout.prefix), layout.tokens))
                     yield Access(place, layer.unit, "input", tokens=tokens, **options)

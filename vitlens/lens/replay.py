@@ -50,10 +50,10 @@ class Replay:
         self._method = method_of(model)
         self._always = given  # changes in force in all passes
         self.exact = self._method.exact
-        sizes = [start.bytes * len(images) for start in self._method.starts]
+        sizes = {number: start.bytes * len(images) for number, start in self._method.starts.items()}
         stored_layers: list[int] = []
         stored_bytes = 0
-        for index in reversed(range(len(sizes))):  # an early layer is soon computed again
+        for index in sorted(sizes, reverse=True):  # an early layer is soon computed again
             if stored_bytes + sizes[index] <= budget:
                 stored_layers.append(index)
                 stored_bytes += sizes[index]
@@ -61,7 +61,7 @@ class Replay:
         if self._method.note:
             notes.append(self._method.note)
         if len(stored_layers) < len(sizes):
-            share = f"{stored_bytes / 1e9:.2f} of {sum(sizes) / 1e9:.2f} GB"
+            share = f"{stored_bytes / 1e9:.2f} of {sum(sizes.values()) / 1e9:.2f} GB"
             notes.append(f"{share} of the clean pass are kept; the rest is computed again")
         self.note = "; ".join(notes)
         working_set = _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET)

@@ -5,7 +5,7 @@ layer, or at the first block (`Entry`), is tested on two images of noise, again 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ from vitlens.lens.attention import Tap, is_tapped, projection_of, tapped
 from vitlens.lens.change import PlaceChange, Set, in_force
 from vitlens.lens.intervene import Changes, intervene, prepared
 from vitlens.lens.places import accesses
-from vitlens.lens.trace import Layer, layers, probe_images, trace, traced_heads
+from vitlens.lens.trace import Layer, TracedHeads, block_at, blocks, layers, probe_images, trace, traced_heads
 from vitlens.models.anatomy import heads_of, is_known_block
 from vitlens.models.hooks import (
     Arguments,
@@ -104,14 +104,15 @@ def recording(model: Model, indices: Sequence[int], *, stop: bool = False) -> It
     records = {index: ReplayRecord() for index in indices}
     with ExitStack() as stack:
         for index, record in records.items():
-            layer = layers(model)[index]
+            layer = block_at(model, index)
             unit = model.module.get_submodule(layer.unit)
-            attention = model.module.get_submodule(layer.attention)
             unit_notes: list[Callable[[Arguments, Any], None]] = [record.take_unit]
             if stop:
                 unit_notes.append(_stop)
-            stack.enter_context(overridden(attention, _noting(record.take_attention), equal=True))
-            stack.enter_context(tapped(model, Tap((layer.attention,), joined=record.take_heads)))
+            if layer.attention:
+                attention = model.module.get_submodule(layer.attention)
+                stack.enter_context(overridden(attention, _noting(record.take_attention), equal=True))
+                stack.enter_context(tapped(model, Tap((layer.attention,), joined=record.take_heads)))
             stack.enter_context(overridden(unit, _noting(*unit_notes), equal=True))
         yield records
 
@@ -137,12 +138,12 @@ class ReplayStart:
 class ReplayMethod:
     """How a model is replayed.
 
-    starts: one per layer; largest: bytes of the largest module output for one image; rows: tokens computed in the last
-    block (None: all); exact: whether replaying gives the model's logits; note: why it does not, or why all tokens of
-    the last block are computed where the classifier reads fewer.
+    starts: by the number of the layer or block; largest: bytes of the largest module output for one image; rows: tokens
+    computed in the last block (None: all); exact: whether replaying gives the model's logits; note: why it does not, or
+    why all tokens of the last block are computed where the classifier reads fewer.
     """
 
-    starts: tuple[ReplayStart, ...]
+    starts: Mapping[int, ReplayStart]
     largest: int
     rows: int | None = None
     exact: bool = True
@@ -151,7 +152,7 @@ class ReplayMethod:
     def kind(self, changes: Set) -> "PassKind":
         """Return the kind of pass that some simultaneous changes need."""
         start = min(change.access.layer or 0 for change in changes)
-        last = len(self.starts) - 1
+        last = max(self.starts)
         attention = not self.starts[start].branch
         whole = False
         rows = self.rows
@@ -189,8 +190,8 @@ def _fits_first_rows(change: PlaceChange) -> bool:
 
 def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
     """Return how to start at a layer, from the traces of one image and of two: the axis that doubles is the batch."""
-    heads_single = traced_heads(model, 1)[layer.attention]
-    heads_double = traced_heads(model, 2)[layer.attention]
+    heads_single = traced_heads(model, 1)[layer.attention] if layer.attention else TracedHeads()
+    heads_double = traced_heads(model, 2)[layer.attention] if layer.attention else TracedHeads()
     begin = double.by_module[layer.unit][0].begin
     arguments_single = single.by_module[layer.unit][-1].arguments
     arguments_double = double.by_module[layer.unit][-1].arguments
@@ -200,7 +201,9 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
             batched_keys.append(key)
     batched = frozenset(batched_keys)
     carried = []
-    for later in layers(model)[layer.index + 1 :]:
+    for later in blocks(model):
+        if later.index <= layer.index:
+            continue
         for later_key, value in double.by_module[later.unit][-1].arguments.items():
             same = [key for key in batched if arguments_double[key].number == value.number]
             carried += [(later.index, later_key, key) for key in same]
@@ -248,9 +251,8 @@ def replay_pass(
     images: int,
 ) -> Float[Tensor, "sets part classes"]:
     """Return the logits of some of the images under each set of changes; images: the number of all, in the record."""
-    model_layers = layers(model)
-    layer = model_layers[kind.start]
-    last = model_layers[-1]
+    layer = block_at(model, kind.start)
+    last = blocks(model)[-1]
     kind = _within_changes(model, kind)
     sets = _changes_of_part(sets, part, images, last.index, kind.rows)
     count = len(sets) * (part.stop - part.start)
@@ -270,7 +272,7 @@ def replay_pass(
         stored = _arguments_of_part(record, start, part, images, len(sets))
         arguments_by_unit: dict[str, Arguments] = {layer.unit: stored}
         for index, later_key, key in start.carried:
-            arguments_by_unit.setdefault(model_layers[index].unit, {})[later_key] = stored[key]
+            arguments_by_unit.setdefault(block_at(model, index).unit, {})[later_key] = stored[key]
         for unit, values in arguments_by_unit.items():
             stack.enter_context(overridden(model.module.get_submodule(unit), _with_arguments(values)))
         for name, shape in start.skipped:
@@ -319,10 +321,10 @@ def _arguments_of_part(record: ReplayRecord, start: ReplayStart, part: slice, im
 
 def _within_changes(model: Model, kind: PassKind) -> PassKind:
     """Return the kind of pass that the changes and hooks around it need: changed modules run themselves."""
-    model_layers = layers(model)
-    first = model.module.get_submodule(model_layers[kind.start].attention)
-    last = model.module.get_submodule(model_layers[-1].unit)
-    if kind.rows is not None and (is_changed(last) or is_tapped(model, model_layers[-1].attention)):
+    first = model.module.get_submodule(block_at(model, kind.start).attention)
+    last_block = blocks(model)[-1]
+    last = model.module.get_submodule(last_block.unit)
+    if kind.rows is not None and (is_changed(last) or is_tapped(model, last_block.attention)):
         kind = replace(kind, rows=None)
     if not kind.attention and is_changed(first):
         kind = replace(kind, attention=True)
@@ -396,7 +398,7 @@ def rows_read(model: Model) -> int | None:
     None: all of them, or a block of unknown form.
     """
     layout = model.anatomy.layout
-    last = layers(model)[-1]
+    last = blocks(model)[-1]
     if layout is None or not is_known_block(model.module.get_submodule(last.unit)):
         return None
     if model.anatomy.readout == "cls" and layout.positions("cls") == (0,):
@@ -449,11 +451,11 @@ def method_of(model: Model) -> ReplayMethod:
     """Return how a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
     single = trace(model, 1)
     double = trace(model, 2)
-    starts = tuple(_start(model, layer, single, double) for layer in layers(model))
+    starts = {block.index: _start(model, block, single, double) for block in blocks(model)}
     shapes = [_batched_shape(name, single, double) for name in single.by_module]
     largest = max(4 * math.prod(shape) for shape in shapes if shape is not None)  # bytes in fp32
     why = ""
-    if any(layer.tokens_first for layer in layers(model)):
+    if any(block.tokens_first for block in blocks(model)):
         why = "its blocks take (tokens, batch, width)"
     elif other_hooks(model) or own_forward(model) is not None:
         why = "something changes what the whole model returns"
@@ -486,9 +488,8 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
     The model is started at every layer, and with a head set to zero in the first and the last.
     """
     images = probe_images(model, 2)
-    model_layers = layers(model)
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        with recording(model, range(len(model_layers))) as records:
+        with recording(model, [*method.starts]) as records:
             plain: Tensor = model(images)
 
         def compute_difference(kind: PassKind, changes: Changes) -> float:
@@ -498,11 +499,15 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
             replayed = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[0]
             return float((replayed - expected).abs().max())
 
-        kinds = [PassKind(index, not start.branch, rows=method.rows) for index, start in enumerate(method.starts)]
-        differences = [compute_difference(kind, {}) for kind in kinds]
-        for kind in (kinds[0], kinds[-1]):
+        kinds = {
+            number: PassKind(number, not start.branch, rows=method.rows) for number, start in method.starts.items()
+        }
+        differences = [compute_difference(kind, {}) for kind in kinds.values()]
+        model_layers = layers(model)
+        for layer in (model_layers[0], model_layers[-1]):
+            kind = kinds[layer.index]
             differences.append(compute_difference(replace(kind, attention=True), {}))
-            head = f"blocks.{kind.start}.head.{model_layers[kind.start].heads - 1}"
+            head = f"blocks.{layer.index}.head.{layer.heads - 1}"
             if head in accesses(model):
                 differences.append(compute_difference(kind, {head: "zero"}))
     return max(differences), largest_allowed(plain)
@@ -514,13 +519,14 @@ class Entry:
 
     Variants of an image that differ only in some tokens are embedded once and combined before the first block.
     only_tokens: whether the block takes tokens and nothing that depends on their number or positions (no rotary
-    embedding), so that tokens can be left out.
+    embedding), so that tokens can be left out; block: the number of the first one.
     """
 
     method: ReplayMethod
     stream: Key
     fixed: Arguments
     only_tokens: bool
+    block: int = 0
 
     def tokens(self, model: Model, images: Images) -> Tokens:
         """Return the residual stream before the first block, (batch, tokens, dim)."""
@@ -531,7 +537,7 @@ class Entry:
         """Return the logits (batch, classes) for the stream before the first block."""
         record = ReplayRecord({**self.fixed, self.stream: tokens})
         count = len(tokens)
-        kind = PassKind(0, attention=True, rows=self.method.rows)
+        kind = PassKind(self.block, attention=True, rows=self.method.rows)
         with evaluating(model):
             return replay_pass(model, self.method, record, kind, [()], slice(0, count), count)[0].float()
 
@@ -546,11 +552,11 @@ def entry_of(model: Model) -> Entry | None:
     if model.anatomy.layout is None:
         return None
     try:
-        first = layers(model)[0]
+        first = blocks(model)[0]
         method = method_of(model)
     except UnsupportedError:  # a token layout, but no attention
         return None
-    start = method.starts[0]
+    start = method.starts[first.index]
     stream = first.stream
     whole = method.exact and first.tokens == model.layout.tokens
     if stream is None or not whole or start.batched != {stream} or start.carried:
@@ -559,7 +565,7 @@ def entry_of(model: Model) -> Entry | None:
         first_arguments = _arguments(model, probe_images(model, 2))
         fixed = {key: value for key, value in first_arguments.items() if key != stream}
         only_tokens = not any(isinstance(value, Tensor) for value in fixed.values())
-        entry = Entry(method, stream, fixed, only_tokens)
+        entry = Entry(method, stream, fixed, only_tokens, first.index)
         return entry if _is_exact(model, entry) else None
 
 
@@ -580,6 +586,7 @@ def _is_exact(model: Model, entry: Entry) -> bool:
 
 def _arguments(model: Model, images: Images) -> Arguments:
     """Return the arguments of the first block for these images."""
-    with suppress(StopForward), recording(model, [0], stop=True) as records:
+    first = blocks(model)[0].index
+    with suppress(StopForward), recording(model, [first], stop=True) as records:
         model(images)
-    return records[0].arguments
+    return records[first].arguments

@@ -67,9 +67,9 @@ class Windows:
 class Site:
     """One place where attention is computed.
 
-    layer: counted from 0 in the order of the forward pass; module: the name of the attention module; part: which of
-    the module's attention calls (most have one); kind: which tokens attend to which; heads, queries, keys: of one call,
-    per window where there are windows.
+    layer: the number of its block, from 0 in the order of the forward pass (see models/numbering.py); module: the name
+    of the attention module; part: which of the module's attention calls (most have one); kind: which tokens attend to
+    which; heads, queries, keys: of one call, per window where there are windows.
     """
 
     layer: int

@@ -32,11 +32,12 @@ _STAGE: Final[StageKind] = "stage"
 class FeatureStage:
     """One layer at which features are read.
 
-    index: from 0, None before block 0; kind: a transformer's "block", a CNN's "stage" (the last map of one resolution
-    or group of blocks), or what enters the first block: a transformer's "embedding", a CNN's "stem"; module: the name
-    of the module whose output it is; width: dim of its tokens, or channels; grid: (rows, columns) of patches or cells,
-    None where their order is unknown; prefix: tokens before them; channel_axis: of the tensor; argument: the one of the
-    module that it is, None for the output; part: the tensor's index where the output is several.
+    index: from 0, a block's number, None before block 0; kind: a transformer's "block", a CNN's "stage" (the last map
+    of one resolution or group of blocks), or what enters the first block: a transformer's "embedding", a CNN's "stem";
+    module: the name of the module whose output it is; width: dim of its tokens, or channels; grid: (rows, columns) of
+    patches or cells, None where their order is unknown; prefix: tokens before them; channel_axis: of the tensor;
+    argument: the one of the module that it is, None for the output; part: the tensor's index where the output is
+    several.
     """
 
     index: int | None
@@ -210,9 +211,13 @@ def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[
     if not names and model.anatomy.layout is None:
         kind = _STAGE
         names = _last_maps(model)
+    numbers = {name: number for number, name in enumerate(names)}
+    if kind == _BLOCK:
+        every = [name for name in dict.fromkeys(model.anatomy.blocks) if not holds_another(name, model.anatomy.blocks)]
+        numbers = {name: number for number, name in enumerate(every)}
     read = list[FeatureStage]()
     for name in names:
-        stage = _stage(model, len(read), kind, name, shapes[name])
+        stage = _stage(model, numbers[name], kind, name, shapes[name])
         if stage is not None:
             read.append(stage)
     return tuple(read)

@@ -5,19 +5,21 @@ From it the layers of a model follow, as changes of places and replay address th
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
+from vitlens.errors import InputError
 from vitlens.lens.attention import Tap, TensorFunction, projection_of, tapped
 from vitlens.lens.call import AttentionCall, Stage
 from vitlens.lens.observe import exact, survey
 from vitlens.lens.site import Site
 from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, per_model, watching
 from vitlens.models.model import Model
+from vitlens.models.numbering import no_layer
 from vitlens.models.recording import Recorder, Shape, Trace
 from vitlens.shapes import Images
 
@@ -97,13 +99,15 @@ def _bytes(tensor: Tensor | None) -> int:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, counted from 0 in the order of the forward pass.
+    """One layer, or a block without attention.
 
-    attention: module name; unit: the block that contains it, or attention itself where none does (SigLIP's pooling);
-    mlp: the block's MLP, or None; head_dim: 0 where there is no output projection over all heads; windows: calls per
-    image; queries, keys: of one call; stream: the argument of the unit that is the residual stream, or None; tokens:
-    their number in the stream; removable: whether the unit's output has the shape of that argument; tokens_first:
-    whether the stream is (tokens, batch, width), as nn.TransformerEncoderLayer's default is, and cannot be changed.
+    index: the number of its block, from 0 in the order of the forward pass (see models/numbering.py); attention: module
+    name, "" where the block has none; unit: the block that contains it, or attention itself where none does (SigLIP's
+    pooling); mlp: the block's MLP, or None; heads: 0 of a block without attention; head_dim: 0 where there is no output
+    projection over all heads; windows: calls per image; queries, keys: of one call; stream: the argument of the unit
+    that is the residual stream, or None; tokens: their number in the stream; removable: whether the unit's output has
+    the shape of that argument; tokens_first: whether the stream is (tokens, batch, width), as
+    nn.TransformerEncoderLayer's default is, and cannot be changed.
     """
 
     index: int
@@ -121,24 +125,61 @@ class Layer:
     tokens_first: bool = False
 
 
-@once_per_model
 def layers(model: Model) -> tuple[Layer, ...]:
     """Return every attention layer with its block, MLP and heads; read once per model.
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
+    return tuple(block for block in blocks(model) if block.attention)
+
+
+def layer_at(model: Model, number: int) -> Layer:
+    """Return the layer of this number. Raises InputError where its block has no attention, and where there is none."""
+    model_layers = layers(model)
+    for layer in model_layers:
+        if layer.index == number:
+            return layer
+    raise InputError(no_layer([layer.index for layer in model_layers], number, model.alias))
+
+
+def block_at(model: Model, number: int) -> Layer:
+    """Return the layer, or the block without attention, of this number; there is one."""
+    return next(block for block in blocks(model) if block.index == number)
+
+
+def depth(model: Model) -> int:
+    """Return how many numbers there are: of layers, and of blocks without attention.
+
+    Raises UnsupportedError for a model without attention (a CNN).
+    """
+    modules = {site.module for site in survey(model, probe_images(model, 1))}
+    return len(modules) + len(model.anatomy.without_attention)
+
+
+@once_per_model
+def blocks(model: Model) -> tuple[Layer, ...]:
+    """Return every attention layer and every block without attention that is a module, in the order of their numbers.
+
+    Raises UnsupportedError for a model without attention (a CNN).
+    """
     sites = {site.layer: site for site in reversed(survey(model, probe_images(model, 1)))}  # a layer's first call
-    return tuple(_layer(model, index, sites[index]) for index in range(len(sites)))
+    numbered = [_layer(model, site) for site in sites.values()]
+    parts = model.anatomy.parts
+    before = [parts[layer.attention].blocks_before for layer in numbered if layer.attention in parts]
+    calls = trace(model, 1).by_module
+    for rank, name in enumerate(model.anatomy.without_attention):
+        if len(calls.get(name, ())) == 1:
+            number = rank + sum(count <= rank for count in before)
+            numbered.append(_block(model, number, name))
+    return tuple(sorted(numbered, key=lambda layer: layer.index))
 
 
-def _layer(model: Model, index: int, site: Site) -> Layer:
+def _layer(model: Model, site: Site) -> Layer:
     """Return the layer of an attention site, with its block, MLP and heads."""
-    blocks = [block for block in model.anatomy.blocks if site.module.startswith(f"{block}.")]
-    unit = max(blocks, key=len, default=site.module)
+    around = [block for block in model.anatomy.blocks if site.module.startswith(f"{block}.")]
+    unit = max(around, key=len, default=site.module)
     part = model.anatomy.parts.get(site.module)
     mlp = None if part is None else part.mlp
-    if mlp is None and isinstance(getattr(model.module.get_submodule(unit), "mlp", None), nn.Module):
-        mlp = f"{unit}.mlp"
     windows = 1
     width = 0
     joined = traced_heads(model, 1)[site.module].joined
@@ -146,6 +187,21 @@ def _layer(model: Model, index: int, site: Site) -> Layer:
         windows, _, width = joined[-1]  # (calls, tokens, heads x head_dim)
     if part is not None and part.heads not in (0, site.heads):
         width = 0  # not one softmax for each head that the projection reads
+    return replace(
+        _block(model, site.layer, unit, mlp=mlp),
+        attention=site.module,
+        heads=site.heads,
+        head_dim=width // site.heads,
+        windows=windows,
+        queries=site.queries,
+        keys=site.keys,
+    )
+
+
+def _block(model: Model, index: int, unit: str, *, mlp: str | None = None) -> Layer:
+    """Return a block without its attention; mlp: its MLP, where it is known."""
+    if mlp is None and isinstance(getattr(model.module.get_submodule(unit), "mlp", None), nn.Module):
+        mlp = f"{unit}.mlp"
     call = trace(model, 1).by_module[unit][-1]
     same_shape = [key for key, value in call.arguments.items() if value.shape == call.output]
     removable = bool(same_shape)
@@ -162,14 +218,14 @@ def _layer(model: Model, index: int, site: Site) -> Layer:
         removable = False
     return Layer(
         index,
-        site.module,
+        "",
         unit,
         mlp,
-        heads=site.heads,
-        head_dim=width // site.heads,
-        windows=windows,
-        queries=site.queries,
-        keys=site.keys,
+        heads=0,
+        head_dim=0,
+        windows=1,
+        queries=0,
+        keys=0,
         stream=stream,
         tokens=tokens,
         removable=removable,

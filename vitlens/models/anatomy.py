@@ -14,6 +14,7 @@ from torch import nn
 from vitlens.errors import UnsupportedError
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.hooks import has_global_hooks, other_hooks, own_forward
+from vitlens.models.numbering import with_blocks_without_attention
 from vitlens.models.token_order import Reordering
 from vitlens.models.vit import MLP, TransformerBlock
 from vitlens.names import Readout
@@ -33,7 +34,8 @@ class AttentionPart:
     None where there is none; mlp: the name of the module whose output is that of its block's MLP, where it is known;
     unread: why there is no projection, where that was read from a forward pass; heads_axis: of the heads in weights of
     five axes, as their projection showed: 1 of (batch, heads, windows, query, key), 0 where they share the first axis
-    with the batch, 2 of (batch, windows, heads, query, key); None where the axes are fewer, or this was not shown.
+    with the batch, 2 of (batch, windows, heads, query, key); None where the axes are fewer, or this was not shown;
+    blocks_before: blocks without attention before it, which count in its layer's number.
     """
 
     module: str
@@ -42,6 +44,7 @@ class AttentionPart:
     mlp: str | None = None
     unread: str = ""
     heads_axis: int | None = None
+    blocks_before: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,15 @@ class Anatomy:
     """The structure of a model, read from its modules or from a forward pass.
 
     family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other"; blocks: module names of
-    its blocks in forward order; layout: of the token sequence (None where there is none); readout: the classifier's
-    input (None for a CNN); attention: its modules with heads, in the order of the module tree (None: `Model` reads them
-    from the modules' attributes); unread: why the token layout, or where there is no attention, attention could not be
-    read from a forward pass; unused: attention modules that run, but on which the logits do not depend; row_by_row:
-    False where a forward pass showed that the patches are in another order, so that no grid may be assumed;
-    special_first: False where special tokens stand behind patches and cannot be moved before them;
-    attends_unread: whether attention runs whose modules are not those of layers, so that they are not listed;
-    reordering: of tokens whose special ones are not the first, while they pass through the model.
+    its blocks in forward order, with those that have no attention; layout: of the token sequence (None where there is
+    none); readout: the classifier's input (None for a CNN); attention: its modules with heads, in the order of the
+    module tree (None: `Model` reads them from the modules' attributes); unread: why the token layout, or where there is
+    no attention, attention could not be read from a forward pass; unused: attention modules that run, but on which the
+    logits do not depend; row_by_row: False where a forward pass showed that the patches are in another order, so that
+    no grid may be assumed; special_first: False where special tokens stand behind patches and cannot be moved before
+    them; attends_unread: whether attention runs whose modules are not those of layers, so that they are not listed;
+    reordering: of tokens whose special ones are not the first, while they pass through the model; without_attention:
+    the members of its lists of blocks that have no attention, which count in the numbers of layers.
     """
 
     family: Family
@@ -70,6 +74,7 @@ class Anatomy:
     special_first: bool = True
     attends_unread: bool = False
     reordering: Reordering | None = None
+    without_attention: tuple[str, ...] = ()
 
     @cached_property
     def parts(self) -> Mapping[str, AttentionPart]:
@@ -84,6 +89,19 @@ class Anatomy:
             if not any(other.startswith(f"{name}.") for other in self.parts):
                 innermost.append(name)
         return tuple(innermost)
+
+    @property
+    def blocks_with_attention(self) -> tuple[str, ...]:
+        """Return the blocks that are not among those without attention: of a CNN, all of them."""
+        return tuple(name for name in self.blocks if name not in self.without_attention)
+
+    @property
+    def attention_by_layer(self) -> Mapping[int, str]:
+        """Return the names of the innermost modules with heads, by the number of the layer."""
+        by_layer = {}
+        for place, name in enumerate(self.attention_modules):
+            by_layer[place + self.parts[name].blocks_before] = name
+        return by_layer
 
 
 def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:
@@ -123,10 +141,12 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
     blocks = tuple(_block_of(model, name) for name in attention if "." in name)
     # timm's BEiT has a window_size too, of the whole grid
     if any(has_windows(model, name) for name in attention) and named_prefix(model) is None:
-        return Anatomy("windowed", blocks, None, "mean", parts)
-    if layout is None:
-        return Anatomy("other", blocks, attention=parts)
-    return Anatomy("vit", blocks, layout, _readout(model, layout), parts)
+        anatomy = Anatomy("windowed", blocks, None, "mean", parts)
+    elif layout is None:
+        anatomy = Anatomy("other", blocks, attention=parts)
+    else:
+        anatomy = Anatomy("vit", blocks, layout, _readout(model, layout), parts)
+    return with_blocks_without_attention(model, anatomy, is_block=lambda _member: True)
 
 
 def _anatomy_without_attention(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from vitlens.models.model import Model
+from vitlens.models.numbering import numbers_text
 from vitlens.models.sources.registry import SOURCES
 from vitlens.references import provided, resolved
 
@@ -71,4 +72,6 @@ def _describe_blocks(model: Model) -> str:
     counts = sorted({anatomy.parts[name].heads for name in anatomy.attention_modules})
     if counts:
         text += f", {' or '.join(map(str, counts))} heads each"
+    if anatomy.without_attention:
+        text += f", with attention {numbers_text([*anatomy.attention_by_layer], joined_by='and')}"
     return text

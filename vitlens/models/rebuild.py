@@ -23,6 +23,7 @@ from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projectio
 from vitlens.models.hooks import Arguments, is_changed, is_within_context, per_model, watching
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model, Provenance, first_output, mean_of_pair, two_classes_of_pair
+from vitlens.models.numbering import no_layer
 from vitlens.models.requirement import requirement
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.swin import SwinTransformer, padding_note
@@ -424,8 +425,8 @@ def prune_heads(
 
     heads: by layer, both counted from 0. The logits are those of the model with the heads set to zero; with means
     (each head's mean output over tokens and images, (heads, head_dim) by layer), those with each head at its mean,
-    which is added to the output projection's bias. A layer without any heads left outputs its bias and no longer counts
-    as an attention layer: later layers' numbers decrease by one. The copy can be saved, loaded and pruned again; the
+    which is added to the output projection's bias. A layer without any heads left outputs its bias; it is then a block
+    without attention, and the other layers keep their numbers. The copy can be saved, loaded and pruned again; the
     original is not changed. Raises InputError for a head that does not exist and for a mean per token (which a bias
     cannot hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and torchvision's can), and
     inside `intervene` or with a user's hook.
@@ -435,8 +436,8 @@ def prune_heads(
         raise InputError("expected at least one head to remove, found none; give {layer: heads}")
     for layer, removed in removed_by_layer.items():
         _require_prunable(model, layer, removed)
-    names = model.anatomy.attention_modules
-    counts = {name: model.anatomy.parts[name].heads for name in names}
+    names = model.anatomy.attention_by_layer
+    counts = {name: model.anatomy.parts[name].heads for name in names.values()}
     module = _copy_of(model)
     architecture = Architecture.from_json(model.architecture)
     pruned = dict(architecture.pruned)  # in the numbering of the whole model
@@ -456,9 +457,9 @@ def prune_heads(
 
 def _require_prunable(model: Model, layer: int, heads: Sequence[int]) -> None:
     """Raise InputError for a layer or head that does not exist, UnsupportedError for attention that cannot be cut."""
-    names = model.anatomy.attention_modules
-    if not 0 <= layer < len(names):
-        raise InputError(f"expected a layer from 0 to {len(names) - 1} of {model.alias}, found {layer}")
+    names = model.anatomy.attention_by_layer
+    if layer not in names:
+        raise InputError(no_layer([*names], layer, model.alias))
     name = names[layer]
     attention = model.module.get_submodule(name)
     output_projection(attention)

@@ -20,8 +20,9 @@ from vitlens.models.anatomy import (
     residual_blocks,
 )
 from vitlens.models.bands import Grid
-from vitlens.models.hooks import as_call, first_tensor
+from vitlens.models.hooks import Arguments, Key, as_call, first_tensor, watching
 from vitlens.models.mixing import unread_attention
+from vitlens.models.numbering import with_blocks_without_attention, with_numbers
 from vitlens.models.recording import ModuleCall, Stack, TracedAttention, record_attention
 from vitlens.models.token_order import (
     LogitsOf,
@@ -124,9 +125,14 @@ class _Traced:
             return Anatomy("other", self._told_blocks(), attention=(), unread=reason, attends_unread=True)
         parts = tuple(replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts)
         blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
-        if self.told.blocks is not None:
-            blocks = self._told_blocks()
-        return self._with_tokens(Anatomy("other", blocks, attention=parts))
+        anatomy = self._with_tokens(Anatomy("other", blocks, attention=parts))
+        if self.told.blocks is None:
+            return with_blocks_without_attention(self.module, anatomy, is_block=self._passes_input_through)
+        without_attention = []
+        for block in self._told_blocks():
+            if not any(name == block or name.startswith(f"{block}.") for name in self.calls):
+                without_attention.append(block)
+        return with_numbers(self.module, replace(anatomy, blocks=self._told_blocks()), tuple(without_attention))
 
     def _without_attention(self) -> Anatomy:
         found = self.trace.elsewhere or "none in a forward pass"
@@ -221,12 +227,29 @@ class _Traced:
         calls = self.trace.by_module.get(name, ())
         if len(calls) != 1 or calls[0].stream is None:
             return False
-        stream = calls[0].values.get(calls[0].stream)
-        if stream is None or stream.dim() not in (3, 4):
-            return False
         if name == attention and not self._linear_after(calls[0]):  # only attention: its output is a branch
             return False
-        args, kwargs = as_call(calls[0].values)
+        return self._keeps_stream(name, calls[0].stream, calls[0].values)
+
+    def _passes_input_through(self, name: str) -> bool:
+        """Return True if a module without attention, called once, adds to a residual stream (see `_is_residual`)."""
+        calls = self.trace.by_module.get(name, ())
+        if len(calls) != 1 or calls[0].stream is None:
+            return False
+        values: dict[Key, Any] = {}
+
+        def record(_name: str, arguments: Arguments, _output: Any) -> None:
+            values.update(arguments)
+
+        with evaluating(self.module), torch.no_grad(), watching(self.module, [name], record):
+            self.module(self.images)
+        return self._keeps_stream(name, calls[0].stream, values)
+
+    def _keeps_stream(self, name: str, key: Key, values: Arguments) -> bool:
+        stream = values.get(key)
+        if not isinstance(stream, Tensor) or stream.dim() not in (3, 4):
+            return False
+        args, kwargs = as_call(values)
         block = self.module.get_submodule(name)
         try:
             with evaluating(block), torch.no_grad(), _LinearAtZero():
@@ -455,27 +478,6 @@ def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
         is_whole &= (room - kernel) // stride + 1 == grid[axis]
         is_padded &= -(-size[axis] // stride) == grid[axis]
     return is_whole or is_padded
-
-
-def numbering_note(anatomy: Anatomy) -> str:
-    """Return a note where members of the list that holds the attention layers have none; "" where all have one.
-
-    Layers are counted over attention, so that their numbers are not those of the list.
-    """
-    paths = [name.split(".") for name in anatomy.attention_modules]
-    if len(paths) < 2 or len({len(path) for path in paths}) > 1:
-        return ""
-    differing = [column for column in zip(*paths) if len(set(column)) > 1]
-    if len(differing) != 1 or not all(number.isdigit() for number in differing[0]):
-        return ""
-    numbers = [int(number) for number in differing[0]]
-    for layer, number in enumerate(numbers):
-        if number != numbers[0] + layer:
-            return (
-                f"layers are counted over the {len(numbers)} that have attention: layer {layer} is "
-                f"{anatomy.attention_modules[layer]}"
-            )
-    return ""
 
 
 class _LinearAtZero(TorchFunctionMode):

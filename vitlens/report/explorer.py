@@ -44,9 +44,9 @@ class Explorer:
     model: its alias; keys: the grid (rows, columns) of the patches that are looked at, after `special` tokens that come
     first and are no patches (their names, e.g. ("CLS",)); queries: the grid of the rows of the weights, `keys` itself
     unless queries were pooled; labels: what each head attends to, (layers, heads); words: more about each, as its three
-    tested words; importance: the rise of the loss
-    without each head in nats, (layers, heads), NaN where it is not known; notes: sentences shown above it. Raises
-    InputError where the shapes do not fit.
+    tested words; importance: the rise of the loss without each head in nats, (layers, heads), NaN where it is not
+    known; notes: sentences shown above it; layers: their numbers, () for 0, 1, 2 and so on. Raises InputError where the
+    shapes do not fit.
     """
 
     model: str
@@ -58,6 +58,7 @@ class Explorer:
     importance: NDArray[np.floating] | None = None
     notes: tuple[str, ...] = ()
     words: Sequence[Sequence[str]] = ()
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         queries = len(self.special) + self.queries[0] * self.queries[1]

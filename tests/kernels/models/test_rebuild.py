@@ -76,7 +76,7 @@ def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_thos
     if not left:
         assert pruned.anatomy.blocks == whole.anatomy.blocks
         return
-    last = {len(left[:2]) - 1: (0,)}
+    last = {[*pruned.anatomy.attention_by_layer][:2][-1]: (0,)}
     with vitlens.replay(pruned, batch) as kept:
         replayed = kept.run([{f"blocks.{layer}.head.0": "zero" for layer in last}])[0]
     torch.testing.assert_close(replayed, masked(pruned, last, batch), atol=1e-5, rtol=0)
@@ -97,12 +97,25 @@ def test_means_go_into_the_bias_in_the_precision_of_the_model(name, heads):
 
 
 def test_pruned_again_is_pruned_at_once():
-    """What is second in a layer that lost its first head was third; a layer without heads no longer counts."""
+    """What is second in a layer that lost its first head was third; a layer without heads keeps its number."""
     whole = ours(depth=3, dim=24, heads=4)
-    twice = prune_heads(prune_heads(whole, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 1: (0, 2)})
+    twice = prune_heads(prune_heads(whole, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 2: (0, 2)})
     once = prune_heads(whole, {0: (0, 2), 1: (0, 1, 2, 3), 2: (0, 2, 3)})
     assert same(values(twice), values(once))
     assert (twice.anatomy, twice.architecture["pruned"]) == (once.anatomy, once.architecture["pruned"])
+
+
+def test_a_block_that_lost_its_heads_keeps_the_numbers_of_the_others():
+    model = vitlens.load("vit-digits")
+    batch = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    pruned = prune_heads(model, {1: range(4)})
+    weights = vitlens.attention(pruned, batch)
+    assert [layer.shape[1] for layer in weights] == [4, 0, 4, 4, 4, 4]
+    assert pruned.anatomy.blocks == model.anatomy.blocks
+    again = prune_heads(pruned, {2: [0]})
+    assert [layer.shape[1] for layer in vitlens.attention(again, batch)] == [4, 0, 3, 4, 4, 4]
+    with pytest.raises(InputError, match="0, 2, 3, 4 or 5"):
+        prune_heads(pruned, {1: [0]})
 
 
 @pytest.mark.parametrize(

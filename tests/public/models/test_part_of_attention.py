@@ -116,11 +116,11 @@ def every_second() -> ViT:
     return model
 
 
-def test_blocks_without_attention_mix_nothing_and_the_layers_numbers_are_explained():
+def test_blocks_without_attention_mix_nothing_and_the_layers_with_attention_are_named():
     model = wrapped(every_second)
     assert model.anatomy.attention_modules == ("layers.0.att", "layers.2.att")
     assert vitlens.rollout(model, noise()).shape == (3, 3, 4)
-    assert "layer 1 is layers.2.att" in str(model)
+    assert "those with attention are 0 and 2" in str(model)
 
 
 WINDOWS = [  # heads, windows, the order of the axes, by torch's kernel

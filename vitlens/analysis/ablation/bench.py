@@ -25,7 +25,7 @@ from vitlens.lens.change import PlaceChange, Set, reading
 from vitlens.lens.intervene import another_image
 from vitlens.lens.places import Access, accesses, resolve_places
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
-from vitlens.lens.trace import layers
+from vitlens.lens.trace import blocks, layers
 from vitlens.models.model import Model
 from vitlens.models.requirement import requirement
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
@@ -70,7 +70,7 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal
     for kind in kinds:
         if kind not in UNIT_KINDS:
             raise UnknownNameError("kind of unit", kind, UNIT_KINDS)
-    known = layers(model)
+    known = blocks(model)
     places = accesses(model)
     own = {layer.unit: layer.index for layer in reversed(known)}  # a block with two attentions is one block
     whole = [layer for layer in known if own[layer.unit] == layer.index]

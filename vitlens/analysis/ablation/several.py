@@ -13,7 +13,7 @@ from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_groups
 from vitlens.analysis.features.cka import CKAStream
 from vitlens.lens.capture import capture
-from vitlens.lens.trace import layers
+from vitlens.lens.trace import layer_at
 from vitlens.uncertainty import Estimate, drawn_interval, enough_to_draw, fewest_images
 
 TOLERATED = 1.0  # points of accuracy
@@ -129,10 +129,9 @@ def head_similarity(bench: Bench, heads: Sequence[Unit], images: Some | None = N
     Unbiased, so that it is near 0, also below, for unlike heads, and exact over any number of images (see
     vitlens/analysis/features/cka.py). The windows of Swin are compared within a layer.
     """
-    known = layers(bench.model)
     alike = dict[tuple[int, ...], list[int]]()
     for row, head in enumerate(heads):
-        layer = known[head.layer]
+        layer = layer_at(bench.model, head.layer)
         key = (layer.queries,) if layer.windows == 1 else (layer.queries, layer.windows, layer.index)
         alike.setdefault(key, []).append(row)
     places = [f"blocks.{head.layer}.heads" for head in heads]

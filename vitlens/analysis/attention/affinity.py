@@ -21,6 +21,7 @@ from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
+from vitlens.models.numbering import numbers_text
 from vitlens.shapes import Images, Maps, TokenLayout
 
 Affinity = Float[Tensor, "batch patches patches"]
@@ -93,7 +94,5 @@ def require_affinity(model: Model, layers: Sequence[int] | None = None) -> Seque
     wrong = [layer for layer in layers or () if layer not in known]
     if wrong or (layers is not None and not layers):
         found = f"layer {wrong[0]}" if wrong else "no layer"
-        raise InputError(
-            f"expected layers from {min(known)} to {max(known)} of {model.alias} to refine with, found {found}"
-        )
+        raise InputError(f"expected layers {numbers_text(known)} of {model.alias} to refine with, found {found}")
     return known if layers is None else layers

@@ -26,6 +26,7 @@ from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import survey_weights
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
+from vitlens.models.numbering import no_layer
 from vitlens.names import Fusion, Readout
 from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets
 from vitlens.references import resolved
@@ -150,11 +151,11 @@ def require_possible(model: Model, methods: Sequence[MethodSettings]) -> None:
             resolved(method.check)(model)
         if method.needs == "chain":
             require_chain(model)
-        depth = 1 + max(site.layer for site in survey_weights(model, probe_images(model, 1)))
+        numbers = sorted({site.layer for site in survey_weights(model, probe_images(model, 1))})
         if method.needs == "chain":
-            require_start(way.start_layer, depth)
-        if way.layer is not None and not 0 <= way.layer < depth:
-            raise InputError(f"expected {argument('layer')} from 0 to {depth - 1}, found {way.layer}")
+            require_start(way.start_layer, 1 + numbers[-1])
+        if way.layer is not None and way.layer not in numbers:
+            raise InputError(no_layer(numbers, way.layer, model.alias, argument("layer")))
 
 
 def require_start(start_layer: int, depth: int) -> None:
@@ -198,7 +199,8 @@ def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
     start = chain.start(_gradient_weighted_query, alpha=None, start_layer=start_layer)
     row = chain.follow(start, step, start_layer=start_layer)
     if chain.readout != "pool":  # a pooling query is no token, so its row contains no identity
-        row = row - chain.follow(start, step, start_layer=len(chain.calls))  # the merging of patches alone
+        after_all = 1 + chain.calls[-1].site.layer
+        row = row - chain.follow(start, step, start_layer=after_all)  # the merging of patches alone
     return chain.as_map(row)
 
 

@@ -33,12 +33,13 @@ class TokenAttention:
     """What looks where in n images, over the model's tokens (its layout); rows sum to 1. float32, on the CPU.
 
     heads (whole, layers, heads, queries, keys): of the first images; means (n, layers, queries, keys): over heads;
-    rollout (n, layers, keys): from the classifier's tokens through the layers so far.
+    rollout (n, layers, keys): from the classifier's tokens through the layers so far; layers: their numbers.
     """
 
     heads: Float[Tensor, "whole layers heads query key"]
     means: Float[Tensor, "n layers query key"]
     rollout: Float[Tensor, "n layers key"]
+    layers: tuple[int, ...]
 
 
 def require_token_attention(model: Model) -> None:
@@ -94,10 +95,12 @@ def token_attention(
         rollouts = rollouts_so_far(reversed(means), _readout(model, means[0])).cpu()
         return torch.stack(heads, 1), torch.stack([pool(mean.cpu()) for mean in means], 1), rollouts
 
-    depth = sum(site.kind == "patch" for site in survey_weights(model, images[:1].to(model.device)))
-    size = max(1, _BYTES // (4 * depth * model.layout.tokens**2))
+    sites = survey_weights(model, images[:1].to(model.device))
+    layers = tuple(site.layer for site in sites if site.kind == "patch")
+    size = max(1, _BYTES // (4 * len(layers) * model.layout.tokens**2))
     batches = ((images[at : at + size].to(model.device), max(0, whole - at)) for at in range(0, len(images), size))
-    return TokenAttention(*(torch.cat(each) for each in zip(*(of_batch(*each) for each in batches), strict=True)))
+    heads, means, rollout = map(torch.cat, zip(*(of_batch(*each) for each in batches), strict=True))
+    return TokenAttention(heads, means, rollout, layers)
 
 
 def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layers rows columns"]:

@@ -44,6 +44,8 @@ _FOLLOWED: Final = 64  # patches whose reach is averaged, evenly spaced over the
 def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
     """Return the weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
 
+    The tuple has the numbers of blocks: that of a block without attention has no heads, (batch, 0, 0, 0).
+
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; rows: "all", or "cls" for the
     CLS row only (query axis of length 1), which costs N instead of N² a head. For a windowed model, batch is images x
     windows. Raises UnsupportedError where there is no attention or no CLS.
@@ -69,8 +71,8 @@ class AttentionWeights(tuple[Tensor, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        rows = [(f"layer {layer}", described(weights)) for layer, weights in enumerate(self)]
-        return as_text(f"attention weights of {len(self)} layers", rows)
+        rows = [(f"layer {layer}", described(weights)) for layer, weights in enumerate(self) if weights.shape[1]]
+        return as_text(f"attention weights of {len(rows)} layers", rows)
 
 
 @dataclass(frozen=True)
@@ -192,8 +194,12 @@ def attention_moved(before: Model, after: Sequence[Model], images: Split) -> tup
                     f"expected attention weights of one shape in every layer, found others in {model.alias}; compare "
                     "models of one architecture at one image size"
                 )
-            moved = [(precise(one) - precise(two)).abs().sum(-1).mean(-1) / 2 for one, two in zip(first, second)]
-            parts[place].append([own.unflatten(0, (len(batch.images), -1)).mean(1).cpu() for own in moved])
+            count = len(batch.images)
+            moved = []
+            for one, two in zip(first, second):
+                by_call = (precise(one) - precise(two)).abs().sum(-1).mean(-1) / 2
+                moved.append(by_call.unflatten(0, (count, len(by_call) // count)).mean(1).cpu())
+            parts[place].append(moved)
     return tuple(tuple(torch.cat(layer) for layer in zip(*batches)) for batches in parts)
 
 

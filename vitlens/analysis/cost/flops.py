@@ -187,7 +187,7 @@ class Parts:
         self._place = {name: index for index, name in enumerate(self._modules)}
         self._attention = model.anatomy.attention_modules
         self._has_tokens = bool(self._attention) or model.anatomy.layout is not None
-        blocks = sorted(set(model.anatomy.blocks), key=self._place.__getitem__)
+        blocks = sorted(set(model.anatomy.blocks_with_attention), key=self._place.__getitem__)
         self._blocks = [name for name in blocks if not any(name.startswith(f"{other}.") for other in blocks)]
         self._starts = [self._place[name] for name in self._blocks]
         self._end = max((place for name, place in self._place.items() if _within(name, self._blocks)), default=0)

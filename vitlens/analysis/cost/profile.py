@@ -84,7 +84,7 @@ def tokens_of(model: Model) -> int:
     on."""
     if model.anatomy.layout is not None:
         return model.anatomy.layout.tokens
-    blocks = model.anatomy.blocks
+    blocks = model.anatomy.blocks_with_attention
     if not blocks:
         height, width = model.input_size
         return height * width

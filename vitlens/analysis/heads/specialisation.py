@@ -246,11 +246,11 @@ class Marks:
 @dataclass(frozen=True)
 class Specialisation:
     """given, marks: the label of every head by layer and what it rests on, empty for a layer whose attention has no
-    place in the image; samples: by layer and label (samples, heads), over all images and without each group of them;
-    all_scores: (layers, heads) of every label; explained: (layers, heads), see explained_by_offset;
-    ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset divided by uniform attention's,
-    NaN where no pair of patches has the offset; sinks_off_object: the share of the patches' attention on sinks that lie
-    off the object, the mean over heads, None without masks."""
+    place in the image and for a block without attention; samples: by layer and label (samples, heads), over all images
+    and without each group of them; all_scores: (layers, heads) of every label; explained: (layers, heads), see
+    explained_by_offset; ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset divided by
+    uniform attention's, NaN where no pair of patches has the offset; sinks_off_object: the share of the patches'
+    attention on sinks that lie off the object, the mean over heads, None without masks."""
 
     given: tuple[tuple[HeadLabel, ...], ...]
     marks: tuple[tuple[Marks, ...], ...]
@@ -303,7 +303,7 @@ def specialise(table: Statistics) -> Specialisation:
         uniform = place.uniform().offsets
         ratio = mass / mass.sum((1, 2), keepdim=True).clamp_min(_TINY) / uniform
         ratios.append(ratio.masked_fill(uniform == 0, torch.nan))
-    as_table = partial(per_head, layers=len(table.sites), heads=table.heads)
+    as_table = partial(per_head, layers=table.depth, heads=table.heads)
     return Specialisation(
         tuple(given),
         tuple(marks),

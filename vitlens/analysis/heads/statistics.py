@@ -33,7 +33,7 @@ from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.places import Access, accesses
 from vitlens.lens.site import Site
 from vitlens.lens.stages import watching_stream
-from vitlens.lens.trace import probe_images
+from vitlens.lens.trace import depth, probe_images
 from vitlens.models.model import Model
 from vitlens.models.requirement import requirement
 from vitlens.pixels import AnyImages, as_parts, groups_of
@@ -180,19 +180,19 @@ def layers_of(model: Model) -> tuple[Site, ...]:
     is no attention.
     """
     require_special_first(model)
-    layers: list[Site] = []
+    by_layer: dict[int, Site] = {}
     for site in survey_weights(model, probe_images(model, 1)):
         if site.part == 0:
-            layers.append(site)
+            by_layer[site.layer] = site
             continue
-        first = layers[site.layer]
+        first = by_layer[site.layer]
         if replace(first, part=site.part, heads=site.heads) != site:
             raise UnsupportedError(
                 f"expected attention calls of one shape in layer {site.layer} ({site.module}), found {first.queries} "
                 f"queries and {first.keys} keys, then {site.queries} and {site.keys}"
             )
-        layers[site.layer] = replace(first, heads=first.heads + site.heads)
-    return tuple(layers)
+        by_layer[site.layer] = replace(first, heads=first.heads + site.heads)
+    return tuple(by_layer.values())
 
 
 def allowed_keys(call: AttentionCall, place: Geometry | None) -> Bool[Tensor, "calls _ _ key"] | None:
@@ -354,10 +354,11 @@ def measure(
 class Statistics(Table):
     """Means over images of every statistic of every head; table.entropy and so on are (layers, heads).
 
-    Names are those of the registry; statistics of tokens have one column. NaN where a statistic is not defined for a
-    layer (pooled keys have no distance, a model without CLS has no CLS row) or it has fewer heads. images: their
-    number; sites: the layers; geometries: of their tokens; offset_mass: for each layer (heads, 2 rows - 1, 2 columns -
-    1), the mean attention of patches by offset, key minus query, or None; renormalised: whether distances leave out the
+    Rows have the numbers of blocks, names are those of the registry; statistics of tokens have one column. NaN where a
+    statistic is not defined for a layer (pooled keys have no distance, a model without CLS has no CLS row), it has
+    fewer heads, or its block has no attention. images: their number; sites: the layers with attention; geometries: of
+    their tokens, by number of the layer; offset_mass: for each number (heads, 2 rows - 1, 2 columns - 1), the mean
+    attention of patches by offset, key minus query, or None; renormalised: whether distances leave out the
     prefix; overall: means over all heads, by (statistic, 0); evidence: what labels of heads are decided by.
     """
 
@@ -402,10 +403,10 @@ class Statistics(Table):
             tables[f"{name}_low"] = self.low(name)
             tables[f"{name}_high"] = self.high(name)
         columns = {name: table.expand(-1, self.heads).tolist() for name, table in tables.items()}
-        for layer, site in enumerate(self.sites):
+        for site in self.sites:
             for head in range(site.heads):
-                values = {name: rows[layer][head] for name, rows in columns.items()}
-                yield {"layer": layer, "head": head, **values}
+                values = {name: rows[site.layer][head] for name, rows in columns.items()}
+                yield {"layer": site.layer, "head": head, **values}
 
     @property
     def heads(self) -> int:
@@ -422,13 +423,18 @@ class Statistics(Table):
         return self._table(name, lambda key: self._ends(key)[1])
 
     @property
+    def depth(self) -> int:
+        """Return the number of rows of a table: layers, and blocks without attention."""
+        return len(self.geometries)
+
+    @property
     def keys(self) -> int:
         """Return the number of keys of the layer with most."""
         return max(site.keys for site in self.sites)
 
     def _ends(self, key: Key) -> tuple[Tensor, Tensor]:
         name, layer = key
-        keys = self.sites[layer].keys if layer < len(self.sites) else self.keys
+        keys = next((site.keys for site in self.sites if site.layer == layer), self.keys)
         least, most = STATISTICS[name].bounds(keys)
         return self.moments.ends(key, least=least, most=most)
 
@@ -439,7 +445,7 @@ class Statistics(Table):
 
     def _table(self, name: str, read: Callable[[tuple[str, int]], Tensor]) -> PerHead:
         rows = {layer: read((name, layer)) for known, layer in self.moments.sums if known == name}
-        return per_head(rows, len(self.sites), heads=1 if STATISTICS[name].rows == "tokens" else self.heads)
+        return per_head(rows, self.depth, heads=1 if STATISTICS[name].rows == "tokens" else self.heads)
 
 
 def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int) -> PerHead:
@@ -495,12 +501,18 @@ class Stream:
         sites = layers_of(self.model)
         if not count:
             raise InputError("expected at least one image, found none")
-        offsets = (self.evidence.sums.get(("offsets", site.layer)) for site in sites)
+        rows = depth(self.model)
+        geometries: list[Geometry | None] = [None] * rows
+        offset_mass: list[Tensor | None] = [None] * rows
+        for site in sites:
+            geometries[site.layer] = geometry_of(site, self.model)
+            mass = self.evidence.sums.get(("offsets", site.layer))
+            offset_mass[site.layer] = None if mass is None else mass.sum(0) / count
         return Statistics(
             count,
             sites,
-            tuple(geometry_of(site, self.model) for site in sites),
-            tuple(None if mass is None else mass.sum(0) / count for mass in offsets),
+            tuple(geometries),
+            tuple(offset_mass),
             self.moments,
             self.overall,
             self.renormalise,

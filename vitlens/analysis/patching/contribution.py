@@ -6,7 +6,7 @@ are run without its blocks, which give the logits of any stream and, by their gr
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,8 +26,10 @@ from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import Captured, capture
 from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.observe import observe
+from vitlens.lens.places import accesses
 from vitlens.lens.stages import stages
-from vitlens.lens.trace import layers
+from vitlens.lens.trace import block_at, depth, layer_at, layers
+from vitlens.lens.trace import blocks as numbered_blocks
 from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.hooks import Arguments, ScopedMode, overridden, watching
 from vitlens.models.model import Model
@@ -59,9 +61,10 @@ class LogitLens(Summary):
 class Contributions(Summary):
     """The direct contribution of each part of a model to one logit of each image, in logits; they sum to the logit.
 
-    heads: NaN where a layer has fewer heads than the widest; mlps: one per layer, 0 where it has none; embedding: of
-    patches, positions and prefix tokens; bias: of the output projections, the final norm and the classifier; rest: of
-    blocks without heads; logit: the model's own, of the classes in targets. All on the CPU, in fp32 at least.
+    heads: by the number of the layer, NaN where it has fewer heads than the widest; mlps: 0 where a block has none;
+    embedding: of patches, positions and prefix tokens; bias: of the output projections, the final norm and the
+    classifier; rest: of blocks without heads, beyond their MLPs; logit: the model's own, of the classes in targets. All
+    on the CPU, in fp32 at least.
     """
 
     heads: Float[Tensor, "batch layers heads"]
@@ -92,9 +95,10 @@ def logit_lens(model: Model, images: AnyImages) -> LogitLens:
     """
     batches = as_parts(images).split(fitting_batch_size(model))
     logits = torch.cat([logits_by_depth(model, batch.to(model.device)) for batch in batches])
-    indices = {layer.unit: layer.index for layer in layers(model)}
-    after = (f"blocks.{indices[name]}.residual" if name in indices else name for name in blocks_of(model))
-    return LogitLens(logits, ("blocks.0.input", *after))
+    indices = {block.unit: block.index for block in numbered_blocks(model)}
+    names = blocks_of(model)
+    after = (f"blocks.{indices[name]}.residual" if name in indices else name for name in names)
+    return LogitLens(logits, (f"blocks.{indices.get(names[0], 0)}.input", *after))
 
 
 @takes_images
@@ -137,7 +141,7 @@ def head_contributions(model: Model, images: Images, classes: Labels) -> Float[T
         def added_to(targets: Labels | Logits) -> Float[Tensor, "batch layers heads"]:
             with evaluating(model):
                 weights = precise(_stream_weights(model, seen.streams[-1], targets))
-            return stacked(_of_heads(model, seen, weights)).cpu()
+            return stacked(_of_heads(model, seen, weights), depth(model)).cpu()
 
         added = torch.stack([added_to(each.expand(len(images))) for each in classes.to(model.device)], -1)
         logits = seen.captured.logits
@@ -159,7 +163,7 @@ def label_contributions(model: Model, images: Images, labels: Labels) -> Float[T
         wanted = above_mean(labels.to(model.device), seen.captured.logits.shape[1])
         with evaluating(model):
             weights = precise(_stream_weights(model, seen.streams[-1], wanted))
-        return stacked(_of_heads(model, seen, weights)).cpu()
+        return stacked(_of_heads(model, seen, weights), depth(model)).cpu()
 
 
 def above_mean(labels: Labels, classes: int) -> Logits:
@@ -185,7 +189,7 @@ def key_contributions(
         observe(model, images, lambda call: calls.append(call.precise()) if call.site.layer == layer else None)
         with evaluating(model):
             weights = precise(_stream_weights(model, seen.streams[-1], wanted.to(model.device)))
-        whole = stacked(_of_heads(model, seen, weights))[:, layer, head].cpu()
+        whole = _of_heads(model, seen, weights)[layer][:, head].cpu()
         value = calls[0].at("values")
         read = _read_by(model, seen, weights, layer, head)
         if len(calls) > 1 or value is None or value.shape[-1] != read.shape[-1]:
@@ -205,7 +209,7 @@ def class_contributions(model: Model, images: Images, layer: int, head: int) -> 
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False), evaluating(model):
         seen = _seen(model, images, mlps=False)
-        of = layers(model)[layer]
+        of = layer_at(model, layer)
         projection = projection_of(model, of.attention)
         assert projection is not None  # as the layer has heads
         output = precise(seen.captured[f"blocks.{layer}.heads{seen.tokens}"])[:, head]
@@ -240,28 +244,40 @@ def _seen(model: Model, images: Images, *, mlps: bool = True) -> _Seen:
     reads = _reads(model)
     tokens = "" if reads is None else f"[{','.join(map(str, reads))}]"
     places = [f"blocks.{layer.index}.heads{tokens}" for layer in known]
-    places += [f"blocks.{layer.index}.mlp{tokens}" for layer in known if mlps and layer.mlp is not None]
+    places += [f"blocks.{number}.mlp{tokens}" for number in _mlps(model) if mlps]
     with _watching_stream(model, blocks) as streams:
         captured = capture(model, images, places)
     return _Seen(streams, captured, reads, tokens)
 
 
-def _of_heads(model: Model, seen: _Seen, weights: Tokens) -> list[Float[Tensor, "batch heads"]]:
-    """Return what each head of each layer adds to a logit, of which these are the weights of the stream."""
+def _mlps(model: Model) -> list[int]:
+    """Return the numbers of the blocks with an MLP whose output is a place."""
+    places = accesses(model)
+    numbers = []
+    for block in numbered_blocks(model):
+        # that of a layer is known to be one place
+        if block.mlp is not None and (block.attention or f"blocks.{block.index}.mlp" in places):
+            numbers.append(block.index)
+    return numbers
+
+
+def _of_heads(model: Model, seen: _Seen, weights: Tokens) -> dict[int, Float[Tensor, "batch heads"]]:
+    """Return what the heads add to a logit, by the number of the layer; weights: of the stream in the logit."""
     read = seen.read(weights)
-    heads = []
+    heads = {}
     for layer in layers(model):
         projection = projection_of(model, layer.attention)
         assert projection is not None  # as the layer has heads
         scaled = read * branch_scale(model.module.get_submodule(layer.unit), 1)
         joined = precise(seen.captured[f"blocks.{layer.index}.heads{seen.tokens}"]).transpose(1, 2).flatten(2)
-        heads.append((scaled @ precise(projection.weight) * joined).unflatten(-1, (layer.heads, -1)).sum((1, 3)))
+        by_head = (scaled @ precise(projection.weight) * joined).unflatten(-1, (layer.heads, -1))
+        heads[layer.index] = by_head.sum((1, 3))
     return heads
 
 
 def _read_by(model: Model, seen: _Seen, weights: Tokens, layer: int, head: int) -> Float[Tensor, "batch read width"]:
     """Return the weight of each number of a head's output at each token that the classifier reads."""
-    of = layers(model)[layer]
+    of = layer_at(model, layer)
     projection = projection_of(model, of.attention)
     assert projection is not None  # as the layer has heads
     scaled = seen.read(weights) * branch_scale(model.module.get_submodule(of.unit), 1)
@@ -282,7 +298,7 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
             constant = precise(logits_from(model, torch.zeros_like(streams[-1][:1]))[0, targets])
         read = seen.read(weights)
         heads = _of_heads(model, seen, weights)
-        mlps = []
+        mlps = weights.new_zeros(len(weights), depth(model))
         biases = [torch.zeros_like(constant)]
         for layer in known:
             unit = model.module.get_submodule(layer.unit)
@@ -290,17 +306,21 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
             assert projection is not None  # as the layer has heads
             if projection.bias is not None:
                 biases.append((read * branch_scale(unit, 1) @ precise(projection.bias)).sum(1))
-            has = layer.mlp is not None
-            mlp = captured[f"blocks.{layer.index}.mlp{seen.tokens}"] if has else torch.zeros_like(read)
-            mlps.append((read * (precise(mlp) * branch_scale(unit, 2))).sum((1, 2)))
+        for number in _mlps(model):
+            unit = model.module.get_submodule(block_at(model, number).unit)
+            mlp = captured[f"blocks.{number}.mlp{seen.tokens}"]
+            mlps[:, number] = (read * (precise(mlp) * branch_scale(unit, 2))).sum((1, 2))
         rest = weights.new_zeros(len(weights))
         units = {layer.unit for layer in known}
         for name, before, after in zip(blocks, streams, streams[1:]):
             if name not in units:
                 rest = rest + (weights * (precise(after) - precise(before))).sum((1, 2))
+        for block in numbered_blocks(model):
+            if not block.attention and block.unit in blocks:
+                rest = rest - mlps[:, block.index]
         parts = (
-            stacked(heads),
-            torch.stack(mlps, dim=1),
+            stacked(heads, depth(model)),
+            mlps,
             (weights * streams[0]).sum((1, 2)),
             torch.stack(biases).sum(0) + constant,
             rest,
@@ -385,10 +405,16 @@ def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
     return scale if isinstance(scale, Tensor) else 1.0
 
 
-def stacked(by_layer: Sequence[Float[Tensor, "batch _"]]) -> Float[Tensor, "batch layers widest"]:
-    """Return one table of all layers, NaN where one has fewer numbers than the widest."""
-    widest = max(values.shape[1] for values in by_layer)
-    return torch.stack([F.pad(each, (0, widest - each.shape[1]), value=torch.nan) for each in by_layer], dim=1)
+def stacked(by_layer: Mapping[int, Float[Tensor, "batch _"]], rows: int) -> Float[Tensor, "batch layers widest"]:
+    """Return one table by the number of the layer, NaN where one has fewer numbers than the widest, or none."""
+    widest = max(values.shape[1] for values in by_layer.values())
+    first = next(iter(by_layer.values()))
+    missing = first.new_empty(len(first), 0)
+    padded = []
+    for number in range(rows):
+        values = by_layer.get(number, missing)
+        padded.append(F.pad(values, (0, widest - values.shape[1]), value=torch.nan))
+    return torch.stack(padded, dim=1)
 
 
 def _reads(model: Model) -> list[int] | None:
@@ -445,9 +471,15 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
             f"in {model.alias}; try vitlens ablate, which needs none"
         )
     parent = parents.pop()
-    kinds = {type(model.module.get_submodule(name)) for name in names}  # not a stem or head in the same list
-    children = model.module.get_submodule(parent).named_children()
-    return tuple(f"{parent}.{name}" if parent else name for name, child in children if type(child) in kinds)
+    # not a stem or head in the same list
+    with_attention = [name for name in names if name not in anatomy.without_attention]
+    kinds = {type(model.module.get_submodule(name)) for name in with_attention}
+    blocks = []
+    for child_name, child in model.module.get_submodule(parent).named_children():
+        name = f"{parent}.{child_name}" if parent else child_name
+        if name in names or type(child) in kinds:
+            blocks.append(name)
+    return tuple(blocks)
 
 
 def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = None) -> Logits:

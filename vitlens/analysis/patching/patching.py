@@ -17,7 +17,7 @@ from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.patching.contribution import stacked
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.replay import patch
-from vitlens.lens.trace import layers
+from vitlens.lens.trace import blocks, depth
 from vitlens.models.model import Model
 from vitlens.references import import_without_compiler
 from vitlens.shapes import Images, Labels
@@ -67,7 +67,7 @@ def patch_parts(
     sizes = [tuple(each.shape[2:]) for each in (clean, corrupted)]
     if sizes[0] != sizes[1]:
         raise InputError(f"expected pairs of images of one size, found {sizes[0]} and {sizes[1]} px")
-    known = layers(model)
+    known = blocks(model)
     heads = [f"blocks.{layer.index}.head.{head}" for layer in known for head in range(layer.heads)]
     patched = patch(model, corrupted, clean, [*heads, *(f"blocks.{layer.index}.tokens[*]" for layer in known)])
     chosen = check_targets(targets, patched.other), check_targets(others, patched.clean)
@@ -86,7 +86,10 @@ def patch_parts(
             f"{names[1]}) in both runs of pair {pair}; choose other images or classes, or a stronger corruption"
         )
     by_layer = changed.cpu().split([*(layer.heads for layer in known), *(layer.tokens for layer in known)], dim=1)
-    tables = stacked(by_layer[: len(known)]), stacked(by_layer[len(known) :])
+    numbers = [layer.index for layer in known]
+    of_heads = dict(zip(numbers, by_layer[: len(known)]))
+    of_tokens = dict(zip(numbers, by_layer[len(known) :]))
+    tables = stacked(of_heads, depth(model)), stacked(of_tokens, depth(model))
     return Patching(*tables, *(each.cpu() for each in (whole, gone, *chosen)))
 
 

@@ -28,9 +28,10 @@ from vitlens.lens.call import AttentionCall, softmax_or_zero
 from vitlens.lens.capture import capture
 from vitlens.lens.intervene import Changes, KnockOut, intervene
 from vitlens.lens.observe import observe, survey_weights
-from vitlens.lens.trace import Layer, layers, probe_images
+from vitlens.lens.trace import Layer, depth, layers, probe_images
 from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.model import Model
+from vitlens.models.numbering import numbers_text
 from vitlens.models.requirement import requirement
 from vitlens.pixels import AnyImages, as_parts
 from vitlens.shapes import Images, Logits
@@ -86,9 +87,9 @@ class Entropies:
 class Walkthrough(Summary):
     """One head of one layer on one image, step by step; tensors on the CPU, without a batch axis.
 
-    layer, head: counted from 0; layers, heads: how many the model and the layer have; scale: what scores are multiplied
-    by, 1/sqrt(head_dim); query: the position of the token that is followed, the one that the classifier reads, or the
-    patch in the middle; key: the patch to which it attends most.
+    layer, head: counted from 0; layers: of the model, blocks without attention included; heads: of the layer; scale:
+    what scores are multiplied by, 1/sqrt(head_dim); query: the position of the token that is followed, the one that the
+    classifier reads, or the patch in the middle; key: the patch to which it attends most.
     embedding: the patch embedding, None for a model whose patches are not cut by one convolution;
     positions: what is added to it, None where that is no fixed vector a patch.
     input: the residual stream that enters the block; normed: what enters its attention; queries, keys, values: of the
@@ -193,7 +194,7 @@ def _chosen_layer(model: Model, layer: int | None) -> Layer:
     numbers = [each.index for each in known]
     if layer is not None and layer not in numbers:
         raise InputError(
-            f"expected a layer from {numbers[0]} to {numbers[-1]} of {model.alias}, in which tokens attend to tokens, "
+            f"expected a layer {numbers_text(numbers)} of {model.alias}, in which tokens attend to tokens, "
             f"found {layer}"
         )
     return known[len(known) // 2 if layer is None else numbers.index(layer)]
@@ -222,7 +223,7 @@ def _walked(model: Model, image: Images, layer: Layer, head: int | None, seed: i
     return Walkthrough(
         layer=layer.index,
         head=head,
-        layers=len(layers(model)),
+        layers=depth(model),
         heads=layer.heads,
         scale=scale,
         query=query,
@@ -248,7 +249,7 @@ def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]
 def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float]]:
     """Return the entropy of every head that attends from all tokens to all tokens, with and without scaling; and the
     scale of each such layer, by the place of its scores."""
-    rows: list[tuple[Tensor, Tensor]] = []
+    rows: dict[int, tuple[Tensor, Tensor]] = {}
     scales: dict[str, float] = {}
 
     def reducer(call: AttentionCall) -> None:
@@ -263,11 +264,12 @@ def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float
             raw = softmax_or_zero((part.inputs.scores(slice(None)) - added) / part.inputs.scale + added)
             pairs.append((entropy(part.weights()).mean(-1), entropy(raw).mean(-1)))
         scaled, unscaled = (torch.cat(each).mean(0).float().cpu() for each in zip(*pairs))
-        rows.append((scaled, unscaled))
+        rows[call.site.layer] = (scaled, unscaled)
 
     observe(model, images, reducer)
-    table = torch.full((2, len(rows), max((len(row[0]) for row in rows), default=0)), torch.nan)
-    for layer, row in enumerate(rows):
+    widest = max((len(scaled) for scaled, _ in rows.values()), default=0)
+    table = torch.full((2, 1 + max(rows, default=-1), widest), torch.nan)
+    for layer, row in rows.items():
         table[:, layer, : len(row[0])] = torch.stack(row)
     return Entropies(*table), scales
 

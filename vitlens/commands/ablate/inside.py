@@ -34,6 +34,7 @@ from vitlens.commands.ablate.record import (
 from vitlens.commands.run.progress import phase
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.trace import blocks
 from vitlens.models.model import Model
 from vitlens.shapes import TokenLayout
 from vitlens.uncertainty import finite
@@ -206,8 +207,11 @@ def _measure_contributions(bench: Bench, images: Tensor, labels: Tensor) -> Fiel
         for head, logit in enumerate(logits):
             if finite(logit) is not None:
                 rows.append(ContributionRow(f"L{layer}.H{head}", "head", logit, layer, head))
-    for layer, logit in enumerate(parts.mlps.mean(0).tolist()):
-        rows.append(ContributionRow(f"L{layer}.MLP", "MLP", logit, layer))
+    of_mlps = parts.mlps.mean(0).tolist()
+    for block in blocks(bench.run.model):
+        if block.attention or block.mlp is not None:
+            layer = block.index
+            rows.append(ContributionRow(f"L{layer}.MLP", "MLP", of_mlps[layer], layer))
     rest = parts.embedding + parts.bias + parts.rest
     rows.append(ContributionRow("rest", "rest", float(rest.mean())))
     return {"contributions": tuple(rows)}

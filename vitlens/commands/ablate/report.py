@@ -175,6 +175,8 @@ def _restored_by_tokens(record: AblateRecord) -> Iterator[Picture]:
     if row.grid is None or positions.shape[1] != len(prefix) + row.grid[0] * row.grid[1]:
         return
     for layer, shares in enumerate(positions):
+        if not np.isfinite(shares).any():  # a block that is no module, so that nothing was patched before it
+            continue
         column = f"L{layer}"
         yield Picture(None, shares[len(prefix) :].reshape(row.grid), row="patches", column=column)
         for index in range(len(prefix)):

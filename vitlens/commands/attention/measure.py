@@ -250,7 +250,7 @@ def _on_object(
         maps[ATTENTION, layer.site.layer, None] = layer.maps.mean(1)
         maps |= {(HEAD, layer.site.layer, head): own for head, own in enumerate(layer.maps.transpose(0, 1))}
     if rollouts is not None:
-        maps |= {(ROLLOUT, layer.site.layer, None): rollouts[:, layer.site.layer] for layer in layers}
+        maps |= {(ROLLOUT, layer.site.layer, None): rollouts[:, at] for at, layer in enumerate(layers)}
     named = [(kind, own) for (kind, _, _), own in maps.items()]
     rows = on_object_rows(model.alias, named, "mass", split.masks.cpu(), groups=split.groups, sources=sources(split))
     for (_, layer_number, head), row in zip(maps, rows):

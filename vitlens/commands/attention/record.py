@@ -138,8 +138,9 @@ class WindowRow:
 
 @dataclass(frozen=True)
 class AttentionArrays:
-    """images: pixels; layer: by row of the table of layers, maps (images, heads, rows, columns); rollout: up to each
-    layer (images, layers, rows, columns); similarity: cosine of each pair of position embeddings (patches, patches)."""
+    """images: pixels; layer: by row of the table of layers, maps (images, heads, rows, columns); rollout: up to the
+    layer of each row (images, layers, rows, columns); similarity: cosine of each pair of position embeddings (patches,
+    patches)."""
 
     images: Pixels
     layer: Mapping[int, Stacks]

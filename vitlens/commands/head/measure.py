@@ -34,6 +34,7 @@ from vitlens.errors import InputError
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
 from vitlens.models.model import Model
+from vitlens.models.numbering import is_sparse, no_layer
 from vitlens.pixels import Streamed, Targets
 from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate, mean_points, student_mean, student_test
@@ -100,7 +101,12 @@ def head_of(text: str, model: Model) -> tuple[int, int]:
     head = int(found[2])
     if Unit("head", layer, head) not in units:
         last = units[-1]
-        raise InputError(f"expected a head of {model.alias}, L0.H0 to L{last.layer}.H{last.head}, found {text}")
+        numbers = sorted({unit.layer for unit in units})
+        if layer not in numbers and is_sparse(numbers):
+            raise InputError(no_layer(numbers, layer, model.alias, "a head of layer"))
+        raise InputError(
+            f"expected a head of {model.alias}, L{numbers[0]}.H0 to L{last.layer}.H{last.head}, found {text}"
+        )
     return layer, head
 
 

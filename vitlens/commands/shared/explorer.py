@@ -23,7 +23,8 @@ class ExplorerRow(OfModel):
     """One model. reason: why there is no explorer of it, "" where there is one.
 
     keys, queries: grids (rows, columns) of the patches that are looked at, and of those that look (fewer where they
-    were pooled); special: the tokens before the patches; images: their number, of the first `whole` with every head.
+    were pooled); special: the tokens before the patches; images: their number, of the first `whole` with every head;
+    layers: their numbers, None where these are 0, 1, 2 and so on (blocks without attention have a number, too).
     """
 
     reason: str = ""
@@ -32,6 +33,11 @@ class ExplorerRow(OfModel):
     special: tuple[str, ...] = ()
     images: int = 0
     whole: int = 0
+    layers: tuple[int, ...] | None = None
+
+    def numbers(self, arrays: "ExplorerArrays") -> tuple[int, ...]:
+        """Return the number of each layer of its arrays."""
+        return self.layers or tuple(range(arrays.heads.shape[1]))
 
 
 _Bytes = NDArray[np.uint8]
@@ -69,7 +75,8 @@ class Shown:
     """What a command adds to the measured attention.
 
     pictures: (n, 3, height, width) uint8; names: of the n images; facts: what is said under each; maps: by name (n,
-    rows, columns), of as many first images as there are; labels, importance, words: of heads, as in `Explorer`.
+    rows, columns), of as many first images as there are; labels, importance, words: of heads, by the number of the
+    layer.
     """
 
     pictures: NDArray[np.uint8]
@@ -112,7 +119,8 @@ class SinkRow:
 def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
     """Yield the sinks of every layer, in the images of which every head is kept."""
     special = len(row.special)
-    for layer, (bytes_, most) in enumerate(zip(arrays.heads.swapaxes(0, 1), arrays.heads_most.swapaxes(0, 1))):
+    by_layer = zip(row.numbers(arrays), arrays.heads.swapaxes(0, 1), arrays.heads_most.swapaxes(0, 1))
+    for layer, bytes_, most in by_layer:
         received = restored(bytes_, most, special, LEVELS)[..., special:, :].mean(-2, dtype=np.float64)
         middle = np.median(received, -1, keepdims=True)
         above = received - middle
@@ -161,17 +169,30 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
 def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer:
     """Return the explorer of one model's arrays."""
     images = tuple(_image(row, arrays, shown, index) for index in range(min(row.images, len(shown.pictures))))
+    importance = None
+    if shown.importance is not None:
+        importance = np.asarray(shown.importance, float)
+        if row.layers is not None:
+            importance = importance[[layer for layer in row.layers if layer < len(importance)]]
     return Explorer(
         row.model,
         images,
         row.keys,
         tuple(_SPECIAL.get(token, token) for token in row.special),
         row.queries,
-        labels=tuple(map(tuple, shown.labels)),
-        importance=None if shown.importance is None else np.asarray(shown.importance, float),
+        labels=of_layers(shown.labels, row.layers),
+        importance=importance,
         notes=tuple(_notes(row, len(shown.pictures))),
-        words=shown.words,
+        words=of_layers(shown.words, row.layers),
+        layers=row.layers or (),
     )
+
+
+def of_layers(by_number: Sequence[Sequence[str]], layers: Sequence[int] | None) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the heads of these layers (None: of all), from a table by number of the layer."""
+    if layers is None:
+        return tuple(map(tuple, by_number))
+    return tuple(tuple(by_number[layer]) for layer in layers if layer < len(by_number))
 
 
 def _image(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown, index: int) -> ExplorerImage:

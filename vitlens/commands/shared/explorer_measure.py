@@ -74,7 +74,14 @@ def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[Explo
     heads, heads_most = quantised(found.heads.numpy(), special, LEVELS)
     means, means_most = quantised(found.means[len(found.heads) :].numpy(), special, LEVELS)
     row = ExplorerRow(
-        model.alias, "", layout.grid, _queries(layout), layout.prefix, images=len(found.means), whole=len(found.heads)
+        model.alias,
+        "",
+        layout.grid,
+        _queries(layout),
+        layout.prefix,
+        images=len(found.means),
+        whole=len(found.heads),
+        layers=None if found.layers == tuple(range(len(found.layers))) else found.layers,
     )
     return row, ExplorerArrays(heads, heads_most, means, means_most, found.rollout.half().numpy())
 
@@ -166,16 +173,17 @@ def explorer(
     if whole < 1:
         raise InputError(f"expected whole of at least 1, found {whole}")
     row, arrays = measured(model, images, whole=whole)
-    shape = arrays.heads.shape[1:3]
+    depth = 1 + max(row.numbers(arrays))
+    heads = arrays.heads.shape[2]
     named = {"map": maps} if isinstance(maps, Tensor) else maps or {}
     shown = Shown(
         (images.detach().cpu() * 255).round().to(torch.uint8).numpy(),
         [f"image {index}" for index in range(len(images))],
         _facts(model, images),
         {name: _map(values, name, len(images)) for name, values in named.items()},
-        () if statistics is None else _checked(specialise(statistics).labels, shape, "statistics"),
-        None if ablation is None else _checked(ablation.delta_loss, shape, "ablation").detach().cpu().numpy(),
-        () if names is None else _checked(word_table(names.heads), shape, "names"),
+        () if statistics is None else _checked(specialise(statistics).labels, depth, heads, "statistics"),
+        None if ablation is None else _checked(ablation.delta_loss, depth, heads, "ablation").detach().cpu().numpy(),
+        () if names is None else _checked(word_table(names.heads), depth, heads, "names"),
     )
     return ExplorerView(explorer_of_arrays(row, arrays, shown))
 
@@ -201,11 +209,17 @@ def _map(values: Tensor, name: str, count: int) -> Any:
     return values.detach().cpu().float().numpy()
 
 
-def _checked(table: Any, shape: tuple[int, int], name: str) -> Any:
-    """Return the table. Raises InputError unless it is of these layers and heads."""
-    found = (len(table), max((len(layer) for layer in table), default=0))
-    if found != shape:
-        raise InputError(f"expected {name} of {shape[0]} layers and {shape[1]} heads, found {found[0]} and {found[1]}")
+def _checked(table: Any, depth: int, heads: int, name: str) -> Any:
+    """Return the table by number of the layer.
+
+    Raises InputError unless its last layer is the one of this depth, with as many heads.
+    """
+    layers = len(table)
+    while layers > depth and not len(table[layers - 1]):  # a block without attention
+        layers -= 1
+    widest = max((len(layer) for layer in table), default=0)
+    if (layers, widest) != (depth, heads):
+        raise InputError(f"expected {name} of {depth} layers and {heads} heads, found {layers} and {widest}")
     return table
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.calibration import calibration_words
+from vitlens.commands.shared.explorer import of_layers
 from vitlens.commands.shared.maps.report import trust_words
 from vitlens.commands.shared.names import word_table
 from vitlens.commands.shared.planted import judgement
@@ -455,16 +456,21 @@ def explorer(record: StudyRecord) -> Explorer | None:
         found = None if attention is None else attention.document.explorer
         if found is None:
             continue
-        found = found if stats is None else replace(found, words=word_table(stats.record.names))
+        numbers = found.layers or None
+        if stats is not None:
+            found = replace(found, words=of_layers(word_table(stats.record.names), numbers))
         weights = found.images[0].weights
         if ablate is None or weights is None:
             return found
         layers, heads = weights.shape[:2]
+        place_of = {number: place for place, number in enumerate(numbers or range(layers))}
         importance = np.full((layers, heads), np.nan)
         labels = [[""] * heads for _ in range(layers)]
         for row in ablate.record.heads:
-            if row.layer < layers and row.head < heads:
-                importance[row.layer, row.head], labels[row.layer][row.head] = row.loss.value, row.label or ""
+            if row.layer in place_of and row.head < heads:
+                place = place_of[row.layer]
+                importance[place, row.head] = row.loss.value
+                labels[place][row.head] = row.label or ""
         return replace(found, labels=tuple(map(tuple, labels)), importance=importance)
     return None
 

@@ -112,6 +112,11 @@
     return special + row * grid[1] + column;
   }
 
+  // a layer has the number of its block, which differs from its position where blocks without attention lie between
+  const numberOf = (layer) => (data.layers ? data.layers[layer] : layer);
+  const positionOf = (number) => (data.layers ? data.layers.indexOf(number) : number);
+  const numbersText = () => (data.layers ? data.layers.join(", ") : `0 to ${layerInput.max}`);
+
   function shownMap() {
     const image = data.images[state.image];
     if (state.view === "rollout") {
@@ -386,7 +391,7 @@
     const headings = ["", ...Array.from({ length: weights.heads }, (_, head) => weights.byHead ? `H${head}` : "mean")];
     board.append(make("div", { role: "row" }, ...headings.map((text) => make("span", { role: "columnheader", text }))));
     for (let layer = 0; layer < weights.layers; layer++) {
-      const row = make("div", { role: "row" }, make("span", { role: "rowheader", text: `L${layer}` }));
+      const row = make("div", { role: "row" }, make("span", { role: "rowheader", text: `L${numberOf(layer)}` }));
       for (let head = 0; head < weights.heads; head++) {
         const canvas = make("canvas", { "aria-hidden": "true" });
         const words = make("span", { class: "ex-words" });
@@ -403,8 +408,8 @@
   const importanceOf = (layer, head) => (data.importance && data.importance[layer] ? data.importance[layer][head] : null);
 
   function title(layer, head) {
-    if (!weights || !weights.byHead) return `layer ${layer}, mean of its heads`;
-    const parts = [`L${layer}.H${head}`];
+    if (!weights || !weights.byHead) return `layer ${numberOf(layer)}, mean of its heads`;
+    const parts = [`L${numberOf(layer)}.H${head}`];
     const words = (data.words[layer] || [])[head] || labelOf(layer, head);
     if (words) parts.push(words);
     const importance = importanceOf(layer, head);
@@ -438,7 +443,7 @@
     tokens.hidden = !ofHeads;
     directions.hidden = !ofHeads;
     play.disabled = layerInput.disabled = state.view.startsWith("map:");
-    layerText.textContent = `${state.layer} (of 0 to ${layerInput.max})`;
+    layerText.textContent = `${numberOf(state.layer)} (of ${numbersText()})`;
     headField.hidden = headText.hidden = !weights || !weights.byHead;
     headInput.max = weights ? weights.heads - 1 : 0;
     headInput.value = state.head;
@@ -569,9 +574,9 @@
     const where = `row ${Math.floor(best / columns)}, column ${best % columns}`;
     const greatest = `greatest at ${where}: ${number(shown.values[best])}`;
     let words = greatest;
-    if (state.view === "rollout") words = `Rollout up to layer ${state.layer}; ${greatest}`;
+    if (state.view === "rollout") words = `Rollout up to layer ${numberOf(state.layer)}; ${greatest}`;
     else if (state.view === "head" || state.view === "mean") {
-      const who = state.view === "mean" ? `Layer ${state.layer}, mean of its heads` : title(state.layer, state.head);
+      const who = state.view === "mean" ? `Layer ${numberOf(state.layer)}, mean of its heads` : title(state.layer, state.head);
       const token = state.token.special === undefined
         ? `the patch in row ${state.token.row}, column ${state.token.column}` : data.special[state.token.special];
       words = `${who}: ${state.to ? `who looks at ${token}` : `where ${token} looks`}; ${greatest}`;
@@ -593,9 +598,10 @@
   function linked() {
     const names = [...document.querySelectorAll("#main strong")].map((strong) =>
       [strong, /^L(\d+)\.H(\d+)$/.exec(strong.textContent)]);
-    return names.filter(([strong, found]) => found && strong.parentElement.textContent.includes(data.model)).map(
+    return names.filter(([strong, found]) =>
+      found && positionOf(Number(found[1])) >= 0 && strong.parentElement.textContent.includes(data.model)).map(
       ([strong, [, layer, head]]) => {
-        const place = [Number(layer), Number(head)];
+        const place = [positionOf(Number(layer)), Number(head)];
         const link = make("a", { href: "#explorer", title: "show its attention in the explorer",
           onclick: () => setHead(...place) });
         strong.replaceWith(link);

@@ -48,7 +48,7 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
         images.append(_image(explorer, image, photograph, weights, block))
         if weights is not None:
             blocks.append((block, Markup(weights.data)))
-    data = {
+    data: dict[str, object] = {
         "model": name(explorer.model),
         "special": list(map(name, explorer.special)),
         "grid": explorer.keys,
@@ -59,6 +59,8 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
         "exactness": tuple(_exactness(explorer, all_weights)),
         "images": images,
     }
+    if explorer.layers:
+        data["layers"] = explorer.layers
     return {"notes": notes, "data": as_json(data), "blocks": tuple(blocks)}
 
 

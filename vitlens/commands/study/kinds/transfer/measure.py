@@ -105,8 +105,9 @@ def _similarity_rows(setup: Setup, variants: Mapping[str, VariantRow]) -> Iterat
         for seed in setup.seeds:
             after = _features_of(setup.trained(label, seed=seed), images)
             measured.append(similarity(before, after, sources=images.groups))
-        for layer, cka in enumerate(_same_layers(measured)):
+        for position, cka in enumerate(_same_layers(measured)):
             if np.isfinite(cka.value):  # a layer that does not vary has no CKA
+                layer = _layer_at(before, position)
                 yield SimilarityRow(label, variants[label].words, layer=layer, cka=cka)
 
 
@@ -148,7 +149,7 @@ def _measure_probes(setup: Setup) -> dict[str, Any]:
     rows = []
     last: dict[str, Probe] = {}
     for label, model in models.items():
-        for layer, fitted in enumerate(_probes(setup, model)):
+        for layer, fitted in _probes(setup, model):
             row = ProbeRow(
                 label,
                 _PROBED[label],
@@ -177,16 +178,23 @@ def _gain_rows(setup: Setup, last: Mapping[str, Probe]) -> Iterator[ComparisonRo
         )
 
 
-def _probes(setup: Setup, model: Model) -> Iterator[Probe]:
-    """Yield the probe of each layer, fitted to the training images."""
+def _layer_at(features: Features, position: int) -> int:
+    """Return the number of the layer whose features stand at a position."""
+    number = features.layers[position].index
+    assert number is not None  # the embedding is not among them
+    return number
+
+
+def _probes(setup: Setup, model: Model) -> Iterator[tuple[int, Probe]]:
+    """Yield the number of each layer and its probe, fitted to the training images."""
     train = _features_of(model, setup.train)
     test = _features_of(model, setup.test)
     assert setup.train.labels is not None
     assert setup.test.labels is not None
     train_labels = setup.train.labels.cpu().long()
     test_labels = setup.test.labels.cpu().long()
-    for train_features, test_features in zip(train.values, test.values, strict=True):
-        yield probe(
+    for position, (train_features, test_features) in enumerate(zip(train.values, test.values, strict=True)):
+        fitted = probe(
             train_features,
             train_labels,
             test_features,
@@ -195,6 +203,7 @@ def _probes(setup: Setup, model: Model) -> Iterator[Probe]:
             groups=setup.test.groups,
             seed=setup.run.seed,
         )
+        yield _layer_at(train, position), fitted
 
 
 def _measure_maps(setup: Setup) -> dict[str, Any]:
