@@ -132,8 +132,8 @@ def _overfitting_claim(record: TrainRecord) -> Claim:
     return found(
         "overfitting",
         score.model,
-        "**{{ m }}** overfits: in the last epoch it classifies {{ last.train_accuracy|percent(1) }} of the augmented "
-        "training images correctly, {{ effect }} more than of the held-out images.{% if few %} "
+        "**{{ m }}** overfits: in the last epoch it classifies {{ last.train_accuracy|percent(1) }} of the training "
+        "images correctly, as it saw them, {{ effect }} more than of the held-out images.{% if few %} "
         "{{ setup.training }} images of {{ classes }} classes are too few to train all its weights.{% endif %}",
         score.gap,
         given={

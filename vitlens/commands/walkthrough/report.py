@@ -391,8 +391,8 @@ REPORT: Final = Report(
             "The outputs, with a largest value of {{ first.largest|number }}, differ from that by up to "
             "{{ first.difference|number }} with positions and {{ rows[1].difference|number }} without. "
             "{% if first.equivariant %}This model hardly uses the positions of patches.{% elif rows[1].equivariant %}"
-            "Without positions, the model cannot tell where a patch is.{% else %}It also has positions in its attention "
-            "(rotary positions or a bias).{% endif %}",
+            "Without positions, the model cannot tell where a patch is.{% else %}It also has positions in its "
+            "attention (rotary positions or a bias).{% endif %}",
             charts=(
                 Chart(
                     "without_positions",
