@@ -20,7 +20,7 @@ from vitlens.report.prose import Marked, listed, say
 TESTED: Final = "best"  # the method whose maps are chosen by a test on the image
 _REPLACEMENTS: Final = {
     "zero": "zero",
-    "resample": "its output for another of the images",
+    "resample": "its output for another image",
     "mean": "its mean over the images",
 }
 _THIRDS: Final = (
@@ -77,8 +77,8 @@ def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
     """Return the head that matters most, and the probability of the prediction without it."""
     says = say(
         "{% if supports %}In {% if many %}{{ file }}{% else %}this image{% endif %} the head that matters most is "
-        "**{{ head.name }}**{% if head.attends %} (here {{ head.attends|whole }}){% endif %}. If {{ by }} replaces it, "
-        "the probability of {{ before.class_1 }} changes from {{ before.probability_1|percent(1) }} to "
+        "**{{ head.name }}**{% if head.attends %} (here {{ head.attends|whole }}){% endif %}. With its output "
+        "replaced by {{ by }}, the probability of {{ before.class_1 }} changes from {{ before.probability_1|percent(1) }} to "
         "{{ head.probability|percent(1) }}. Over many images another head may matter most.{% else %}Removing one head "
         "never lowers the probability of a prediction.{% endif %}",
         supports=head.delta_loss > 0,
@@ -249,7 +249,7 @@ def _unknown_of_weights(row: GivenRow) -> Iterator[str]:
     )
     if row.found and row.prefix:
         yield say(
-            "The {{ n }} token{{ n|s }} before the patches {{ n|are }} inferred; `--prefix` sets the number.",
+            "The number of tokens before the patches, {{ n }}, is inferred; `--prefix` sets it.",
             n=row.prefix,
         )
     yield "This is one image. `vitlens stats` measures heads on a data set."
