@@ -78,9 +78,9 @@ def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
     says = say(
         "{% if supports %}In {% if many %}{{ file }}{% else %}this image{% endif %} the head that matters most is "
         "**{{ head.name }}**{% if head.attends %} (here {{ head.attends|whole }}){% endif %}. With its output "
-        "replaced by {{ by }}, the probability of {{ before.class_1 }} changes from {{ before.probability_1|percent(1) }} to "
-        "{{ head.probability|percent(1) }}. Over many images another head may matter most.{% else %}Removing one head "
-        "never lowers the probability of a prediction.{% endif %}",
+        "replaced by {{ by }}, the probability of {{ before.class_1 }} changes from "
+        "{{ before.probability_1|percent(1) }} to {{ head.probability|percent(1) }}. Over many images another head may "
+        "matter most.{% else %}Removing one head never lowers the probability of a prediction.{% endif %}",
         supports=head.delta_loss > 0,
         head=head,
         by=_REPLACEMENTS.get(record.look[0].replace or ""),
