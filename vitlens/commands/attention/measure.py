@@ -219,9 +219,9 @@ def _on_object(
     if rollouts is not None:
         for layer in layers:
             maps[_MapKey(ROLLOUT, layer.site.layer)] = rollouts[:, layer.site.layer]
-    named = [(key.kind, values) for key, values in maps.items()]
+    by_kind = [(key.kind, values) for key, values in maps.items()]
     masks = split.masks.cpu()
-    measured = on_object_rows(model.alias, named, "mass", masks, groups=split.groups, sources=sources(split))
+    measured = on_object_rows(model.alias, by_kind, "mass", masks, groups=split.groups, sources=sources(split))
     for key, row in zip(maps, measured):
         yield replace(row, layer=key.layer, head=key.head)
 

@@ -162,11 +162,11 @@ def measure_placed(run: Run[HeadOptions], head: HeadName, labels: Tensor | None)
     if attention is None:
         return
     if split.masks is not None:
-        thing = "the object's mask"
+        area = "the object's mask"
         areas = split.masks.double()
     else:
         method = preferred_method(model)
-        thing = f"the quarter of its patches with most evidence for the class, by the map {method}"
+        area = f"the quarter of its patches with most evidence for the class, by the map {method}"
         targets: Targets = "predicted" if labels is None else labels[: len(split)]
         maps = explain(model, Streamed(split, model.pixel_dtype), targets=targets, method=method, batch_size=size)
         areas = _with_most_evidence(maps.cpu())
@@ -179,7 +179,7 @@ def measure_placed(run: Run[HeadOptions], head: HeadName, labels: Tensor | None)
         model=model.alias,
         layer=head.layer,
         head=head.head,
-        thing=thing,
+        thing=area,
         on=student_mean(on, groups=groups, least=0.0, most=1.0),
         elsewhere=student_mean(elsewhere, groups=groups, least=0.0, most=1.0),
         difference=student_mean(100 * (on - elsewhere), groups=groups, unit="points", least=-100.0, most=100.0),

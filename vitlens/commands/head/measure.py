@@ -187,8 +187,8 @@ def _partners(run: Run[HeadOptions], head: HeadName, labels: Tensor | None) -> t
         return (), ""
     model = run.model
     unit = Unit("head", head.layer, head.head)
-    others = [other for other in units_of(model, kinds=["head"]) if other != unit]
-    if not others:
+    other_heads = [other for other in units_of(model, kinds=["head"]) if other != unit]
+    if not other_heads:
         return (), ""
     bench = Bench(
         model,
@@ -201,10 +201,10 @@ def _partners(run: Run[HeadOptions], head: HeadName, labels: Tensor | None) -> t
         progress=run.progress,
     )
     images = torch.arange(min(PAIRED, len(labels)))
-    pairs = [(0, index) for index in range(1, len(others) + 1)]
-    change, _, _, note = pairwise(bench, [unit, *others], pairs, images, what="Removing pairs")
+    pairs = [(0, index) for index in range(1, len(other_heads) + 1)]
+    change, _, _, note = pairwise(bench, [unit, *other_heads], pairs, images, what="Removing pairs")
     partners = []
-    for index, other in enumerate(others):
+    for index, other in enumerate(other_heads):
         synergy = change.estimate(index, len(images), "nats")
         partners.append(rows.PartnerRow(f"L{other.layer}.H{other.head}", synergy, float(change.p_holm[index])))
     return tuple(sorted(partners, key=lambda row: -abs(row.synergy.value))), note

@@ -81,7 +81,7 @@ class WritesRow(OfHead):
     """The classes or attributes that the head writes."""
 
     word: str | None = col("writes")  # None if no AUC is above chance, or too many are equally high
-    best: str = col("best told")
+    best: str = col("best separated")
     auc: Estimate = col(
         "AUC",
         term="probability that the head adds more to the class in an image of the class than in another image",

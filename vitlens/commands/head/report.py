@@ -17,13 +17,13 @@ PAIRS: Final = 8  # other heads that are drawn
 
 def _pictures(record: HeadRecord) -> Iterator[Picture]:
     """Yield the exemplars, the one to whose class the head adds most first."""
-    shown = record.shown.get(record.aliases[0])
-    if shown is None:
+    drawn = record.shown.get(record.aliases[0])
+    if drawn is None:
         return
     has_class = bool(record.writes)
     for index, row in enumerate(record.exemplars):
-        values = shown.maps[index]
-        picture = shown.images[index] / 255
+        values = drawn.maps[index]
+        picture = drawn.images[index] / 255
         mask = None
         if row.patch is not None:
             mask = patch_mask(row.patch, values.shape, picture.shape[1:])

@@ -21,7 +21,7 @@ class LookRow:
     """Model and methods of all images."""
 
     chosen: str = col("model taken")  # why the model was chosen; "" if the user named it
-    digits: bool = col("knows digits alone")
+    digits: bool = col("knows only digits")
     method: str = col("method")  # of the maps
     title: str = col("map")
     note: str = col("note")  # on the ablation

@@ -86,10 +86,10 @@ def explorer(record: LookRecord) -> Explorer | None:
     if record.maps is None:
         return None
     facts = [_facts(record, index) for index in range(len(record.predictions))]
-    shown = Shown(record.maps.pixels, record.names, facts, record.maps.by_class)
+    content = Shown(record.maps.pixels, record.names, facts, record.maps.by_class)
     if record.heads:
-        shown = _with_heads(shown, record.heads)
-    return explorer_of(record, shown)
+        content = _with_heads(content, record.heads)
+    return explorer_of(record, content)
 
 
 def _facts(record: LookRecord, image: int) -> list[str]:
@@ -101,17 +101,17 @@ def _facts(record: LookRecord, image: int) -> list[str]:
     return facts
 
 
-def _with_heads(shown: Shown, heads: Sequence[LookHeadRow]) -> Shown:
+def _with_heads(content: Shown, heads: Sequence[LookHeadRow]) -> Shown:
     """Return what the explorer shows with labels and importance of heads (layers, heads)."""
     last_layer = max(row.layer for row in heads)
     last_head = max(row.head for row in heads)
     size = (last_layer + 1, last_head + 1)
     labels = np.full(size, "", object)
-    effects = np.full((len(shown.names), *size), np.nan)
+    effects = np.full((len(content.names), *size), np.nan)
     for row in heads:
         labels[row.layer, row.head] = row.label or ""
         effects[row.number, row.layer, row.head] = row.delta_loss
-    return replace(shown, labels=labels.tolist(), importance=effects.mean(0))
+    return replace(content, labels=labels.tolist(), importance=effects.mean(0))
 
 
 def map_definitions(rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
@@ -131,8 +131,8 @@ def _at_a_glance(record: LookRecord) -> Table | None:
     for row, name in zip(record.predictions, record.names):
         rows.append(replace(row, image=name))
     declared = columns(PredictionRow)
-    shown = {name: declared[name] for name in _COLUMNS}
-    return table_of(rows[:_ROWS], shown, of=len(rows), name="predictions")
+    columns_shown = {name: declared[name] for name in _COLUMNS}
+    return table_of(rows[:_ROWS], columns_shown, of=len(rows), name="predictions")
 
 
 def _first_picture(record: LookRecord) -> FigureSpec | None:

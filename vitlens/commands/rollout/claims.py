@@ -60,8 +60,13 @@ def _zero_claim(row: RolloutRow, images: int) -> Claim:
 
 def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     """Yield the kinds of map that find the object more often, and less often, than maps that ignore the image."""
-    more = [row for row in rows if above(row.difference, 0.0, len(rows))]
-    less = [row for row in rows if below(row.difference, 0.0, len(rows))]
+    more = []
+    less = []
+    for row in rows:
+        if above(row.difference, 0.0, len(rows)):
+            more.append(row)
+        if below(row.difference, 0.0, len(rows)):
+            less.append(row)
     best = max(more or rows, key=_gain)
     yield found(
         "pointing game",

@@ -162,8 +162,8 @@ def _rows(
 ) -> Iterator[RolloutRow]:
     """Yield each kind of map, with the pointing game if masks are known."""
     groups = None if split.groups is None else split.groups.numpy()
-    named = [(kind.name, maps[:, index]) for index, kind in enumerate(kinds)]
-    for index, (kind, row) in enumerate(zip(kinds, map_rows(model.alias, named, split))):
+    by_name = [(kind.name, maps[:, index]) for index, kind in enumerate(kinds)]
+    for index, (kind, row) in enumerate(zip(kinds, map_rows(model.alias, by_name, split))):
         values = maps[:, index].flatten(1)
         mass = bootstrap_mean(values.sum(1).numpy(), groups=groups, least=0.0, most=1.0)
         yield RolloutRow(

@@ -108,7 +108,7 @@ def _folder(start: Start) -> RunFolder:
     config = settings(
         options,
         start.run,
-        models=[start.model, *start.others],
+        models=[start.model, *start.compared],
         split=split,
         others=[start.test],
         recipe=recipe,
@@ -128,14 +128,14 @@ def _setup(start: Start) -> tuple[SetupRow, FirstBatchArrays | None]:
     """Return images, batch size and augmentation, and the first batch if the recipe augments images in every step."""
     options = start.options
     recipe = start.recipe
-    usual = base_recipe(options)
+    unchanged = base_recipe(options)
     setup = SetupRow(
         training=len(start.train),
         test=len(start.test),
         batch_size=recipe.batch_size,
         learning_rate=recipe.learning_rate,
-        usual_batch_size=usual.batch_size,
-        usual_learning_rate=usual.learning_rate,
+        usual_batch_size=unchanged.batch_size,
+        usual_learning_rate=unchanged.learning_rate,
         chosen=start.run.batch_size is not None or "batch_size" in options.changes,
         computed=(),
         keep_every=options.keep_every,
@@ -223,9 +223,9 @@ def _results(start: Start, result: TrainingResult, features_before: Mapping[str,
 
 def _keep_budgets(start: Start, folder: RunFolder, record: TrainRecord) -> None:
     """Add how a student and the model without a teacher were trained to the record, if both are compared."""
-    if len(start.others) < 2:
+    if len(start.compared) < 2:
         return
-    plain = start.others[1]
+    plain = start.compared[1]
     student = budget_of_run(start.model.alias, folder.record())
     other = replace(budget_of(plain), model=record.scores[-1].model)
     folder.keep(replace(record, training=(student, other)))

@@ -145,20 +145,20 @@ def accuracy_gain(history: Sequence[EpochMetrics], *, images: int, sources: int)
 
 def _with_teacher(record: TrainRecord, student: Evaluation, how: Distillation, start: Start) -> TrainRecord:
     """Return a student's record with its distillation, and its comparison with teacher and model without one."""
-    others = _evaluate_others(start, student.alias)
-    scores = [replace(record.scores[0], role="student", agreement=_agreement(student, others[0]))]
-    for role, other in zip(_ROLES, others):
-        agreement = None if other is others[0] else _agreement(other, others[0])
+    compared = _evaluate_others(start, student.alias)
+    scores = [replace(record.scores[0], role="student", agreement=_agreement(student, compared[0]))]
+    for role, other in zip(_ROLES, compared):
+        agreement = None if other is compared[0] else _agreement(other, compared[0])
         scores.append(_score(other, role, agreement))
     distillation = DistillationRow(
-        teacher=start.others[0].alias,
+        teacher=start.compared[0].alias,
         kind=how.kind,
         weight=how.weight,
         temperature=how.temperature,
         token=how.token,
         forms=cacheable_views(start.recipe, start.train),
     )
-    pairs = _pair_rows([student, *others], start.run.seed)
+    pairs = _pair_rows([student, *compared], start.run.seed)
     return replace(record, scores=tuple(scores), taught=(distillation,), pairs=pairs)
 
 
@@ -166,7 +166,7 @@ def _evaluate_others(start: Start, student: str) -> list[Evaluation]:
     """Return the teacher's test predictions, and those of the model without a teacher; aliases are made unique."""
     data = str(start.options.data)
     evaluations = []
-    for model in start.others:
+    for model in start.compared:
         test = part_of(data, "test", model.preprocessing, start.run)
         evaluations.append(evaluate(model, test, batch_size=start.run.batch_size))
     aliases = [student, *(evaluation.alias for evaluation in evaluations)]

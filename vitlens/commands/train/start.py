@@ -51,7 +51,7 @@ class Start:
     recipe: Recipe
     objective: StandardObjective | None = None  # of a distillation
     pretraining: Pretraining | None = None  # of a training without labels
-    others: tuple[Model, ...] = ()  # the teacher, then the model without a teacher, if compared
+    compared: tuple[Model, ...] = ()  # the teacher, then the model without a teacher, if compared
 
     @property
     def run(self) -> RunOptions:
@@ -107,12 +107,12 @@ def _gets_distillation_token(options: TrainOptions, shape: Overrides) -> bool:
 def base_recipe(options: TrainOptions) -> Recipe:
     """Return the recipe before changes: the named one, or the default of objective, preset or fine-tuning."""
     data = str(options.data)
-    named = options.recipe.named
+    name = options.recipe.named
     recipe = objective_named(options.objective).recipe
-    if named is None and recipe is not None:
+    if name is None and recipe is not None:
         return recipe
-    if named is not None or options.fresh:
-        return recipe_for(options.model, data, named=named)
+    if name is not None or options.fresh:
+        return recipe_for(options.model, data, named=name)
     if options.tuning.freeze:
         return FROZEN
     if data in OF_DIGITS:
@@ -198,15 +198,15 @@ def with_teacher(start: Start) -> Start:
     student = start.model
     distillation = _distillation(teaching, student)
     Student(student, token=distillation.token)  # raises InputError for a token that the student does not have
-    others = []
+    compared = []
     for name in (teaching.teacher, teaching.beside):
         if name is not None:
-            others.append(load(name, device=student.device, code_files=start.options.model_file))
-    objective = objective_of(others[0], distillation, start.train.classes, start.run.precision)
-    for plain in others[1:]:
+            compared.append(load(name, device=student.device, code_files=start.options.model_file))
+    objective = objective_of(compared[0], distillation, start.train.classes, start.run.precision)
+    for plain in compared[1:]:
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
-    return replace(start, objective=objective, others=tuple(others))
+    return replace(start, objective=objective, compared=tuple(compared))
 
 
 def _distillation(teaching: TeacherOptions, student: Model) -> Distillation:

@@ -38,7 +38,7 @@ def measure(options: WalkthroughOptions) -> Path | None:
     with phase("Computing the head step by step, and checking each step"):
         walk = walkthrough(run.model, batch.images, layer=options.layer, head=options.head, seed=run.run.seed)
     with run.folder(f"Head L{walk.layer}.H{walk.head} of") as folder:
-        return folder.publish(lambda: _record(run.model, split, walk, named=options.head is not None))
+        return folder.publish(lambda: _record(run.model, split, walk, is_chosen=options.head is not None))
 
 
 def _one_image(run: Run[WalkthroughOptions]) -> Split:
@@ -51,10 +51,10 @@ def _one_image(run: Run[WalkthroughOptions]) -> Split:
     return replace(first, notes=(*first.notes, *left_out_words(1, count)))
 
 
-def _record(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> rows.WalkthroughRecord:
+def _record(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool) -> rows.WalkthroughRecord:
     """Return the steps, what the layer adds, and the changed models.
 
-    named: True if the user chose the head.
+    is_chosen: True if the user chose the head.
     """
     head_norms = walk.head_norms[:, walk.query].tolist()
     permutations = []
@@ -64,7 +64,7 @@ def _record(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> ro
             rows.PermutationRow(trial.positions, trial.difference, trial.logits, trial.largest, *answer)
         )
     return rows.WalkthroughRecord(
-        walk=(_walk_row(model, split, walk, named=named),),
+        walk=(_walk_row(model, split, walk, is_chosen=is_chosen),),
         steps=tuple(map(_step_row, walk.checks)),
         block=tuple(_part_rows(walk)),
         added=tuple(rows.HeadRow(head, norm) for head, norm in enumerate(head_norms)),
@@ -135,7 +135,7 @@ def _head_arrays(split: Split, walk: Walkthrough) -> rows.HeadArrays:
     )
 
 
-def _walk_row(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> rows.WalkRow:
+def _walk_row(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool) -> rows.WalkRow:
     layout = model.layout
     query = walk.query
     key = walk.key
@@ -148,7 +148,7 @@ def _walk_row(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> 
         head=walk.head,
         layers=walk.layers,
         heads=walk.heads,
-        named=named,
+        named=is_chosen,
         grid=layout.grid,
         patch_size=layout.patch_size,
         image_size=split.size,

@@ -39,23 +39,23 @@ def claims(record: WalkthroughRecord) -> Iterator[Claim]:
         kind="answer",
         place="row",
     )
-    unchanged, *others = record.answers
-    if unchanged.prediction is not None and others:
-        yield _changes_claim(record.aliases[0], unchanged, others)
+    unchanged, *changed = record.answers
+    if unchanged.prediction is not None and changed:
+        yield _changes_claim(record.aliases[0], unchanged, changed)
 
 
-def _changes_claim(alias: str, unchanged: AnswerRow, others: Sequence[AnswerRow]) -> Claim:
+def _changes_claim(alias: str, unchanged: AnswerRow, changed: Sequence[AnswerRow]) -> Claim:
     """Return how many changes of the model alter its prediction, and to which class."""
-    altered = [row for row in others if row.prediction != unchanged.prediction]
+    altered = [row for row in changed if row.prediction != unchanged.prediction]
     predictions = [say("{{ row.change }} ({{ row.prediction }})", row=row) for row in altered]
     return Claim(
         "changes",
         alias,
         say(
             "The prediction is **{{ row.prediction }}** ({{ row.probability|percent(1) }}). {{ altered|length }} of "
-            "{{ others|length }} changes to the model alter it{% if altered %}: {{ predictions }}{% endif %}.",
+            "{{ changed|length }} changes to the model alter it{% if altered %}: {{ predictions }}{% endif %}.",
             row=unchanged,
-            others=others,
+            changed=changed,
             altered=altered,
             predictions=listed(predictions),
         ),
