@@ -99,7 +99,8 @@ def _contributions(model: Model, images: Images, head: HeadName) -> Tensor | Non
     added = key_contributions(model, images, direction, head.layer, head.head)
     if added.shape[1] != layout.tokens or not bool(added.isfinite().all()):
         return None
-    return added[:, len(layout.prefix) :].unflatten(1, layout.grid)
+    on_patches: Tensor = added[:, len(layout.prefix) :].unflatten(1, layout.grid)
+    return on_patches
 
 
 def with_largest_patch(row: ExemplarRow, contributions: NDArray[np.float32]) -> ExemplarRow:

@@ -231,8 +231,10 @@ def _evaluation(record: Any) -> EvaluateRecord | None:
     if isinstance(record, EvaluateRecord):
         return record
     if isinstance(record, Chaptered):
-        for chapter in record.of("evaluate"):
-            return chapter.record
+        chapters = record.of("evaluate")
+        if chapters:
+            evaluation: EvaluateRecord = chapters[0].record
+            return evaluation
     return None
 
 

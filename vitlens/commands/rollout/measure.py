@@ -72,7 +72,7 @@ def measure(options: RolloutOptions) -> Path | None:
         return folder.publish(record)
 
 
-def _kinds_of_map(options: RolloutOptions) -> list[MethodSettings]:
+def _kinds_of_map(options: RolloutOptions) -> Sequence[MethodSettings]:
     """Return the methods of the options, those that fuse heads once for each fusion."""
     kinds = []
     for name in options.method or DEFAULT_METHODS:

@@ -220,7 +220,7 @@ def _permuted_pictures(record: Any) -> list[Picture]:
 
 
 def _with_prediction(name: str, row: AnswerRow | PermutationRow) -> str:
-    if row.prediction is None:
+    if row.prediction is None or row.probability is None:
         return name
     return f"{name}\n{row.prediction} ({percent(row.probability, 1)})"
 
