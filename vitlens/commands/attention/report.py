@@ -184,8 +184,7 @@ REPORT: Final = Report(
             "Which patches can attend to which?",
             "windows",
             opening="Layer {{ first.layer }} has {{ first.windows }} window{{ first.windows|s }}, without attention "
-            "between them. The last columns count the pairs of patches that the previous layer does not connect, and "
-            "the reach.",
+            "between them. New pairs are those that the previous layer does not connect.",
             columns=("layer", "map", "window", "shift", "new", "reach"),
             charts=(
                 Chart(
