@@ -125,8 +125,8 @@ def unknown(record: HeadRecord) -> Iterator[str]:
     yield from noted(record.notes)
     for row in record.heads:
         yield say(
-            "In {{ row.model }}, the label of what a head attends by survived its test for {{ row.attends_hold }} of "
-            "{{ row.attends }} heads, that of what it looks at for {{ row.looks_hold }} of {{ row.looks }}."
+            "In {{ row.model }}, the attends-by label survived its test for {{ row.attends_hold }} of "
+            "{{ row.attends }} heads, the looks-at label for {{ row.looks_hold }} of {{ row.looks }}."
             "{% if has_classes %} Of {{ row.heads }} heads, {{ row.matter }} write classes to which they matter, "
             "{{ row.correlate }} only correlate with some, {{ row.several }} write no single class, {{ row.nothing }} "
             "none.{% endif %}",

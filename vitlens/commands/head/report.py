@@ -120,9 +120,9 @@ REPORT: Final = Report(
         Section(
             "Does it look at the object?",
             "placed",
-            says="Of the attention of {{ row.name }} on patches, {{ on|value }} lies on {{ thing|whole }}, compared "
-            "with {{ elsewhere|value }} on that of other images: a difference of {{ difference|alone }}"
-            "{% if not row.clear %}, which may be chance{% endif %}.",
+            says="Of the attention of {{ row.name }} on patches, {{ on|value }} lies on {{ thing|whole }}. On that of "
+            "other images it is {{ elsewhere|value }}, a difference of {{ difference|alone }}{% if not row.clear %}, "
+            "which may be chance{% endif %}.",
         ),
         Section(
             "What breaks without it?",

@@ -122,15 +122,15 @@ class FeatureRow(OfModel):
     spread: float | None = col(
         "spread",
         default=None,
-        term="mean standard deviation of features of length 1, times the square root of their number: 0 if all images "
-        "have the same features, 1 if features fill all directions",
+        term="mean standard deviation of unit-length features, times the square root of their number: 0 if all images "
+        "have the same features, 1 if they fill all directions",
     )
     objectness: float | None = col(
         "attention on the object",
         unit="fraction",
         default=None,
-        term="intersection over union of the object's mask and an area of the same size, where the last block's best "
-        "head attends most from CLS; the head is chosen on other images",
+        term="intersection over union of the object's mask and an equally large area of highest CLS attention, by the "
+        "last block's best head, chosen on other images",
     )
     teacher_entropy: float | None = col("teacher's entropy", unit="nats", default=None)
     teacher_information: float | None = col(

@@ -119,8 +119,8 @@ def _on_loss(record: TrainRecord) -> str:
     gap = record.scores[0].gap
     if gap:
         return say(
-            "Accuracy on the training images of the last epoch, as the model saw them, minus accuracy on the test "
-            "images is {{ gap }}, a lower bound of overfitting.",
+            "Training accuracy in the last epoch, on images as the model saw them, minus test accuracy is {{ gap }}, a "
+            "lower bound of overfitting.",
             gap=gap,
         )
     return "Training images were mixed, so accuracy on them does not show overfitting."

@@ -30,9 +30,9 @@ def claims(record: WalkthroughRecord) -> Iterator[Claim]:
         "weights",
         row.name,
         say(
-            "On **{{ image }}**, head **{{ row.name }}**{% if not row.named %}, the head of its layer with the lowest "
-            "entropy,{% endif %} gives {{ row.weight|percent(1) }} of the weight of {{ row.query_name }} to "
-            "{{ row.key_name }}, {{ row.times_uniform|number }} times the weight of uniform attention.",
+            "On **{{ image }}**, head **{{ row.name }}** gives {{ row.weight|percent(1) }} of the weight of "
+            "{{ row.query_name }} to {{ row.key_name }}. That is {{ row.times_uniform|number }} times the weight of "
+            "uniform attention.{% if not row.named %} The head has the lowest entropy of its layer.{% endif %}",
             row=row,
             image=PurePath(row.image).name,
         ),
