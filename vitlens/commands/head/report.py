@@ -75,7 +75,8 @@ def _on_pairs(record: HeadRecord) -> str:
     significant = [row for row in record.partners if row.p <= ASKED]
     if not significant:
         return say(
-            "With none of {{ n }} other heads does the loss differ significantly from the sum of the losses without each.",
+            "With none of {{ n }} other heads does the loss differ significantly from the sum of the losses without "
+            "each.",
             n=len(record.partners),
         )
     return say(
