@@ -15,7 +15,7 @@ from vitlens.cli.main import run
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.compare.report import REPORT
 from vitlens.commands.report.report import REPORT as OF_RUNS
-from vitlens.commands.report.report import changes_between, compared_runs
+from vitlens.commands.report.report import compared_runs
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.claims import Claim, shown
 from vitlens.uncertainty import Estimate, mcnemar, widened
@@ -136,7 +136,9 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     assert "worse" in printed.err
     before = read_folder(folders["cnn"])
     after = read_folder(folders["vit"])
-    (accuracy,) = [change for change in changes_between(before, after) if change.metric == "accuracy/vit-digits"]
+    (accuracy,) = [
+        change for change in compared_runs(before, after, "").changes if change.metric == "accuracy/vit-digits"
+    ]
     was, now = (np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz") for name in ("cnn", "vit"))
     correct = [answers["prediction"] == answers["label"] for answers in (was, now)]
     lost = (correct[0] & ~correct[1]).sum()
@@ -162,7 +164,7 @@ def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
         for record in (read_folder(folders["cnn"]), read_folder(folders["vit"]))
     )
     alone, grouped = (
-        next(change for change in changes_between(*runs) if change.metric == "accuracy/vit-digits")
+        next(change for change in compared_runs(*runs, "").changes if change.metric == "accuracy/vit-digits")
         for runs in ((read_folder(folders["cnn"]), read_folder(folders["vit"])), (before, after))
     )
     assert grouped.test == "paired"
@@ -189,7 +191,7 @@ def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_chan
     assert not (folders["new"] / "report.html").exists()
     before = read_folder(folders["vit"])
     after = read_folder(folders["new"])
-    same = changes_between(before, after)
+    same = compared_runs(before, after, "").changes
     assert {change.metric for change in same} == set(after.metrics)
     assert {change.difference.value for change in same} == {0.0}
     assert not any(change.changed for change in same)

@@ -14,7 +14,8 @@ from tests.kit.commands import quick_attacks, ran
 from tests.kit.first_page import check_first_page
 from tests.kit.golden import LINES
 from vitlens.cli.main import run
-from vitlens.commands.report.report import REPORT, ComparedRuns, MetricChange, compared_runs
+from vitlens.commands.report.record import ComparedRuns, MetricChange
+from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Record
 from vitlens.report.document import Document

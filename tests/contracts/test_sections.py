@@ -19,7 +19,7 @@ import vitlens
 from vitlens.charts import bars, board, intervals, lines, matrix, scatter
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.report.report import changes_between
+from vitlens.commands.report.report import compared_runs
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
@@ -146,8 +146,8 @@ def test_a_column_says_everything(written):
 
 def test_a_fall_is_worse_as_the_column_says_and_a_name_is_no_markup(written):
     before, after = (read_folder(written("cat", fur)) for fur in (0.8, 0.3))
-    assert {change.direction for change in changes_between(before, after)} == {"worse"}
-    assert {change.direction for change in changes_between(after, before)} == {"better"}
+    assert {change.direction for change in compared_runs(before, after, "").changes} == {"worse"}
+    assert {change.direction for change in compared_runs(after, before, "").changes} == {"better"}
     text = (written("**bold** <b>`x`") / "report.md").read_text()
     assert "**bold** " not in text.replace(r"\*\*bold\*\*", "")
     assert "<b>" not in text.replace(r"\<b>", "")

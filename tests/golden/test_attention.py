@@ -110,7 +110,7 @@ def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
     for pairs in ("all", "rows", "columns"):
         assert record.metric(f"positions/ordered/rank_correlation/{pairs}").value == pytest.approx(1, abs=1e-3)
     (claim,) = report(record).claims  # of one image nothing else is said
-    assert "have more similar" in claim.says
+    assert " more similar" in claim.says
 
 
 def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pictures, tmp_path):

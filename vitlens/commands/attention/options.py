@@ -12,7 +12,7 @@ from vitlens.errors import InputError
 
 ALL: Final = "all"
 SOME_LAYERS: Final = 6  # on one sheet
-_PANEL: Final = "Views (layers, rows and columns from 0)"
+_PANEL: Final = "Views (layers, rows and columns count from 0)"
 _view = partial(option, default=None, shown=False, panel=_PANEL)
 
 
@@ -26,13 +26,11 @@ def _layers(option: str, text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class AttentionOptions(ModelOnImages):
-    """same_as: an earlier folder of this command, whose images are measured; layers: those whose maps are drawn (None:
-    some, evenly spaced); layer: the layer whose heads are drawn large (None: the last); query, key: (row, column) of
-    the patch whose attention, or the attention to which, is shown in every layer."""
+    """Model and images, and the layers and patches that are drawn."""
 
     same_as: Path | None = option(
         "--same-as",
-        "Measure the images of this earlier folder of attention, for report --compare; --data may then be left out.",
+        "Measure the images of this earlier attention folder, for report --compare; --data is then optional.",
         default=None,
         metavar="FOLDER",
         shown=False,
@@ -48,8 +46,8 @@ class AttentionOptions(ModelOnImages):
     )
     layer: int | None = _view("--layer", "Layer whose heads are drawn large (default: the last).", metavar="N")
     query: tuple[int, int] | None = _view(
-        "--query", "Attention of this patch, layer by layer.", metavar="ROW,COL", parse=two_counts
+        "--query", "Show the attention from this patch, layer by layer.", metavar="ROW,COL", parse=two_counts
     )
     key: tuple[int, int] | None = _view(
-        "--key", "Attention to this patch, layer by layer.", metavar="ROW,COL", parse=two_counts
+        "--key", "Show the attention to this patch, layer by layer.", metavar="ROW,COL", parse=two_counts
     )

@@ -1,4 +1,4 @@
-"""What `vitlens attention` records. Layers, heads, rows and columns count from 0; sizes are (rows, columns)."""
+"""The record of `vitlens attention`. Layers, heads, rows and columns count from 0; sizes are (rows, columns)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,34 +20,32 @@ Size: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow(MapRow):
-    """One layer with a map, of the mean of its heads. map: its size in patches; reading: the query whose attention the
-    map shows; alike: cosine similarity of the maps of two heads; previous: of the mean map with that of the layer
-    before (None for the first, and after a change of size); share: of the map on the object, beside that of the best
-    map that ignores the image (None without masks). head_information, head_prefix_mass: by head (None in folders of
-    earlier versions; the second also without tokens before the patches)."""
+    """One layer with a map, the mean of its heads."""
 
     layer: int = col("layer")
     module: str = col("module")
     kind: str = col("kind")
     heads: int = col("heads")
     map: Size = col("map (rows, columns)")
-    reading: str = col("row shown")
+    reading: str = col("row shown")  # the query whose attention the map shows
     prefix_mass: float = col(
-        "on CLS and registers", unit="fraction", term="the share of the query's attention on tokens before the patches"
+        "on CLS and registers", unit="fraction", term="share of the query's attention on tokens before the patches"
     )
     alike: Estimate = col("heads alike", term="cosine similarity of the maps of two heads, mean over pairs")
-    previous: Estimate | None = col(
-        "like the layer before", term="cosine similarity of the mean map to that of the layer before", default=None
+    previous: Estimate | None = col(  # None for the first layer, and after a change of size
+        "like the layer before",
+        term="cosine similarity of the mean map to that of the previous layer",
+        default=None,
     )
-    share: Estimate | None = col("attention on the object", better="higher", default=None)
+    share: Estimate | None = col("attention on the object", better="higher", default=None)  # None without masks
     share_of_baseline: Estimate | None = col("best map that ignores the image", default=None)
     share_difference: Estimate | None = col("beyond that map", better="higher", default=None)
-    head_information: Mapping[str, Estimate] | None = col(
+    head_information: Mapping[str, Estimate] | None = col(  # by head; None in folders of earlier versions
         "information in the map of a head",
         metric="map_information/{model}/L{layer}.H{key}",
         default=None,
     )
-    head_prefix_mass: Mapping[str, Estimate] | None = col(
+    head_prefix_mass: Mapping[str, Estimate] | None = col(  # by head; None also without prefix tokens
         "attention of a head on CLS and registers",
         metric="prefix_attention/{model}/L{layer}.H{key}",
         default=None,
@@ -66,32 +64,30 @@ class UnplacedRow:
 
 @dataclass(frozen=True)
 class ImageRow:
-    """One image. content: a number of its file, or of its pixels where it has none, in hexadecimal digits; "" in
-    folders of earlier versions."""
+    """One image."""
 
     image: str = col("image")
-    content: str = col("content", default="")
+    content: str = col("content", default="")  # number of its file or pixels, hexadecimal; "" in earlier versions
 
 
 @dataclass(frozen=True)
 class LayoutRow(OfModel):
-    """How the model cuts an image into patches, and how its position embeddings follow the places of the patches.
+    """The layout of the patches, and the correlation of position embeddings with their distance.
 
-    Sizes in px are (height, width); distance: Pearson's correlation of their similarity with the distance; ranks:
-    Spearman's with the nearness, of all pairs of patches, of those in one row and in one column; None without position
-    embeddings."""
+    Sizes in px are (height, width). Correlations are None without position embeddings.
+    """
 
     grid: Size = col("patches (rows, columns)")
     prefix: tuple[str, ...] = col("tokens before them")
     patch_size: Size = col("patch (px)")
     image_size: Size = col("image (px)")
-    distance: Estimate | None = col(
+    distance: Estimate | None = col(  # Pearson's, of the similarity of two embeddings
         "correlation with distance", metric="positions/{model}/distance_correlation", default=None
     )
-    ranks: Mapping[str, Estimate] | None = col(
+    ranks: Mapping[str, Estimate] | None = col(  # of all pairs, of pairs in one row, and in one column
         "rank correlation with nearness",
-        term="Spearman's, of the cosine similarity of two patches' position embeddings with minus their distance: 1 "
-        "where nearer patches are always more similar, 0 without such order",
+        term="Spearman's correlation of the cosine similarity of two patches' position embeddings with minus their "
+        "distance: 1 if nearer patches are always more similar, 0 without such order",
         metric="positions/{model}/rank_correlation/{key}",
         default=None,
     )
@@ -99,53 +95,46 @@ class LayoutRow(OfModel):
 
 @dataclass(frozen=True)
 class PatchRow:
-    """The attention of one patch (table query) or to it (key) in one layer, mean over heads and images.
-
-    itself: of the patch to itself; prefix: from it to tokens before the patches, in key of such a token to it;
-    received: the sum over all patches; padding: on the padding of its window. None where there is no such token.
-    """
+    """The attention from one patch (table query) or to it (key) in one layer, mean over heads and images."""
 
     layer: int = col("layer")
     row: int = col("row")
     column: int = col("column")
     grid: Size = col("map (rows, columns)")
     itself: float = col("on itself", unit="fraction")
-    prefix: float | None = col("with CLS and registers", unit="fraction", default=None)
-    padding: float | None = col("on padding", unit="fraction", default=None)
-    received: float | None = col("received", unit="patches", default=None)
+    prefix: float | None = col("with CLS and registers", unit="fraction", default=None)  # to them; in key: from one
+    padding: float | None = col("on padding", unit="fraction", default=None)  # of its window
+    received: float | None = col("received", unit="patches", default=None)  # sum over all patches
 
 
 @dataclass(frozen=True)
 class WindowRow:
-    """One layer in windows. map, window, shift: in patches; padding: places without a patch; pairs: ordered pairs of
-    patches that meet; new: of them those that do not meet in the layer before (None: none before on this map); reach:
-    patches of its stage's first map on which one patch depends, mean over patches; patch: the one whose reach the
-    arrays hold."""
+    """One layer with windows; sizes are in patches."""
 
     layer: int = col("layer")
     map: Size = col("map")
     window: Size = col("window")
     shift: Size = col("shift")
     windows: int = col("windows")
-    padding: int = col("padded places")
-    pairs: int = col("pairs that meet")
-    reach: float = col(
-        "reach (patches)", term="the patches on which one patch can depend through attention up to a layer"
+    padding: int = col("padded places")  # without a patch
+    pairs: int = col("pairs that meet")  # ordered pairs of patches
+    reach: float = col(  # in its stage's first map, mean over patches
+        "reach (patches)", term="patches on which one patch can depend through attention up to a layer"
     )
-    patch: Size = col("patch of the figure")
-    new: int | None = col("of them new", default=None)
+    patch: Size = col("patch of the figure")  # whose reach the arrays hold
+    new: int | None = col(
+        "of them new", default=None
+    )  # pairs that do not meet in the previous layer; None for the first
 
 
 @dataclass(frozen=True)
 class AttentionArrays:
-    """images: pixels; layer: by row of the table of layers, maps (images, heads, rows, columns); rollout: up to the
-    layer of each row (images, layers, rows, columns); similarity: cosine of each pair of position embeddings (patches,
-    patches)."""
+    """Images and maps."""
 
     images: Pixels
-    layer: Mapping[int, Stacks]
-    rollout: Stacks | None = None
-    similarity: Matrix | None = None
+    layer: Mapping[int, Stacks]  # by row of the table of layers: (images, heads, rows, columns)
+    rollout: Stacks | None = None  # up to the layer of each row (images, layers, rows, columns)
+    similarity: Matrix | None = None  # cosine similarity of position embeddings (patches, patches)
 
     @property
     def pixels(self) -> NDArray[np.floating]:
@@ -155,34 +144,32 @@ class AttentionArrays:
 
 @dataclass(frozen=True)
 class HeadArrays:
-    """By head, layer after layer (heads, images), for tests in pairs of the same images. information: in bits;
-    prefix_mass: fractions, 0 without tokens before the patches; groups (images,): as those of a Split."""
+    """Statistics of every head on every image (heads, images), layer by layer, for paired tests."""
 
-    information: Matrix
-    prefix_mass: Matrix
-    groups: Indices | None = None
+    information: Matrix  # bits
+    prefix_mass: Matrix  # fractions, 0 without prefix tokens
+    groups: Indices | None = None  # (images,), of images that share a source
 
 
 @dataclass(frozen=True)
 class ViewArrays:
-    """By row of the table of the view: mean, maps (images, rows, columns) averaged over heads."""
+    """The maps of a view, by row of its table."""
 
-    mean: Mapping[int, Stack]
+    mean: Mapping[int, Stack]  # over heads (images, rows, columns)
 
 
 @dataclass(frozen=True)
 class WindowArrays:
-    """By row of the table of windows: part (rows, columns), the part of each patch; reach (rows, columns), the patches
-    on which the row's patch depends; mask (places, places), query by key, of the last window."""
+    """The windows of each layer, by row of the table of windows."""
 
-    part: Mapping[int, IndexMatrix]
-    reach: Mapping[int, FlagMatrix]
-    mask: Mapping[int, FlagMatrix]
+    part: Mapping[int, IndexMatrix]  # of each patch (rows, columns)
+    reach: Mapping[int, FlagMatrix]  # patches on which the row's patch depends (rows, columns)
+    mask: Mapping[int, FlagMatrix]  # of the last window (query, key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRecord(Record):
-    """The attention of every head of one model on a few images, and the views that were asked for."""
+    """The attention of every head of one model on a few images, and the views of the options."""
 
     layers: tuple[LayerRow, ...] = table()
     without_map: tuple[UnplacedRow, ...] = table()
@@ -208,14 +195,16 @@ class AttentionRecord(Record):
         if self.by_image is None:
             return values
         groups = self.by_image.groups
-        heads = [(row, head) for row in self.layers for head in range(row.heads)]
-        for (row, head), information, prefix_mass in zip(heads, self.by_image.information, self.by_image.prefix_mass):
-            place = f"{row.model}/L{row.layer}.H{head}"
-            values[f"map_information/{place}"] = ImageValues(information, groups)
-            values[f"prefix_attention/{place}"] = ImageValues(prefix_mass, groups)
+        by_head = zip(self.by_image.information, self.by_image.prefix_mass)
+        for row in self.layers:
+            for head in range(row.heads):
+                information, prefix_mass = next(by_head)
+                place = f"{row.model}/L{row.layer}.H{head}"
+                values[f"map_information/{place}"] = ImageValues(information, groups)
+                values[f"prefix_attention/{place}"] = ImageValues(prefix_mass, groups)
         return values
 
     @property
     def names(self) -> list[str]:
-        """Return the images by the names of their files."""
+        """Return the file names of the images."""
         return file_names([row.image for row in self.shown])

@@ -9,8 +9,8 @@ from vitlens.commands.run.options import ModelOnImages, attributes_option, predi
 
 @dataclass(frozen=True)
 class HeadOptions(ModelOnImages):
-    """head: as L3.H7; attributes: a table of the images, each column of which a head may write."""
+    """Model, images and head, and a table of attributes that a head may write."""
 
-    head: str = argument("HEAD", "A head, as L3.H7: layer and head, counted from 0.", default="")
+    head: str = argument("HEAD", "A head such as L3.H7; layer and head count from 0.", default="")
     attributes: Path | None = attributes_option()
     predicted: bool = predicted_option()

@@ -1,4 +1,4 @@
-"""What `vitlens head` records: the words for one head, their tests, and what the images lose without it."""
+"""The record of `vitlens head`: three labels for one head, their tests, and the losses without the head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,26 +21,25 @@ class OfHead(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class AttendsRow(OfHead):
-    """By what the head attends. word: None where no product has most of the logits; share: of `best`; next_share: of
-    the product after it; spread: of the logits of a row; stays: by how much better they agree with what the word says,
-    on its least certain side, when the patches are shuffled; holds: whether they do so after Holm's correction."""
+    """The query and key components that determine the head's attention."""
 
-    word: str = col("attends by")
+    word: str = col("attends by")  # the label; "mixed" if no product has most of the logits
     best: str = col("largest part")
-    share: Estimate = col(
+    share: Estimate = col(  # of the largest part
         "share of the logits",
-        term="the share of the variance of the attention logits over the keys of a row",
+        term="share of the variance of the attention logits over the keys of a row",
         metric="attends/{model}/L{layer}.H{head}",
     )
     next: str = col("next part")
     next_share: float = col("next share", unit="fraction")
-    spread: float = col("spread of the logits", unit="nats")
-    stays: Estimate | None = col(
+    spread: float = col("spread of the logits", unit="nats")  # within a row
+    stays: Estimate | None = col(  # on the least certain side of the label
         "on shuffled patches",
-        term="correlation of the logits of shuffled images with what the word says, minus that with what it excludes",
+        term="correlation of the logits of shuffled images with those that the label predicts, minus the correlation "
+        "with those that it excludes",
         default=None,
     )
-    holds: bool | None = col("holds", default=None)
+    holds: bool | None = col("holds", default=None)  # True if the test confirms the label, after Holm's correction
 
 
 @dataclass(frozen=True)
@@ -53,21 +52,19 @@ class PartRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LooksRow(OfHead):
-    """What the head looks at; moved: the score on images whose patches, and masks, are shuffled."""
+    """The pattern of the head's attention."""
 
     word: str = col("looks at")
-    score: Estimate = col("score", term="the share of the information in a head's attention that the pattern explains")
-    moved: Estimate | None = col("on shuffled patches", default=None)
+    score: Estimate = col("score", term="share of the information in a head's attention that the pattern explains")
+    moved: Estimate | None = col("on shuffled patches", default=None)  # the score, with masks shuffled alike
     holds: bool | None = col("holds", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRow(OfHead):
-    """How much of the head's attention on patches lies on the thing of an image. thing: in words; on, elsewhere: of its
-    attention, on the thing of this image and of other images, the mean; difference: of both, a mean over images; p:
-    that there is none."""
+    """The share of the head's attention on the object, compared with the objects of other images."""
 
-    thing: str = col("thing")
+    thing: str = col("thing")  # the object, or the area in its place, in words
     on: Estimate = col("attention on it", metric="attention_on_thing/{model}/L{layer}.H{head}")
     elsewhere: Estimate = col("on that of other images")
     difference: Estimate = col("difference")
@@ -75,30 +72,28 @@ class PlacedRow(OfHead):
 
     @property
     def clear(self) -> bool:
-        """Return True if the images show a difference."""
+        """Return True if the difference is significant."""
         return self.p <= LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class WritesRow(OfHead):
-    """What the head writes. word: None where the AUC of no class or attribute is above chance, or those of too many are
-    equally high; alike: the best and those whose AUC is not significantly lower; control: the largest AUC of any head
-    when the labels are permuted; state: whether that is shown to matter."""
+    """The classes or attributes that the head writes."""
 
-    word: str | None = col("writes")
-    best: str = col("best told")
+    word: str | None = col("writes")  # None if no AUC is above chance, or too many are equally high
+    best: str = col("best separated")
     auc: Estimate = col(
         "AUC",
-        term="the chance that the head adds more to the class in an image of it than in another image",
+        term="probability that the head adds more to the class in an image of the class than in another image",
         metric="writes/{model}/L{layer}.H{head}",
     )
-    control: float = col("AUC with permuted labels", unit="")
-    state: str = col("without the head")
+    control: float = col("AUC with permuted labels", unit="")  # the largest of any head
+    state: str = col("without the head")  # the result of the ablation test
     lost: Estimate | None = col("its images lose", default=None)
     others_lost: Estimate | None = col("others lose", default=None)
     margin: Estimate | None = col(
         "more log-odds lost",
-        term="by how much the log-odds of the label fall more in images of the class",
+        term="fall of the log-odds of the label in images of the class, minus the fall in other images",
         default=None,
     )
     p: float | None = col("p", default=None)
@@ -107,28 +102,28 @@ class WritesRow(OfHead):
 
 @dataclass(frozen=True)
 class ClassRow:
-    """What the images of one class, or with one attribute, lose without the head; of at least 5 images."""
+    """The losses of the images of one class or attribute without the head; at least 5 images."""
 
     name: str = col("class or attribute")
     images: int = col("images")
     lost: Estimate = col("accuracy lost")
-    fall: Estimate = col("log-odds lost", term="how much the log-odds of the label fall without the head")
+    fall: Estimate = col("log-odds lost", term="fall of the log-odds of the label without the head")
 
 
 @dataclass(frozen=True)
 class PartnerRow:
-    """Another head, by what is lost without both beyond what is lost without each; p after Holm's correction."""
+    """Another head, and the loss without both heads beyond the sum of the losses without each."""
 
     partner: str = col("head")
     synergy: Estimate = col(
-        "lost beyond the sum", term="the rise of the loss without both heads, beyond the sum of the rises without each"
+        "lost beyond the sum", term="rise of the loss without both heads, beyond the sum of the rises without each"
     )
-    p: float = col("p")
+    p: float = col("p")  # after Holm's correction
 
 
 @dataclass(frozen=True)
 class ModelRow(OfModel):
-    """How many heads of the model have words that stand their test."""
+    """The number of heads whose labels were tested, and survived their test."""
 
     heads: int = col("heads")
     attends: int = col("attends by, tested")
@@ -143,38 +138,39 @@ class ModelRow(OfModel):
 
 @dataclass(frozen=True)
 class ExemplarRow:
-    """An image by how much the head adds to the class that it tells best; quantile: its place among all images; patch:
-    (row, column) of the patch through which it adds most, patch_adds: so much of it; None where that is not known."""
+    """An image, and what the head adds to the class that it separates best."""
 
     image: str = col("image")
     label: str | None = col("label")
     adds: float = col("adds to the class", unit="")
     quantile: float = col("more than this share of the images", unit="fraction")
     patch: tuple[int, int] | None = col("most through the patch (row, column)", default=None)
-    patch_adds: float | None = col("through it", unit="", default=None)
+    patch_adds: float | None = col("through it", unit="", default=None)  # what the head adds through that patch
 
 
 @dataclass(frozen=True)
 class PushedRow:
-    """A class by what the head adds to its logit beyond the mean of all classes: pushed, or suppressed where it is
-    negative."""
+    """A class, and what the head adds to its logit; a class with a negative value is suppressed."""
 
     name: str = col("class")
-    adds: Estimate = col("added to its logit", term="beyond what it adds to the mean of all classes, directly")
+    adds: Estimate = col("added to its logit", term="direct contribution beyond the mean of all classes")
 
 
 @dataclass(frozen=True)
 class HeadArrays:
-    """images: the exemplars; maps (images, rows, columns): what the head adds to its class through each patch, signed;
-    where that is not known its attention on the patches, from CLS, or a mean over the patches."""
+    """The exemplars with their maps.
+
+    A map is what the head adds to its class through each patch, signed. If that is not known, it is the head's
+    attention on the patches, from CLS or averaged over the patches.
+    """
 
     images: Pixels
-    maps: Stack
+    maps: Stack  # (images, rows, columns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecord(Record):
-    """One head, in words that were tested."""
+    """One head with three tested labels."""
 
     attends: tuple[AttendsRow, ...] = table()
     parts: tuple[PartRow, ...] = table()

@@ -1,4 +1,4 @@
-"""What `vitlens look` records. Layers and heads count from 0."""
+"""The record of `vitlens look`. Layers and heads count from 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,33 +18,28 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class LookRow:
-    """What holds for all images. chosen: how the model came to be taken, "" where it was named; digits: whether it
-    knows the classes of digits alone; method, title: of the maps; note: a remark on the ablation; images: that were
-    looked at; heads: of the model; replace: what replaced the output of a head that
-    was ablated, None for a model without heads."""
+    """Model and methods of all images."""
 
-    chosen: str = col("model taken")
-    digits: bool = col("knows digits alone")
-    method: str = col("method")
+    chosen: str = col("model taken")  # why the model was chosen; "" if the user named it
+    digits: bool = col("knows only digits")
+    method: str = col("method")  # of the maps
     title: str = col("map")
-    note: str = col("note")
+    note: str = col("note")  # on the ablation
     images: int = col("images")
-    heads: int = col("heads")
-    replace: Replacement | None = col("replaced by", default=None)
+    heads: int = col("heads")  # of the model
+    replace: Replacement | None = col("replaced by", default=None)  # of ablated heads; None without heads
 
 
 @dataclass(frozen=True)
 class LookHeadRow:
-    """One head for one image's prediction. delta_loss: positive: the head supports the prediction; probability: the
-    prediction's, without the head; label: of what the head attends to, on the images given, None where the attention
-    has no place in the image."""
+    """One head for one image's prediction."""
 
     number: int = col("number of the image")
     layer: int = col("layer")
     head: int = col("head")
-    delta_loss: float = col("rise of the loss without it", unit="nats")
+    delta_loss: float = col("rise of the loss without it", unit="nats")  # positive: supports the prediction
     probability: float = col("probability without it", unit="fraction")
-    label: str | None = col("label", default=None)
+    label: str | None = col("label", default=None)  # None if attention has no place in the image
     image: str | None = col("image", default=None)
     attends: str | None = col("attends to", unit="text", default=None)
 
@@ -53,8 +48,7 @@ class LookHeadRow:
 
 @dataclass(frozen=True)
 class GivenRow:
-    """Attention weights that were given as an array. found: whether the number of prefix tokens was found from that of
-    all tokens; rows: of weights; off: of them those whose sum is not 1; least, most: sums of rows."""
+    """An array of attention weights."""
 
     file: str = col("file")
     image: str = col("image")
@@ -63,7 +57,7 @@ class GivenRow:
     tokens: int = col("tokens")
     prefix: int = col("tokens before the patches")
     found: bool = col("found from the number of tokens")
-    rows: int = col("rows")
+    rows: int = col("rows")  # of weights, each over the keys
     off: int = col("rows that do not sum to 1")
     least: float = col("least sum")
     most: float = col("greatest sum")
@@ -71,59 +65,57 @@ class GivenRow:
 
 @dataclass(frozen=True)
 class GivenLayerRow:
-    """One layer of given weights, means over heads. information: of the mean map; sinks: the attention of the patches
-    on patches that receive far more than others; on_prefix: None without prefix tokens."""
+    """One layer of an array of attention weights, means over heads."""
 
     layer: int = col("layer")
-    information: float = col("information", unit="bits")
-    distance: float = col("distance", unit="patches", term="the mean distance from a patch to those it attends to")
-    sinks: float = col("on sinks", unit="fraction", term="the attention of patches on a few that receive most from all")
-    on_prefix: float | None = col("on tokens before the patches", unit="fraction", default=None)
+    information: float = col("information", unit="bits")  # of the mean map
+    distance: float = col("distance", unit="patches", term="mean distance from a patch to the patches it attends to")
+    sinks: float = col("on sinks", unit="fraction", term="attention of patches on the few patches that receive most")
+    on_prefix: float | None = col(  # None without prefix tokens
+        "on tokens before the patches", unit="fraction", default=None
+    )
 
 
 @dataclass(frozen=True)
 class LookArrays:
-    """pixels: of the images as the model saw them; prediction, runner_up: the maps of the most probable class and of
-    the next (n, rows, columns), raw; runner_up is None for a model of one class."""
+    """Images and raw maps (n, rows, columns)."""
 
-    pixels: Pixels
-    prediction: Stack
-    runner_up: Stack | None = None
+    pixels: Pixels  # as the model saw the images
+    prediction: Stack  # maps of the most probable class
+    runner_up: Stack | None = None  # maps of the next class, None for a model with one class
 
     @property
-    def named(self) -> Mapping[str, NDArray[np.floating[Any]]]:
-        """Return the maps that there are, by whose evidence they show."""
-        return {"prediction": self.prediction} | ({} if self.runner_up is None else {"runner-up": self.runner_up})
+    def by_class(self) -> Mapping[str, NDArray[np.floating[Any]]]:
+        """Return the maps by the class whose evidence they show."""
+        maps = {"prediction": self.prediction}
+        if self.runner_up is not None:
+            maps["runner-up"] = self.runner_up
+        return maps
 
 
 @dataclass(frozen=True)
 class GivenArrays:
-    """pixels: of the image (1, 3, height, width); maps (layers, rows, columns): of each layer, the mean of its heads,
-    from the first token before the patches, or the mean of all tokens where there is none."""
+    """The image of an array of attention weights, and a map of each layer, the mean of its heads."""
 
-    pixels: Pixels
-    maps: Stack
+    pixels: Pixels  # (1, 3, height, width)
+    maps: Stack  # (layers, rows, columns), from the first prefix token or, without one, the mean of all tokens
 
 
 @dataclass(frozen=True)
 class StageRow(OfModel):
-    """Some layers in a row.
-
-    attends: heads by the one pattern that they follow; unclear: heads that follow none or several; range: their
-    attention distance, as a share of that of uniform attention; head: the one without which the loss rises most.
-    """
+    """Some consecutive layers."""
 
     layers: str = col("layers")
     heads: int = col("heads")
-    attends: Mapping[str, int] = col("attend to")
-    unclear: int = col("no single pattern")
+    attends: Mapping[str, int] = col("attend to")  # heads by the one pattern that they follow
+    unclear: int = col("no single pattern")  # heads
     range: float | None = col(
         "distance, of uniform attention",
         unit="fraction",
-        term="the mean distance in px from query to attended patch, divided by that of uniform attention",
+        term="mean distance in px from a query to the attended patches, divided by that of uniform attention",
         default=None,
     )
-    head: str = col("head", default="")
+    head: str = col("head", default="")  # without which the loss rises most
     loss: Estimate | None = col("rise of the loss without its most important head", default=None)
 
     @property
@@ -139,12 +131,11 @@ class StageRow(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class LookRecord(Record):
-    """What one model sees in a few images. predictions, heads: by image, the head that matters most first; given: of
-    weights that were looked at in the place of a model's, where all but the explorer and its arrays is empty."""
+    """One model on a few images, or an array of attention weights: `given`, with only the explorer and its arrays."""
 
     look: tuple[LookRow, ...] = table()
     predictions: tuple[PredictionRow, ...] = table()
-    heads: tuple[LookHeadRow, ...] = table()
+    heads: tuple[LookHeadRow, ...] = table()  # by image, the head that matters most first
     stages: tuple[StageRow, ...] = table()
     given: tuple[GivenRow, ...] = table()
     given_layers: tuple[GivenLayerRow, ...] = table()
@@ -155,7 +146,7 @@ class LookRecord(Record):
 
     @property
     def names(self) -> list[str]:
-        """Return the images by the names of their files, with a number where these repeat."""
+        """Return the file names of the images, with a number if they repeat."""
         return file_names([row.image for row in self.predictions])
 
     def heads_of(self, image: int, most: int = 3) -> tuple[LookHeadRow, ...]:

@@ -1,58 +1,84 @@
-"""How a ViT works on a few images, a row for each stage of its layers: what heads attend to, what breaks without."""
+"""How a ViT works on a few images: a row for each stage of its layers, with its heads' patterns and importance."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from vitlens.commands.look.record import StageRow
 from vitlens.report.sections import Section
+from vitlens.uncertainty import Estimate
 
 STAGES: Final = 3  # early, middle, late
 
 
-def stages(model: str, heads: Sequence[Any], layers: Sequence[Any], removed: Sequence[Any]) -> Iterator[StageRow]:
-    """Yield the stages of a model. heads, layers: as `vitlens stats` has them; removed: as the units of ablate."""
-    known = sorted({row.layer for row in heads})
-    uniform = {row.layer: row.uniform_distance for row in layers}
-    for part in np.array_split(known, min(STAGES, len(known))):
-        of_stage = [row for row in heads if row.layer in part]
-        clear = Counter(row.label for row in of_stage if row.is_clear)
-        worst = max((row for row in removed if row.layer in part), key=lambda row: row.loss.value, default=None)
-        yield StageRow(
+@dataclass(frozen=True)
+class LabelledHead:
+    """One head with the pattern that it follows."""
+
+    layer: int
+    label: str
+    is_clear: bool  # True if it follows one pattern
+    distance: float  # px
+    uniform_distance: float | None  # px, of uniform attention in its layer
+
+    @property
+    def reach(self) -> float | None:
+        """Return the attention distance divided by that of uniform attention."""
+        return self.distance / self.uniform_distance if self.uniform_distance else None
+
+
+def stages(
+    model: str, heads: Sequence[LabelledHead], loss_without: Mapping[tuple[int, int], float]
+) -> Iterator[StageRow]:
+    """Yield the stages of a model.
+
+    loss_without: the mean rise of the loss without a head in nats, by (layer, head).
+    """
+    layers = sorted({head.layer for head in heads})
+    for part in np.array_split(layers, min(STAGES, len(layers))):
+        of_stage = [head for head in heads if head.layer in part]
+        patterns = Counter(head.label for head in of_stage if head.is_clear)
+        names = str(part[0])
+        if len(part) > 1:
+            names = f"{part[0]}–{part[-1]}"
+        row = StageRow(
             model,
-            f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]),
-            len(of_stage),
-            dict(clear.most_common()),
-            len(of_stage) - sum(clear.values()),
-            _reach(of_stage, uniform),
-            "" if worst is None else worst.unit,
-            None if worst is None else worst.loss,
+            layers=names,
+            heads=len(of_stage),
+            attends=dict(patterns.most_common()),
+            unclear=len(of_stage) - patterns.total(),
+            range=_mean_reach(of_stage),
         )
+        yield _with_most_important_head(row, part.tolist(), loss_without)
 
 
-def _reach(heads: Sequence[Any], uniform: Mapping[int, float | None]) -> float | None:
-    shares = [
-        row.statistics["distance"].value / far
-        for row in heads
-        if "distance" in row.statistics and (far := uniform.get(row.layer))
-    ]
-    return _mean(shares)
+def _with_most_important_head(
+    row: StageRow, layers: Sequence[int], loss_without: Mapping[tuple[int, int], float]
+) -> StageRow:
+    """Return the row with the head of these layers without which the loss rises most; unchanged if none is known."""
+    candidates = [place for place in loss_without if place[0] in layers]
+    if not candidates:
+        return row
+    layer, head = max(candidates, key=lambda place: loss_without[place])
+    loss = Estimate(loss_without[layer, head], unit="nats")
+    return replace(row, head=f"L{layer}.H{head}", loss=loss)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def _mean_reach(heads: Sequence[LabelledHead]) -> float | None:
+    shares = [head.reach for head in heads if head.reach is not None]
+    return float(np.mean(shares)) if shares else None
 
 
 HOW: Final = Section(
     "How does {{ rows[0].model }} work?",
-    lambda record: record.stages,
+    "stages",
     says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} heads "
     "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of "
-    "{{ heads }} heads follows a single pattern{% endif %}.{% if row.range is not none %} Attention reaches "
-    "{{ row.range|percent }} of the distance of uniform attention.{% endif %}{% if row.matters %} Without "
-    "{{ row.head }} the loss rises by {{ row.loss|alone }}.{% elif row.loss %} Removing one head does not raise the "
-    "loss.{% endif %}",
+    "{{ heads }} heads follows a single pattern{% endif %}.{% if row.range is not none %} The attention distance is "
+    "{{ row.range|percent }} of that of uniform attention.{% endif %}{% if row.matters %} Without {{ row.head }}, the "
+    "loss rises by {{ row.loss|alone }}.{% elif row.loss %} Removing one head does not raise the loss.{% endif %}",
     columns=("layers", "attends", "loss"),
 )

@@ -17,34 +17,34 @@ _SHOWN: Final = 18  # images of the prediction grid
 
 
 def measure(options: PredictOptions) -> list[PredictionRow]:
-    """Return the five most probable classes of every image, in order; with --out a report folder is written, too."""
+    """Return the five most probable classes of every image, in order; --out also writes a report folder."""
     if options.run.html and options.run.out is None:
         raise InputError("expected --out with --html, as predict writes a folder only there; e.g. --out predictions")
     run = Run("predict", options, scenes=1)
     if run.run.out is None:
-        return _rows(run)
+        return _predict(run)
     with run.folder("Predictions of") as folder:
-        rows = _rows(run)
+        predictions = _predict(run)
         pixels = run.split.source.read(torch.arange(min(_SHOWN, len(run.split))))
-        path = folder.publish(lambda: PredictRecord(predictions=tuple(rows), images_drawn=FirstImages(pixels.numpy())))
+        images = FirstImages(pixels.numpy())
+        path = folder.publish(lambda: PredictRecord(predictions=tuple(predictions), images_drawn=images))
     if run.run.html and path:
         print(path, file=sys.stderr)  # noqa: T201
-    return rows
+    return predictions
 
 
-def _rows(run: Run[PredictOptions]) -> list[PredictionRow]:
+def _predict(run: Run[PredictOptions]) -> list[PredictionRow]:
     model = run.model
     split = run.split
-    own = run.run
-    with progress(f"predicting with {model.alias}", len(split), quiet=own.quiet) as advance:
-        logits = predicted_logits(model, split, batch_size=own.batch_size, precision=own.precision, advance=advance)
+    with progress(f"predicting with {model.alias}", len(split), quiet=run.run.quiet) as advance:
+        logits = predicted_logits(model, split, **run.passes, advance=advance)
     top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]), dim=-1)
-    return [
-        PredictionRow.of(
-            split.files[index] if split.files else f"image {index}",
-            [model.classes[place] for place in places],
-            shares,
-            None if split.labels is None else split.classes[int(split.labels[index])],
-        )
-        for index, (places, shares) in enumerate(zip(top.indices.tolist(), top.values.tolist()))
-    ]
+    predictions = []
+    for index, (classes, probabilities) in enumerate(zip(top.indices.tolist(), top.values.tolist())):
+        image = split.files[index] if split.files else f"image {index}"
+        names = [model.classes[number] for number in classes]
+        label = None
+        if split.labels is not None:
+            label = split.classes[int(split.labels[index])]
+        predictions.append(PredictionRow.of(image, names, probabilities, label))
+    return predictions

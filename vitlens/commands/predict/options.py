@@ -7,7 +7,7 @@ from vitlens.commands.run.options import SharedOptions, data_option, images_opti
 
 @dataclass(frozen=True)
 class PredictOptions(SharedOptions):
-    """A report folder is written only where --out names one."""
+    """Model and images; only --out writes a report folder."""
 
     model: str = one_model()
     images: tuple[str, ...] = images_option()

@@ -1,4 +1,4 @@
-"""What `vitlens predict` records: the most probable classes of every image."""
+"""The record of `vitlens predict`: the most probable classes of every image."""
 
 from dataclasses import dataclass
 

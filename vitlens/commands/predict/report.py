@@ -1,7 +1,7 @@
-"""The report of `vitlens predict`: which class the model gives each image, and how certain it is."""
+"""The report of `vitlens predict`: the class and the probability that the model gives each image."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,123 +9,171 @@ import numpy as np
 
 from vitlens.charts import Picture, images
 from vitlens.commands.predict.record import PredictRecord
-from vitlens.commands.shared.predictions import by_file_name, for_images
+from vitlens.commands.shared.predictions import PredictionRow, by_file_name, for_images
 from vitlens.report.claims import FEWEST, Claim, above
 from vitlens.report.prose import say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section
 from vitlens.uncertainty import wilson
 
-SHARE: Final = 0.5  # of the images, above which one predicted class is a fault
+SHARE: Final = 0.5  # of the images: one class predicted for more of them is a fault
 _COLUMNS: Final = ("image", "class_1", "probability_1", "class_2", "probability_2", "label")
-_CERTAIN: Final = 0.5  # probability of a class that is more probable than all others together
+_CERTAIN: Final = 0.5  # probability, from which on a class is more probable than all others together
 
 
 def claims(record: PredictRecord) -> Iterator[Claim]:
-    """Yield how often the prediction is the label, or which classes are predicted; and one class for everything."""
-    rows, (alias,) = record.predictions, record.aliases
+    """Yield a class that is predicted too often, then the accuracy, or the classes of images without labels."""
+    rows = record.predictions
     if not rows:
         return
-    predicted = Counter(row.class_1 for row in rows)
-    labels = {row.label for row in rows}
-    (name, count), *_ = predicted.most_common(1)
-    given = {"rows": rows, "alias": alias, "name": name, "count": count, "predicted": predicted}
-    is_judged = len(rows) >= FEWEST and None not in labels
-    own = sum(row.label == name for row in rows)
-    share = wilson(count, len(rows))
-    if is_judged and len(labels) > 1 and count > own and above(share, max(SHARE, own / len(rows))):
-        yield Claim(
-            "one class",
-            alias,
-            say(
-                "**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ rows|length }} images, of which "
-                "{{ own }} have that label.",
-                own=own,
-                **given,
-            ),
-            title=say("{{ alias }} predicts class {{ name }} for {{ count }} of {{ rows|length }} images", **given),
-            effect=share,
-            kind="answer",
-            reference=SHARE,
-        )
-    if is_judged:
-        right = sum(bool(row.correct) for row in rows)
-        share = wilson(right, len(rows))
-        yield Claim(
-            "accuracy",
-            alias,
-            say("The most probable class is the label for {{ share }}.", share=share),
-            title=say("{{ alias }} predicts the label of {{ k }} of {{ rows|length }} images", k=right, **given),
-            effect=share,
-            kind="answer",
-        )
+    if len(rows) >= FEWEST and None not in _labels(rows):
+        yield from _frequent_class(record)
+        yield _accuracy_claim(record)
     elif len(rows) == 1:
-        yield Claim(
-            "prediction",
-            alias,
-            say(
-                "**{{ file }}** is most probably {{ row.class_1 }} ({{ row.probability_1|percent(1) }})"
-                "{% if row.class_2 is not none %}, then {{ row.class_2 }} ({{ row.probability_2|percent(1) }}){% endif "
-                "%}.",
-                row=rows[0],
-                file=Path(rows[0].image).name,
-            ),
-            title=say("{{ alias }} predicts {{ name }}", **given),
-            kind="answer",
-        )
+        yield _single_prediction(record)
     else:
-        yield Claim(
-            "prediction",
-            alias,
-            say(
-                "Of {{ rows|length }} images **{{ alias }}** predicts class {{ parts }}.",
-                parts=for_images(predicted),
-                **given,
-            ),
-            title=say(
-                "{{ alias }} predicts {{ predicted|length }} class{{ 'es' if predicted|length > 1 }} for "
-                "{{ rows|length }} images",
-                **given,
-            ),
-            kind="answer",
-        )
+        yield _predicted_classes(record)
+
+
+def _predicted(rows: Sequence[PredictionRow]) -> Counter[str]:
+    """Return how many images have each prediction."""
+    return Counter(row.class_1 for row in rows)
+
+
+def _labels(rows: Sequence[PredictionRow]) -> Counter[str | None]:
+    """Return how many images have each label."""
+    return Counter(row.label for row in rows)
+
+
+def _correct(rows: Sequence[PredictionRow]) -> int:
+    """Return how many predictions are the label."""
+    return sum(bool(row.correct) for row in rows)
+
+
+def _frequent_class(record: PredictRecord) -> Iterator[Claim]:
+    """Yield a class that is predicted for most images, and for more than have it as their label."""
+    rows = record.predictions
+    (alias,) = record.aliases
+    name, count = _predicted(rows).most_common(1)[0]
+    labels = _labels(rows)
+    labelled = labels[name]
+    share = wilson(count, len(rows))
+    limit = max(SHARE, labelled / len(rows))
+    if len(labels) < 2 or count <= labelled or not above(share, limit):
+        return
+    values = {"alias": alias, "name": name, "count": count, "n": len(rows), "labelled": labelled}
+    yield Claim(
+        "one class",
+        alias,
+        say(
+            "**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ n }} images, of which {{ labelled }} have "
+            "that label.",
+            **values,
+        ),
+        title=say("{{ alias }} predicts class {{ name }} for {{ count }} of {{ n }} images", **values),
+        effect=share,
+        kind="answer",
+        reference=SHARE,
+    )
+
+
+def _accuracy_claim(record: PredictRecord) -> Claim:
+    rows = record.predictions
+    (alias,) = record.aliases
+    correct = _correct(rows)
+    share = wilson(correct, len(rows))
+    return Claim(
+        "accuracy",
+        alias,
+        say("For {{ share }}, the most probable class is the label.", share=share),
+        title=say("{{ alias }} predicts the label of {{ k }} of {{ n }} images", alias=alias, k=correct, n=len(rows)),
+        effect=share,
+        kind="answer",
+    )
+
+
+def _single_prediction(record: PredictRecord) -> Claim:
+    (row,) = record.predictions
+    (alias,) = record.aliases
+    return Claim(
+        "prediction",
+        alias,
+        say(
+            "**{{ file }}** is most probably {{ row.class_1 }} ({{ row.probability_1|percent(1) }})"
+            "{% if row.class_2 is not none %}, then {{ row.class_2 }} ({{ row.probability_2|percent(1) }}){% endif %}.",
+            row=row,
+            file=Path(row.image).name,
+        ),
+        title=say("{{ alias }} predicts {{ name }}", alias=alias, name=row.class_1),
+        kind="answer",
+    )
+
+
+def _predicted_classes(record: PredictRecord) -> Claim:
+    rows = record.predictions
+    (alias,) = record.aliases
+    predicted = _predicted(rows)
+    return Claim(
+        "prediction",
+        alias,
+        say(
+            "Of {{ n }} images, **{{ alias }}** predicts class {{ parts }}.",
+            n=len(rows),
+            alias=alias,
+            parts=for_images(predicted),
+        ),
+        title=say(
+            "{{ alias }} predicts {{ classes }} class{{ 'es' if classes > 1 }} for {{ n }} images",
+            alias=alias,
+            classes=len(predicted),
+            n=len(rows),
+        ),
+        kind="answer",
+    )
 
 
 def unknown(record: PredictRecord) -> Iterator[str]:
     """Yield what a list of predictions does not show."""
     rows = record.predictions
-    labelled = [row for row in rows if row.label is not None]
+    labelled = len(rows) - _labels(rows)[None]
     if not labelled:
-        yield "The images have no labels: whether the predictions are correct is not known."
-    elif len(rows) < FEWEST or len(labelled) < len(rows):
-        right = sum(bool(row.correct) for row in labelled)
+        yield "The images have no labels, so it is not known which predictions are correct."
+    elif len(rows) < FEWEST or labelled < len(rows):
         yield say(
-            "{{ right }} of {{ n }} prediction{{ n|s }} {{ right|are }} the label: too few images to estimate "
+            "{{ correct }} of {{ n }} prediction{{ n|s }} {{ correct|are }} the label: too few images to estimate "
             "accuracy.",
-            right=right,
-            n=len(labelled),
+            correct=_correct(rows),
+            n=labelled,
         )
     yield (
-        "A probability is the model's own confidence, not its accuracy: how often such a prediction is correct, "
-        "`vitlens evaluate` measures on labelled images."
+        "A probability is the model's confidence, not its accuracy. `vitlens evaluate` measures on labelled images how "
+        "often such predictions are correct."
     )
 
 
-def _uncertain(record: PredictRecord) -> str:
-    less = sum(row.probability_1 < _CERTAIN for row in record.predictions)
+def _on_certainty(record: PredictRecord) -> str:
     return say(
         "{{ k or 'None' }} of {{ n }} prediction{{ n|s }} {{ k|have }} a probability below {{ limit|percent }}.",
-        k=less,
+        k=sum(row.probability_1 < _CERTAIN for row in record.predictions),
         n=len(record.predictions),
         limit=_CERTAIN,
     )
 
 
 def _pictures(record: PredictRecord) -> list[Picture]:
-    pixels = () if record.images_drawn is None else record.images_drawn.pixels
-    return [
-        Picture.predicted(image / np.float32(255), row.class_1, row.probability_1, row.label)
-        for row, image in zip(record.predictions, pixels)
-    ]
+    if record.images_drawn is None:
+        return []
+    pictures = []
+    for row, pixels in zip(record.predictions, record.images_drawn.pixels):
+        image = pixels / np.float32(255)
+        pictures.append(Picture.predicted(image, row.class_1, row.probability_1, row.label))
+    return pictures
+
+
+def _if_several(record: PredictRecord) -> Sequence[PredictionRow]:
+    """Return the predictions if they are more than the first page's table shows."""
+    if len(record.predictions) <= ROWS:
+        return ()
+    return by_file_name(record.predictions)
 
 
 REPORT: Final = Report(
@@ -137,8 +185,7 @@ REPORT: Final = Report(
         "predictions",
         images(),
         "The first {{ rows|length }} of {{ record.images }} images, with prediction and probability"
-        "{% if record.predictions[0].label is not none %}; blue: it is the label, red: it is not, with the label below"
-        "{% endif %}.",
+        "{% if record.predictions[0].label is not none %}; blue: correct, red: wrong, with the label below{% endif %}.",
         title="{{ rows|length }} image{{ rows|s }} with {{ record.aliases[0] }}'s prediction",
         rows=_pictures,
     ),
@@ -146,8 +193,8 @@ REPORT: Final = Report(
     sections=(
         Section(
             "Which predictions are least certain?",
-            lambda record: by_file_name(record.predictions) if len(record.predictions) > ROWS else (),
-            opening=_uncertain,
+            _if_several,
+            opening=_on_certainty,
             order=lambda row: row.probability_1,
             columns=_COLUMNS,
         ),

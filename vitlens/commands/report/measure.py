@@ -1,4 +1,4 @@
-"""The figures and report.md of an earlier run, its comparison with another, or a copy; torch is not imported."""
+"""Write figures and report.md of an earlier run again, compare it with another, or copy it; without torch."""
 
 import shlex
 import shutil
@@ -26,11 +26,11 @@ COMPARISON_PAGE = "comparison.html"
 
 
 def measure(options: ReportOptions) -> Conclusion:
-    """Make them again; returns the report's path. Raises InputError for a folder that is no run's."""
+    """Write the report, the comparison or the copy; return its path. Raises InputError for a folder without a run."""
     if options.compare is not None and options.share is not None:
-        raise InputError("expected --compare or --share, found both; share a folder after it was compared")
+        raise InputError("expected --compare or --share, found both; compare first, then share the folder")
     if options.compare is not None:
-        return compared(options.compare, options.folder, html=options.html)
+        return compare(options.compare, options.folder, html=options.html)
     if options.share is None:
         return _written_again(options.folder, html=options.html)
     page = options.html or inside(options.folder, PAGE).is_file()
@@ -48,43 +48,44 @@ def _left_out(*folders: Path) -> tuple[str, ...]:
     lines = []
     for folder in folders:
         run = read_run(folder)
-        known = COMMANDS[run.command].contents.tables
-        unknown = [name for name in run.results["tables"] if name not in known]
+        declared = COMMANDS[run.command].contents.tables
+        unknown = [name for name in run.results["tables"] if name not in declared]
         if unknown:
             lines.append(f"Left out tables of {folder} that this version does not know: {', '.join(unknown)}")
     return tuple(lines)
 
 
-def compared(before: Path, after: Path, *, html: bool = False) -> Conclusion:
-    """Write what changed from one run to another, into the folder of the later one.
+def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
+    """Write what changed from one run to another into the folder of the later run.
 
-    html: write comparison.html, too; this is also done where the folder holds one, as `report` does with its page.
-    Raises InputError for folders that are no runs of one command, done, with as many models.
+    html: also write comparison.html, which is always done if the folder has one, as `report` does with its page. Raises
+    InputError unless both folders are finished runs of one command, with the same number of models.
     """
-    first = read_folder(before)
-    second = read_folder(after)
-    page_path = inside(second.folder, COMPARISON_PAGE)
+    run_before = read_folder(before)
+    run_after = read_folder(after)
+    page_path = inside(run_after.folder, COMPARISON_PAGE)
     html = html or page_path.is_file()
-    line = shlex.join(["vitlens", "report", "--compare", str(before), str(after), *(["--html"] if html else [])])
-    runs = compared_runs(first, second, line)
-    written = REPORT(runs)
-    path = inside(second.folder, COMPARISON)
-    files.write_text(path, markdown(written, runs))
+    line = ["vitlens", "report", "--compare", str(before), str(after)]
+    if html:
+        line.append("--html")
+    runs = compared_runs(run_before, run_after, shlex.join(line))
+    document = REPORT(runs)
+    path = inside(run_after.folder, COMPARISON)
+    files.write_text(path, markdown(document, runs))
     if html:
         from vitlens.report.html import page
 
         path = page_path
-        files.write_text(path, page(written, runs))
-    lines = (*_left_out(before, after), *summary_lines(written))
+        files.write_text(path, page(document, runs))
+    lines = (*_left_out(before, after), *summary_lines(document))
     return Conclusion(path, lines, holds=not runs.worse)
 
 
 def share(folder: Path, copy: Path) -> Path:
-    """Copy the records and arrays of a run, and of its chapters, to a new folder, absolute paths shortened.
+    """Copy the records and arrays of a run, and of its chapters, to a new folder; returns it, without a report yet.
 
-    Only the last two components of a path stay, e.g. "photos/cat.jpg". Returns the new folder, whose report is still to
-    be written. Raises InputError where the folder is no run or the copy lies within it, OutputError where the copy
-    cannot be made.
+    Absolute paths are shortened to their last two components, e.g. "photos/cat.jpg". Raises InputError for a folder
+    without a run and for a copy inside the folder, OutputError if the copy cannot be made.
     """
     read_run(folder)
     require_plain(folder)
@@ -94,37 +95,46 @@ def share(folder: Path, copy: Path) -> Path:
     try:
         _copy(folder, copy)
     except BaseException:
-        shutil.rmtree(copy, ignore_errors=True)  # nothing half-written looks whole
+        shutil.rmtree(copy, ignore_errors=True)  # no incomplete copy is left
         raise
     return copy
 
 
 def _copy(folder: Path, copy: Path) -> None:
     for name in (CONFIG, RESULTS):
-        files.write_json(copy / name, _shortened(files.read_json(inside(folder, name))))
-    for path in _within(folder, "arrays"):
+        content = files.read_json(inside(folder, name))
+        files.write_json(copy / name, _shorten_paths(content))
+    for path in _contents(folder, "arrays"):
         if path.suffix == ".npz":
-            write_arrays(inside(copy, "arrays", path.name), _shortened(dict(read_arrays(path))))
-    for path in _within(folder, "chapters"):
+            arrays = dict(read_arrays(path))
+            write_arrays(inside(copy, "arrays", path.name), _shorten_paths(arrays))
+    for path in _contents(folder, "chapters"):
         if (path / RESULTS).is_file():
-            inside(copy, "chapters", path.name).mkdir(parents=True)
-            _copy(path, inside(copy, "chapters", path.name))
+            chapter = inside(copy, "chapters", path.name)
+            chapter.mkdir(parents=True)
+            _copy(path, chapter)
 
 
-def _within(folder: Path, name: str) -> list[Path]:
-    """Return what lies in a folder of a run; nothing where it has none."""
+def _contents(folder: Path, name: str) -> list[Path]:
+    """Return the files and folders in a folder of a run; none if the run has no such folder."""
     place = inside(folder, name)
-    return sorted(place.iterdir()) if place.is_dir() else []
+    if not place.is_dir():
+        return []
+    return sorted(place.iterdir())
 
 
-def _shortened(value: Any) -> Any:
-    """Return a value of JSON, or an array of texts, with the paths in it shortened, in keys too; others as they are."""
+def _shorten_paths(value: Any) -> Any:
+    """Return a JSON value, or an array of texts, with all paths in it shortened, also those in keys."""
     if isinstance(value, str):
         return without_machine_paths(value)
     if isinstance(value, list):
-        return [_shortened(each) for each in value]
+        return [_shorten_paths(entry) for entry in value]
     if isinstance(value, dict):
-        return {without_machine_paths(key): _shortened(each) for key, each in value.items()}
+        shortened = {}
+        for key, entry in value.items():
+            shortened[without_machine_paths(key)] = _shorten_paths(entry)
+        return shortened
     if isinstance(value, np.ndarray) and value.dtype.kind == "U" and value.size:
-        return np.array([_shortened(str(each)) for each in value.flat]).reshape(value.shape)
+        texts = [_shorten_paths(str(text)) for text in value.flat]
+        return np.array(texts).reshape(value.shape)
     return value

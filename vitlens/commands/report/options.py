@@ -8,22 +8,25 @@ from vitlens.commands.run.flags import argument, option
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """folder: of an earlier run; html: whether report.html (or comparison.html) is written, too, as it is where there
-    is one already; compare: the folder of a run of the same command before it; share: a new folder for a copy to send
-    on."""
+    """The folder of an earlier run, and what to write.
+
+    An HTML page that is there already is always written again.
+    """
 
     folder: Path = argument("FOLDER", "A report folder.")
     html: bool = option(
-        "--html", "Also write report.html (with --compare: comparison.html), one file to send on.", default=False
+        "--html",
+        "Also write report.html (with --compare: comparison.html), one self-contained file to share.",
+        default=False,
     )
     compare: Path | None = option(
         "--compare",
-        "Write what changed beyond chance since this folder of the same command, as comparison.md; exit code 3 where "
+        "Write comparison.md: what changed significantly since this earlier folder of the same command. Exit code 3 if "
         "a metric got worse.",
         metavar="BEFORE",
     )
     share: Path | None = option(
         "--share",
-        "Write a copy to send on to this new folder: without weights, absolute paths cut to their last two parts.",
+        "Write a copy to this new folder, to share: without weights, absolute paths cut to their last two parts.",
         metavar="NEW",
     )

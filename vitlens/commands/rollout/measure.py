@@ -1,4 +1,4 @@
-"""Attention maps over all layers by several methods, and whether their maximum lies on a known object."""
+"""Attention maps over all layers by several methods, and the pointing game on known objects."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.methods import maps_in_one_pass, require_possible
@@ -31,117 +32,186 @@ from vitlens.uncertainty import bootstrap_mean, student_mean
 
 DEFAULT_METHODS: Final = tuple(name for name, entry in ATTENTION_METHODS.items() if entry.default)
 KEPT: Final = 2000  # images whose maps are kept as arrays
+_MOST: Final = 0.5  # share of tied maxima on the object, above which a map is a hit
 
 
 def measure(options: RolloutOptions) -> Path | None:
-    """Compute a model's attention maps of images by each method and write the report; returns the report's path.
+    """Compute attention maps of images by each method and write the report; returns the report's path.
 
-    Of several processes each takes its share of the images; all but the first return None. Raises UnsupportedError for
-    a method that needs a classifier where the model has none.
+    Of several processes, each takes a share of the images, and all but the first return None. Raises UnsupportedError
+    for a method that needs a classifier if the model has none.
     """
-    ways = [
-        MethodSettings(name, fused, options.discard, options.alpha, options.start_layer, options.layer)
-        for name in options.method or DEFAULT_METHODS
-        for fused in (options.fusion if "fusion" in attention_method(name).options else ("mean",))
-    ]
+    kinds = _kinds_of_map(options)
     # the attention of one layer needs no model whose layers can be multiplied
-    chained = any(attention_method(way.method).needs == "chain" for way in ways)
+    chained = any(attention_method(kind.method).needs == "chain" for kind in kinds)
     run = Run("rollout", options, scenes=1, needs=None if chained else "attention")
     model = run.model
     split = run.split
-    classless = [way for way in ways if not attention_method(way.method).gradients]
-    if len(classless) < len(ways) and (options.method or not classless):
-        model.require_classifier()
-    ways = ways if model.has_classifier else classless
+    kinds = _supported_kinds(kinds, model, options)
     targets = chosen_targets(options.target, model, split)
-    require_possible(model, ways)
+    require_possible(model, kinds)
     readout = options.readout or model.anatomy.readout
     drawn = min(DRAWN if options.images else EACH, len(split))
     split = replace(split, notes=(*split.notes, *left_out_words(drawn, len(split))))
     run.splits = (split,)
     with run.folder("Rollout and other attention maps of") as folder:
-        maps, logits = _maps(run, ways, targets, readout)
+        maps, logits = _compute_maps(run, kinds, targets, readout)
 
         def record() -> RolloutRecord:
             print_left_out(drawn, len(split), quiet=run.run.quiet, more="maps of all are in arrays/")
-            (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
-            masks = split.masks
-            hits = None
-            if masks is not None:  # where most of the tied maxima lie on the object
-                hits = np.stack([(pointing_hits(own, masks) > 0.5)[:KEPT].numpy() for own in maps.unbind(1)], 1)
-                masks = masks[:drawn]
-            pixels = split.source.read(torch.arange(drawn)).numpy()
+            (batch,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
             return RolloutRecord(
-                methods=tuple(_rows(model, split, ways, maps, readout)),
-                pairs=tuple(_pair_rows(split, ways, maps)),
+                methods=tuple(_rows(model, split, kinds, maps, readout)),
+                pairs=tuple(_pair_rows(split, kinds, maps)),
                 shown=tuple(_image_rows(model, split, logits, targets)),
-                mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, shown.images))),
-                maps=RolloutArrays(pixels, maps[:KEPT].numpy(), None if masks is None else masks.numpy(), hits),
-                **explored(model, shown.images),
+                mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, batch.images))),
+                maps=_arrays(split, maps, drawn),
+                **explored(model, batch.images),
             )
 
         return folder.publish(record)
 
 
-def _maps(
-    run: Run[RolloutOptions], ways: Sequence[MethodSettings], targets: Tensor | None, readout: Readout | None
+def _kinds_of_map(options: RolloutOptions) -> Sequence[MethodSettings]:
+    """Return the methods of the options, those that fuse heads once for each fusion."""
+    kinds = []
+    for name in options.method or DEFAULT_METHODS:
+        fusions = options.fusion if _fuses_heads(name) else ("mean",)
+        for fusion in fusions:
+            kind = MethodSettings(
+                name,
+                fusion,
+                options.discard,
+                options.alpha,
+                options.start_layer,
+                options.layer,
+            )
+            kinds.append(kind)
+    return kinds
+
+
+def _fuses_heads(method: str) -> bool:
+    return "fusion" in attention_method(method).options
+
+
+def _supported_kinds(
+    kinds: Sequence[MethodSettings], model: Model, options: RolloutOptions
+) -> Sequence[MethodSettings]:
+    """Return all kinds of map, or those without gradients for a model without a classifier.
+
+    Raises UnsupportedError if the user chose a method with gradients, or if no other is left.
+    """
+    without_gradients = [kind for kind in kinds if not attention_method(kind.method).gradients]
+    if len(without_gradients) < len(kinds) and (options.method or not without_gradients):
+        model.require_classifier()
+    if model.has_classifier:
+        return kinds
+    return without_gradients
+
+
+def _compute_maps(
+    run: Run[RolloutOptions],
+    kinds: Sequence[MethodSettings],
+    targets: Tensor | None,
+    readout: Readout | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return maps (n, ways, rows, columns) and logits (n, classes) of every image, of all processes, on the CPU."""
-    maps = []
-    logits = []
+    """Return maps (n, kinds, rows, columns) and logits (n, classes) of all processes, on the CPU."""
+    all_maps = []
+    all_logits = []
     size = fitting_batch_size(run.model)
-    if any(attention_method(way.method).gradients for way in ways):
+    if any(attention_method(kind.method).gradients for kind in kinds):
         size = max(1, size // BACKWARD)
     for (batch,) in run.batches("Computing attention maps", size=size):
-        own = None if targets is None else targets[run.numbers(batch).cpu()]
-        found, each = maps_in_one_pass(run.model, batch.images, ways, targets=own, readout=readout)
-        maps.append(torch.stack(each, 1).float().cpu())
-        logits.append(found.float().cpu())
-    return run.processes.gathered(torch.cat(maps)), run.processes.gathered(torch.cat(logits))
+        batch_targets = None if targets is None else targets[run.numbers(batch).cpu()]
+        logits, maps = maps_in_one_pass(run.model, batch.images, kinds, targets=batch_targets, readout=readout)
+        all_maps.append(torch.stack(maps, 1).float().cpu())
+        all_logits.append(logits.float().cpu())
+    return run.processes.gathered(torch.cat(all_maps)), run.processes.gathered(torch.cat(all_logits))
+
+
+def _arrays(split: Split, maps: Tensor, drawn: int) -> RolloutArrays:
+    """Return the images that are drawn, the maps of at most KEPT images, and their hits if masks are known."""
+    hits = None
+    masks = None
+    if split.masks is not None:
+        masks = split.masks[:drawn].numpy()
+        hits = _hits(maps, split.masks)
+    return RolloutArrays(
+        images=split.source.read(torch.arange(drawn)).numpy(),
+        maps=maps[:KEPT].numpy(),
+        masks=masks,
+        hits=hits,
+    )
+
+
+def _hits(maps: Tensor, masks: Tensor) -> NDArray[np.bool_]:
+    """Return True for each map (images, kinds) of which most of the tied maxima lie on the object."""
+    hits = []
+    for maps_of_kind in maps.unbind(1):
+        shares = pointing_hits(maps_of_kind, masks)
+        hits.append((shares > _MOST)[:KEPT].numpy())
+    return np.stack(hits, 1)
 
 
 def _rows(
-    model: Model, split: Split, ways: Sequence[MethodSettings], maps: Tensor, readout: Readout | None
+    model: Model,
+    split: Split,
+    kinds: Sequence[MethodSettings],
+    maps: Tensor,
+    readout: Readout | None,
 ) -> Iterator[RolloutRow]:
-    """Yield each kind of map, with the pointing game where masks are known."""
-    named = [(way.name, maps[:, at]) for at, way in enumerate(ways)]
+    """Yield each kind of map, with the pointing game if masks are known."""
     groups = None if split.groups is None else split.groups.numpy()
-    for way, (_, each), row in zip(ways, named, map_rows(model.alias, named, split)):
-        own = each.flatten(1)
-        fused = "fusion" in attention_method(way.method).options
-        mass = bootstrap_mean(own.sum(1).numpy(), groups=groups, least=0.0, most=1.0)
+    by_name = [(kind.name, maps[:, index]) for index, kind in enumerate(kinds)]
+    for index, (kind, row) in enumerate(zip(kinds, map_rows(model.alias, by_name, split))):
+        values = maps[:, index].flatten(1)
+        mass = bootstrap_mean(values.sum(1).numpy(), groups=groups, least=0.0, most=1.0)
         yield RolloutRow(
             **vars(row),
-            name=_name(way),
-            method=way.method,
-            zero=int((own == 0).all(1).sum()),
-            fusion=way.fusion if fused else None,
+            name=_title(kind),
+            method=kind.method,
+            zero=int((values == 0).all(1).sum()),
+            fusion=kind.fusion if _fuses_heads(kind.method) else None,
             readout=readout,
-            patch_mass=mass if way.method == "rollout" else None,
+            patch_mass=mass if kind.method == "rollout" else None,
         )
 
 
-def _pair_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> Iterator[PairRow]:
-    """Yield the agreement of any two kinds of map."""
+def _pair_rows(split: Split, kinds: Sequence[MethodSettings], maps: Tensor) -> Iterator[PairRow]:
+    """Yield the rank correlation of any two kinds of map."""
     groups = None if split.groups is None else split.groups.numpy()
-    for one, two in combinations(range(len(ways)), 2):
-        found = spearman(maps[:, one].flatten(1), maps[:, two].flatten(1)).nan_to_num(0.0).numpy()
-        rho = student_mean(found, groups=groups, unit="", least=-1.0, most=1.0)
-        yield PairRow(_name(ways[one]), _name(ways[two]), rho)
+    for first, second in combinations(range(len(kinds)), 2):
+        ranks = spearman(maps[:, first].flatten(1), maps[:, second].flatten(1))
+        agreement = student_mean(
+            ranks.nan_to_num(0.0).numpy(),
+            groups=groups,
+            unit="",
+            least=-1.0,
+            most=1.0,
+        )
+        yield PairRow(_title(kinds[first]), _title(kinds[second]), agreement)
 
 
-def _name(way: MethodSettings) -> str:
-    """Return what a kind of map is called in figures."""
-    return f"{way.method} ({way.fusion})" if "fusion" in attention_method(way.method).options else way.method
+def _title(kind: MethodSettings) -> str:
+    """Return the name of a kind of map in figures."""
+    if _fuses_heads(kind.method):
+        return f"{kind.method} ({kind.fusion})"
+    return kind.method
 
 
 def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> Iterator[ImageRow]:
-    """Yield the prediction of each image, and the target class; None where the model has no classifier."""
-    files = split.names[:KEPT]
+    """Yield the prediction and the target class of each image; None without a classifier."""
+    names = split.names[:KEPT]
     if not model.has_classifier:
-        yield from map(ImageRow, files)
+        yield from map(ImageRow, names)
         return
-    confidence, predicted = logits.softmax(-1).max(-1)
-    classes = predicted if targets is None else targets
-    for file, most, chance, target in zip(files, predicted, confidence, classes):
-        yield ImageRow(file, model.classes[int(most)], round(float(chance), 4), model.classes[int(target)])
+    probabilities, predictions = logits.softmax(-1).max(-1)
+    if targets is None:
+        targets = predictions
+    for index, name in enumerate(names):
+        yield ImageRow(
+            name,
+            prediction=model.classes[int(predictions[index])],
+            probability=round(float(probabilities[index]), 4),
+            target=model.classes[int(targets[index])],
+        )

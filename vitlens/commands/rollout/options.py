@@ -10,11 +10,7 @@ from vitlens.names import FUSIONS, Fusion, Readout
 
 @dataclass(frozen=True)
 class RolloutOptions(SharedOptions):
-    """Attention maps over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et al. 2021) and others.
-
-    method: empty for the default ones that the model supports; target: the class whose logit gradients are taken of,
-    "predicted", "true" or a class by name or index; layer: that of the method attention (None: the last).
-    """
+    """Attention maps over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et al. 2021) and others."""
 
     model: str = one_model()
     images: tuple[str, ...] = images_option()
@@ -24,11 +20,11 @@ class RolloutOptions(SharedOptions):
         f"Methods, comma-separated: {', '.join(ATTENTION_METHODS)}.",
         ATTENTION_METHODS,
         default=(),
-        shown="rollout and, of a model with a classifier, relevance",
+        shown="rollout and, with a classifier, relevance",
     )
     target: str = option(
         "--target",
-        "Class of the gradients: predicted, true, or a class by name or index.",
+        "Class whose logit is differentiated: predicted, true, or a class by name or index.",
         default="predicted",
         metavar="CLASS",
     )
@@ -36,21 +32,21 @@ class RolloutOptions(SharedOptions):
         "--fusion", f"Fusion of heads in rollout, comma-separated: {', '.join(FUSIONS)}.", FUSIONS, default=FUSIONS
     )
     discard: float = option(
-        "--discard", "Fraction of each row's lowest weights that rollout drops.", default=0.0, low=0, high=0.99
+        "--discard", "Fraction of the lowest weights of each row that rollout discards.", default=0.0, low=0, high=0.99
     )
     alpha: float = option(
-        "--alpha", "Share of the identity, which stands for the residual connection.", default=ALPHA, low=0, high=1
+        "--alpha", "Share of the identity, which represents the residual connection.", default=ALPHA, low=0, high=1
     )
     start_layer: int = option(
         "--start-layer", "First layer of the product, counted from 0.", default=0, metavar="N", low=0
     )
     layer: int | None = option(
         "--layer",
-        "Layer of the method attention, counted from 0 (default: the last).",
+        "Layer of --method attention, counted from 0 (default: the last).",
         default=None,
         metavar="N",
         low=0,
     )
     readout: Readout | None = option(
-        "--readout", "Tokens whose row is read (default: those that the classifier reads).", default=None
+        "--readout", "Tokens whose attention is read (default: those that the classifier reads).", default=None
     )

@@ -1,4 +1,4 @@
-"""What `vitlens rollout` records: kinds of map, how two of them agree, the images, and the maps themselves."""
+"""The record of `vitlens rollout`: kinds of map, their agreement, the images, and the maps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,17 +13,16 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRow(MapRow):
-    """One kind of map ("rollout-mean" in metrics). name: in figures; method, fusion: its parts; zero: how many maps are
-    zero everywhere; readout: the tokens whose row is read (None: the model's own)."""
+    """One kind of map ("rollout-mean" in metrics)."""
 
-    name: str = col("map")
+    name: str = col("map")  # in figures
     method: str = col("method")
-    zero: int = col("zero everywhere")
+    zero: int = col("zero everywhere")  # maps
     fusion: Fusion | None = col("fusion of heads", default=None)
-    readout: Readout | None = col("readout", default=None)
+    readout: Readout | None = col("readout", default=None)  # None: the model has none
     patch_mass: Estimate | None = col(
         "attention on patches",
-        term="the share of the readout's row that lies on patches, not on CLS and registers",
+        term="share of the readout's row on patches, not on CLS and registers",
         metric="rollout/{model}/patch_mass/{fusion}",
         default=None,
     )
@@ -31,7 +30,7 @@ class RolloutRow(MapRow):
 
 @dataclass(frozen=True)
 class PairRow:
-    """Two kinds of map, by their names in figures, of the same images: the mean over images."""
+    """Two kinds of map of the same images."""
 
     first: str = col("map")
     second: str = col("and")
@@ -40,23 +39,22 @@ class PairRow:
 
 @dataclass(frozen=True)
 class ImageRow:
-    """One image; None where the model has no classifier. target: the class of which maps with gradients are."""
+    """One image; predictions are None without a classifier."""
 
     image: str = col("image")
     prediction: str | None = col("prediction", default=None)
     probability: float | None = col("probability", unit="fraction", default=None)
-    target: str | None = col("target class", default=None)
+    target: str | None = col("target class", default=None)  # whose logit is differentiated
 
 
 @dataclass(frozen=True)
 class RolloutArrays:
-    """images: pixels of those that are drawn; maps (images, kinds of map, rows, columns), raw; masks: of the objects,
-    where known; hits (images, kinds of map): whether most of a map's maxima lie on the object."""
+    """Images and raw maps."""
 
-    images: Pixels
-    maps: Stacks
-    masks: Masks | None = None
-    hits: FlagMatrix | None = None
+    images: Pixels  # that are drawn
+    maps: Stacks  # (images, kinds of map, rows, columns)
+    masks: Masks | None = None  # of the objects, if known
+    hits: FlagMatrix | None = None  # (images, kinds of map), True if most tied maxima lie on the object
 
 
 @dataclass(frozen=True, kw_only=True)

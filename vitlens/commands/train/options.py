@@ -1,5 +1,6 @@
 """The options of `vitlens train`."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from vitlens.models.sources.registry import describe_names
 from vitlens.names import PRESETS, TRACKERS, Compile, DistillKind, Pooling, RecipeName, TrackerName
 from vitlens.training.objectives.registry import CLASSIFY, OBJECTIVES, objective_named
 
-_WAYS: Final = ("--freeze-backbone", "--train-last")
+_FREEZING: Final = ("--freeze-backbone", "--train-last")
+_NOT_WITH_OBJECTIVE: Final = ("--distill-from", "--check", *_FREEZING)
+_NOT_WITH_FROZEN: Final = ("--distill-from", "--keep-every", "--recompute", "--compile on")
 _COST: Final = "Speed and memory"
 _recipe = partial(option, panel="Recipe (default: the preset's)")
 _number = partial(_recipe, metavar="X")
@@ -22,36 +25,39 @@ _teaching = partial(option, panel="Distillation")
 _shape = partial(option, panel="Shape (default: the preset's)")
 
 
+def _patch_size(name: str, text: str) -> list[int]:
+    return list(side_lengths(name, text))
+
+
+def _window(name: str, text: str) -> list[int]:
+    return list(side_lengths(name, text, unit="patches", example=4))
+
+
+def _set_values(changes: object) -> dict[str, Any]:
+    """Return the fields of options that are set."""
+    return {name: value for name, value in vars(changes).items() if value is not None}
+
+
 @dataclass(frozen=True)
 class Shape:
-    """Changes to the preset's shape: the image's (height, width) in px, and sizes by field.
-
-    window: in patches; dropout: the fraction, in [0, 1), of activations set to zero in training.
-    """
+    """Changes to the preset's shape: the image's (height, width) in px, and sizes by field."""
 
     image_size: tuple[int, int] | None = _shape(
         "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
     )
     patch_size: list[int] | None = _shape(
-        "--patch-size",
-        "Patch size of a ViT in pixels.",
-        metavar="N|HxW",
-        parse=lambda name, text: list(side_lengths(name, text)),
+        "--patch-size", "Patch size of a ViT in pixels.", metavar="N|HxW", parse=_patch_size
     )
     dim: int | None = _shape("--dim", "Embedding dimension of a ViT.", metavar="N")
     depth: int | None = _shape("--depth", "Number of blocks of a ViT.", metavar="N")
     heads: int | None = _shape("--heads", "Heads in each block of a ViT.", metavar="N")
-    window: list[int] | None = _shape(
-        "--window",
-        "Window of a Swin.",
-        metavar="N|HxW",
-        shown=False,
-        parse=lambda name, text: list(side_lengths(name, text, unit="patches", example=4)),
+    window: list[int] | None = _shape(  # in patches
+        "--window", "Window of a Swin.", metavar="N|HxW", shown=False, parse=_window
     )
     shift: bool | None = _shape("--shift/--no-shift", "Shift a Swin's windows (default).", shown=False)
-    dropout: float | None = _shape(
+    dropout: float | None = _shape(  # fraction of activations set to zero
         "--dropout",
-        "Dropout of a ViT or Swin, in [0, 1): of tokens, projections and MLPs, in training alone.",
+        "Dropout of a ViT or Swin, in [0, 1): of tokens, projections and MLPs, only in training.",
         metavar="X",
     )
     pooling: Pooling | None = _shape(
@@ -61,15 +67,17 @@ class Shape:
     @property
     def sides(self) -> dict[str, Any]:
         """Return the changed sizes by field of the preset."""
-        return {name: value for name, value in vars(self).items() if name != "image_size" and value is not None}
+        changed = _set_values(self)
+        changed.pop("image_size", None)
+        return changed
 
 
 @dataclass(frozen=True)
 class RecipeChanges:
-    """Changes to the preset's recipe: a named recipe in its place, and settings by field, "NAME=VALUE" each."""
+    """Changes to the preset's recipe, by field; named: another recipe in its place."""
 
     named: RecipeName | None = _recipe("--recipe", "A recipe for any model.", shown=False)
-    settings: tuple[str, ...] = _recipe(
+    settings: tuple[str, ...] = _recipe(  # "NAME=VALUE"
         "--set",
         "Any other setting of the recipe: mixup=0.8, optimiser=adamw, accumulate=4 ...; may be repeated.",
         default=(),
@@ -91,21 +99,22 @@ class RecipeChanges:
     @property
     def numbers(self) -> dict[str, Any]:
         """Return the changed settings by field of the recipe. Raises InputError for a setting that cannot be read."""
-        own = {name: value for name, value in vars(self).items() if name not in ("named", "settings")}
-        return {name: value for name, value in own.items() if value is not None} | recipe_settings(self.settings)
+        changed = _set_values(self)
+        changed.pop("named", None)
+        changed.pop("settings")
+        return changed | recipe_settings(self.settings)
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Which part of a trained model is fine-tuned.
+    """The part of a trained model that is fine-tuned. Raises InputError for options that exclude each other."""
 
-    weights: a file for a model that is named by its architecture; freeze: the head alone, on cached features; last: the
-    last K blocks and all layers after them; views: of each image in the cache. Raises InputError for options that
-    exclude each other.
-    """
-
-    weights: str | None = _tuning("--weights", "File of the weights to start from.", metavar="FILE")
-    freeze: bool = _tuning("--freeze-backbone", "Train the head alone, on features computed once.", default=False)
+    weights: str | None = _tuning(  # of a model named by its architecture
+        "--weights", "File of the weights to start from.", metavar="FILE"
+    )
+    freeze: bool = _tuning(
+        "--freeze-backbone", "Train only the head, on features that are computed once.", default=False
+    )
     last: int | None = _tuning("--train-last", "Train the last K blocks and the head.", metavar="K")
     views: int | None = _tuning(
         "--cached-views",
@@ -125,30 +134,33 @@ class Tuning:
 
     @property
     def trained(self) -> int | None:
-        """Return the last K blocks, 0 for the head alone, None for all weights."""
+        """Return the number of last blocks that are trained: 0 for only the head, None for all weights."""
         return 0 if self.freeze else self.last
 
     @property
-    def way(self) -> str:
-        """Return the option that freezes weights, "" where all are trained."""
-        return "--freeze-backbone" if self.freeze else "" if self.last is None else "--train-last"
+    def freezing_option(self) -> str:
+        """Return the option that freezes weights, "" if all weights are trained."""
+        if self.freeze:
+            return "--freeze-backbone"
+        if self.last is not None:
+            return "--train-last"
+        return ""
 
     def require_learned(self, model: str) -> None:
-        """Raise InputError where the weights that would be frozen are those of an untrained preset."""
-        if self.way and model in PRESETS and self.weights is None:
+        """Raise InputError if the weights to freeze are those of an untrained preset."""
+        if self.freezing_option and model in PRESETS and self.weights is None:
             raise InputError(
-                f"expected a trained model with {self.way}, found the preset {model!r}: its weights are random, "
-                "so there is nothing to freeze; give timm:NAME, torchvision:NAME, a run folder, or --weights FILE"
+                f"expected a trained model with {self.freezing_option}, found the preset {model!r}: its weights are "
+                "random, so freezing them is useless; give timm:NAME, torchvision:NAME, a run folder, or --weights FILE"
             )
 
 
 @dataclass(frozen=True)
 class TeacherOptions:
-    """The teacher of a distillation and its settings; None stands for the default.
+    """The teacher of a distillation and its settings; None is the default.
 
-    teacher: a MODEL; kind: "soft" or "hard"; weight: the teacher's share of the loss; temperature: of the soft form;
-    token: whether the student has a distillation token; beside: a MODEL trained without a teacher, to compare with.
-    Raises InputError for settings without a teacher, and for a temperature of the hard form.
+    token: True for a student with a distillation token; beside: a MODEL trained without a teacher, for comparison.
+    Raises InputError for settings without a teacher, and for a temperature of hard distillation.
     """
 
     teacher: str | None = _teaching(
@@ -173,54 +185,56 @@ class TeacherOptions:
     )
     beside: str | None = _teaching(
         "--beside",
-        "The same model trained without a teacher, to compare with.",
+        "The same model trained without a teacher, for comparison.",
         metavar="MODEL",
         shown=False,
         complete="model",
     )
 
     def __post_init__(self) -> None:
-        given = {
+        token_option = "--no-distill-token" if self.token is False else "--distill-token"
+        settings = {
             "--distill": self.kind,
             "--distill-weight": self.weight,
             "--temperature": self.temperature,
-            "--no-distill-token" if self.token is False else "--distill-token": self.token,
+            token_option: self.token,
             "--beside": self.beside,
         }
-        flag = next((name for name, value in given.items() if value is not None), None)
-        if flag is not None and self.teacher is None:
-            raise InputError(f"expected --distill-from MODEL with {flag}, found {flag} alone; name the teacher")
+        for name, value in settings.items():
+            if value is not None and self.teacher is None:
+                raise InputError(f"expected --distill-from MODEL with {name}, found {name} alone; name the teacher")
         if self.temperature is not None and self.kind != "soft":
             raise InputError("expected --temperature with --distill soft, found the hard form, which has none")
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """resume: the folder of a run to continue; keep_every: epochs between the copies of the weights in kept/;
-    compiling, recompute: see training.loop.fit; model_file: each FILE.py:FUNCTION whose code may be run."""
+    """Model, data and settings of a training.
+
+    keep_every: epochs between the copies of the weights in kept/; model_file: code that may be run.
+    """
 
     model: str = argument(
         "MODEL",
-        f"The model: a preset (trained from scratch), or a trained one: {describe_names()}; see vitlens models. "
-        "Left out with --resume.",
+        f"A preset, which is trained from scratch, or a trained model: {describe_names()}; see vitlens models. "
+        "Leave it out with --resume.",
         default="",
         complete="model",
     )
     data: str | None = data_option()
     objective: str = option(
         "--objective",
-        f"What is minimised: {', '.join(OBJECTIVES)} (self-supervised ones for a ViT preset; their settings by --set).",
+        f"Loss to minimise: {', '.join(OBJECTIVES)}. All but {CLASSIFY} train a ViT preset; --set changes their "
+        "settings.",
         default=CLASSIFY,
         metavar="NAME",
         parse=lambda _, text: objective_named(text).name,
     )
-    resume: Path | None = option(
-        "--resume", "Continue a run that was stopped, with its own settings.", metavar="FOLDER"
-    )
+    resume: Path | None = option("--resume", "Continue a run that was stopped, with its settings.", metavar="FOLDER")
     check: bool = option(
         "--check",
-        "Do not train: check model and recipe on a few images, in seconds for a small model, in minutes for a large "
-        "one; exit code 1 where a check fails.",
+        "Check model and recipe on a few images instead of training: seconds for a small model, minutes for a large "
+        "one. Exit code 1 if a check fails.",
         default=False,
     )
     keep_every: int | None = option(
@@ -236,7 +250,7 @@ class TrainOptions:
         default=(),
     )
     compiling: Compile = option(
-        "--compile", "Use torch.compile; auto: where it saves time.", default="auto", panel=_COST
+        "--compile", "Use torch.compile; auto: only if it saves time.", default="auto", panel=_COST
     )
     recompute: bool = option(
         "--recompute", "Recompute activations in the backward pass, to save memory.", default=False, panel=_COST
@@ -250,16 +264,19 @@ class TrainOptions:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the changed settings of the objective. Raises InputError for a wrong one."""
-        known = objective_named(self.objective).settings
-        given = {name: value for name, value in self.recipe.numbers.items() if name in known}
-        objective_named(self.objective).changed(given)
-        return given
+        """Return the changed settings of the objective. Raises InputError for an invalid one."""
+        objective = objective_named(self.objective)
+        changed = {name: value for name, value in self.recipe.numbers.items() if name in objective.settings}
+        objective.changed(changed)
+        return changed
 
     @property
     def changes(self) -> dict[str, Any]:
         """Return the changed settings of the recipe."""
-        return {name: value for name, value in self.recipe.numbers.items() if name not in self.settings}
+        changed = self.recipe.numbers
+        for name in self.settings:
+            del changed[name]
+        return changed
 
     @property
     def fresh(self) -> bool:
@@ -268,39 +285,48 @@ class TrainOptions:
 
 
 def require_compatible(options: TrainOptions) -> None:
-    """Raise InputError without a model, for options that exclude each other, and for freezing what was not learned."""
+    """Raise InputError without a model, for options that exclude each other, and for freezing random weights."""
     if not options.model:
         raise InputError("expected a preset to train, found none; e.g. vitlens train vit-micro; see vitlens models")
     tuning = options.tuning
     if options.objective != CLASSIFY and not options.fresh:
+        with_weights = " with --weights" if tuning.weights else ""
         raise InputError(
             f"expected a preset to train from scratch with --objective {options.objective}, found {options.model!r}"
-            f"{' with --weights' if tuning.weights else ''}; try vit-micro"
+            f"{with_weights}; try vit-micro"
         )
-    given = {
-        "--distill-from": options.teaching.teacher,
+    is_set = _options_set(options)
+    if options.objective != CLASSIFY:
+        _require_without(f"--objective {options.objective}", _NOT_WITH_OBJECTIVE, is_set)
+    if options.check:
+        _require_without("--check", [name for name in is_set if name not in ("--check", *_FREEZING)], is_set)
+    if tuning.freeze:
+        _require_without("--freeze-backbone", _NOT_WITH_FROZEN, is_set)
+    tuning.require_learned(options.model)
+
+
+def _options_set(options: TrainOptions) -> dict[str, bool]:
+    """Return the options that exclude others, and True for those that are set."""
+    tuning = options.tuning
+    run = options.run
+    return {
+        "--distill-from": bool(options.teaching.teacher),
         "--check": options.check,
         "--freeze-backbone": tuning.freeze,
-        "--train-last": tuning.last,
-        "--keep-every": options.keep_every,
+        "--train-last": bool(tuning.last),
+        "--keep-every": bool(options.keep_every),
         "--recompute": options.recompute,
         "--compile on": options.compiling == "on",
-        "--resume": options.resume,
-        "--track": options.track,
-        "--out": options.run.out,
-        "--at-least": options.run.at_least,
-        "--at-most": options.run.at_most,
+        "--resume": bool(options.resume),
+        "--track": bool(options.track),
+        "--out": bool(run.out),
+        "--at-least": bool(run.at_least),
+        "--at-most": bool(run.at_most),
     }
-    excluded = {
-        f"--objective {options.objective}": (
-            options.objective != CLASSIFY,
-            ("--distill-from", "--check", "--freeze-backbone", "--train-last"),
-        ),
-        "--check": (options.check, tuple(name for name in given if name not in ("--check", *_WAYS))),
-        "--freeze-backbone": (tuning.freeze, ("--distill-from", "--keep-every", "--recompute", "--compile on")),
-    }
-    for way, (is_given, others) in excluded.items():
-        other = next((name for name in others if is_given and given[name]), None)
-        if other is not None:
-            raise InputError(f"expected {way} without {other}, found both; leave one out")
-    tuning.require_learned(options.model)
+
+
+def _require_without(option: str, excluded: Sequence[str], is_set: Mapping[str, bool]) -> None:
+    """Raise InputError if an option that this one excludes is set, too."""
+    for name in excluded:
+        if is_set[name]:
+            raise InputError(f"expected {option} without {name}, found both; leave one out")

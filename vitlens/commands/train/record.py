@@ -1,4 +1,4 @@
-"""What `vitlens train` records."""
+"""The record of `vitlens train`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,24 +14,23 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class ScoreRow(OfModel):
-    """One model on the test images. role: "student", "teacher", "without a teacher"; None without one.
+    """One model on the test images.
 
-    gap: accuracy on the training images of the last epoch, as they were augmented, minus that on the test images, a
-    lower bound as the weights improve within the epoch and plain images are easier, None of mixed images; gain: of test
-    accuracy over the last tenth of the epochs; confidence: the mean probability
-    of the predictions; best: the highest of all epochs, chosen on the test images; agreement:
-    of its predictions with the teacher's.
+    gap is a lower bound of overfitting, because the weights improve within the epoch and images without augmentation
+    are easier. best is optimistic, because its epoch is chosen on the test images.
     """
 
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
-    role: str | None = col("training", default=None)
+    role: str | None = col(
+        "training", default=None
+    )  # "student", "teacher", "without a teacher"; None without a teacher
     agreement: Estimate | None = col(
         "agreement with the teacher",
         metric="agreement_with_teacher/{model}",
         default=None,
         term="the share of test images on which a model predicts the class that the teacher predicts",
     )
-    gap: Estimate | None = col(
+    gap: Estimate | None = col(  # None if the training images were mixed
         "training minus test accuracy",
         metric="generalisation_gap/{model}",
         better="lower",
@@ -45,7 +44,7 @@ class ScoreRow(OfModel):
         default=None,
         term="the change of test accuracy over the last tenth of the epochs",
     )
-    confidence: Estimate | None = col("mean confidence", default=None)
+    confidence: Estimate | None = col("mean confidence", default=None)  # probability of the prediction
     best: Estimate | None = col("best epoch", better="higher", metric="best_accuracy/{model}", default=None)
     seconds: Estimate | None = col("time of training", better="lower", metric="training_seconds/{model}", default=None)
     images_per_second: Estimate | None = col("speed", better="higher", metric="images_per_second/{model}", default=None)
@@ -53,23 +52,20 @@ class ScoreRow(OfModel):
 
 @dataclass(frozen=True)
 class SetupRow:
-    """How a model was trained. training, test: images; usual_*: of the recipe; chosen: whether the batch size was set
-    by an option; computed: notes on precision and compilation; keep_every: epochs between copies of the weights;
-    augmentation: in words, "" where images are not augmented in every step; mixed: of the `shown` first images of the
-    first batch, those with a target of several classes."""
+    """Images, batches and augmentation of a training."""
 
-    training: int
-    test: int
+    training: int  # images
+    test: int  # images
     batch_size: int
     learning_rate: float
-    usual_batch_size: int
+    usual_batch_size: int  # of the recipe
     usual_learning_rate: float
-    chosen: bool
-    computed: tuple[str, ...]
-    keep_every: int | None = None
-    augmentation: str = ""
-    shown: int = 0
-    mixed: int = 0
+    chosen: bool  # True if an option set the batch size
+    computed: tuple[str, ...]  # notes on precision and compilation
+    keep_every: int | None = None  # epochs between copies of the weights
+    augmentation: str = ""  # in words; "" for images that are not augmented in every step
+    shown: int = 0  # images of the first batch
+    mixed: int = 0  # those of them whose target has several classes
 
 
 @dataclass(frozen=True)
@@ -82,60 +78,59 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class FineTunedRow:
-    """The trained model that was fine-tuned. last: how many of its last blocks were trained with the head, 0 for the
-    head alone, None for all weights; trained: how many of its parameters were trained; notes: on its loading."""
+    """The model that was fine-tuned."""
 
     model: str
     weights: str
-    last: int | None
-    trained: int
+    last: int | None  # blocks that were trained with the head; 0: only the head; None: all weights
+    trained: int  # parameters
     parameters: int
-    notes: str
+    notes: str  # on loading the model
 
 
 @dataclass(frozen=True)
 class DistillationRow:
-    """The settings of a distillation. token: whether the student has a distillation token; forms: how many versions of
-    each training image (1: itself; 2: also mirrored) the teacher's outputs were computed on, once; 0 where they were
-    computed on the student's augmented images in every step."""
+    """The settings of a distillation."""
 
     teacher: str
-    kind: str
-    weight: float
+    kind: str  # "soft" or "hard"
+    weight: float  # the teacher's share of the loss
     temperature: float
-    token: bool
-    forms: int
+    token: bool  # True if the student has a distillation token
+    forms: int  # views of an image with cached outputs: 1, or 2 with its mirror image; 0: outputs in every step
 
     @property
     def hard(self) -> bool:
-        """Return True if the student learns the teacher's prediction alone."""
+        """Return True if the student learns only the teacher's prediction."""
         return self.kind == "hard"
 
 
 @dataclass(frozen=True)
 class FeatureRow(OfModel):
-    """The features of a model after so many epochs of a training without labels, of test images, see
-    training/objectives/pretraining.py; None: not measured."""
+    """The features of test images after some epochs of a training without labels.
+
+    See training/objectives/pretraining.py for the measures. None: not measured.
+    """
 
     epochs: int = col("epochs", default=0)
     knn: float | None = col("k-NN accuracy", unit="fraction", better="higher", default=None)
     rank: float | None = col(
         "effective rank",
         default=None,
-        term="the exponential of the entropy of the singular values of the features: how many directions they use",
+        term="exponential of the entropy of the features' singular values: the number of directions they use",
     )
     spread: float | None = col(
         "spread",
         default=None,
-        term="mean standard deviation of features of length 1, times the root of their number: 0 where all images have "
-        "the same features, 1 where they fill all directions",
+        term="mean standard deviation of unit-length features, times the square root of their number: 0 if all images "
+        "have the same features, 1 if they fill all directions",
     )
     objectness: float | None = col(
         "attention on the object",
         unit="fraction",
         default=None,
-        term="intersection over union of the object's mask and as large an area of the CLS attention of the last "
-        "block's best head, which is chosen on other images",
+        term="intersection over union of the object's mask and an equally large area of highest CLS attention, by the "
+        "last block's best head, chosen on other images",
     )
     teacher_entropy: float | None = col("teacher's entropy", unit="nats", default=None)
     teacher_information: float | None = col(
@@ -143,30 +138,29 @@ class FeatureRow(OfModel):
         unit="nats",
         better="higher",
         default=None,
-        term="the entropy of the mean of a teacher's probabilities minus their mean entropy: 0 where it says the same "
-        "of every image",
+        term="entropy of the teacher's mean probabilities minus the mean of their entropy: 0 if its output is the "
+        "same for every image",
     )
 
 
 @dataclass(frozen=True)
 class PretrainingRow(OfModel):
-    """What a training without labels came to. objective: its name; title, meaning, source: of its entry;
-    learned_from: captions or images alone; knn, random: of the model and of its random weights before the training,
-    None without labels; neighbours: their number, bank: training images in which they are looked for; information:
-    of what a teacher says about the images."""
+    """The result of a training without labels."""
 
     objective: str = col("objective", default="")
-    title: str = ""
+    title: str = ""  # of the objective, as its meaning and its source
     meaning: str = ""
     source: str = ""
-    learned_from: str = ""
+    learned_from: str = ""  # "captions" or "images alone"
     settings: Mapping[str, float | int | bool | str] = field(default_factory=dict)
     loss: float = col("test loss", default=0.0)
-    knn: Estimate | None = col("k-NN accuracy", better="higher", metric="knn/{model}", default=None)
-    random: Estimate | None = col("with random weights", default=None)
+    knn: Estimate | None = col(  # None without labels
+        "k-NN accuracy", better="higher", metric="knn/{model}", default=None
+    )
+    random: Estimate | None = col("with random weights", default=None)  # before the training
     gain: Estimate | None = col("gain", better="higher", metric="knn_gain/{model}", default=None)
-    neighbours: int = 0
-    bank: int = 0
+    neighbours: int = 0  # of k-NN
+    bank: int = 0  # training images among which neighbours are searched
     information: Estimate | None = col(
         "information of the teacher", better="higher", metric="teacher_information/{model}", default=None
     )
@@ -175,29 +169,28 @@ class PretrainingRow(OfModel):
 
 @dataclass(frozen=True)
 class ReconstructionArrays:
-    """Test images: as given, with their masked patches in grey, and with these as a masked autoencoder reconstructs."""
+    """Test images of a masked autoencoder."""
 
-    given: Pixels
-    masked: Pixels
-    filled: Pixels
+    given: Pixels  # without a mask
+    masked: Pixels  # masked patches grey
+    filled: Pixels  # masked patches reconstructed
 
 
 @dataclass(frozen=True)
 class FirstBatchArrays:
-    """The first images of the first training batch, as given and as the model takes them; labels: of the images as
-    given; targets (image, class): shares of the classes."""
+    """The first images of the first training batch."""
 
-    given: Pixels
-    trained: Pixels
-    labels: Indices
-    targets: Matrix
+    given: Pixels  # before augmentation
+    trained: Pixels  # after augmentation and mixing
+    labels: Indices  # before mixing
+    targets: Matrix  # (image, class), shares of the classes
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
-    """scores: the trained model first; training: of trainings that are compared."""
+    """A training and its results."""
 
-    scores: tuple[ScoreRow, ...] = table()
+    scores: tuple[ScoreRow, ...] = table()  # the trained model first
     history: tuple[EpochMetrics, ...] = table()
     per_class: tuple[ClassRow, ...] = table()
     confusion: tuple[ConfusionRow, ...] = table()
@@ -206,7 +199,7 @@ class TrainRecord(Record):
     recipe: tuple[SettingRow, ...] = table()
     started: tuple[FineTunedRow, ...] = table()
     taught: tuple[DistillationRow, ...] = table()
-    training: tuple[Budget, ...] = table()
+    training: tuple[Budget, ...] = table()  # of the student and the model without a teacher
     pretraining: tuple[PretrainingRow, ...] = table()
     by_epoch: tuple[FeatureRow, ...] = table()
     reconstructions: ReconstructionArrays | None = arrays("reconstructions")
@@ -215,8 +208,10 @@ class TrainRecord(Record):
 
 
 def last_tenth(history: Sequence[EpochMetrics]) -> tuple[EpochMetrics, EpochMetrics] | None:
-    """Return the latest evaluation that is at least a tenth of the epochs before the last one, and the last one."""
+    """Return the last evaluation and the latest one at least a tenth of the epochs before it: (earlier, last)."""
     evaluated = [row for row in history if row.test_accuracy is not None]
-    apart = max(1, len(history) // 10)
-    earlier = [row for row in evaluated if evaluated[-1].epoch - row.epoch >= apart]
-    return (earlier[-1], evaluated[-1]) if earlier else None
+    epochs = max(1, len(history) // 10)
+    for row in reversed(evaluated):
+        if evaluated[-1].epoch - row.epoch >= epochs:
+            return row, evaluated[-1]
+    return None

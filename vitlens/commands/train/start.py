@@ -1,5 +1,4 @@
-"""The start of a training: a preset with random weights or a trained model with a head for the data's classes, the
-images, the recipe, and the teacher of a distillation."""
+"""The start of a training: model, images, recipe, and the teacher of a distillation."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +8,7 @@ from vitlens.classes import match_classes
 from vitlens.commands.needs import needs_of, require
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import phase, progress
-from vitlens.commands.train.options import TrainOptions
+from vitlens.commands.train.options import TeacherOptions, TrainOptions
 from vitlens.data.catalogue import load_data
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
@@ -42,19 +41,17 @@ OF_DIGITS: Final = ("digits", "digits-shortcut", "mnist", "svhn")  # data sets o
 
 @dataclass(frozen=True)
 class Start:
-    """A training before its first step. options: with the run options that hold in this process; processes: how
-    many; model: on its device; train, test: the data; objective: of a distillation; pretraining: one without
-    labels; others: its teacher, and a model trained without one to compare with, where it is given."""
+    """A training before its first step."""
 
-    options: TrainOptions
-    processes: int
-    model: Model
+    options: TrainOptions  # with the run options of this process
+    processes: int  # how many
+    model: Model  # on its device
     train: Split
     test: Split
     recipe: Recipe
-    objective: StandardObjective | None = None
-    pretraining: Pretraining | None = None
-    others: tuple[Model, ...] = ()
+    objective: StandardObjective | None = None  # of a distillation
+    pretraining: Pretraining | None = None  # of a training without labels
+    compared: tuple[Model, ...] = ()  # the teacher, then the model without a teacher, if compared
 
     @property
     def run(self) -> RunOptions:
@@ -63,16 +60,23 @@ class Start:
 
 
 def prepare(options: TrainOptions, processes: int) -> Start:
-    """Return the model, data and recipe of a training. Raises InputError where they do not fit together."""
+    """Return the model, data and recipe of a training. Raises InputError if they do not fit together."""
+    changes = options.changes
+    if options.run.batch_size is not None:
+        changes["batch_size"] = options.run.batch_size
+    recipe = override(base_recipe(options), changes)
+    if options.fresh:
+        return _from_scratch(options, recipe, changes, processes)
+    model, train, test = _trained(options, recipe)
+    recipe = _for_images(recipe, changes, train, processes)
+    return Start(options, processes, model, train, test, recipe)
+
+
+def _from_scratch(options: TrainOptions, recipe: Recipe, changes: Mapping[str, object], processes: int) -> Start:
+    """Return a preset with random weights, and the data."""
     name = options.model
-    data = str(options.data)
     run = options.run
     size = options.shape.image_size
-    changes = options.changes | ({} if run.batch_size is None else {"batch_size": run.batch_size})
-    recipe = override(base_recipe(options), changes)
-    if not options.fresh:
-        model, train, test = _trained(options, recipe)
-        return Start(options, processes, model, train, test, _for_images(recipe, changes, train, processes))
     if options.objective != CLASSIFY and name not in VIT_PRESETS:
         raise InputError(
             f"expected a ViT with --objective {options.objective}, found {name}; try vit-micro, vit-mini or vit-tiny"
@@ -80,13 +84,11 @@ def prepare(options: TrainOptions, processes: int) -> Start:
     # the classes follow from the data, and the size of its images from the model
     shape: Overrides = options.shape.sides
     preprocessing = untrained(name, classes=("0",), image_size=size, overrides=shape).preprocessing
-    train, test = both_parts(data, preprocessing, run)
+    train, test = both_parts(str(options.data), preprocessing, run)
     recipe = _for_images(recipe, changes, train, processes)
     if recipe.drop_path and name in (*VIT_PRESETS, *SWIN_PRESETS):
         shape = {"drop_path": recipe.drop_path, **shape}
-    # ViTs that read CLS have a distillation token unless --no-distill-token
-    has_cls = name in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
-    if options.teaching.teacher is not None and options.teaching.token is not False and has_cls:
+    if _gets_distillation_token(options, shape):
         shape = {**shape, "distillation": True}
     pretraining = make_objective(options.objective, train, test, options.settings)
     classes = train.classes if pretraining is None else ()
@@ -95,18 +97,27 @@ def prepare(options: TrainOptions, processes: int) -> Start:
     return Start(options, processes, model, train, test, recipe, pretraining=pretraining)
 
 
+def _gets_distillation_token(options: TrainOptions, shape: Overrides) -> bool:
+    """Return True for a student that reads CLS, unless --no-distill-token is set."""
+    teaching = options.teaching
+    reads_cls = options.model in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
+    return reads_cls and teaching.teacher is not None and teaching.token is not False
+
+
 def base_recipe(options: TrainOptions) -> Recipe:
-    """Return the recipe before changes: the preset's, the named one, or that of fine-tuning."""
+    """Return the recipe before changes: the named one, or the default of objective, preset or fine-tuning."""
     data = str(options.data)
-    named = options.recipe.named
-    own = objective_named(options.objective).recipe
-    if named is None and own is not None:
-        return own
-    if named is not None or options.fresh:
-        return recipe_for(options.model, data, named=named)
+    name = options.recipe.named
+    recipe = objective_named(options.objective).recipe
+    if name is None and recipe is not None:
+        return recipe
+    if name is not None or options.fresh:
+        return recipe_for(options.model, data, named=name)
     if options.tuning.freeze:
         return FROZEN
-    return replace(FINE_TUNING, flip=False) if data in OF_DIGITS else FINE_TUNING
+    if data in OF_DIGITS:
+        return replace(FINE_TUNING, flip=False)
+    return FINE_TUNING
 
 
 def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, processes: int) -> Recipe:
@@ -117,11 +128,13 @@ def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, pro
 
 
 def part_of(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions) -> Split:
-    """Return a part of the data, as many images as --limit says.
+    """Return a part of the data, limited by --limit.
 
-    Digits to test on are shown in one scene each, as they are tested after every epoch.
+    Test digits are drawn in one scene each, the same scenes after every epoch.
     """
-    in_scenes = data in SETS and SETS[data].scenes
+    scenes = None
+    if part == "test" and data in SETS and SETS[data].scenes:
+        scenes = 1
     with phase(f"Reading the {part} images"):
         split = load_data(
             data,
@@ -130,28 +143,29 @@ def part_of(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions
             data_dir=run.data_dir,
             seed=run.seed,
             labels=run.labels,
-            scenes=1 if in_scenes and part == "test" else None,
+            scenes=scenes,
         )
     return split.limit(run.limit, seed=run.seed)
 
 
 def both_parts(data: str, preprocessing: Preprocessing, run: RunOptions) -> tuple[Split, Split]:
-    """Return the images to train on, and those to test on."""
+    """Return the training images and the test images."""
     return part_of(data, "train", preprocessing, run), part_of(data, "test", preprocessing, run)
 
 
 def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split]:
-    """Return a trained model with a head for the data's classes, and both parts of the data preprocessed for it.
+    """Return a trained model with a new head for the data's classes, training images and test images.
 
-    Raises InputError for options of shape, for more blocks than it has, for freezing a model with random weights, and
-    for a recipe whose images cannot be cached.
+    Raises InputError for options of shape, for more blocks than the model has, for freezing random weights, and for a
+    recipe whose images cannot be cached.
     """
     tuning = options.tuning
     run = options.run
     for name in options.shape.sides:
+        option = f"--{name.replace('_', '-')}"
         raise InputError(
-            f"expected a trained model as it is, found --{name.replace('_', '-')} for {options.model}; leave it out, "
-            "or train a preset from scratch"
+            f"expected no change of shape for the trained model {options.model}, found {option}; leave it out, or "
+            "train a preset from scratch"
         )
     if tuning.freeze:
         require_cacheable(recipe, views=tuning.views or 1)
@@ -167,51 +181,62 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
         require(model, *needs_of("train"))
     require_last(model, tuning.trained)
     if tuning.trained is not None:
-        require_learned(model, option=tuning.way)
+        require_learned(model, option=tuning.freezing_option)
     train, test = both_parts(str(options.data), model.preprocessing, run)
     return for_classes(model, train.classes), train, test
 
 
-def taught(start: Start) -> Start:
-    """Return a training with its teacher, where the options name one.
+def with_teacher(start: Start) -> Start:
+    """Return a training with the teacher that the options name, if any.
 
-    Raises InputError where the teacher, or the model to compare with, has other classes than the student, and for a
-    number out of range.
+    Raises InputError if the teacher, or the model to compare with, has other classes than the student, and for a
+    setting out of range.
     """
     teaching = start.options.teaching
-    student = start.model
-    code_files = start.options.model_file
     if teaching.teacher is None:
         return start
-    kind = teaching.kind or "hard"
-    how = Distillation(
-        kind,
-        WEIGHTS[kind] if teaching.weight is None else teaching.weight,
-        TEMPERATURE if teaching.temperature is None else teaching.temperature,
-        has_distillation_token(student) if teaching.token is None else teaching.token,
-    )
-    Student(student, token=how.token)  # refuses a token that the student does not have
-    names = [name for name in (teaching.teacher, teaching.beside) if name is not None]
-    others = tuple(load(name, device=student.device, code_files=code_files) for name in names)
-    objective = objective_of(others[0], how, start.train.classes, start.run.precision)
-    for plain in others[1:]:
+    student = start.model
+    distillation = _distillation(teaching, student)
+    Student(student, token=distillation.token)  # raises InputError for a token that the student does not have
+    compared = []
+    for name in (teaching.teacher, teaching.beside):
+        if name is not None:
+            compared.append(load(name, device=student.device, code_files=start.options.model_file))
+    objective = objective_of(compared[0], distillation, start.train.classes, start.run.precision)
+    for plain in compared[1:]:
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
-    return replace(start, objective=objective, others=others)
+    return replace(start, objective=objective, compared=tuple(compared))
+
+
+def _distillation(teaching: TeacherOptions, student: Model) -> Distillation:
+    """Return the settings of a distillation, defaults filled in."""
+    kind = teaching.kind or "hard"
+    weight = teaching.weight
+    if weight is None:
+        weight = WEIGHTS[kind]
+    temperature = teaching.temperature
+    if temperature is None:
+        temperature = TEMPERATURE
+    token = teaching.token
+    if token is None:
+        token = has_distillation_token(student)
+    return Distillation(kind, weight, temperature, token)
 
 
 def objective_of(model: Model, how: Distillation, classes: tuple[str, ...], precision: Precision) -> StandardObjective:
-    """Learning from the labels and from a trained model."""
-    chosen, _ = choose_precision(model.device, precision)
-    teacher = Teacher(model, classes=classes, precision=chosen)
-    return StandardObjective(teacher, how, {"distillation": {**asdict(how), "teacher": teacher.identity()}})
+    """Return the objective that learns from the labels and from a trained model."""
+    teacher_precision, _ = choose_precision(model.device, precision)
+    teacher = Teacher(model, classes=classes, precision=teacher_precision)
+    identity = {**asdict(how), "teacher": teacher.identity()}
+    return StandardObjective(teacher, how, {"distillation": identity})
 
 
 def compute_outputs(objective: StandardObjective, images: Split, *, views: int, quiet: bool) -> None:
-    """Let a teacher remember its outputs on so many views of each training image, where it is worth it."""
+    """Cache a teacher's outputs on the views of each training image, 2 with its mirror image; 0 caches nothing."""
     teacher = objective.teacher
-    if views and isinstance(teacher, Teacher):
-        name = teacher.model.alias
-        count = views * len(images)
-        with progress(f"{name}: outputs on each image, once", count, quiet=quiet) as advance:
-            teacher.remember(images, mirrored=views == 2, advance=advance)
+    if not views or not isinstance(teacher, Teacher):
+        return
+    label = f"{teacher.model.alias}: outputs on each image, once"
+    with progress(label, views * len(images), quiet=quiet) as advance:
+        teacher.remember(images, mirrored=views == 2, advance=advance)

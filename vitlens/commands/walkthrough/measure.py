@@ -1,5 +1,6 @@
-"""Walks through one head of a model on one image."""
+"""Walk through one head of a model on one image."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.walkthrough.public import CHANGES, Walkthrough, walkthrough
-from vitlens.analysis.walkthrough.steps import STEPS
+from vitlens.analysis.walkthrough.steps import STEPS, StepCheck
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.sheets import left_out_words, print_left_out
@@ -21,88 +22,125 @@ from vitlens.models.model import Model
 from vitlens.shapes import Logits, TokenLayout
 
 _FILTERS: Final = 6  # filters that are drawn
+_SMALLEST: Final = 1e-12  # of a value that a difference is divided by
 
 
 def measure(options: WalkthroughOptions) -> Path | None:
     """Walk through one head and write the report; returns the report's path, None in all processes but the first.
 
-    Raises UnsupportedError for a model in which not all tokens attend to all tokens, InputError for no image and for a
-    layer or head that is not there.
+    Raises UnsupportedError for a model in which not all tokens attend to all tokens, InputError without an image and
+    for a layer or head that the model does not have.
     """
     run = Run("walkthrough", replace(options, run=replace(options.run, limit=None)))
-    model = run.model
-    split = run.split.limit(1, seed=run.run.seed)
-    if options.images:  # the first of them
-        count = len(run.split)
-        print_left_out(1, count, quiet=run.run.quiet, more="name the one to walk through")
-        split = run.split.pick(torch.tensor([0]))
-        split = replace(split, notes=(*split.notes, *left_out_words(1, count)))
+    split = _one_image(run)
     run.splits = (split,)
-    (batch,) = split.batches(1, device=model.device)
+    (batch,) = split.batches(1, device=run.model.device)
     with phase("Computing the head step by step, and checking each step"):
-        walk = walkthrough(model, batch.images, layer=options.layer, head=options.head, seed=run.run.seed)
+        walk = walkthrough(run.model, batch.images, layer=options.layer, head=options.head, seed=run.run.seed)
     with run.folder(f"Head L{walk.layer}.H{walk.head} of") as folder:
-        return folder.publish(lambda: _record(model, split, walk, named=options.head is not None))
+        return folder.publish(lambda: _record(run.model, split, walk, is_chosen=options.head is not None))
 
 
-def _record(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> rows.WalkthroughRecord:
-    """Return the steps, what the layer adds, and what happens without a part."""
-    parts = {
+def _one_image(run: Run[WalkthroughOptions]) -> Split:
+    """Return the first of the user's images, or one of the data set; a note counts the images left out."""
+    if not run.options.images:
+        return run.split.limit(1, seed=run.run.seed)
+    count = len(run.split)
+    print_left_out(1, count, quiet=run.run.quiet, more="name the one to walk through")
+    first = run.split.pick(torch.tensor([0]))
+    return replace(first, notes=(*first.notes, *left_out_words(1, count)))
+
+
+def _record(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool) -> rows.WalkthroughRecord:
+    """Return the steps, what the layer adds, and the changed models.
+
+    is_chosen: True if the user chose the head.
+    """
+    head_norms = walk.head_norms[:, walk.query].tolist()
+    permutations = []
+    for trial in walk.permutations:
+        answer = _answer(model, trial.permuted)
+        permutations.append(
+            rows.PermutationRow(trial.positions, trial.difference, trial.logits, trial.largest, *answer)
+        )
+    return rows.WalkthroughRecord(
+        walk=(_walk_row(model, split, walk, is_chosen=is_chosen),),
+        steps=tuple(map(_step_row, walk.checks)),
+        block=tuple(_part_rows(walk)),
+        added=tuple(rows.HeadRow(head, norm) for head, norm in enumerate(head_norms)),
+        entropies=tuple(_entropy_rows(walk)),
+        permutations=tuple(permutations),
+        answers=tuple(_answer_rows(model, walk)),
+        head=_head_arrays(split, walk),
+        embedding=_embedding_arrays(walk, model.layout),
+    )
+
+
+def _step_row(check: StepCheck) -> rows.StepRow:
+    relative = None
+    if check.difference is not None:
+        relative = check.difference / max(check.largest, _SMALLEST)
+    step = STEPS[check.step]
+    return rows.StepRow(
+        step=check.step,
+        largest=check.largest,
+        difference=check.difference,
+        relative=relative,
+        formula=step.formula,
+        compared=step.compared,
+        note=check.note or None,
+    )
+
+
+def _part_rows(walk: Walkthrough) -> Iterator[rows.PartRow]:
+    """Yield the norms of the vectors of the block at the followed query."""
+    vectors = {
         "input": walk.input,
         f"part of head {walk.head}": walk.projected,
         "attention": walk.attention,
         "MLP": walk.mlp,
         "output": walk.after,
     }
-    entropies = torch.stack([walk.entropies.scaled, walk.entropies.unscaled], -1)
-    own = int(walk.logits.argmax())
-    return rows.WalkthroughRecord(
-        walk=(_walk_row(model, split, walk, named=named),),
-        steps=tuple(
-            rows.StepRow(
-                each.step,
-                each.largest,
-                each.difference,
-                None if each.difference is None else each.difference / max(each.largest, 1e-12),
-                STEPS[each.step].formula,
-                STEPS[each.step].compared,
-                each.note or None,
-            )
-            for each in walk.checks
-        ),
-        block=tuple(rows.PartRow(name, float(each[walk.query].norm())) for name, each in parts.items()),
-        added=tuple(rows.HeadRow(head, norm) for head, norm in enumerate(walk.head_norms[:, walk.query].tolist())),
-        entropies=tuple(
-            rows.HeadEntropyRow(layer, head, *entropies[layer, head].tolist())
-            for layer, head in entropies[..., 0].isfinite().nonzero().tolist()
-        ),
-        permutations=tuple(
-            rows.PermutationRow(
-                each.positions, each.difference, each.logits, each.largest, *_answer(model, each.permuted)
-            )
-            for each in walk.permutations
-        ),
-        answers=tuple(
-            rows.AnswerRow(
-                CHANGES[each.change],
-                each.difference,
-                *_answer(model, each.logits),
-                float(each.logits.softmax(-1)[0, own]) if model.has_classifier else None,
-            )
-            for each in walk.changed
-        ),
-        head=rows.HeadArrays(
-            split.source.read(torch.arange(1)).numpy(),
-            walk.order.numpy(),
-            *map(_as_array, (walk.queries, walk.keys, walk.values, walk.scores, walk.weights)),
-        ),
-        embedding=_embedding_arrays(walk, model.layout),
+    for name, vector in vectors.items():
+        yield rows.PartRow(name, float(vector[walk.query].norm()))
+
+
+def _entropy_rows(walk: Walkthrough) -> Iterator[rows.HeadEntropyRow]:
+    scaled = walk.entropies.scaled
+    unscaled = walk.entropies.unscaled
+    for layer, head in scaled.isfinite().nonzero().tolist():
+        yield rows.HeadEntropyRow(layer, head, float(scaled[layer, head]), float(unscaled[layer, head]))
+
+
+def _answer_rows(model: Model, walk: Walkthrough) -> Iterator[rows.AnswerRow]:
+    """Yield the prediction with each change of the model, and the probability of the unchanged model's class."""
+    unchanged_class = int(walk.logits.argmax())
+    for trial in walk.changed:
+        prediction, probability = _answer(model, trial.logits)
+        of_unchanged = None
+        if model.has_classifier:
+            of_unchanged = float(trial.logits.softmax(-1)[0, unchanged_class])
+        yield rows.AnswerRow(CHANGES[trial.change], trial.difference, prediction, probability, of_unchanged)
+
+
+def _head_arrays(split: Split, walk: Walkthrough) -> rows.HeadArrays:
+    return rows.HeadArrays(
+        pixels=split.source.read(torch.arange(1)).numpy(),
+        order=walk.order.numpy(),
+        queries=_as_array(walk.queries),
+        keys=_as_array(walk.keys),
+        values=_as_array(walk.values),
+        scores=_as_array(walk.scores),
+        weights=_as_array(walk.weights),
     )
 
 
-def _walk_row(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> rows.WalkRow:
+def _walk_row(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool) -> rows.WalkRow:
     layout = model.layout
-    row = walk.weights[walk.query]
+    query = walk.query
+    key = walk.key
+    weights = walk.weights[query]
+    weight = float(weights[key])
     head_dim = walk.queries.shape[-1]
     return rows.WalkRow(
         image=split.files[0] if split.files else f"an image of {split.name}",
@@ -110,7 +148,7 @@ def _walk_row(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> 
         head=walk.head,
         layers=walk.layers,
         heads=walk.heads,
-        named=named,
+        named=is_chosen,
         grid=layout.grid,
         patch_size=layout.patch_size,
         image_size=split.size,
@@ -121,25 +159,24 @@ def _walk_row(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> 
         readout=model.anatomy.readout or "",
         dim=walk.input.shape[-1],
         head_dim=head_dim,
-        query=walk.query,
-        key=walk.key,
-        query_name=_token(layout, walk.query),
-        key_name=_token(layout, walk.key),
+        query=query,
+        key=key,
+        query_name=_token_name(layout, query),
+        key_name=_token_name(layout, key),
         scale=walk.scale,
         expected_scale=head_dim**-0.5,
-        product=float(walk.products[walk.query, walk.key]),
-        score=float(walk.scores[walk.query, walk.key]),
-        weight=float(row[walk.key]),
-        times_uniform=float(row[walk.key]) * len(row),
-        largest=float(row.max()),
-        unscaled_largest=float(walk.unscaled[walk.query].max()),
-        prefix_mass=float(row[: len(layout.prefix)].sum()),
-        output_norm=float(walk.outputs[walk.query].norm()),
+        product=float(walk.products[query, key]),
+        score=float(walk.scores[query, key]),
+        weight=weight,
+        times_uniform=weight * len(weights),
+        largest=float(weights.max()),
+        unscaled_largest=float(walk.unscaled[query].max()),
+        prefix_mass=float(weights[: len(layout.prefix)].sum()),
+        output_norm=float(walk.outputs[query].norm()),
     )
 
 
-def _token(layout: TokenLayout, position: int) -> str:
-    """Return a token in words."""
+def _token_name(layout: TokenLayout, position: int) -> str:
     if position < len(layout.prefix):
         kind = layout.prefix[position]
         return "CLS" if kind == "cls" else f"the {kind} token"
@@ -160,15 +197,16 @@ def _embedding_arrays(walk: Walkthrough, layout: TokenLayout) -> rows.EmbeddingA
         return None
     response = walk.embedding.convolved[0, walk.key - len(layout.prefix)]
     strongest = response.abs().topk(min(_FILTERS, len(response))).indices
+    filters = walk.embedding.filters[strongest].unflatten(-1, (3, *layout.patch_size))
     return rows.EmbeddingArrays(
-        _as_array(walk.embedding.embedded[0]),
-        _as_array(walk.embedding.convolved[0]),
-        _as_array(walk.embedding.filters[strongest].unflatten(-1, (3, *layout.patch_size))),
-        _as_array(response[strongest]),
-        strongest.cpu().numpy(),
+        embedded=_as_array(walk.embedding.embedded[0]),
+        convolved=_as_array(walk.embedding.convolved[0]),
+        filters=_as_array(filters),
+        responses=_as_array(response[strongest]),
+        numbers=strongest.cpu().numpy(),
     )
 
 
 def _as_array(values: Tensor) -> NDArray[np.float32]:
-    """Return a tensor on any device as the float32 array that is stored."""
+    """Return a tensor on any device as a float32 array."""
     return np.asarray(values.detach().float().cpu().numpy())

@@ -1,4 +1,4 @@
-"""What `vitlens walkthrough` records. Layers, heads, tokens, rows and columns count from 0; entropies are in nats."""
+"""The record of `vitlens walkthrough`. Layers, heads, tokens, rows and columns count from 0; entropies are in nats."""
 
 from dataclasses import dataclass
 
@@ -9,64 +9,57 @@ from vitlens.record import Record, arrays, col, head_name, table
 
 @dataclass(frozen=True)
 class WalkRow:
-    """The head that is walked through, and the numbers of the followed query and the patch to which it attends most.
-
-    named: whether the user named it; patch_values: of one patch, in three colours; prefix: tokens before the patches;
-    readout: what the classifier reads; scale: as the model has it, expected_scale: 1 / sqrt(head_dim); product, score,
-    weight: of the pair; times_uniform: the weight over that of uniform attention; largest, unscaled_largest: weights of
-    the query's row, with and without scaling; prefix_mass: of the row on prefix tokens; output_norm: at the query.
-    """
+    """The head, and the numbers of one query and of the key to which it attends most."""
 
     image: str
     layer: int
     head: int
     layers: int
     heads: int
-    named: bool
+    named: bool  # True if the user chose the head
     grid: tuple[int, int]
-    patch_size: tuple[int, int]
-    image_size: tuple[int, int]
+    patch_size: tuple[int, int]  # px
+    image_size: tuple[int, int]  # px
     patches: int
-    patch_values: int
+    patch_values: int  # numbers of one patch, in three colours
     tokens: int
-    prefix: tuple[str, ...]
-    readout: str
+    prefix: tuple[str, ...]  # tokens before the patches
+    readout: str  # tokens that the classifier reads
     dim: int
     head_dim: int
     query: int
     key: int
     query_name: str
     key_name: str
-    scale: float
-    expected_scale: float
-    product: float
-    score: float
-    weight: float
-    times_uniform: float
-    largest: float
-    unscaled_largest: float
-    prefix_mass: float
-    output_norm: float
+    scale: float  # of the model
+    expected_scale: float  # 1 / sqrt(head_dim)
+    product: float  # of query and key
+    score: float  # the product times the scale
+    weight: float  # after the softmax
+    times_uniform: float  # the weight divided by that of uniform attention
+    largest: float  # weight of the query's row
+    unscaled_largest: float  # the same without scaling
+    prefix_mass: float  # weight of the query's row on prefix tokens
+    output_norm: float  # at the query
 
     name = head_name
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One step computed again by hand. difference: the largest from the model's own, None where it was not (note: why);
-    largest: the largest value."""
+    """One step computed again by hand and compared with the model."""
 
     step: StepName = col("step")
     largest: float = col("largest value")
-    difference: float | None = col("difference", default=None)
+    difference: float | None = col("difference", default=None)  # the largest; None for a step that was not computed
     relative: float | None = col(
         "largest difference",
-        term="by hand minus the model's own, as a share of the largest value of the step",
+        term="the step computed by hand minus the model's, as a share of the step's largest value",
         default=None,
     )
     formula: str = col("by hand", default="")
     compared: str = col("compared with", default="")
-    note: str | None = col("note", default=None)
+    note: str | None = col("note", default=None)  # why a step was not computed
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ class PartRow:
 
 @dataclass(frozen=True)
 class HeadRow:
-    """What one head of the layer adds at the followed token."""
+    """The norm of one head's part of the output at the followed token."""
 
     head: int = col("head")
     norm: float = col("norm of its part")
@@ -97,13 +90,12 @@ class HeadEntropyRow:
 
 @dataclass(frozen=True)
 class PermutationRow:
-    """The patches in another order, with or without positions: the largest difference of the patches after the last
-    block from the same permutation of the plain run's, of the logits, and the largest value of the patches."""
+    """The patches in another order, with or without positions."""
 
-    positions: bool
-    difference: float
-    logits: float
-    largest: float
+    positions: bool  # True for the model with its positions
+    difference: float  # the largest, of the last block's patches and the permuted patches of the unchanged run
+    logits: float  # the largest difference of a logit
+    largest: float  # value of the patches
     prediction: str | None = None
     probability: float | None = None
 
@@ -115,7 +107,7 @@ class PermutationRow:
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """The model's answer with one change; what concerns classes is None without a classifier."""
+    """The output of the model with one change; predictions are None without a classifier."""
 
     change: str = col("change of the model")
     difference: float = col("largest change of a logit")
@@ -126,28 +118,26 @@ class AnswerRow:
 
 @dataclass(frozen=True)
 class HeadArrays:
-    """The steps of the head. pixels: the image as the model saw it; order: of the permuted patches; queries, keys and
-    values (tokens, numbers); scores and weights (query, key)."""
+    """The steps of the head."""
 
-    pixels: Pixels
-    order: Indices
-    queries: Matrix
-    keys: Matrix
-    values: Matrix
-    scores: Matrix
-    weights: Matrix
+    pixels: Pixels  # the image as the model saw it
+    order: Indices  # of the permuted patches
+    queries: Matrix  # (tokens, head_dim)
+    keys: Matrix  # (tokens, head_dim)
+    values: Matrix  # (tokens, head_dim)
+    scores: Matrix  # (query, key)
+    weights: Matrix  # (query, key)
 
 
 @dataclass(frozen=True)
 class EmbeddingArrays:
-    """The patch embedding: embedded: by hand, convolved: by the convolution (patches, dim); filters: those with the
-    strongest response to the key's patch (n, 3, height, width), responses: these, numbers: theirs."""
+    """The patch embedding, and the filters that respond most to the key's patch."""
 
-    embedded: Matrix
-    convolved: Matrix
-    filters: Images
-    responses: Vector
-    numbers: Indices
+    embedded: Matrix  # by hand (patches, dim)
+    convolved: Matrix  # by the model's convolution (patches, dim)
+    filters: Images  # (n, 3, height, width)
+    responses: Vector  # of the filters to the patch
+    numbers: Indices  # of the filters
 
 
 @dataclass(frozen=True, kw_only=True)

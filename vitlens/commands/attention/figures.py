@@ -1,0 +1,156 @@
+"""The pictures and figures of `vitlens attention`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vitlens.charts import Picture
+from vitlens.charts.pictures import images_on_a_page, of_heads, with_maps
+from vitlens.charts.windows import windows_and_shift
+from vitlens.commands.attention.options import ALL, SOME_LAYERS
+from vitlens.commands.attention.record import AttentionRecord
+from vitlens.commands.shared.sheets import EACH, evenly
+
+
+def layer_pictures(record: AttentionRecord) -> Iterator[Picture]:
+    """Yield every image with the mean map of the drawn layers."""
+    if record.maps is not None:
+        means = {index: maps.mean(1) for index, maps in record.maps.layer.items()}
+        yield from _pictures(record, means)
+
+
+def rollout_pictures(record: AttentionRecord) -> Iterator[Picture]:
+    """Yield every image with the rollout up to the drawn layers."""
+    if record.maps is not None and record.maps.rollout is not None:
+        by_layer = record.maps.rollout.swapaxes(0, 1)
+        yield from _pictures(record, dict(enumerate(by_layer)))
+
+
+def _pictures(record: AttentionRecord, maps: Mapping[int, Any]) -> Iterator[Picture]:
+    """Yield every image with its maps in the drawn layers; a sheet has at most EACH images and SOME_LAYERS layers.
+
+    maps: (images, rows, columns) by row of the table of layers.
+    """
+    assert record.maps is not None
+    layers = _drawn_layers(record)
+    parts = [layers[start : start + SOME_LAYERS] for start in range(0, len(layers), SOME_LAYERS)]
+    for at, (name, image) in enumerate(zip(record.names, record.maps.pixels)):
+        for number, part in enumerate(parts):
+            sheet = at // EACH * len(parts) + number
+            yield Picture(image, row=name, column="image", sheet=sheet)
+            for index in part:
+                layer = record.layers[index].layer
+                percent = 100 * maps[index][at]
+                yield Picture(image, percent, row=name, column=f"layer {layer}", sheet=sheet)
+
+
+def _drawn_layers(record: AttentionRecord) -> list[int]:
+    """Return the rows of the layers of --layers, without it at most SOME_LAYERS evenly spaced ones."""
+    chosen = tuple(map(str, record.options.get("layers") or ()))
+    if not chosen:
+        return evenly(len(record.layers), SOME_LAYERS)
+    if chosen == (ALL,):
+        return list(range(len(record.layers)))
+    return [index for index, row in enumerate(record.layers) if str(row.layer) in chosen]
+
+
+@dataclass(frozen=True)
+class HeadPicture(Picture):
+    """A map in the figure of one stage; reading: the query whose attention it shows."""
+
+    stage: int = 0
+    reading: str = ""
+
+
+def head_pictures(record: AttentionRecord) -> Iterator[HeadPicture]:
+    """Yield every head on the first image; a stage is a sequence of layers with equal heads and maps."""
+    if record.maps is None:
+        return
+    rows = record.layers
+    stages = groupby(range(len(rows)), key=lambda index: (rows[index].heads, rows[index].map))
+    for stage, (_, of_stage) in enumerate(stages, start=1):
+        maps = []
+        layers = []
+        readings = []
+        for index in of_stage:
+            maps.append(100 * record.maps.layer[index][0])
+            layers.append(rows[index].layer)
+            readings.append(rows[index].reading.removeprefix("the "))
+        for picture in of_heads(np.stack(maps), layers, record.maps.pixels[0]):
+            yield HeadPicture(**vars(picture), stage=stage, reading=readings[0])
+
+
+def heads_of_one_layer(record: Any) -> list[Picture]:
+    """Return every head of --layer, by default of the last one, on the first images."""
+    chosen = len(record.layers) - 1
+    for index, row in enumerate(record.layers):
+        if row.layer == record.options.get("layer"):
+            chosen = index
+            break
+    maps = record.maps.layer[chosen].swapaxes(0, 1)
+    titles = [f"head {head}" for head in range(len(maps))]
+    return _over(record, list(maps), titles)
+
+
+def view_pictures(view: Literal["query", "key"], record: Any) -> list[Picture]:
+    """Return the attention from a patch, or to it, layer by layer, the mean of heads."""
+    arrays = record.views.get(view)
+    if arrays is None:
+        return []
+    titles = []
+    patches = []
+    for index in arrays.mean:
+        row = getattr(record, view)[index]
+        titles.append(f"layer {row.layer}")
+        patches.append((row.row, row.column))
+    return _over(
+        record,
+        list(arrays.mean.values()),
+        titles,
+        patches=patches,
+    )
+
+
+def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **marks: Any) -> list[Picture]:
+    """Return the images that fit on a page, each next to its maps (images, rows, columns) in percent.
+
+    marks: as those of with_maps.
+    """
+    count = images_on_a_page(len(titles))
+    shares = [100 * values[:count] for values in maps]
+    return list(with_maps(record.maps.pixels[:count], shares, titles, record.names[:count], **marks))
+
+
+def windows_figure(record: Any, title: str) -> Figure:
+    """Draw two consecutive layers, the first pair whose second layer connects new patches, else the first pair."""
+    rows = record.windows
+    arrays = record.window_maps
+    second = _connecting_layer(rows)
+    first = second - 1
+    if rows[first].map != rows[second].map:
+        first = second
+    return windows_and_shift(
+        image=record.maps.pixels[0],
+        parts=[arrays.part[first], arrays.part[second]],
+        reach=[arrays.reach[first], arrays.reach[second]],
+        mask=arrays.mask[second],
+        patch=rows[second].patch,
+        layers=(rows[first].layer, rows[second].layer),
+        title=title,
+    )
+
+
+def _connecting_layer(rows: Sequence[Any]) -> int:
+    """Return the first layer that connects patches which the layer before it, on the same map, does not."""
+    on_one_map = []
+    for index in range(1, len(rows)):
+        if rows[index].map != rows[index - 1].map:
+            continue
+        if rows[index].new:
+            return index
+        on_one_map.append(index)
+    return on_one_map[0] if on_one_map else 1

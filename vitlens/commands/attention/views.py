@@ -1,0 +1,123 @@
+"""The attention from and to one patch, and the windows of a model, layer by layer."""
+
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.analysis.attention.weights import LayerMaps, Side, WindowLayer, patch_views, reached, window_layers
+from vitlens.analysis.features.receptive_field import receptive_field
+from vitlens.commands.attention.options import AttentionOptions
+from vitlens.commands.attention.record import PatchRow, ViewArrays, WindowArrays, WindowRow
+from vitlens.commands.shared.receptive import field_rows
+from vitlens.errors import UnsupportedError
+from vitlens.models.model import Model
+from vitlens.shapes import Images
+
+
+def measure_views(model: Model, images: Images, options: AttentionOptions) -> dict[str, Any]:
+    """Return the attention of --query, and to --key, in every layer, as fields of the record.
+
+    Raises InputError for a patch outside the grid.
+    """
+    arrays: dict[str, ViewArrays] = {}
+    fields: dict[str, Any] = {"views": arrays}
+    patches: dict[Side, tuple[int, int] | None] = {"query": options.query, "key": options.key}
+    for side, patch in patches.items():
+        if patch is not None:
+            views = patch_views(model, images, side=side, patch=patch)
+            fields[side] = tuple(_patch_row(view, side) for view in views)
+            means = {index: as_array(view.maps.mean(1)) for index, view in enumerate(views)}
+            arrays[side] = ViewArrays(means)
+    return fields
+
+
+def _patch_row(view: LayerMaps, side: Literal["query", "key"]) -> PatchRow:
+    """Return one layer of a view."""
+    row, column = view.patch
+    received = view.maps.sum((2, 3))
+    prefix = view.prefix.sum(-1) if side == "query" else view.prefix.mean(-1)
+    patch_row = PatchRow(
+        layer=view.site.layer,
+        row=row,
+        column=column,
+        grid=(view.maps.shape[-2], view.maps.shape[-1]),
+        itself=float(view.maps[:, :, row, column].mean()),
+        prefix=float(prefix.mean()) if view.prefix.shape[-1] else None,
+    )
+    if side == "key":
+        return replace(patch_row, received=float(received.mean()))
+    if view.site.windows is None:
+        return patch_row
+    padding = float((1 - received - prefix).mean())
+    return replace(patch_row, padding=max(0.0, padding))
+
+
+class _Patch(NamedTuple):
+    row: int
+    column: int
+
+
+def measure_windows(model: Model, images: Images) -> dict[str, Any]:
+    """Return the windows of each layer, and the receptive field, as fields of the record; empty for other models."""
+    layers = _window_layers(model, images)
+    if not layers:
+        return {}
+    rows = []
+    part = {}
+    reach = {}
+    mask = {}
+    for index, layer in enumerate(layers):
+        size = layer.windows.resolution
+        patch = _middle_patch(size)
+        stage = [other for other in layers[: index + 1] if other.windows.resolution == size]
+        start = torch.tensor([patch.row * size[1] + patch.column])
+        part[index] = layer.part.numpy()
+        reach[index] = reached(stage, start)[0].view(size).numpy()
+        mask[index] = layer.allowed[-1].numpy()
+        rows.append(_window_row(layer, patch))
+    fields, field_maps = field_rows({(model.alias, model.alias): receptive_field(model, images)})
+    return {
+        "windows": tuple(rows),
+        "window_maps": WindowArrays(part, reach, mask),
+        "receptive_fields": fields,
+        "field_maps": field_maps,
+    }
+
+
+def _window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
+    """Return the layers whose windows have a place in the image, none for other models."""
+    if model.anatomy.family != "windowed":
+        return ()
+    try:
+        return window_layers(model, images)
+    except UnsupportedError:  # windows without a known place in the image
+        return ()
+
+
+def _window_row(layer: WindowLayer, patch: _Patch) -> WindowRow:
+    return WindowRow(
+        layer=layer.site.layer,
+        map=layer.windows.resolution,
+        window=layer.windows.window,
+        shift=layer.shift,
+        windows=layer.windows.count,
+        padding=layer.padding,
+        pairs=layer.pairs,
+        reach=layer.reach,
+        patch=(patch.row, patch.column),
+        new=layer.new,
+    )
+
+
+def _middle_patch(size: tuple[int, int]) -> _Patch:
+    """Return the patch above and to the left of the centre."""
+    return _Patch(max(size[0] // 2 - 1, 0), max(size[1] // 2 - 1, 0))
+
+
+def as_array(values: Tensor) -> NDArray[np.float32]:
+    """Return a tensor on any device, in any precision, as a float32 array."""
+    return np.asarray(values.float().cpu().numpy())

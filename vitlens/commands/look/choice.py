@@ -1,0 +1,124 @@
+"""The model and the images of `vitlens look`, chosen from what the user names and what is on the disk."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from vitlens.commands.look.options import LookOptions
+from vitlens.commands.run.load import load_split
+from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.progress import progress
+from vitlens.data.decode import Header, probe
+from vitlens.data.folder import list_images
+from vitlens.data.split import Split
+from vitlens.display import for_terminal
+from vitlens.errors import DataError, InputError, ModelError
+from vitlens.models.model import Model
+from vitlens.models.naming import ModelName, parse_model
+from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, vits_on_disk
+from vitlens.names import BUNDLED
+
+MOST: Final = 8  # images of a run without --limit
+ANOTHER: Final = "--model timm:NAME (see vitlens models) takes another"
+
+
+def choose_model(options: LookOptions) -> tuple[ModelName, str]:
+    """Return the model's name, and why it was chosen ("" if the user named it).
+
+    Without a name it is the smallest ViT in the hubs' caches, else DeiT-tiny, which is downloaded, else the bundled ViT
+    of digits. Raises InputError for weights without a model.
+    """
+    if options.model is not None:
+        return parse_model(options.model), ""
+    without_weights = replace(ModelOptions(), classes=options.model_options.classes)
+    if options.model_options != without_weights:
+        raise InputError("expected --model with options of your own weights, found them alone; add --model NAME")
+    on_disk = vits_on_disk()
+    if on_disk:
+        smallest = min(on_disk, key=lambda name: Path(name.weights or "").stat().st_size)
+        return smallest, (
+            f"takes {smallest.name}, the smallest of timm's ViTs whose weights are on this disk; {ANOTHER}"
+        )
+    return _downloaded(quiet=options.run.quiet)
+
+
+def _downloaded(*, quiet: bool) -> tuple[ModelName, str]:
+    """Download DeiT-tiny, or take the bundled ViT of digits if that fails."""
+
+    def announce(address: str) -> None:
+        print_line(
+            f"downloads DeiT-tiny, a ViT of ImageNet's 1000 classes ({SMALL_VIT_SIZE} MB from {address}), once; "
+            "--offline never does",
+            quiet=quiet,
+        )
+
+    try:
+        bar = partial(progress, "Downloading DeiT-tiny", unit="MB", quiet=quiet)
+        name = download_small_vit(begins=announce, progress=bar)
+    except ModelError as error:
+        return parse_model(BUNDLED[0]), (
+            f"takes {BUNDLED[0]}, which comes with vitlens and knows only the digits 0 to 9, as no weights of timm's "
+            f"ViTs are on this disk and {error}; {ANOTHER}"
+        )
+    return name, f"takes {name.name}, which it downloaded; {ANOTHER}"
+
+
+def print_line(line: str, *, quiet: bool) -> None:
+    """Print a line on standard error."""
+    if not quiet:
+        print(for_terminal(line), file=sys.stderr)  # noqa: T201
+
+
+@dataclass
+class _ImageFiles:
+    """Image files, checked one by one until there are enough."""
+
+    files: list[Path] = field(default_factory=list)  # that the user named
+    checked: int = 0  # of these
+    readable: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)  # of other files, a line each
+
+    def add(self, path: str) -> None:
+        """Add a file, or the images in a folder."""
+        try:
+            self.files += list_images([Path(path).expanduser()])
+        except DataError as error:
+            self.faults.append(str(error))
+
+    def check(self, count: int) -> None:
+        """Read the headers of the next files."""
+        files = self.files[self.checked : self.checked + count]
+        self.checked += len(files)
+        for file, header in zip(files, probe(files)):
+            if isinstance(header, Header):
+                self.readable.append(str(file))
+            else:
+                self.faults.append(f"{file}: {header}")
+
+
+def readable_images(paths: Sequence[str], model: Model, run: RunOptions) -> Split:
+    """Return the first images that can be read, at most --limit or MOST.
+
+    Every file that is no image is reported on stderr, a line each. Raises DataError if no file is an image.
+    """
+    most = run.limit or MOST
+    images = _ImageFiles()
+    for path in paths:
+        images.add(path)
+    while len(images.readable) < most and images.checked < len(images.files):
+        images.check(most)
+    if not images.readable:
+        raise DataError(f"expected at least one image, found none: {'; '.join(images.faults[:3])}")
+    split = load_split(model, options=replace(run, limit=None, quiet=True), images=images.readable[:most])
+    for skipped in split.skipped:
+        images.faults.append(f"{skipped.file}: {skipped.reason}")
+    for fault in images.faults:
+        print_line(f"left out {fault}", quiet=run.quiet)
+    if images.checked == len(images.files):
+        return split
+    note = f"the first {len(split)} of {len(images.files)} files"
+    print_line(f"looks at {note}; --limit N takes more", quiet=run.quiet)
+    return replace(split, notes=(*split.notes, note))

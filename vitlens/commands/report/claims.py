@@ -1,0 +1,150 @@
+"""The claims of `vitlens report --compare`: release decision, accuracies, other changes, and what may overturn them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from vitlens.commands.report.record import ComparedRuns, MetricChange, SameImages
+from vitlens.report.claims import Claim, found
+from vitlens.report.document import State
+from vitlens.report.numbers import in_words
+from vitlens.report.prose import say
+from vitlens.report.verdicts import Verdict
+from vitlens.uncertainty import Estimate
+
+_ON_IMAGES: Final[Mapping[SameImages, str]] = {  # at the end of a comparison
+    "the same": "",
+    "": "",
+    "others": ", but the runs saw other images or labels",
+    "not known": ", but it is not known if the runs saw the same images",
+}
+_ACCURACY_FELL: Final = (
+    "{{ fell[0].words }} fell from {{ fell[0].before|value }} to {{ fell[0].after|value }}"
+    "{% if not fell[0].changed %} (may be chance){% endif %}"
+)
+_REFUSED: Final = (
+    "Do not release {{ later }}{% if on_images %} yet{% endif %}: {% if fell %}" + _ACCURACY_FELL + "{% endif %}"
+    "{% if others %}{% if fell %}; {% endif %}{{ others[0] }}{% if others|length > 1 %} and {{ others|length - 1 }} "
+    "more{% endif %} got worse{% endif %}{{ on_images }}"
+)
+_UNJUDGED: Final = (
+    "{% if changed %}{{ changed|length }} measure{{ changed|s }} changed beyond chance{% else %}No measure changed "
+    "beyond chance{% endif %}"
+)
+_UNDECIDED: Final = (
+    "Undecided whether to release {{ later }}: {% if not tested %}nothing that can be tested was measured by both runs"
+    "{% elif fell %}" + _ACCURACY_FELL + "{{ on_images }}{% elif images == 'others' %}"
+    "the runs saw other images or labels{% else %}"
+    "it is not known if the runs saw the same images{% endif %}"
+)
+_ALLOWED: Final = "{{ later }} can be released: nothing got worse beyond chance"
+_VERBS: Final = {"better": "improved", "worse": "got worse", "": "changed"}
+
+
+def claims(runs: ComparedRuns) -> Iterator[Claim]:
+    """Yield whether the later model can be released, the accuracies that differ, then other changes."""
+    yield _release_claim(runs)
+    for row in runs.accuracies:
+        yield _accuracy_claim(row, runs)
+    for row in runs.changed:
+        if not row.is_accuracy:
+            yield _change_claim(row)
+
+
+def _release_claim(runs: ComparedRuns) -> Claim:
+    """Return whether the later model can be released."""
+    headline, state = _decision(runs)
+    says = (
+        "Of {{ tested|length }} measure{{ tested|length|s }} with intervals, {% if changed %}{{ changed|length }} "
+        "changed beyond chance, {{ worse|length or 'none' }} of them for the worse"
+        "{% if worse %}: {{ worse|names }}{% endif %}{% else %}none changed beyond chance{% endif %}."
+    )
+    values = {
+        "changed": runs.changed,
+        "tested": runs.tested,
+        "worse": [row.words for row in runs.worse],
+        "later": runs.later,
+        "fell": runs.fell[:1],
+        "others": [row.words for row in runs.worse if not row.is_accuracy],
+        "images": runs.same_images,
+        "on_images": _ON_IMAGES[runs.same_images],
+    }
+    verdict = Verdict(state, say(says, **values).rstrip("."))
+    return found("regression", runs.later, says, headline=headline, given=values, verdict=verdict, kind="answer")
+
+
+def _decision(runs: ComparedRuns) -> tuple[str, State]:
+    """Return the title's template and the verdict of the release."""
+    if runs.worse:
+        return _REFUSED, "fail"
+    has_direction = any(row.better for row in runs.tested)
+    if runs.tested and not has_direction:
+        return _UNJUDGED, "pass"
+    if not runs.tested or runs.fell or runs.same_images in ("others", "not known"):
+        return _UNDECIDED, "inconclusive"
+    return _ALLOWED, "pass"
+
+
+def _accuracy_claim(row: MetricChange, runs: ComparedRuns) -> Claim:
+    says = say(
+        "**{{ row.words }}** {{ verb }} by {{ size }}, from {{ row.before|value }} to {{ row.after|value }}"
+        "{% if not row.changed %}, which chance can explain{% endif %}{{ on_images }}.",
+        row=row,
+        verb="rose" if row.difference.value > 0 else "fell",
+        size=in_words(_size(row.difference)),
+        on_images=_ON_IMAGES[runs.same_images],
+    )
+    return Claim(
+        "accuracy",
+        row.metric,
+        says,
+        effect=row.difference,
+        p=row.p_holm,
+        kind="answer",
+    )
+
+
+def _change_claim(row: MetricChange) -> Claim:
+    says = say(
+        "**{{ row.words }}** {{ verb }}: {{ row.before }} before, {{ row.after }} after.",
+        row=row,
+        verb=_VERBS[row.direction],
+    )
+    return Claim(
+        "change",
+        row.metric,
+        says,
+        effect=row.difference,
+        p=row.p_holm,
+        kind="comparison" if row.direction else "expected fact",
+    )
+
+
+def _size(difference: Estimate) -> Estimate:
+    """Return a difference without its sign, for a sentence that names its direction."""
+    if difference.value >= 0 or difference.low is None or difference.high is None:
+        return replace(difference, value=abs(difference.value))
+    return replace(difference, value=-difference.value, low=-difference.high, high=-difference.low)
+
+
+def unknown(runs: ComparedRuns) -> Iterator[str]:
+    """Yield what could overturn the result."""
+    if runs.same_images == "others":
+        yield (
+            "The runs saw other images or labels, or these in another order. Nothing is paired, and the images may "
+            "cause a change."
+        )
+    if runs.same_images == "not known":
+        yield (
+            "It is not known if the runs saw the same images, because an earlier version wrote one of the folders. "
+            "Nothing is paired, and the images may cause a change."
+        )
+    independent = [row for row in runs.tested if row.test == "independent"]
+    if independent and runs.same_images == "the same":
+        yield say(
+            "{{ n }} measure{{ n|s }} {{ n|are }} compared as if the runs had other images. On the same images this "
+            "misses small changes.",
+            n=len(independent),
+        )
+    if runs.alone:
+        yield say("Measured by only one run, and not compared: {{ names|names }}.", names=runs.alone)

@@ -1,0 +1,118 @@
+"""Two runs of one command, compared: the rows of `vitlens report --compare`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from vitlens.record import Better, Record, col, table
+from vitlens.report.claims import SMALLEST
+from vitlens.uncertainty import LEVEL, Estimate
+
+ACCURACY: Final = "accuracy"  # the first word of the metric
+SameImages: TypeAlias = Literal["the same", "others", "not known", ""]
+Family: TypeAlias = Literal["accuracy", "judged", "described"]
+_FAMILIES: Final[tuple[Family, ...]] = ("accuracy", "judged", "described")  # in order of importance
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """One metric before and after.
+
+    test: "paired" for predictions on the same images (McNemar's exact test) and for the attention of one head on them
+    (Student's paired t test). Otherwise "independent", which on the same images misses small changes.
+    """
+
+    metric: str = col("metric", unit="text")
+    words: str = col("measure", unit="text")
+    before: Estimate = col("before")
+    after: Estimate = col("after")
+    difference: Estimate = col("difference")  # after minus before
+    p: float | None = col("p")
+    p_holm: float | None = col("p (Holm)", default=None)  # corrected for the metrics of its family
+    test: Literal["paired", "independent", ""] = col("test", default="")
+    better: Better | None = col("better", default=None)  # direction
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Return True if it is a model's accuracy on all images."""
+        return self.metric.partition("/")[0] == ACCURACY
+
+    @property
+    def family(self) -> Family:
+        """Return the family of tests: accuracies, metrics with a better direction, and others."""
+        if self.is_accuracy:
+            return "accuracy"
+        return "described" if self.better is None else "judged"
+
+    @property
+    def changed(self) -> bool:
+        """Return True if the metric changed significantly."""
+        return self.p_holm is not None and self.p_holm <= LEVEL
+
+    @property
+    def direction(self) -> Literal["better", "worse", ""]:
+        """Return the direction of a significant change, "" without one or if neither direction is better."""
+        if not self.changed or self.better is None or not self.difference.value:
+            return ""
+        rose = self.difference.value > 0
+        if rose == (self.better == "higher"):
+            return "better"
+        return "worse"
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """One verdict of both reports."""
+
+    judged: str = col("judged", unit="text")
+    before: str = col("before")
+    after: str = col("after")
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One setting that differs."""
+
+    setting: str = col("setting", unit="text")
+    before: str = col("before", unit="text")
+    after: str = col("after", unit="text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRuns(Record):
+    """Two runs of one command."""
+
+    earlier: str = ""  # name of the folder
+    later: str = ""
+    same_images: SameImages = ""  # "" if the runs take no images
+    changes: tuple[MetricChange, ...] = table()
+    judged: tuple[JudgedRow, ...] = table()
+    settings: tuple[SettingRow, ...] = table()
+    alone: tuple[str, ...] = ()  # metrics of only one run
+
+    @property
+    def tested(self) -> Sequence[MetricChange]:
+        """Return the metrics with an interval in both runs."""
+        return [row for row in self.changes if row.p is not None]
+
+    @property
+    def changed(self) -> Sequence[MetricChange]:
+        """Return the metrics that changed significantly, by family, the smallest p first."""
+        rows = [row for row in self.changes if row.changed]
+        return sorted(rows, key=lambda row: (_FAMILIES.index(row.family), row.p_holm or 0))
+
+    @property
+    def accuracies(self) -> Sequence[MetricChange]:
+        """Return the accuracies that differ, the largest fall first."""
+        rows = [row for row in self.changes if row.is_accuracy and row.difference.value]
+        return sorted(rows, key=lambda row: row.difference.value)
+
+    @property
+    def fell(self) -> Sequence[MetricChange]:
+        """Return the accuracies that fell, significantly or by more than a negligible difference."""
+        return [row for row in self.accuracies if row.direction == "worse" or row.difference.value <= -SMALLEST]
+
+    @property
+    def worse(self) -> Sequence[MetricChange]:
+        """Return the metrics that got significantly worse."""
+        return [row for row in self.changed if row.direction == "worse"]

@@ -1,0 +1,368 @@
+"""The claims of `vitlens train`: accuracy, convergence, overfitting, features, and what may overturn them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from shlex import quote
+from typing import Final, Literal
+
+from vitlens.commands.shared.comparison import PairRow, not_equal
+from vitlens.commands.shared.trainings import trained
+from vitlens.commands.shared.worst_class import worst_class
+from vitlens.commands.train.record import PretrainingRow, ScoreRow, TrainRecord, last_tenth
+from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found, judge
+from vitlens.report.escape import as_code
+from vitlens.report.prose import Marked, listed, say
+
+RISING: Final = 1.0  # points in the last tenth of the epochs: a rise of at least this much is no convergence
+_TENTH: Final = 10  # epochs, from which on a tenth is at least one
+_SHORT: Final = 30  # epochs, below which a training says little about an architecture
+_FEW: Final = 500  # training images of a class, below which random weights mostly memorise the images
+_PRETRAINED: Final = "timm:deit_tiny_patch16_224"  # small, with good features for photographs
+_UNSURE: Final = 0.1  # by which mean confidence is below accuracy in a model that is hardly trained
+_LONGER: Final = "train longer, for example with `--epochs {{ more }}`."
+_USE: Final = (
+    "{{ evaluate }} shows errors and calibration, {{ explain }} what the model looks at; this folder is a MODEL for "
+    "every command."
+)
+State = Literal["chance", "rising", "level", "open", ""]  # "open": undecided; "": not measured
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a training ended, as templates."""
+
+    headline: str  # the end of the title
+    sentence: str
+    advice: str
+
+
+_ENDINGS: Final[dict[State, _Ending]] = {
+    "chance": _Ending(
+        ", no better than chance",
+        "This is not significantly better than always predicting the most frequent class, {{ chance|percent(1) }}.",
+        "{{ check }} finds common causes of a failed training.",
+    ),
+    "rising": _Ending(
+        " and was still improving",
+        "It had not converged: in the last {{ span }} of {{ n }}, accuracy rose from "
+        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by {{ effect }}.",
+        _LONGER,
+    ),
+    "level": _Ending(
+        " and had levelled off",
+        "Accuracy had levelled off: over the last {{ span }} of {{ n }} it changed by {{ effect }}.",
+        _USE,
+    ),
+    "open": _Ending(
+        "; convergence is undecided",
+        "Over the last {{ span }} of {{ n }}, accuracy changed by {{ effect }}: convergence is undecided.",
+        _LONGER,
+    ),
+    "": _Ending(" on held-out images", "", _USE),
+}
+
+
+def claims(record: TrainRecord) -> Iterator[Claim]:
+    """Yield accuracy, convergence and overfitting, comparisons with other models, and the features without labels."""
+    for row in record.pretraining:
+        yield from _feature_claims(row, record)
+    if not has_enough_images(record):
+        return
+    score = record.scores[0]
+    epochs = len(record.history)
+    ending = _ENDINGS[state_of(record)]
+    advice = ending.advice
+    yield _accuracy_claim(record, ending)
+    yield _convergence_claim(record, ending)
+    if _overfits(score):
+        yield _overfitting_claim(record)
+        advice = _against_overfitting(record)
+    elif _hardly_trained(score):
+        yield _hardly_trained_claim(score)
+        advice = _LONGER + " {{ evaluate }} shows its calibration."
+    yield from _pair_claims(record)
+    values = {"more": 2 * epochs, **commands(record)}
+    yield found("next", score.model, f"Next: {advice}", given=values, kind="answer")
+    yield from worst_class(score.model, record.per_class, score.accuracy)
+
+
+def _accuracy_claim(record: TrainRecord, ending: _Ending) -> Claim:
+    score = record.scores[0]
+    return found(
+        "accuracy",
+        score.model,
+        "**{{ m }}** classifies {{ effect }} of the held-out images correctly, after {{ n }} epoch{{ n|s }} on "
+        "{{ setup.training }} images in {{ time }}.",
+        score.accuracy,
+        headline="{{ m }} reaches {{ effect|value }} accuracy{{ end }}",
+        given={
+            "m": score.model,
+            "time": score.seconds,
+            "n": len(record.history),
+            "setup": record.setup[0],
+            "end": Marked(ending.headline),
+        },
+        kind="answer",
+        place="training",
+    )
+
+
+def _convergence_claim(record: TrainRecord, ending: _Ending) -> Claim:
+    score = record.scores[0]
+    pair = last_tenth(record.history)
+    epochs_between = pair[1].epoch - pair[0].epoch if pair else 0
+    return found(
+        "convergence",
+        score.model,
+        ending.sentence,
+        score.gain,
+        kind="answer",
+        place="training",
+        given={
+            "span": epoch_span(epochs_between),
+            "n": len(record.history),
+            "pair": pair,
+            "chance": _chance(record),
+        },
+    )
+
+
+def _overfitting_claim(record: TrainRecord) -> Claim:
+    score = record.scores[0]
+    return found(
+        "overfitting",
+        score.model,
+        "**{{ m }}** overfits: in the last epoch it classifies {{ last.train_accuracy|percent(1) }} of the training "
+        "images correctly, as it saw them, {{ effect }} more than of the held-out images.{% if few %} "
+        "{{ setup.training }} images of {{ classes }} classes are too few to train all its weights.{% endif %}",
+        score.gap,
+        given={
+            "m": score.model,
+            "last": record.history[-1],
+            "few": _has_few_images(record),
+            "setup": record.setup[0],
+            "classes": len(record.per_class),
+        },
+        kind="answer",
+        place="loss",
+    )
+
+
+def _hardly_trained_claim(score: ScoreRow) -> Claim:
+    return found(
+        "hardly trained",
+        score.model,
+        "**{{ m }}** is hardly trained: its mean confidence is {{ effect }}, far below its accuracy, so its "
+        "probabilities are too low.",
+        score.confidence,
+        given={"m": score.model},
+        kind="answer",
+        place="training",
+    )
+
+
+def has_enough_images(record: TrainRecord) -> bool:
+    """Return True if there are enough test images for a claim."""
+    return bool(record.scores) and (record.scores[0].accuracy.n or 0) >= FEWEST
+
+
+def state_of(record: TrainRecord) -> State:
+    """Return whether accuracy is at chance, or still rose when training ended."""
+    score = record.scores[0]
+    rise = score.gain
+    if not above(score.accuracy, _chance(record)):
+        return "chance"
+    if rise is None:
+        return ""
+    if rise.value >= RISING and clear(rise, 0.0):
+        return "rising"
+    cannot_rise = 100 * (1 - score.accuracy.value) < RISING
+    is_long = len(record.history) >= _TENTH
+    if abs(rise.value) < RISING and (cannot_rise or is_long):
+        return "level"
+    return "open"
+
+
+def _chance(record: TrainRecord) -> float:
+    """Return the share of the most frequent class among the test images."""
+    counts = [row.n for row in record.per_class]
+    return max(counts) / sum(counts)
+
+
+def _overfits(score: ScoreRow) -> bool:
+    """Return True if accuracy on training images is significantly higher than on test images."""
+    return score.gap is not None and (score.gap.low or 0.0) >= SMALLEST
+
+
+def _hardly_trained(score: ScoreRow) -> bool:
+    """Return True if mean confidence is far below accuracy, as it is early in a training."""
+    if score.confidence is None or score.confidence.high is None or score.accuracy.low is None:
+        return False
+    return score.accuracy.low - score.confidence.high >= _UNSURE
+
+
+def _has_few_images(record: TrainRecord) -> bool:
+    """Return True if there are too few training images to train more than a head."""
+    if any(row.last == 0 for row in record.started):  # only the head is trained
+        return False
+    classes = max(1, len(record.per_class))
+    return record.setup[0].training < _FEW * classes
+
+
+def _against_overfitting(record: TrainRecord) -> str:
+    """Return what to do about overfitting: add images, or train fewer weights."""
+    if not _has_few_images(record):
+        return "add images, or augment them more (`--set randaugment=2`); a longer training overfits more."
+    if record.started:
+        return "train only its head, {{ frozen }}, or add images; a longer training overfits more."
+    return "train only the head of a pretrained model, {{ frozen }}, or add images; a longer training overfits more."
+
+
+def commands(record: TrainRecord) -> dict[str, Marked]:
+    """Return the commands that the report recommends, ready to be typed."""
+    folder = quote(str(record.folder))
+    data = quote(str(record.options.get("data") or "digits"))
+    model = quote(str(record.options.get("model")))
+    pretrained = model if record.started else _PRETRAINED
+    lines = {
+        "evaluate": f"vitlens evaluate {folder}",
+        "explain": f"vitlens explain {folder}",
+        "check": f"vitlens train {model} --data {data} --check",
+        "frozen": f"vitlens train {pretrained} --data {data} --freeze-backbone",
+        "stats": f"vitlens stats {folder} --over-training",
+    }
+    if data != "digits":
+        lines["evaluate"] += f" --data {data}"
+        lines["explain"] += f" --data {data}"
+    return {name: Marked(as_code(line)) for name, line in lines.items()}
+
+
+def epoch_span(epochs: int) -> Marked:
+    """Return "epoch" or "5 epochs", as after "the last" and "every"."""
+    if epochs == 1:
+        return Marked("epoch")
+    return Marked(say("{{ n }} epochs", n=epochs))
+
+
+def _feature_claims(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
+    """Yield k-NN accuracy compared with random weights, and whether the features collapsed."""
+    if row.knn is not None and row.random is not None:
+        yield found(
+            "features",
+            row.model,
+            "The features of **{{ m }}**, trained on {{ row.learned_from }} ({{ row.title|lower }}) for {{ n }} "
+            "epoch{{ n|s }}, reach a k-NN accuracy of {{ effect }}. With random weights it was {{ row.random|alone }}, "
+            "a difference of {{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}. Each "
+            "held-out image is classified by its {{ row.neighbours }} nearest of {{ row.bank }} training images.",
+            row.knn,
+            kind="answer",
+            place="features",
+            given={"row": row, "m": row.model, "better": above(row.gain, 0.0), "n": len(record.history)},
+            headline="{% if better %}{{ m }} learned classes from {{ row.learned_from }}: k-NN accuracy "
+            "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are no better "
+            "than those of random weights{% endif %}",
+        )
+    if row.information is not None:
+        because = "information about the image in its teacher's outputs"
+        claim = judge("collapse", row.model, row.information, "collapse", because=because)
+        says = say(
+            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or has not begun to learn: its teacher's output is "
+            "nearly the same for every image, with {{ effect }} of information about the image."
+            "{% if not centred %} The outputs were not centred (`centring=false`), so that one of them can dominate "
+            "for all images.{% endif %}{% else %}**{{ m }}** has not collapsed: its teacher's outputs hold "
+            "{{ effect }} of information about the image.{% endif %}",
+            state=claim.state,
+            m=row.model,
+            effect=row.information,
+            centred=row.settings.get("centring", True),
+        )
+        yield replace(claim, place="teacher", kind="answer", says=says)
+
+
+def _pair_claims(record: TrainRecord) -> Iterator[Claim]:
+    """Yield the pairs of models that differ significantly, and always the student and the model without a teacher."""
+    scores = {score.model: score for score in record.scores}
+    for row in record.pairs:
+        better = scores[row.first]
+        other = scores[row.second]
+        if row.gain(row.first).value < 0:
+            better = scores[row.second]
+            other = scores[row.first]
+        is_answer = {better.role, other.role} == {"student", "without a teacher"}
+        if row.decided or is_answer:
+            yield _pair_claim(row, better, other, is_answer=is_answer)
+
+
+def _pair_claim(row: PairRow, better: ScoreRow, other: ScoreRow, *, is_answer: bool) -> Claim:
+    return found(
+        "comparison",
+        f"{row.first} and {row.second}",
+        "{% if row.decided %}{{ one }} classifies more held-out images correctly than {{ other }}: "
+        "{{ a|value }} compared with {{ b|value }}, {{ effect }} more (McNemar's exact test, p = "
+        "{{ row.p_holm|number }}).{% else %}The accuracies of {{ one }}, {{ a|value }}, and {{ other }}, "
+        "{{ b|value }}, do not differ significantly: {{ effect }}, p = {{ row.p_holm|number }}.{% endif %}",
+        row.gain(better.model),
+        p=row.p_holm,
+        kind="answer" if is_answer else "comparison",
+        place="beside",
+        given={
+            "one": _with_role(better),
+            "other": _with_role(other),
+            "a": better.accuracy,
+            "b": other.accuracy,
+            "row": row,
+        },
+    )
+
+
+def _with_role(score: ScoreRow) -> Marked:
+    """Return a model's name in bold, with its role in the distillation."""
+    return Marked(say("**{{ s.model }}**{% if s.role %} ({{ s.role }}){% endif %}", s=score))
+
+
+def unknown(record: TrainRecord) -> Iterator[str]:
+    """Yield what could overturn the result, the most serious first."""
+    if not record.scores:
+        return
+    score = record.scores[0]
+    if not has_enough_images(record):
+        yield _too_few_images(record)
+    yield say(
+        "{{ score.model }} was trained once, with one seed. The interval only covers the choice of "
+        "{{ score.accuracy.n }} test images; another seed may give an accuracy outside it.",
+        score=score,
+    )
+    yield from trained(record.training)
+    yield from not_equal(record.pairs)
+    if score.best is not None and score.best.value > score.accuracy.value:
+        yield say(
+            "The best epoch reached {{ best|value }}. It was chosen on the test images, so this number is "
+            "optimistic and not the result.",
+            best=score.best,
+        )
+    yield from _about_length(record)
+
+
+def _too_few_images(record: TrainRecord) -> str:
+    accuracies = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
+    return say(
+        "{{ n }} test image{{ n|s }} {{ n|are }} too few for a claim: {{ accuracies }}.",
+        n=record.scores[0].accuracy.n,
+        accuracies=accuracies,
+    )
+
+
+def _about_length(record: TrainRecord) -> Iterator[str]:
+    """Yield why a longer training might give another result."""
+    epochs = len(record.history)
+    if record.history and last_tenth(record.history) is None:
+        yield "The test images were evaluated once, so a further rise of accuracy is not known."
+    elif 0 < epochs < _SHORT and has_enough_images(record) and record.setup:
+        yield say(
+            "{% if level %}Accuracy levelled off as the learning rate fell from {{ peak|number }} to {{ end|number }}"
+            "{% else %}{{ n }} epochs are few{% endif %}; a longer training was not tried.",
+            n=epochs,
+            level=state_of(record) == "level",
+            end=record.history[-1].learning_rate,
+            peak=max(row.learning_rate for row in record.history),
+        )
