@@ -30,6 +30,7 @@ from vitlens.analysis.failures.regression import Array, fitted, likelihood_ratio
 from vitlens.analysis.failures.separation import FEWEST, area_difference, separation
 from vitlens.data.split import as_split, takes_splits
 from vitlens.devices import autocast, evaluating
+from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages
 from vitlens.references import resolved
@@ -167,7 +168,7 @@ def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
     """Return the predicted classes of images, in those of the evaluation."""
     model = subject.model
     read = reading(model.classes, subject.split.classes).read
-    with evaluating(model), autocast(model.device, subject.precision):
+    with evaluating(model), quick_passes(model), autocast(model.device, subject.precision):
         return read(model(images.to(model.device)).float().cpu()).argmax(-1)
 
 
