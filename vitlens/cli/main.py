@@ -71,6 +71,7 @@ def main() -> None:
     replace_missing()
     replace_unencodable()
     _wait_without_spinning()
+    _use_large_pages()
     if "--debug" not in sys.argv and not sys.warnoptions:
         _silence_libraries()
     gc.set_threshold(_GARBAGE, 20, 20)
@@ -125,6 +126,15 @@ def _wait_without_spinning() -> None:
     """
     if "GOMP_SPINCOUNT" not in os.environ:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _use_large_pages() -> None:
+    """Let PyTorch ask Linux for large pages of memory; set before torch is imported, unless the user chose.
+
+    The C library returns large tensors to the system at once, so each operation gets new memory for its result.
+    In pages of 4 KiB, preparing that memory takes a fifth of the time of the bundled CNN's forward passes.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _silence_libraries() -> None:

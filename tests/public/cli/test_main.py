@@ -136,21 +136,26 @@ def test_interrupted_leaves_with_130(tmp_path):
     assert (child.returncode, shown) == (130, "error: interrupted\n")
 
 
-WAITING = """
+SET_FOR_TORCH = """
     import os
-    return [os.environ.get("OMP_WAIT_POLICY", "unset"), str("torch" in sys.modules)]
+    names = ("OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE")
+    return [*(os.environ.get(name, "unset") for name in names), str("torch" in sys.modules)]
 """
 
 
 @pytest.mark.parametrize(
-    ("environment", "policy"),
-    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "100"}, "unset")],
+    ("environment", "policy", "large_pages"),
+    [
+        ({}, "PASSIVE", "1"),
+        ({"OMP_WAIT_POLICY": "ACTIVE", "THP_MEM_ALLOC_ENABLE": "0"}, "ACTIVE", "0"),
+        ({"GOMP_SPINCOUNT": "100"}, "unset", "1"),
+    ],
 )
-def test_threads_sleep_while_they_wait_unless_the_user_chose_a_policy(environment, policy):
-    program = REPLACED.format(act=WAITING)
+def test_threads_sleep_and_pages_are_large_unless_the_user_chose_otherwise(environment, policy, large_pages):
+    program = REPLACED.format(act=SET_FOR_TORCH)
     command = [sys.executable, "-c", program, "predict", "vit-digits"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == [policy, "False"]  # the policy is read when torch is imported
+    assert result.stdout.split() == [policy, large_pages, "False"]  # both are read when torch is imported
 
 
 # Streams

@@ -22,6 +22,7 @@ from vitlens.uncertainty import Estimate, drawn_interval, enough_to_draw, share_
 
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
 _DRAWS = 1_000  # of the interval of the calibration error
+_MOST_ON_CPU = 64  # images of a batch: the activations of more leave the processor's cache
 BINS = 15  # of the expected calibration error, of equal width
 
 
@@ -148,6 +149,8 @@ def predicted_logits(
     device = model.device
     parts = []
     size = batch_size or fitting_batch_size(model)
+    if batch_size is None and device.type == "cpu":
+        size = min(size, _MOST_ON_CPU)
     with torch.inference_mode(), evaluating(model), autocast(device, precision):
         for batch in split.batches(size, device=device):
             logits = model(batch.images).float().cpu()

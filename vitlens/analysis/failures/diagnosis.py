@@ -29,6 +29,7 @@ from vitlens.analysis.failures.regression import Array, fitted, likelihood_ratio
 from vitlens.analysis.failures.separation import FEWEST, area_difference, separation
 from vitlens.classes import reading
 from vitlens.devices import autocast, evaluating
+from vitlens.lens.quick_passes import quick_passes
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, paired_test
 
@@ -124,7 +125,7 @@ def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
     """Return the predicted classes of images, in those of the evaluation."""
     model = subject.model
     read = reading(model.classes, subject.split.classes).read
-    with evaluating(model), autocast(model.device, subject.precision):
+    with evaluating(model), quick_passes(model), autocast(model.device, subject.precision):
         return read(model(images.to(model.device)).float().cpu()).argmax(-1)
 
 
