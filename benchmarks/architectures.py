@@ -1,16 +1,19 @@
 """What works on which architecture, each tried: writes docs/architectures.md, one row a model.
 
-    python benchmarks/architectures.py [--out docs/architectures.md] [--only PATTERN] [--rows FOLDER]
+    python benchmarks/architectures.py [--out docs/architectures.md] [--only PATTERN] [--rows
+        FOLDER]
 
-Random weights with noise on all of them, two images of noise; models of transformers and of the hand-written styles are
-tiny, those of timm, torchvision and open_clip the smallest of their family; a head of five classes is added where there
-is none. "works" means: attention: the lens's self-check passed (weights @ value is the module's output, rows sum to 1,
-logits unchanged, every attention module seen, one softmax a head), "before talking heads" where a linear map then mixes
-the weights over heads; ablation: three heads replaced by zero in a replay give the logits of full forwards, to 1e-4 of
-the largest; the others: finite maps that are not constant, and images within epsilon; explain: every method that the
-model has and that is not slow, each map of the size of its input, or of the patches or cells in which the image's
-corners are where they should be: a changed corner changes that corner of the target layer most; features: one vector
-of channels a layer, as wide as the layer's own. A model of transformers is also compared with its own eager attention.
+Random weights with noise on all of them, two images of noise; models of transformers and of the
+hand-written styles are tiny, those of timm, torchvision and open_clip the smallest of their family;
+a head of five classes is added where there is none. "works" means: attention: the lens's self-check
+passed (weights @ value is the module's output, rows sum to 1, logits unchanged, every attention
+module seen, one softmax a head), "before talking heads" where a linear map then mixes the weights
+over heads; ablation: three heads replaced by zero in a replay give the logits of full forwards, to
+1e-4 of the largest; the others: finite maps that are not constant, and images within epsilon;
+explain: every method that the model has and that is not slow, each map of the size of its input, or
+of the patches or cells in which the image's corners are where they should be: a changed corner
+changes that corner of the target layer most; features: one vector of channels a layer, as wide as
+the layer's own. A model of transformers is also compared with its own eager attention.
 """
 
 import argparse
@@ -112,7 +115,10 @@ TIMM = (
     "gemma4_vit_167m",
     "deepseek_vit_412m",
 )
-IMAGE_SIZE = {"gemma4_vit_167m": (192, 192), "deepseek_vit_412m": (126, 126)}  # in place of 768 and 546 px, for memory
+IMAGE_SIZE = {
+    "gemma4_vit_167m": (192, 192),
+    "deepseek_vit_412m": (126, 126),
+}  # in place of 768 and 546 px, for memory
 TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny")
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
 HANDWRITTEN = ("SoftmaxViT", "EinsumViT", "MultiheadViT", "EncoderViT", "InlineViT", "SmallCNN")
@@ -171,7 +177,9 @@ def of_transformers() -> dict[str, Callable[[str], nn.Module]]:
         "SiglipVisionModel": hub.SiglipVisionConfig(**shape),
         "SwinForImageClassification": hub.SwinConfig(**swin),
         "Swinv2ForImageClassification": hub.Swinv2Config(**swin),
-        "ConvNextForImageClassification": hub.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
+        "ConvNextForImageClassification": hub.ConvNextConfig(
+            hidden_sizes=[8, 16], depths=[1, 1], num_stages=2
+        ),
     }
 
     def builder(name: str) -> Callable[[str], nn.Module]:
@@ -193,7 +201,9 @@ def kernel_of(name: str) -> str:
 
 
 def shaken(module: nn.Module) -> nn.Module:
-    """Return the module with noise on its weights: no zero bias and no head of zeros that would hide a mistake."""
+    """Return the module with noise on its weights: no zero bias and no head of zeros that would
+    hide a mistake.
+    """
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -202,7 +212,9 @@ def shaken(module: nn.Module) -> nn.Module:
 
 
 def with_classifier(model: Model) -> Model:
-    """Return the model with noise on its weights, and with a head of five classes where it has none."""
+    """Return the model with noise on its weights, and with a head of five classes where it has
+    none.
+    """
     if not model.has_classifier and not has_text_tower(model):
         model = for_classes(model, ("a", "b", "c", "d", "e"))
     shaken(model.module)
@@ -210,8 +222,9 @@ def with_classifier(model: Model) -> Model:
 
 
 def zero_shot(name: str) -> Callable[[], Model]:
-    """Return a zero-shot classifier of three classes; the image tower alone where its tokenizer is not on this
-    machine."""
+    """Return a zero-shot classifier of three classes; the image tower alone where its tokenizer is
+    not on this machine.
+    """
 
     def build() -> Model:
         try:
@@ -246,7 +259,9 @@ def models() -> dict[tuple[str, str], Callable[[], Model]]:
 
 
 def tried(job: Callable[[], str]) -> str:
-    """Return what a job says, or the reason for which it is refused; any other error is a fault of vitlens."""
+    """Return what a job says, or the reason for which it is refused; any other error is a fault of
+    vitlens.
+    """
     try:
         return job()
     except VitlensError as error:
@@ -258,11 +273,17 @@ def tried(job: Callable[[], str]) -> str:
 
 def map_of(maps: Tensor) -> str:
     spread = (maps.flatten(1).amax(1) - maps.flatten(1).amin(1)).min().item()
-    return WORKS if torch.isfinite(maps).all() and spread > 0 else "finite maps expected, found constant ones"
+    return (
+        WORKS
+        if torch.isfinite(maps).all() and spread > 0
+        else "finite maps expected, found constant ones"
+    )
 
 
 def attends(model: Model, images: Tensor) -> str:
-    """Return the weights of every layer; told where they are not yet those that multiply the values."""
+    """Return the weights of every layer; told where they are not yet those that multiply the
+    values.
+    """
     vitlens.attention(model, images)
     return f"{WORKS}, before talking heads" if talking_heads(model, images) else WORKS
 
@@ -282,14 +303,18 @@ def replays(model: Model, images: Tensor) -> str:
     for change in chosen:
         with torch.no_grad(), intervene(model, change):
             full.append(model(images))
-    difference = (logits - torch.stack(full)).abs().max().item() / max(1.0, torch.stack(full).abs().max().item())
+    difference = (logits - torch.stack(full)).abs().max().item() / max(
+        1.0, torch.stack(full).abs().max().item()
+    )
     if difference > TOLERANCE:
         return f"differs by {difference:.1e} from full forwards"
     return WORKS if exact else f"{WORKS}, by full forwards"
 
 
 def explains(model: Model, images: Tensor, targets: Tensor) -> str:
-    """Return every quick method: its maps, their size, and whether the target layer's corners are the image's."""
+    """Return every quick method: its maps, their size, and whether the target layer's corners are
+    the image's.
+    """
     grids = {model.input_size, removal_grid(model)}
     if "gradcam" in methods_for(model):
         grids.add(target_layer(model).cells.grid)
@@ -297,7 +322,9 @@ def explains(model: Model, images: Tensor, targets: Tensor) -> str:
         if misplaced:
             return misplaced
     if model.anatomy.layout is None and model.anatomy.attention:
-        grids |= {site.windows.resolution for site in survey(model, images) if site.windows is not None}
+        grids |= {
+            site.windows.resolution for site in survey(model, images) if site.windows is not None
+        }
     for name in methods_for(model):
         if ATTRIBUTIONS[name].slow:
             continue
@@ -310,7 +337,9 @@ def explains(model: Model, images: Tensor, targets: Tensor) -> str:
 
 
 def misplaced_corners(model: Model, images: Tensor) -> str:
-    """Return what is wrong where a changed corner of the image does not change that corner of the target layer most."""
+    """Return what is wrong where a changed corner of the image does not change that corner of the
+    target layer most.
+    """
     _, plain = layer_output(model, images[:1])
     layer = target_layer(model)
     height = images.shape[2] // 4
@@ -348,7 +377,9 @@ def eager_difference(name: str, model: Model, images: Tensor) -> str:
     with torch.no_grad():
         own = eager(model.prepare(images), output_attentions=True).attentions
     observed = vitlens.attention(model, images)[: len(own)]
-    largest = max((ours - theirs).abs().max().item() for ours, theirs in zip(observed, own, strict=True))
+    largest = max(
+        (ours - theirs).abs().max().item() for ours, theirs in zip(observed, own, strict=True)
+    )
     return f"eager's own weights to {largest:.0e}"
 
 
@@ -376,7 +407,9 @@ def row(source: str, name: str, build: Callable[[], Model]) -> tuple[str, ...]:
 def table(rows: list[tuple[str, ...]]) -> str:
     packages = ("torch", "timm", "torchvision", "transformers", "open_clip_torch")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    reasons = list(dict.fromkeys(cell for row in rows for cell in row[3:10] if not cell.startswith(WORKS)))
+    reasons = list(
+        dict.fromkeys(cell for row in rows for cell in row[3:10] if not cell.startswith(WORKS))
+    )
     numbered = {reason: f"({number})" for number, reason in enumerate(reasons, start=1)}
     lines = [f"| {' | '.join(numbered.get(cell, cell) for cell in row)} |" for row in rows]
     head = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
@@ -398,7 +431,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("docs/architectures.md"))
     parser.add_argument("--only", default="*")
-    parser.add_argument("--rows", type=Path, help="a folder in which each row is kept: a second run makes the others")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        help="a folder in which each row is kept: a second run makes the others",
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
@@ -414,7 +451,10 @@ def main() -> None:
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(rows[-1]))
-        print(f"{time.perf_counter() - begin:5.1f} s  {' | '.join(cell[:60] for cell in rows[-1])}", flush=True)
+        print(
+            f"{time.perf_counter() - begin:5.1f} s  {' | '.join(cell[:60] for cell in rows[-1])}",
+            flush=True,
+        )
     options.out.write_text(table(rows))
     if FAULTS:
         sys.exit(f"{len(FAULTS)} faults: {FAULTS[0]}")

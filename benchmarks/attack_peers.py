@@ -1,4 +1,6 @@
-"""The same attacks by foolbox, torchattacks and vitlens, on the same images from the same starts; see attacks.py."""
+"""The same attacks by foolbox, torchattacks and vitlens, on the same images from the same starts;
+see attacks.py.
+"""
 
 import os
 import warnings
@@ -22,7 +24,9 @@ from vitlens.data.draws import keys
 from vitlens.models import loading
 from vitlens.models.model import Model
 
-os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # foolbox's zoo wants git, which no attack needs
+os.environ.setdefault(
+    "GIT_PYTHON_REFRESH", "quiet"
+)  # foolbox's zoo wants git, which no attack needs
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads scipy by an old name
     import foolbox
@@ -32,7 +36,9 @@ except ImportError:
     torchattacks = None
 
 PEERS = ("foolbox",) if torchattacks is None else ("foolbox", "torchattacks")
-PIXELS = tuple(epsilon / 255 for epsilon in (0.25, 0.5, 1, 2, 4, 8))  # from nearly clean to nothing, on photographs
+PIXELS = tuple(
+    epsilon / 255 for epsilon in (0.25, 0.5, 1, 2, 4, 8)
+)  # from nearly clean to nothing, on photographs
 SCENES = tuple(4 * epsilon for epsilon in PIXELS)  # and on the scenes of digits
 LENGTHS = (0.1, 0.2, 0.4, 0.8)
 STEPS = 20
@@ -67,11 +73,18 @@ class Case:
             yield self.numbers[rows], images.to(self.model.device), labels.to(self.model.device)
 
     def only(self, rows: Tensor) -> "Case":
-        return replace(self, images=self.images[rows], labels=self.labels[rows], numbers=self.numbers[rows])
+        return replace(
+            self, images=self.images[rows], labels=self.labels[rows], numbers=self.numbers[rows]
+        )
 
     def correct(self) -> Tensor:
         with torch.no_grad():
-            return torch.cat([(self.model(images).argmax(1) == labels).cpu() for _, images, labels in self.parts()])
+            return torch.cat(
+                [
+                    (self.model(images).argmax(1) == labels).cpu()
+                    for _, images, labels in self.parts()
+                ]
+            )
 
 
 def case(
@@ -89,10 +102,11 @@ def case(
     """
     if name == "deit":
         folder = Path(os.environ["VITLENS_DATA"])
-        model = loading.load(
-            f"timm:deit_tiny_patch16_224@{folder / 'weights' / 'deit_tiny_patch16_224.safetensors'}", device=device
+        weights = folder / "weights" / "deit_tiny_patch16_224.safetensors"
+        model = loading.load(f"timm:deit_tiny_patch16_224@{weights}", device=device)
+        split = load_data(
+            str(folder / "photos"), part="test", whole=True, preprocessing=model.preprocessing
         )
-        split = load_data(str(folder / "photos"), part="test", whole=True, preprocessing=model.preprocessing)
     else:
         model = loading.load(name, device=device)
         split = load_data(data, part="test")
@@ -116,7 +130,9 @@ def starts(rows: Tensor, images: Tensor) -> Tensor:
     return LINF.draw(keys(SEED, rows, nothing, nothing).to(images.device), images)
 
 
-def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], Callable[..., Any]], epsilons: Sequence[float]) -> Standing:
+def by_foolbox(
+    case: Case, make: Callable[[Tensor, Tensor], Callable[..., Any]], epsilons: Sequence[float]
+) -> Standing:
     """make: an attack for these rows and images."""
     model = foolbox.PyTorchModel(case.model, bounds=(0, 1), device=case.model.device)
     found = []
@@ -127,7 +143,9 @@ def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], Callable[..., Any]],
 
 
 def on_what_is_left(case: Case, side: str) -> Standing:
-    """Return a peer's PGD without attacking again what it broke at a smaller epsilon, which counts as broken anyway."""
+    """Return a peer's PGD without attacking again what it broke at a smaller epsilon, which counts
+    as broken anyway.
+    """
     standing = case.correct()
     found = []
     for epsilon in case.epsilons:
@@ -161,13 +179,18 @@ def foolbox_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: 
     model = foolbox.PyTorchModel(case.model, bounds=(0, 1), device=case.model.device)
     found = []
     for _, images, labels in case.parts():
-        adversarial, *_ = attack(model, images, labels, epsilons=None)  # black where it found nothing
+        adversarial, *_ = attack(
+            model, images, labels, epsilons=None
+        )  # black where it found nothing
         found.append(withstood(case, adversarial, images, labels, lengths))
     return kept(case, torch.cat(found, 1))
 
 
-def withstood(case: Case, adversarial: Tensor, images: Tensor, labels: Tensor, lengths: Sequence[float]) -> Tensor:
-    """For each length, which images are right when what was found is shortened to it (foolbox's own rule).
+def withstood(
+    case: Case, adversarial: Tensor, images: Tensor, labels: Tensor, lengths: Sequence[float]
+) -> Tensor:
+    """For each length, which images are right when what was found is shortened to it (foolbox's own
+    rule).
 
     A black image was not found by an attack: where it is one, nothing was.
     """
@@ -179,14 +202,18 @@ def withstood(case: Case, adversarial: Tensor, images: Tensor, labels: Tensor, l
     return torch.stack(right).cpu()
 
 
-def by_torchattacks(case: Case, make: Callable[[float], object], epsilons: Sequence[float]) -> Standing:
+def by_torchattacks(
+    case: Case, make: Callable[[float], object], epsilons: Sequence[float]
+) -> Standing:
     """make: an attack of this epsilon, whose random start is replaced by ours."""
     found = []
     for rows, images, labels in case.parts():
         start = starts(rows, images)
         row = []
         for epsilon in epsilons:
-            with patch.object(torch.Tensor, "uniform_", lambda _self, _low, high, start=start: start * high):
+            with patch.object(
+                torch.Tensor, "uniform_", lambda _self, _low, high, start=start: start * high
+            ):
                 adversarial = make(epsilon)(images, labels)  # type: ignore[operator]
             with torch.no_grad():
                 row.append((case.model(adversarial).argmax(1) == labels).cpu())
@@ -198,7 +225,9 @@ def torchattacks_cw(case: Case, lengths: Sequence[float]) -> Standing:
     """With its one c."""
     found = []
     for _, images, labels in case.parts():
-        adversarial = torchattacks.CW(case.model, c=1, kappa=0, steps=CW_STEPS, lr=0.01)(images, labels)
+        adversarial = torchattacks.CW(case.model, c=1, kappa=0, steps=CW_STEPS, lr=0.01)(
+            images, labels
+        )
         found.append(withstood(case, adversarial, images, labels, lengths))
     return kept(case, torch.cat(found, 1))
 
@@ -235,7 +264,9 @@ def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Sta
     l2 = " / ".join(f"{length:g}" for length in LENGTHS) + " (L2)"
     fgsm: dict[str, Callable[[], Standing]] = {
         "ours": lambda: ours(one, "fgsm", one.epsilons),
-        "foolbox": lambda: by_foolbox(one, lambda *_: foolbox.attacks.LinfFastGradientAttack(), one.epsilons),
+        "foolbox": lambda: by_foolbox(
+            one, lambda *_: foolbox.attacks.LinfFastGradientAttack(), one.epsilons
+        ),
     }
     searched: dict[str, Callable[[], Standing]] = {
         "ours": lambda: our_cw(one, LENGTHS, searches=CW_SEARCHES, first_c=1e-3),
@@ -246,10 +277,14 @@ def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Sta
         "foolbox": lambda: foolbox_cw(one, LENGTHS, searches=1, first_c=1.0),
     }
     if torchattacks is not None:
-        fgsm["torchattacks"] = lambda: by_torchattacks(one, lambda eps: torchattacks.FGSM(model, eps=eps), one.epsilons)
+        fgsm["torchattacks"] = lambda: by_torchattacks(
+            one, lambda eps: torchattacks.FGSM(model, eps=eps), one.epsilons
+        )
         once["torchattacks"] = lambda: torchattacks_cw(one, LENGTHS)
     yield "FGSM", linf, fgsm
-    pgd: dict[str, Callable[[], Standing]] = {side: partial(on_what_is_left, one, side) for side in PEERS}
+    pgd: dict[str, Callable[[], Standing]] = {
+        side: partial(on_what_is_left, one, side) for side in PEERS
+    }
     yield f"PGD-{STEPS}", linf, {"ours": pgd_sides(one)["ours"], **pgd}
     yield f"C&W: c = 1, {CW_STEPS} steps", l2, once
     yield f"C&W: {CW_SEARCHES} searches of {CW_STEPS} steps", l2, searched

@@ -1,10 +1,12 @@
-"""Attention, relevance and statistics compared with other libraries, in one process: job, peer, ours, ratio, agreement.
+"""Attention, relevance and statistics compared with other libraries, in one process: job, peer,
+ours, ratio, agreement.
 
     python benchmarks/attention.py [--batch 8] [--repeats 5]  > the table of benchmarks/attention.md
 
-Weights are random: time and memory do not depend on them. Times are medians of alternating runs after a warm-up, ratios
-ours over the peer's. Peers: timm's unfused path with hooks on attn_drop, captum's layer methods, vit-explain's
-rollout loop and Chefer's relevance, their formulas written out in attention_peers.py.
+Weights are random: time and memory do not depend on them. Times are medians of alternating runs
+after a warm-up, ratios ours over the peer's. Peers: timm's unfused path with hooks on attn_drop,
+captum's layer methods, vit-explain's rollout loop and Chefer's relevance, their formulas written
+out in attention_peers.py.
 """
 
 import argparse
@@ -38,11 +40,15 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def side_by_side(ours: Callable[[], object], peer: Callable[[], object], repeats: int) -> tuple[float, float, float]:
+def side_by_side(
+    ours: Callable[[], object], peer: Callable[[], object], repeats: int
+) -> tuple[float, float, float]:
     """Median seconds of both, and the median ratio, from alternating runs after one warm-up."""
     ours(), peer()
     pairs = [(timed(ours), timed(peer)) for _ in range(repeats)]
-    return *(statistics.median(side) for side in zip(*pairs)), statistics.median(a / b for a, b in pairs)
+    return *(statistics.median(side) for side in zip(*pairs)), statistics.median(
+        a / b for a, b in pairs
+    )
 
 
 def main() -> None:
@@ -54,15 +60,21 @@ def main() -> None:
     options = parser.parse_args()
     if options.job:
         return memory_job(options.job)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {MODEL}, batch {options.batch}\n")
     print(
-        "| job | peer | ours (s) | peer (s) | ratio | largest difference |\n| --- | --- | ---: | ---: | ---: | ---: |"
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {MODEL}, batch "
+        f"{options.batch}\n"
+    )
+    print(
+        "| job | peer | ours (s) | peer (s) | ratio | largest difference |\n| --- | --- | ---: | "
+        "---: | ---: | ---: |"
     )
     model = loading.load(MODEL, random_weights=True)
     images = torch.rand(options.batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     survey(model, images)
     with_peers(model, images, options.repeats)
-    many = torch.rand(options.relevance_batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    many = torch.rand(
+        options.relevance_batch, 3, 224, 224, generator=torch.Generator().manual_seed(1)
+    )
     of_relevance(model, many, max(3, options.repeats - 2))
     for job in ("stream:64", "stream:512", "long:8"):
         print(f"| peak memory, {JOBS[job]} | | {peak(job):.2f} GB | | | |", flush=True)
@@ -83,13 +95,29 @@ def with_peers(model: Model, images: Tensor, repeats: int) -> None:
     def plain() -> Tensor:
         return model(images)
 
-    both = side_by_side(lambda: head_statistics(model, images, batch_size=len(images)), plain, repeats)
+    both = side_by_side(
+        lambda: head_statistics(model, images, batch_size=len(images)), plain, repeats
+    )
     row("every statistic and offset map of 144 heads", "the plain fused forward", both, "")
-    both = side_by_side(lambda: attention(model, images), lambda: unfused.weights(prepared), repeats)
+    both = side_by_side(
+        lambda: attention(model, images), lambda: unfused.weights(prepared), repeats
+    )
     pairs = zip(attention(model, images), unfused.weights(prepared))
-    row("all weights of all layers", "timm unfused, hooks", both, max((a - b).abs().max().item() for a, b in pairs))
-    both = side_by_side(lambda: rollout(model, images), lambda: vit_explain(unfused.weights(prepared)), repeats)
-    apart = (rollout(model, images).flatten(1) - vit_explain(unfused.weights(prepared))).abs().max().item()
+    row(
+        "all weights of all layers",
+        "timm unfused, hooks",
+        both,
+        max((a - b).abs().max().item() for a, b in pairs),
+    )
+    both = side_by_side(
+        lambda: rollout(model, images), lambda: vit_explain(unfused.weights(prepared)), repeats
+    )
+    apart = (
+        (rollout(model, images).flatten(1) - vit_explain(unfused.weights(prepared)))
+        .abs()
+        .max()
+        .item()
+    )
     row("rollout, CLS row", "vit-explain's loop on timm unfused", both, apart)
     layers = [block.attn.attn_drop for block in unfused.model.blocks]
     few = prepared[:2]
@@ -98,12 +126,18 @@ def with_peers(model: Model, images: Tensor, repeats: int) -> None:
     product = LayerGradientXActivation(unfused.model, layers, multiply_by_inputs=True)
     found = activation.attribute(few)
     apart = max((a - b).abs().max().item() for a, b in zip(attention(model, images[:2]), found))
-    both = side_by_side(lambda: attention(model, images[:2]), lambda: activation.attribute(few), repeats)
+    both = side_by_side(
+        lambda: attention(model, images[:2]), lambda: activation.attribute(few), repeats
+    )
     row("all weights, 2 images", "captum LayerActivation on attn_drop", both, apart)
 
     def ours() -> list[Tensor]:
         calls = chained(model, images[:2], targets=target, gradient=True).calls
-        return [call.weights() * gradient for call in calls if (gradient := call.weight_gradient()) is not None]
+        return [
+            call.weights() * gradient
+            for call in calls
+            if (gradient := call.weight_gradient()) is not None
+        ]
 
     theirs = product.attribute(few, target=target)
     apart = max((a - b).abs().max().item() for a, b in zip(ours(), theirs))
@@ -134,12 +168,14 @@ def of_relevance(model: Model, images: Tensor, repeats: int) -> None:
 
     forward(), forward_backward(), relevance(model, images)
     rounds = [
-        (timed(lambda: relevance(model, images)), timed(forward_backward), timed(forward)) for _ in range(repeats)
+        (timed(lambda: relevance(model, images)), timed(forward_backward), timed(forward))
+        for _ in range(repeats)
     ]
     beyond = statistics.median((whole - base) / one for whole, base, one in rounds)
     whole, base, one = (statistics.median(side) for side in zip(*rounds))
     print(
-        f"| relevance, batch of {len(images)} | plain forward and backward | {whole:.2f} | {base:.2f} | "
+        f"| relevance, batch of {len(images)} | plain forward and backward | {whole:.2f} | "
+        f"{base:.2f} | "
         f"{whole / base:.2f} | beyond it: {beyond:.2f} forwards of {one:.2f} s |",
         flush=True,
     )
@@ -162,7 +198,9 @@ JOBS = {
 
 def peak(job: str) -> float:
     """Peak memory in GB of a job in a process of its own."""
-    return float(subprocess.check_output([sys.executable, __file__, "--job", job], text=True).split()[-1])
+    return float(
+        subprocess.check_output([sys.executable, __file__, "--job", job], text=True).split()[-1]
+    )
 
 
 def memory_job(job: str) -> None:
@@ -173,7 +211,9 @@ def memory_job(job: str) -> None:
     for _ in range(int(count) // size):
         stream.add(torch.rand(size, 3, side, side))
     stream.result()
-    status = Path("/proc/self/status").read_text()  # getrusage's peak is inherited from the process that started this
+    status = Path(
+        "/proc/self/status"
+    ).read_text()  # getrusage's peak is inherited from the process that started this
     print(int(status.split("VmHWM:")[1].split()[0]) / 1e6)
 
 

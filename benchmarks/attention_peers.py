@@ -1,4 +1,6 @@
-"""What users of timm write by hand: its unfused path with hooks, vit-explain's rollout, Chefer's relevance."""
+"""What users of timm write by hand: its unfused path with hooks, vit-explain's rollout, Chefer's
+relevance.
+"""
 
 import copy
 
@@ -17,7 +19,9 @@ class Unfused(nn.Module):
         self.seen: list[Tensor] = []
         for block in self.model.blocks:
             block.attn.fused_attn = False
-            block.attn.attn_drop.register_forward_hook(lambda _module, inputs, _output: self.seen.append(inputs[0]))
+            block.attn.attn_drop.register_forward_hook(
+                lambda _module, inputs, _output: self.seen.append(inputs[0])
+            )
 
     def weights(self, images: Tensor) -> list[Tensor]:
         self.seen.clear()

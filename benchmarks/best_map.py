@@ -2,10 +2,11 @@
 
 On sets that the choice of its form looked at, and on others.
 
-    VITLENS_DATA=../shared/data python benchmarks/best_map.py [--part places|removal] > tables of benchmarks/best_map.md
+    VITLENS_DATA=../shared/data python benchmarks/best_map.py [--part places|removal] > tables of
+        benchmarks/best_map.md
 
-Every number is a mean over maps with its 95 % bootstrap interval; differences are paired, with relevance on the same
-maps. Composites are resampled by composite, as several maps are of one.
+Every number is a mean over maps with its 95 % bootstrap interval; differences are paired, with
+relevance on the same maps. Composites are resampled by composite, as several maps are of one.
 """
 
 import argparse
@@ -65,7 +66,9 @@ class Places:
 
 
 def masked(data: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the 56 photographs with their ImageNet class and mask, as the model's own loader reads them."""
+    """Return the 56 photographs with their ImageNet class and mask, as the model's own loader reads
+    them.
+    """
     index = json.loads((data / "coco_masks" / "index.json").read_text())
     split = load_data(str(data / "coco_masks"), whole=True)
     classes = {Path(row["file"]).stem: int(row["imagenet_class"]) for row in index}
@@ -81,12 +84,17 @@ def sets(data: Path) -> Iterator[Places]:
     weights = data / "weights" / "deit_tiny_patch16_224.safetensors"
     deit = load(f"timm:deit_tiny_patch16_224@{weights}")
     images, targets, masks = masked(data)
-    yield Places("masks (DeiT-tiny; looked at)", deit, images, targets, masks, torch.arange(len(images)))
+    yield Places(
+        "masks (DeiT-tiny; looked at)", deit, images, targets, masks, torch.arange(len(images))
+    )
     scenes = load_data("digits")
     vit = load("vit-digits")
     assert scenes.masks is not None
     assert scenes.labels is not None
-    for name, first in (("digits (vit-digits; looked at)", 0), ("digits, other scenes (vit-digits)", 150)):
+    for name, first in (
+        ("digits (vit-digits; looked at)", 0),
+        ("digits, other scenes (vit-digits)", 150),
+    ):
         chosen = torch.arange(first, first + 150)
         (batch,) = scenes.pick(chosen).batches(150)
         groups = torch.arange(150) if scenes.groups is None else scenes.groups[chosen]
@@ -104,14 +112,26 @@ def sets(data: Path) -> Iterator[Places]:
     }
     for name, composites in made.items():
         shown = composites.images[composites.which]
-        yield Places(f"{name} (DeiT-tiny)", deit, shown, composites.targets, composites.masks.bool(), composites.which)
+        yield Places(
+            f"{name} (DeiT-tiny)",
+            deit,
+            shown,
+            composites.targets,
+            composites.masks.bool(),
+            composites.which,
+        )
 
 
 def maps_of(places: Places, name: str) -> Tensor:
     """Return the maps of one of METHODS."""
     method, refinement = METHODS[name]
     return explain(
-        places.model, places.images, targets=places.targets, method=method, refinement=refinement, batch_size=16
+        places.model,
+        places.images,
+        targets=places.targets,
+        method=method,
+        refinement=refinement,
+        batch_size=16,
     )
 
 
@@ -123,8 +143,14 @@ def shown(estimate: Estimate) -> str:
 def places_table(data: Path) -> None:
     """Localisation of every method on every set."""
     for places in sets(data):
-        print(f"\n### {places.name}: n = {len(places.targets)}, mean area {places.masks.float().mean():.3f}\n")
-        print("| method | ROC-AUC | minus relevance | pointing | mass inside |\n| --- | --- | --- | --- | --- |")
+        print(
+            f"\n### {places.name}: n = {len(places.targets)}, mean area "
+            f"{places.masks.float().mean():.3f}\n"
+        )
+        print(
+            "| method | ROC-AUC | minus relevance | pointing | mass inside |\n| --- | --- | --- | "
+            "--- | --- |"
+        )
         base: Tensor | None = None
         for name in METHODS:
             maps = maps_of(places, name)
@@ -138,35 +164,55 @@ def places_table(data: Path) -> None:
 
 
 def with_photographs(data: Path) -> Iterator[Places]:
-    """Yield the masks' photographs, the digits kept aside, and the other photographs, of which no masks are known."""
+    """Yield the masks' photographs, the digits kept aside, and the other photographs, of which no
+    masks are known.
+    """
     for places in sets(data):
         if places.name in ("masks (DeiT-tiny; looked at)", "digits, other scenes (vit-digits)"):
             yield places
         if "DeiT" in places.name:
             deit = places.model
-    photos = load_data(str(data / "photos"), preprocessing=deit.preprocessing, whole=True).limit(60, seed=SEED)
+    photos = load_data(str(data / "photos"), preprocessing=deit.preprocessing, whole=True).limit(
+        60, seed=SEED
+    )
     assert photos.labels is not None
     (batch,) = photos.batches(len(photos))
     nowhere = torch.zeros(len(photos), *batch.images.shape[-2:], dtype=torch.bool)
-    yield Places("photographs (DeiT-tiny)", deit, batch.images, photos.labels, nowhere, torch.arange(len(photos)))
+    yield Places(
+        "photographs (DeiT-tiny)",
+        deit,
+        batch.images,
+        photos.labels,
+        nowhere,
+        torch.arange(len(photos)),
+    )
 
 
 def removal_table(data: Path) -> None:
-    """Insertion minus deletion by blurred patches in 10 steps, and its difference from the best published method."""
+    """Insertion minus deletion by blurred patches in 10 steps, and its difference from the best
+    published method.
+    """
     for places in with_photographs(data):
         maps = [maps_of(places, name) for name in METHODS]
         found = faithfulness(places.model, places.images, places.targets, maps, steps=10)
         gaps = torch.stack([each.gaps for each in found])
         print(f"\n### {places.name}: n = {gaps.shape[1]}\n")
         published = max(range(PUBLISHED), key=lambda place: gaps[place].mean().item())
-        print(f"| method | insertion - deletion | minus {list(METHODS)[published]} |\n| --- | --- | --- |")
+        print(
+            f"| method | insertion - deletion | minus {list(METHODS)[published]} |\n| --- | --- | "
+            "--- |"
+        )
         differences = estimates(gaps - gaps[published], groups=places.groups)
-        for name, gap, difference in zip(METHODS, estimates(gaps, groups=places.groups), differences):
+        for name, gap, difference in zip(
+            METHODS, estimates(gaps, groups=places.groups), differences
+        ):
             print(f"| {name} | {shown(gap)} | {shown(difference)} |", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", choices=("places", "removal"), default="places")
     data = Path(os.environ["VITLENS_DATA"])
     {"places": places_table, "removal": removal_table}[parser.parse_args().part](data)

@@ -1,15 +1,18 @@
-"""Train the two pairs of models that come with the package, with equal budgets, and write one seed of each.
+"""Train the two pairs of models that come with the package, with equal budgets, and write one seed
+of each.
 
     OMP_NUM_THREADS=1 nice python -m benchmarks.bundle train runs/bundle [NAME ...] [--seeds 0 1 2]
     python -m benchmarks.bundle test runs/bundle     # the accuracies on the test part, as Markdown
     python -m benchmarks.bundle write runs/bundle    # seed 0 of each, in half precision
 
-`vit-digits` and `cnn-digits` are trained on `digits`, `vit-shortcut` and `cnn-shortcut` on `digits-shortcut`. All four
-start from the weights of the earlier bundled pair (git commit START), which was trained on easier scenes. They see as
-many scenes in as many steps, with the same shifts. Seeds differ in the scenes that are drawn and in their order.
+`vit-digits` and `cnn-digits` are trained on `digits`, `vit-shortcut` and `cnn-shortcut` on
+`digits-shortcut`. All four start from the weights of the earlier bundled pair (git commit START),
+which was trained on easier scenes. They see as many scenes in as many steps, with the same shifts.
+Seeds differ in the scenes that are drawn and in their order.
 
-Accuracy is followed on a validation part without the shortcut: 15 digits of each class that are taken from the training
-part, three scenes each. Settings were chosen by it. The test part is read by `test` only.
+Accuracy is followed on a validation part without the shortcut: 15 digits of each class that are
+taken from the training part, three scenes each. Settings were chosen by it. The test part is read
+by `test` only.
 """
 
 import argparse
@@ -54,13 +57,17 @@ RECIPE: Final = Recipe(
 
 
 def parts(*, shortcut: bool, seed: int = 0) -> tuple[Split, Split]:
-    """Return the training part, its scenes drawn with a seed, and the validation part, which never has the shortcut."""
+    """Return the training part, its scenes drawn with a seed, and the validation part, which never
+    has the shortcut.
+    """
     train = digits("train", shortcut=shortcut, seed=seed)
     whole = digits("train")
     assert whole.labels is not None
     sources = len(whole) // TRAIN_SCENES  # scene k of digit i is image k * sources + i
     labels = whole.labels[:sources]
-    held_out = torch.cat([(labels == label).nonzero()[:VALIDATION, 0] for label in range(len(whole.classes))])
+    held_out = torch.cat(
+        [(labels == label).nonzero()[:VALIDATION, 0] for label in range(len(whole.classes))]
+    )
     mask = torch.zeros(sources, dtype=torch.bool)
     mask[held_out] = True
     scenes = torch.arange(TRAIN_SCENES)[:, None] * sources
@@ -71,7 +78,9 @@ def parts(*, shortcut: bool, seed: int = 0) -> tuple[Split, Split]:
 
 
 def starting_model(name: str, folder: Path) -> Model:
-    """Return the model of the earlier pair with the architecture of a bundled name; its weights go into a folder."""
+    """Return the model of the earlier pair with the architecture of a bundled name; its weights go
+    into a folder.
+    """
     earlier = "vit-digits" if name.startswith("vit") else "cnn-digits"
     path = f"{START}:vitlens/models/bundled/{earlier}/model.safetensors"
     weights = subprocess.run(["git", "show", path], check=True, capture_output=True).stdout
@@ -81,7 +90,9 @@ def starting_model(name: str, folder: Path) -> Model:
 
 
 def train(name: str, seed: int, directory: Path, recipe: Recipe = RECIPE) -> None:
-    """Train one model; metrics.jsonl of the folder holds the loss and the validation accuracy of the epochs."""
+    """Train one model; metrics.jsonl of the folder holds the loss and the validation accuracy of
+    the epochs.
+    """
     training, validation = parts(shortcut=name.endswith("shortcut"), seed=seed)
     directory.mkdir(parents=True, exist_ok=True)
     began = time.process_time()
@@ -95,18 +106,25 @@ def train(name: str, seed: int, directory: Path, recipe: Recipe = RECIPE) -> Non
         resume=True,
     )
     seconds = time.process_time() - began
-    print(f"{name} seed {seed}: validation {result.accuracy:.3f}, {seconds:.0f} s of CPU", flush=True)
+    print(
+        f"{name} seed {seed}: validation {result.accuracy:.3f}, {seconds:.0f} s of CPU", flush=True
+    )
 
 
 def train_all(folder: Path, names: list[str], seeds: list[int]) -> None:
-    """Train the models of these names that have no final weights yet, seed 0 of all of them first."""
+    """Train the models of these names that have no final weights yet, seed 0 of all of them
+    first."""
     for seed in seeds:
         for name in names:
             train(name, seed, folder / f"{name}-{seed}")
 
 
-def gap_of(correct: NDArray[np.bool_], agrees: NDArray[np.bool_], groups: NDArray[np.int64]) -> Estimate:
-    """Return accuracy where the hue agrees minus where it does not, in points, bootstrapped over source digits."""
+def gap_of(
+    correct: NDArray[np.bool_], agrees: NDArray[np.bool_], groups: NDArray[np.int64]
+) -> Estimate:
+    """Return accuracy where the hue agrees minus where it does not, in points, bootstrapped over
+    source digits.
+    """
     _, group = np.unique(groups, return_inverse=True)
     count = int(group.max()) + 1
     sums = [
@@ -115,7 +133,9 @@ def gap_of(correct: NDArray[np.bool_], agrees: NDArray[np.bool_], groups: NDArra
     ]
     drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=DRAWS)
     right_agreeing, agreeing, right_others, others = (drawn @ values for values in sums)
-    low, high = np.quantile(100 * (right_agreeing / agreeing - right_others / others), (0.025, 0.975))
+    low, high = np.quantile(
+        100 * (right_agreeing / agreeing - right_others / others), (0.025, 0.975)
+    )
     gap = 100 * (correct[agrees].mean() - correct[~agrees].mean())
     return Estimate(float(gap), float(low), float(high), len(correct), "points")
 
@@ -127,7 +147,10 @@ def test(folder: Path) -> None:
     assert split.groups is not None
     agrees = split.factors["hue_agrees"].astype(bool)
     groups = split.groups.numpy()
-    print(f"n = {len(split):,} scenes of {len(np.unique(groups))} source digits; the hue agrees in {agrees.sum()}")
+    print(
+        f"n = {len(split):,} scenes of {len(np.unique(groups))} source digits; the hue agrees in "
+        f"{agrees.sum()}"
+    )
     print("| model | seed | accuracy | where the hue agrees | where it does not | gap, points |")
     print("|---|---|---|---|---|---|")
     for name in BUNDLED:
@@ -135,11 +158,17 @@ def test(folder: Path) -> None:
             model = load(str(folder / f"{name}-{seed}"))
             correct = vitlens.evaluate(model, split).correct.numpy()
             shares = [
-                share_of(correct[chosen], groups=groups[chosen]) for chosen in (np.ones_like(agrees), agrees, ~agrees)
+                share_of(correct[chosen], groups=groups[chosen])
+                for chosen in (np.ones_like(agrees), agrees, ~agrees)
             ]
-            cells = [f"{100 * e.value:.1f} % ({100 * e.low:.1f} to {100 * e.high:.1f})" for e in shares]
+            cells = [
+                f"{100 * e.value:.1f} % ({100 * e.low:.1f} to {100 * e.high:.1f})" for e in shares
+            ]
             gap = gap_of(correct, agrees, groups)
-            print(f"| `{name}` | {seed} | {' | '.join(cells)} | {gap.value:.1f} ({gap.low:.1f} to {gap.high:.1f}) |")
+            print(
+                f"| `{name}` | {seed} | {' | '.join(cells)} | {gap.value:.1f} ({gap.low:.1f} to "
+                f"{gap.high:.1f}) |"
+            )
 
 
 def write(folder: Path) -> None:

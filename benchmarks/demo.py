@@ -1,9 +1,10 @@
-"""vitlens demo under visitors in Chromium: seconds from upload to the report and from a click to the answer, and
-several visitors at a time for a minute.
+"""vitlens demo under visitors in Chromium: seconds from upload to the report and from a click to
+the answer, and several visitors at a time for a minute.
 
     python benchmarks/demo.py [--users 8] [--seconds 60] MODEL...
 
-Needs the extras demo and browser. Prints medians and largest values with n, and how many errors the visitors saw.
+Needs the extras demo and browser. Prints medians and largest values with n, and how many errors the
+visitors saw.
 """
 
 import argparse
@@ -58,7 +59,9 @@ class Visitor:
         tab.on("pageerror", lambda error: self.errors.append(str(error)))
 
     async def timed(self, name: str, wanted: str, act, **values: object) -> None:
-        """Act, and wait until `wanted`, a condition in JavaScript, holds; an answer that does not come is an error."""
+        """Act, and wait until `wanted`, a condition in JavaScript, holds; an answer that does not
+        come is an error.
+        """
         from playwright.async_api import TimeoutError as NoAnswerError
 
         start = time.monotonic()
@@ -105,7 +108,9 @@ class Visitor:
 
     async def act(self) -> None:
         """Anything that a visitor does."""
-        kind = random.choice(["upload", *(["head"] * 2 if "Intervene" in self.tabs else []), *self.tabs])
+        kind = random.choice(
+            ["upload", *(["head"] * 2 if "Intervene" in self.tabs else []), *self.tabs]
+        )
         if kind == "upload":
             await self.upload()
         elif kind == "head":
@@ -125,13 +130,17 @@ async def visit(browser, address: str, folder: Path, number: int, alias: str, se
     return visitor
 
 
-async def measure(address: str, aliases: list[str], users: int, lasting: float, folder: Path) -> int:
+async def measure(
+    address: str, aliases: list[str], users: int, lasting: float, folder: Path
+) -> int:
     """Return all measurements; the number of errors that visitors saw."""
     from playwright.async_api import async_playwright
 
     errors: list[str] = []
     async with async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = await driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         for number, alias in enumerate(aliases):
             seconds: dict[str, list[float]] = defaultdict(list)
             visitor = await visit(browser, address, folder, number, alias, seconds)
@@ -144,7 +153,10 @@ async def measure(address: str, aliases: list[str], users: int, lasting: float, 
             errors += visitor.errors
             await visitor.tab.context.close()
         seconds = defaultdict(list)
-        visitors = [await visit(browser, address, folder, 100 + number, aliases[0], seconds) for number in range(users)]
+        visitors = [
+            await visit(browser, address, folder, 100 + number, aliases[0], seconds)
+            for number in range(users)
+        ]
         if not await intervenes(visitors[0]):
             for visitor in visitors:
                 visitor.tabs = {name: seen for name, seen in TABS.items() if name != "Intervene"}
@@ -173,7 +185,10 @@ async def intervenes(visitor: Visitor) -> bool:
 def report(title: str, seconds: dict[str, list[float]]) -> None:
     print(title)
     for name, values in sorted(seconds.items()):
-        print(f"  {name:<22} median {statistics.median(values):.2f} s, largest {max(values):.2f} s, n = {len(values)}")
+        print(
+            f"  {name:<22} median {statistics.median(values):.2f} s, largest {max(values):.2f} s, "
+            f"n = {len(values)}"
+        )
     print(f"  {sum(map(len, seconds.values()))} actions", flush=True)
 
 
@@ -186,11 +201,18 @@ def main() -> None:
     random.seed(0)
     with tempfile.TemporaryDirectory() as folder:
         line = [sys.executable, "-m", "vitlens", "demo", *options.models, "--no-browser"]
-        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        with subprocess.Popen(
+            line, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        ) as process:
             try:
                 address = process.stdout.readline().strip()
-                aliases = [name.partition("=")[0].rpartition(":")[2].partition("@")[0] for name in options.models]
-                failed = asyncio.run(measure(address, aliases, options.users, options.seconds, Path(folder)))
+                aliases = [
+                    name.partition("=")[0].rpartition(":")[2].partition("@")[0]
+                    for name in options.models
+                ]
+                failed = asyncio.run(
+                    measure(address, aliases, options.users, options.seconds, Path(folder))
+                )
             finally:
                 process.send_signal(signal.SIGTERM)
     sys.exit(bool(failed))

@@ -1,11 +1,13 @@
-"""Attributions compared with the grad-cam package and captum, in one process: job, peer, ours, ratio, agreement.
+"""Attributions compared with the grad-cam package and captum, in one process: job, peer, ours,
+ratio, agreement.
 
     python benchmarks/explain.py [--images 64] [--repeats 3]  > the table of benchmarks/explain.md
 
-Weights are random: time and memory do not depend on them. Times are medians of alternating runs after a warm-up, ratios
-the peer's over ours. GradCAM is compared with the loop of the package's examples: one image after the other
-through one GradCAM object, with the model as torchvision or timm gives it. Integrated gradients are compared with
-captum's, with as many copies in one pass; the peak of memory is that of a process that does nothing else.
+Weights are random: time and memory do not depend on them. Times are medians of alternating runs
+after a warm-up, ratios the peer's over ours. GradCAM is compared with the loop of the package's
+examples: one image after the other through one GradCAM object, with the model as torchvision or
+timm gives it. Integrated gradients are compared with captum's, with as many copies in one pass; the
+peak of memory is that of a process that does nothing else.
 """
 
 import argparse
@@ -46,11 +48,17 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def side_by_side(ours: Callable[[], object], peer: Callable[[], object], repeats: int) -> tuple[float, float, float]:
-    """Median seconds of both, and the median of the peer's over ours, from alternating runs after one warm-up."""
+def side_by_side(
+    ours: Callable[[], object], peer: Callable[[], object], repeats: int
+) -> tuple[float, float, float]:
+    """Median seconds of both, and the median of the peer's over ours, from alternating runs after
+    one warm-up.
+    """
     ours(), peer()
     pairs = [(timed(ours), timed(peer)) for _ in range(repeats)]
-    return *(statistics.median(side) for side in zip(*pairs)), statistics.median(b / a for a, b in pairs)
+    return *(statistics.median(side) for side in zip(*pairs)), statistics.median(
+        b / a for a, b in pairs
+    )
 
 
 def from_tokens(output: Tensor) -> Tensor:
@@ -58,10 +66,17 @@ def from_tokens(output: Tensor) -> Tensor:
     return output[:, 1:].reshape(len(output), 14, 14, -1).permute(0, 3, 1, 2)
 
 
-def package_loop(model: Model, layer: Callable[[nn.Module], nn.Module], tokens: bool) -> Callable[[Tensor], Tensor]:
-    """GradCAM as in the package's examples, image by image; its scaled maps (batch, height, width)."""
+def package_loop(
+    model: Model, layer: Callable[[nn.Module], nn.Module], tokens: bool
+) -> Callable[[Tensor], Tensor]:
+    """GradCAM as in the package's examples, image by image; its scaled maps (batch, height,
+    width)."""
     module = deepcopy(model.module).requires_grad_(True)
-    cam = GradCAM(model=module, target_layers=[layer(module)], reshape_transform=from_tokens if tokens else None)
+    cam = GradCAM(
+        model=module,
+        target_layers=[layer(module)],
+        reshape_transform=from_tokens if tokens else None,
+    )
 
     def run(images: Tensor) -> Tensor:
         maps = [
@@ -86,7 +101,9 @@ def compare_gradcam(name: str, count: int, repeats: int) -> str:
     images = torch.rand(count, 3, 224, 224)
     peer = package_loop(model, layer, tokens)
     apart = (ours_in_batches(model, images) - peer(images)).abs().max().item()
-    own, theirs, ratio = side_by_side(lambda: ours_in_batches(model, images), lambda: peer(images), repeats)
+    own, theirs, ratio = side_by_side(
+        lambda: ours_in_batches(model, images), lambda: peer(images), repeats
+    )
     return row(f"GradCAM, {name}, {count} images", "grad-cam's loop", theirs, own, ratio, apart)
 
 
@@ -116,7 +133,9 @@ def compare_integrated(name: str, repeats: int) -> str:
 
 def peak_of(name: str, side: str) -> float:
     """Peak memory in GB of a process that runs one side once."""
-    done = subprocess.run([sys.executable, __file__, "--peak", name, side], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--peak", name, side], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 

@@ -1,13 +1,16 @@
-"""Deletion and insertion by patch: all steps of many images in one batch against the loop over images and steps.
+"""Deletion and insertion by patch: all steps of many images in one batch against the loop over
+images and steps.
 
-    python benchmarks/faithfulness.py [--model vit-digits] [--images 64] [--steps 20] [--rounds 5] [--substrate blur]
+    python benchmarks/faithfulness.py [--model vit-digits] [--images 64] [--steps 20] [--rounds 5]
+        [--substrate blur]
                                       [--device cpu] [--random-weights]
 
-The loop is `single_run` of CausalMetric, the code that came with RISE (Petsiuk 2018), called for every image and both
-curves: one forward for the class, then one at every step, a batch of one image each. Its steps are patches here, as
-ours are. Both use the same maps (relevance) and the same substrate, and compute the predicted classes themselves. The
-curves must agree. `absent` cannot be done in pixels: it is compared with the time of the loop that blurs, which does
-not depend on the substrate.
+The loop is `single_run` of CausalMetric, the code that came with RISE (Petsiuk 2018), called for
+every image and both curves: one forward for the class, then one at every step, a batch of one image
+each. Its steps are patches here, as ours are. Both use the same maps (relevance) and the same
+substrate, and compute the predicted classes themselves. The curves must agree. `absent` cannot be
+done in pixels: it is compared with the time of the loop that blurs, which does not depend on the
+substrate.
 """
 
 import argparse
@@ -32,7 +35,9 @@ from vitlens.models.model import Model
 
 
 @torch.inference_mode()
-def single_run(model: Model, image: Tensor, ranks: Tensor, counts: list[int], substrate: str, mode: str) -> Tensor:
+def single_run(
+    model: Model, image: Tensor, ranks: Tensor, counts: list[int], substrate: str, mode: str
+) -> Tensor:
     """Probabilities (points,) of one image's predicted class as patches go (del) or come (ins)."""
     target = model(image).argmax(-1).item()
     other = substrate_images(image, substrate)  # type: ignore[arg-type]
@@ -42,7 +47,9 @@ def single_run(model: Model, image: Tensor, ranks: Tensor, counts: list[int], su
     for place, count in enumerate(counts):
         scores[place] = model(start).softmax(-1)[0, target].item()
         if place + 1 < len(counts):
-            now = pixel_masks((ranks >= count) & (ranks < counts[place + 1]), grid, model.input_size)
+            now = pixel_masks(
+                (ranks >= count) & (ranks < counts[place + 1]), grid, model.input_size
+            )
             start = torch.where(now, finish, start)
     return scores
 
@@ -54,7 +61,10 @@ def loop(model: Model, images: Tensor, maps: Tensor, steps: int, substrate: str)
     curves = []
     for index in range(len(images)):
         ranks, _ = both_orders(maps[index : index + 1], grid, images=1)
-        run = [single_run(model, images[index : index + 1], ranks, counts, substrate, mode) for mode in ("del", "ins")]
+        run = [
+            single_run(model, images[index : index + 1], ranks, counts, substrate, mode)
+            for mode in ("del", "ins")
+        ]
         curves.append(torch.stack(run))
     return torch.stack(curves, 1)
 
@@ -82,13 +92,18 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--random-weights", action="store_true")
     options = parser.parse_args()
-    model = loading.load(options.model, random_weights=options.random_weights, device=torch.device(options.device))
+    model = loading.load(
+        options.model, random_weights=options.random_weights, device=torch.device(options.device)
+    )
     height, width = model.input_size
-    images = torch.rand(options.images, 3, height, width, generator=torch.Generator().manual_seed(0)).to(options.device)
+    images = torch.rand(
+        options.images, 3, height, width, generator=torch.Generator().manual_seed(0)
+    ).to(options.device)
     maps = relevance(model, images)
     slow = "blur" if options.substrate == "absent" else options.substrate
     print(
-        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.images} images, "
+        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, "
+        f"{options.images} images, "
         f"{options.steps} steps"
     )
     batched(model, images[:1], maps[:1], 2, options.substrate)  # the structure is read
@@ -103,8 +118,14 @@ def main() -> None:
             if options.substrate == "absent"
             else (f"; probabilities differ by {(found - expected).abs().max().item():.1e} at most")
         )
-        print(f"loop {naive:.2f} s, batched {ours:.2f} s: {naive / ours:.2f} times as fast{same}", flush=True)
-    print(f"{options.model}, {options.substrate}: median {statistics.median(ratios):.2f} times the loop's speed")
+        print(
+            f"loop {naive:.2f} s, batched {ours:.2f} s: {naive / ours:.2f} times as fast{same}",
+            flush=True,
+        )
+    print(
+        f"{options.model}, {options.substrate}: median {statistics.median(ratios):.2f} times the "
+        "loop's speed"
+    )
 
 
 if __name__ == "__main__":

@@ -75,7 +75,16 @@ FAMILIES = {
     "ConvNeXt": "convnext_atto",
     "ResNet": "resnet18",
 }
-COLUMNS = ("family", "model", "layers observed", "kind", "prefix", "readout", "logits bit-equal", "rollout")
+COLUMNS = (
+    "family",
+    "model",
+    "layers observed",
+    "kind",
+    "prefix",
+    "readout",
+    "logits bit-equal",
+    "rollout",
+)
 
 
 def row(family: str, name: str) -> tuple[str, ...]:
@@ -89,7 +98,16 @@ def row(family: str, name: str) -> tuple[str, ...]:
     try:
         equal = torch.equal(plain, observe(model, image, lambda _call: None))
     except VitlensError as error:
-        return family, name, f"0 of {len(modules)}", reason(error), prefix, model.anatomy.readout or "-", "-", "no"
+        return (
+            family,
+            name,
+            f"0 of {len(modules)}",
+            reason(error),
+            prefix,
+            model.anatomy.readout or "-",
+            "-",
+            "no",
+        )
     sites = survey(model, image)
     kinds: dict[str, int] = {}
     for site in sites:
@@ -97,12 +115,24 @@ def row(family: str, name: str) -> tuple[str, ...]:
     words = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
     seen = f"{len({site.module for site in sites})} of {len(modules)}"
     readout = model.anatomy.readout or "-"
-    return family, name, seen, words, prefix, readout, "yes" if equal else "no", rolls_out(model, image)
+    return (
+        family,
+        name,
+        seen,
+        words,
+        prefix,
+        readout,
+        "yes" if equal else "no",
+        rolls_out(model, image),
+    )
 
 
 def words_of(prefix: tuple[str, ...]) -> str:
     counts = {kind: prefix.count(kind) for kind in prefix}
-    return " + ".join(kind if count == 1 else f"{count} {kind}s" for kind, count in counts.items()) or "none"
+    return (
+        " + ".join(kind if count == 1 else f"{count} {kind}s" for kind, count in counts.items())
+        or "none"
+    )
 
 
 def reason(error: VitlensError) -> str:

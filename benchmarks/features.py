@@ -1,10 +1,13 @@
-"""k-NN of many features: ours against scikit-learn's brute force by cosine, plain majority on both sides.
+"""k-NN of many features: ours against scikit-learn's brute force by cosine, plain majority on both
+sides.
 
-    OMP_NUM_THREADS=2 python benchmarks/features.py [--bank 50000] [--queries 10000] [--dim 384] [--k 20] [--rounds 1]
+    OMP_NUM_THREADS=2 python benchmarks/features.py [--bank 50000] [--queries 10000] [--dim 384]
+        [--k 20] [--rounds 1]
 
-The features are clusters with much noise, so that neighbours disagree and votes are close. Both are timed from the fp32
-vectors to the predicted labels; the labels must be equal to those of scikit-learn in float64 (checked with --exact,
-which takes twice as long), and to those in fp32 up to rounding.
+The features are clusters with much noise, so that neighbours disagree and votes are close. Both are
+timed from the fp32 vectors to the predicted labels; the labels must be equal to those of
+scikit-learn in float64 (checked with --exact, which takes twice as long), and to those in fp32 up
+to rounding.
 """
 
 import argparse
@@ -50,15 +53,21 @@ def main() -> None:
 
     def ours() -> np.ndarray:
         found = nearest(queries, bank, k=options.k)
-        return vote(found, truth, k=options.k, classes=options.classes, weighting="majority").numpy()
+        return vote(
+            found, truth, k=options.k, classes=options.classes, weighting="majority"
+        ).numpy()
 
     def theirs(kind: type = np.float32) -> np.ndarray:
         model = KNeighborsClassifier(options.k, metric="cosine", algorithm="brute", n_jobs=-1)
-        return model.fit(bank.numpy().astype(kind), truth.numpy()).predict(queries.numpy().astype(kind))
+        return model.fit(bank.numpy().astype(kind), truth.numpy()).predict(
+            queries.numpy().astype(kind)
+        )
 
     print(
-        f"torch {torch.__version__}, scikit-learn {sklearn.__version__}, {torch.get_num_threads()} threads of "
-        f"{os.cpu_count()}; {options.queries} queries, a bank of {options.bank}, {options.dim} wide, k {options.k}"
+        f"torch {torch.__version__}, scikit-learn {sklearn.__version__}, {torch.get_num_threads()} "
+        "threads of "
+        f"{os.cpu_count()}; {options.queries} queries, a bank of {options.bank}, {options.dim} "
+        f"wide, k {options.k}"
     )
     nearest(queries[:64], bank[:1000], k=options.k)  # warm
     ratios = []
@@ -68,11 +77,15 @@ def main() -> None:
         ratios.append(slow / quick)
         print(
             f"scikit-learn {slow:.2f} s, ours {quick:.2f} s: {slow / quick:.2f} times as fast; "
-            f"{int((found != expected).sum())} labels differ; right {(found == labels.numpy()).mean():.3f}",
+            f"{int((found != expected).sum())} labels differ; right "
+            f"{(found == labels.numpy()).mean():.3f}",
             flush=True,
         )
     if options.exact:
-        print(f"{int((found != theirs(np.float64)).sum())} labels differ from scikit-learn's in float64")
+        print(
+            f"{int((found != theirs(np.float64)).sum())} labels differ from scikit-learn's in "
+            "float64"
+        )
     print(f"median {statistics.median(ratios):.2f} times scikit-learn's speed")
 
 

@@ -1,8 +1,10 @@
-"""The time of `vitlens --help` over that of the `--help` of a bare Typer program: the ratio must be at most 1.5.
+"""The time of `vitlens --help` over that of the `--help` of a bare Typer program: the ratio must be
+at most 1.5.
 
     python benchmarks/help_time.py
 
-Both run in fresh interpreters, alternating, ten times each after one warm-up; the medians are compared.
+Both run in fresh interpreters, alternating, ten times each after one warm-up; the medians are
+compared.
 """
 
 import statistics
@@ -42,7 +44,10 @@ def main() -> int:
         pairs = [(seconds(bare), seconds(ours)) for _ in range(REPEATS)]
     bare_time, our_time = (statistics.median(column) for column in zip(*pairs))
     ratio = our_time / bare_time
-    print(f"bare Typer {bare_time:.3f} s, vitlens {our_time:.3f} s, ratio {ratio:.2f} (at most {LIMIT}), n = {REPEATS}")
+    print(
+        f"bare Typer {bare_time:.3f} s, vitlens {our_time:.3f} s, ratio {ratio:.2f} (at most "
+        f"{LIMIT}), n = {REPEATS}"
+    )
     return int(ratio > LIMIT)
 
 

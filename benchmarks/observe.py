@@ -1,9 +1,10 @@
-"""The cost of observing attention: ViT-B/16 at 224 px, observation and rollout compared with the plain forward.
+"""The cost of observing attention: ViT-B/16 at 224 px, observation and rollout compared with the
+plain forward.
 
     python benchmarks/observe.py [--batch 8] [--repeats 7]
 
-Every figure is a ratio to the plain fused forward, the two in turn, the median of the pairs. Weights are random: time
-and memory do not depend on them.
+Every figure is a ratio to the plain fused forward, the two in turn, the median of the pairs.
+Weights are random: time and memory do not depend on them.
 """
 
 import argparse
@@ -31,11 +32,15 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def ratio(work: Callable[[], object], base: Callable[[], object], repeats: int) -> tuple[float, float, float]:
+def ratio(
+    work: Callable[[], object], base: Callable[[], object], repeats: int
+) -> tuple[float, float, float]:
     """Median ratio, and the median seconds of each, from alternating runs after one warm-up."""
     work(), base()
     pairs = [(timed(work), timed(base)) for _ in range(repeats)]
-    return statistics.median(a / b for a, b in pairs), *(statistics.median(side) for side in zip(*pairs))
+    return statistics.median(a / b for a, b in pairs), *(
+        statistics.median(side) for side in zip(*pairs)
+    )
 
 
 def mean_entropy(call: AttentionCall) -> None:
@@ -62,11 +67,16 @@ def observation(batch: int, repeats: int) -> None:
     }
     for name, job in jobs.items():
         times, ours, base = ratio(job, plain, repeats)
-        print(f"{name:28} {ours:8.3f} s   plain {base:8.3f} s   ratio {times:6.3f}   logits bit-equal: {same}")
+        print(
+            f"{name:28} {ours:8.3f} s   plain {base:8.3f} s   ratio {times:6.3f}   logits "
+            f"bit-equal: {same}"
+        )
 
 
 def from_fused(batch: int, repeats: int) -> None:
-    """The rollout up to each layer by rows against the textbook's full matrices, from the same head-fused weights."""
+    """The rollout up to each layer by rows against the textbook's full matrices, from the same
+    head-fused weights.
+    """
     generator = torch.Generator().manual_seed(0)
     layers = [torch.randn(batch, 197, 197, generator=generator).softmax(-1) for _ in range(12)]
     start = torch.zeros(batch, 197)
@@ -89,7 +99,9 @@ def from_fused(batch: int, repeats: int) -> None:
 
 def peak(job: str) -> float:
     """Peak memory in GB of a job in a process of its own."""
-    return float(subprocess.check_output([sys.executable, __file__, "--job", job], text=True).split()[-1])
+    return float(
+        subprocess.check_output([sys.executable, __file__, "--job", job], text=True).split()[-1]
+    )
 
 
 def memory_job(job: str) -> None:

@@ -1,10 +1,11 @@
-"""One head set to zero, the logits of some images: ViT-Prisma's hooked forward, a hook on timm's model, our replay.
+"""One head set to zero, the logits of some images: ViT-Prisma's hooked forward, a hook on timm's
+model, our replay.
 
     python benchmarks/prisma.py [--images 8] [--rounds 3]
 
-Needs vit-prisma and vitlens in one environment (a separate one: vit-prisma pins old packages). ViT-B/16 at 224 px with
-the same random weights in all three; every round times one head of every second layer by each, and the replay of all
-heads of these layers. The logits must agree.
+Needs vit-prisma and vitlens in one environment (a separate one: vit-prisma pins old packages).
+ViT-B/16 at 224 px with the same random weights in all three; every round times one head of every
+second layer by each, and the replay of all heads of these layers. The logits must agree.
 """
 
 import argparse
@@ -39,13 +40,17 @@ def hooked(model: Model) -> HookedViT:
         return_type="class_logits",
     )
     module = HookedViT(config)
-    found = module.load_state_dict(convert_timm_weights(model.module.state_dict(), config), strict=False)
+    found = module.load_state_dict(
+        convert_timm_weights(model.module.state_dict(), config), strict=False
+    )
     assert not found.unexpected_keys, found
     return module.eval()
 
 
 def zero(z: Tensor, hook: object, *, head: int) -> Tensor:  # noqa: ARG001 - it is called by name
-    """Return the output of a head, before the output projection, set to zero: (batch, tokens, heads, dim)."""
+    """Return the output of a head, before the output projection, set to zero: (batch, tokens,
+    heads, dim).
+    """
     z[:, :, head] = 0
     return z
 
@@ -84,15 +89,26 @@ def main() -> None:
             start = time.perf_counter()
             with replaying(model, images) as replay:
                 for layer in table:
-                    logits = replay.run([{f"blocks.{layer.index}.head.{head}": "zero"} for head in range(layer.heads)])
+                    logits = replay.run(
+                        [
+                            {f"blocks.{layer.index}.head.{head}": "zero"}
+                            for head in range(layer.heads)
+                        ]
+                    )
             ours = time.perf_counter() - start
-        largest = max(largest, (logits[turn] - again).abs().max().item()) if some[-1] is table[-1] else largest
+        largest = (
+            max(largest, (logits[turn] - again).abs().max().item())
+            if some[-1] is table[-1]
+            else largest
+        )
         theirs = theirs / len(some) * heads
         hooks = hooks / len(some) * heads
         ratios.append((ours / theirs, ours / hooks))
         print(
-            f"{heads} heads, {options.images} images: ViT-Prisma {theirs:.1f} s, hooks {hooks:.1f} s, "
-            f"replay {ours:.1f} s; replay/Prisma {ours / theirs:.3f}; logits differ by {largest:.1e} at most",
+            f"{heads} heads, {options.images} images: ViT-Prisma {theirs:.1f} s, hooks {hooks:.1f} "
+            "s, "
+            f"replay {ours:.1f} s; replay/Prisma {ours / theirs:.3f}; logits differ by "
+            f"{largest:.1e} at most",
             flush=True,
         )
     print(f"median replay/Prisma {statistics.median(ratio for ratio, _ in ratios):.3f}")

@@ -1,11 +1,14 @@
-"""What every public function returns on six models: written to a file, or compared with one, before and after a change.
+"""What every public function returns on six models: written to a file, or compared with one, before
+and after a change.
 
     python -m benchmarks.public_results --out FILE          write the results
-    python -m benchmarks.public_results --against FILE      compare: exit code 1 where one differs by more than 1e-6
+    python -m benchmarks.public_results --against FILE      compare: exit code 1 where one differs
+        by more than 1e-6
 
-The bundled pair, DeiT-tiny (where VITLENS_DATA has its weights), and a small torchvision, transformers and hand-written
-ViT with random weights. A result is followed into dataclasses, tuples and mappings by the names of its public fields;
-of an array its shape, a hash of its bytes and 64 of its values are kept.
+The bundled pair, DeiT-tiny (where VITLENS_DATA has its weights), and a small torchvision,
+transformers and hand-written ViT with random weights. A result is followed into dataclasses, tuples
+and mappings by the names of its public fields; of an array its shape, a hash of its bytes and 64 of
+its values are kept.
 """
 
 import argparse
@@ -32,24 +35,48 @@ from vitlens.models.model import Model
 
 TOLERANCE = 1e-6  # of the largest value of an array, at least of 1
 SHOWN = 64  # values of an array
-SKIPPED = ("model", "seconds", "images_per_second", "provenance", "peak", "saved_bytes")  # the machine's, or given
-SLOW = ("rise", "kernel-shap", "scorecam", "ablationcam", "occlusion", "smoothgrad", "square", "auto")  # on few images
+SKIPPED = (
+    "model",
+    "seconds",
+    "images_per_second",
+    "provenance",
+    "peak",
+    "saved_bytes",
+)  # the machine's, or given
+SLOW = (
+    "rise",
+    "kernel-shap",
+    "scorecam",
+    "ablationcam",
+    "occlusion",
+    "smoothgrad",
+    "square",
+    "auto",
+)  # on few images
 Job = Callable[[Model, "vitlens.Split"], object]
 
 
 def jobs() -> Iterator[tuple[str, Job, bool]]:
-    """Name, call on a model and labelled images, and whether it needs attention over one sequence of tokens."""
+    """Name, call on a model and labelled images, and whether it needs attention over one sequence
+    of tokens.
+    """
     yield "evaluate", vitlens.evaluate, False
     yield "attention", vitlens.attention, True
     yield "attention of CLS", lambda m, s: vitlens.attention(m, s, rows="cls"), True
     for fusion in ("mean", "max", "min"):
-        yield f"rollout {fusion}", lambda m, s, f=fusion: vitlens.rollout(m, s, fusion=f, discard=0.3), True
+        yield (
+            f"rollout {fusion}",
+            lambda m, s, f=fusion: vitlens.rollout(m, s, fusion=f, discard=0.3),
+            True,
+        )
     yield "relevance", vitlens.relevance, True
     yield "statistics", lambda m, s: everything(vitlens.statistics(m, s)), True
     for replacement in ("mean", "zero", "resample"):
         yield (
             f"ablate {replacement}",
-            lambda m, s, r=replacement: vitlens.ablate(m, s, kinds=("head", "mlp", "block"), replace=r),
+            lambda m, s, r=replacement: vitlens.ablate(
+                m, s, kinds=("head", "mlp", "block"), replace=r
+            ),
             True,
         )
     yield "features", lambda m, s: vitlens.features(m, s, embedding=True), False
@@ -60,19 +87,42 @@ def jobs() -> Iterator[tuple[str, Job, bool]]:
     yield "look", vitlens.look, False
     yield "explorer", vitlens.explorer, True
     yield "failures", vitlens.failures, False
-    yield "choose_method", lambda m, s: vitlens.choose_method(m, s, methods=["saliency", "input-x-gradient"]), False
+    yield (
+        "choose_method",
+        lambda m, s: vitlens.choose_method(m, s, methods=["saliency", "input-x-gradient"]),
+        False,
+    )
     yield "places", lambda m, _s: [(p.name, p.shape) for p in vitlens.places(m)], False
     yield "capture", lambda m, s: dict(vitlens.capture(m, s, vitlens.places(m).names)), False
     for change in ("zero", "mean", "resample"):
-        yield f"intervene {change}", lambda m, s, c=change: intervened(m, s, {vitlens.places(m).names[-2]: c}), False
-    knocked = {"blocks.*.attention.weights": vitlens.KnockOut(keys=[0, 2], queries=1), "blocks.1.head.1": "zero"}
+        yield (
+            f"intervene {change}",
+            lambda m, s, c=change: intervened(m, s, {vitlens.places(m).names[-2]: c}),
+            False,
+        )
+    knocked = {
+        "blocks.*.attention.weights": vitlens.KnockOut(keys=[0, 2], queries=1),
+        "blocks.1.head.1": "zero",
+    }
     yield "knock out", lambda m, s: intervened(m, s, knocked), True
-    yield "patch", lambda m, s: vitlens.patch(m, s, flipped(m, s), ["blocks.0.head.1", "blocks.1.mlp"]), True
+    yield (
+        "patch",
+        lambda m, s: vitlens.patch(m, s, flipped(m, s), ["blocks.0.head.1", "blocks.1.mlp"]),
+        True,
+    )
     yield "replay", replayed, True
     for name in [each.name for each in vitlens.list_methods()]:
-        yield f"explain {name}", lambda m, s, n=name: vitlens.explain(m, s, method=n, targets="predicted"), False
+        yield (
+            f"explain {name}",
+            lambda m, s, n=name: vitlens.explain(m, s, method=n, targets="predicted"),
+            False,
+        )
     for name in [each.name for each in vitlens.list_attacks()]:
-        yield f"attack {name}", lambda m, s, n=name: vitlens.attack(m, s, "predicted", method=n, steps=2), False
+        yield (
+            f"attack {name}",
+            lambda m, s, n=name: vitlens.attack(m, s, "predicted", method=n, steps=2),
+            False,
+        )
 
 
 def everything(found: Any) -> object:
@@ -96,11 +146,14 @@ def intervened(model: Model, split: "vitlens.Split", changes: Mapping[str, Any])
 def replayed(model: Model, split: "vitlens.Split") -> object:
     """Return the logits of changes from a kept clean pass."""
     with vitlens.replay(model, split) as kept:
-        return kept.run([{"blocks.1.mlp": torch.neg}, {"blocks.0.head.1": "zero", "blocks.1": "remove"}])
+        return kept.run(
+            [{"blocks.1.mlp": torch.neg}, {"blocks.0.head.1": "zero", "blocks.1": "remove"}]
+        )
 
 
 class Handwritten(nn.Module):
-    """A user's ViT: attention as a softmax of products, a class token and a register, no library."""
+    """A user's ViT: attention as a softmax of products, a class token and a register, no
+    library."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +188,9 @@ class Block(nn.Module):
         self.heads = 3
 
     def forward(self, tokens: Tensor) -> Tensor:
-        query, key, value = self.qkv(self.norm1(tokens)).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.qkv(self.norm1(tokens)).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        )
         weights = (query @ key.transpose(-2, -1) * 8**-0.5).softmax(-1)
         tokens = tokens + self.out((weights @ value).transpose(1, 2).flatten(2))
         mixed: Tensor = tokens + self.mlp(self.norm2(tokens))
@@ -149,7 +204,9 @@ def wrapped(build: Callable[[], nn.Module], alias: str) -> Model:
     for parameter in module.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     half = (0.5, 0.5, 0.5)
-    return vitlens.wrap(module, image_size=32, mean=half, std=half, classes=tuple("abcde"), alias=alias)
+    return vitlens.wrap(
+        module, image_size=32, mean=half, std=half, classes=tuple("abcde"), alias=alias
+    )
 
 
 def of_transformers(folder: str) -> Model:
@@ -157,7 +214,12 @@ def of_transformers(folder: str) -> Model:
     import transformers
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=5)
     module = transformers.ViTForImageClassification(config)
     for parameter in module.parameters():
@@ -172,8 +234,18 @@ def models() -> Iterator[tuple[Model, "vitlens.Split"]]:
     for name in ("vit-digits", "cnn-digits"):
         model = vitlens.load(name)
         yield model, vitlens.load_data("digits", limit=20, preprocessing=model.preprocessing)
-    shape = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
-    made = [wrapped(lambda: VisionTransformer(**shape, num_classes=5), "torchvision"), wrapped(Handwritten, "own")]
+    shape = {
+        "image_size": 32,
+        "patch_size": 8,
+        "num_layers": 2,
+        "num_heads": 2,
+        "hidden_dim": 32,
+        "mlp_dim": 64,
+    }
+    made = [
+        wrapped(lambda: VisionTransformer(**shape, num_classes=5), "torchvision"),
+        wrapped(Handwritten, "own"),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         made.append(of_transformers(str(Path(folder) / "transformers")))
     data = os.environ.get("VITLENS_DATA")
@@ -187,7 +259,9 @@ def models() -> Iterator[tuple[Model, "vitlens.Split"]]:
 def smooth(model: Model, count: int) -> "vitlens.Split":
     """Random coarse patterns, of the model's size and classes."""
     coarse = torch.rand(count, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-    pixels = torch.nn.functional.interpolate(coarse, size=model.input_size, mode="bicubic").clamp(0, 1)
+    pixels = torch.nn.functional.interpolate(coarse, size=model.input_size, mode="bicubic").clamp(
+        0, 1
+    )
     labels = torch.arange(count) % len(model.classes)
     source = InMemory((255 * pixels).to(torch.uint8))
     return vitlens.Split("made", "test", source, model.input_size, model.classes, labels=labels)
@@ -214,9 +288,15 @@ def flat(value: object, name: str) -> Iterator[tuple[str, object]]:
 def array(values: "np.ndarray[Any, Any]") -> dict[str, object]:
     """Shape, hash and some values of an array."""
     flat_values = np.ascontiguousarray(values).reshape(-1)
-    chosen = np.unique(np.linspace(0, max(0, flat_values.size - 1), SHOWN).astype(int)) if flat_values.size else []
+    chosen = (
+        np.unique(np.linspace(0, max(0, flat_values.size - 1), SHOWN).astype(int))
+        if flat_values.size
+        else []
+    )
     largest = (
-        float(np.nanmax(np.abs(flat_values.astype(float)))) if flat_values.size and values.dtype.kind != "U" else 0.0
+        float(np.nanmax(np.abs(flat_values.astype(float))))
+        if flat_values.size and values.dtype.kind != "U"
+        else 0.0
     )
     return {
         "shape": list(values.shape),
@@ -234,7 +314,8 @@ def results(only: str) -> dict[str, object]:
             if only not in name or (needs_tokens and model.supports("attention") is not None):
                 continue
             if name.startswith("attack ") and not model.alias.endswith("digits"):
-                continue  # two models are enough: an attack meets a model by its logits and gradients alone
+                # two models are enough: an attack meets a model by its logits and gradients alone
+                continue
             slow = name.rpartition(" ")[2] in SLOW
             if slow and max(model.input_size) > 100:
                 continue
@@ -250,7 +331,9 @@ def results(only: str) -> dict[str, object]:
 
 
 def apart(one: Any, other: Any) -> float:
-    """0: the same to the last bit; else the difference, relative to the largest value; infinity: of another kind."""
+    """0: the same to the last bit; else the difference, relative to the largest value; infinity: of
+    another kind.
+    """
     if one == other:
         return 0.0
     if isinstance(one, dict) and isinstance(other, dict) and one["shape"] == other["shape"]:
@@ -259,7 +342,11 @@ def apart(one: Any, other: Any) -> float:
         pairs = list(zip(one["values"], other["values"]))
         largest = max(1.0, one["largest"])
         return max((apart(*pair) / largest for pair in pairs), default=math.inf)
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)) and not isinstance(one, bool):
+    if (
+        isinstance(one, (int, float))
+        and isinstance(other, (int, float))
+        and not isinstance(one, bool)
+    ):
         if math.isnan(one) and math.isnan(other):
             return 0.0
         return abs(one - other)
@@ -267,7 +354,9 @@ def apart(one: Any, other: Any) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--only", default="", help="functions with this in their name")
@@ -278,7 +367,9 @@ def main() -> int:
     if not options.against:
         return 0
     expected = json.loads(options.against.read_text())
-    expected = {name: value for name, value in expected.items() if options.only in name.partition(": ")[2]}
+    expected = {
+        name: value for name, value in expected.items() if options.only in name.partition(": ")[2]
+    }
     found = json.loads(json.dumps(found))
     differ = [f"{name}: only before" for name in expected if name not in found]
     differ += [f"{name}: only now" for name in found if name not in expected]
@@ -290,7 +381,10 @@ def main() -> int:
             differ.append(f"{name}: differs by {difference:.2g}")
     for line in sorted(differ)[:60]:
         print(line)
-    print(f"{len(expected)} results: {len(differ)} differ, {rounded} differ by rounding, the others are bit-equal")
+    print(
+        f"{len(expected)} results: {len(differ)} differ, {rounded} differ by rounding, the others "
+        "are bit-equal"
+    )
     return 1 if differ else 0
 
 

@@ -1,11 +1,13 @@
-"""The cost of exact ablation of every head: the replay compared with a loop of full forwards, each head set to zero.
+"""The cost of exact ablation of every head: the replay compared with a loop of full forwards, each
+head set to zero.
 
     python benchmarks/replay.py [--full] [--images 16] [--naive 1]
 
-Layer by layer in alternation: the replay of all its heads, then full forwards for some of them (--naive a layer), whose
-mean time is taken for all. Every figure is a ratio to the full forwards in fp32. Weights are random: time and memory do
-not depend on them. The default takes some minutes; --full is the measurement of ablation.md (64 images for
-ViT-B/16, 1,000 for vit-tiny), about half an hour on 2 cores.
+Layer by layer in alternation: the replay of all its heads, then full forwards for some of them
+(--naive a layer), whose mean time is taken for all. Every figure is a ratio to the full forwards in
+fp32. Weights are random: time and memory do not depend on them. The default takes some minutes;
+--full is the measurement of ablation.md (64 images for ViT-B/16, 1,000 for vit-tiny), about half an
+hour on 2 cores.
 """
 
 import argparse
@@ -57,8 +59,9 @@ def naive(model: Model, images: Tensor, layer: Layer, head: int) -> Tensor:
 def sweep(
     model: Model, images: Tensor, precision: str, some: int, chunk: int | None
 ) -> tuple[Replay, float, float, float]:
-    """Return the replay, its seconds, the seconds of full forwards for all heads, and the largest difference of
-    logits."""
+    """Return the replay, its seconds, the seconds of full forwards for all heads, and the largest
+    difference of logits.
+    """
     ours = full = largest = 0.0
     forwards = heads = 0
     start = time.perf_counter()
@@ -82,12 +85,17 @@ def sweep(
 
 def job(module: str, precision: str, options: argparse.Namespace) -> None:
     count = (
-        options.images or {"vit-base": 64 if options.full else 16, "vit-tiny": 1000 if options.full else 256}[module]
+        options.images
+        or {"vit-base": 64 if options.full else 16, "vit-tiny": 1000 if options.full else 256}[
+            module
+        ]
     )
     model = loading.load(MODELS[module], random_weights=True)
     images = torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
     start = time.perf_counter()
-    with replaying(model, images[:1]) as first:  # reads the model and checks itself, once for each model
+    with replaying(
+        model, images[:1]
+    ) as first:  # reads the model and checks itself, once for each model
         checked = time.perf_counter() - start
         assert first.exact, first.note
     naive(model, images, layers(model)[0], 0)
@@ -96,16 +104,26 @@ def job(module: str, precision: str, options: argparse.Namespace) -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     heads = sum(layer.heads for layer in layers(model))
     bound = "" if must is None else f" (must be {must})"
-    print(f"{module:9} {precision}  {count:4} images, {heads} heads   replay {ours:7.1f} s   ", end="")
+    print(
+        f"{module:9} {precision}  {count:4} images, {heads} heads   replay {ours:7.1f} s   ", end=""
+    )
     print(f"full forwards {full:7.1f} s   ratio {ours / full:5.3f}{bound}   ", end="")
-    print(f"counted {replay.forward_equivalents / heads:5.3f}   largest difference {largest:.1e}   ", end="")
+    print(
+        f"counted {replay.forward_equivalents / heads:5.3f}   largest difference {largest:.1e}   ",
+        end="",
+    )
     print(f"peak {memory:.2f} GB   once: {checked:.1f} s", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--images", type=int)
-    parser.add_argument("--naive", type=int, default=1, help="full forwards a layer, whose mean time is taken for all")
+    parser.add_argument(
+        "--naive",
+        type=int,
+        default=1,
+        help="full forwards a layer, whose mean time is taken for all",
+    )
     parser.add_argument("--chunk", type=int)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--job", nargs=2)
@@ -113,10 +131,18 @@ def main() -> None:
     if options.job:
         return job(*options.job, options)
     print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads; full forwards in fp32, {options.naive} a layer"
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads; full forwards in fp32, "
+        f"{options.naive} a layer"
     )
-    for model, precision in (("vit-base", "fp32"), ("vit-base", "bf16"), ("vit-tiny", "fp32"), ("vit-tiny", "bf16")):
-        subprocess.run([sys.executable, __file__, *sys.argv[1:], "--job", model, precision], check=True)
+    for model, precision in (
+        ("vit-base", "fp32"),
+        ("vit-base", "bf16"),
+        ("vit-tiny", "fp32"),
+        ("vit-tiny", "bf16"),
+    ):
+        subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], "--job", model, precision], check=True
+        )
     return None
 
 

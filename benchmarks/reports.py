@@ -1,9 +1,11 @@
-"""Make the committed reports again: `python -m benchmarks.reports [NAME ...]`; without a name, those that take minutes.
+"""Make the committed reports again: `python -m benchmarks.reports [NAME ...]`; without a name,
+those that take minutes.
 
-Each runs its command in a working folder with links to data and weights under short names, so that no path of the
-machine is in it, and is copied to reports/NAME without arrays, weights and panels, its figures with fewer pixels and
-256 colours. VITLENS_DATA names the folder of weights and photographs; VITLENS_REPORTS the working folder (default: one
-in the system's temporary folder), where the models of `train-*-cifar10-jpeg` stay for the reports after them.
+Each runs its command in a working folder with links to data and weights under short names, so that
+no path of the machine is in it, and is copied to reports/NAME without arrays, weights and panels,
+its figures with fewer pixels and 256 colours. VITLENS_DATA names the folder of weights and
+photographs; VITLENS_REPORTS the working folder (default: one in the system's temporary folder),
+where the models of `train-*-cifar10-jpeg` stay for the reports after them.
 """
 
 import os
@@ -22,7 +24,10 @@ from vitlens.names import imagenet_indices
 
 ROOT: Final = Path(__file__).parents[1]
 DEIT: Final = "deit-tiny=timm:deit_tiny_patch16_224@deit_tiny.safetensors"
-PAIR: Final = "vit-mini=reports/train-vit-cifar10-jpeg resnet20=reports/train-cnn-cifar10-jpeg --data cifar10-jpeg"
+PAIR: Final = (
+    "vit-mini=reports/train-vit-cifar10-jpeg resnet20=reports/train-cnn-cifar10-jpeg "
+    "--data cifar10-jpeg"
+)
 LINKS: Final = {  # in the folder of the run -> below VITLENS_DATA
     "deit_tiny.safetensors": "weights/deit_tiny_patch16_224.safetensors",
     "square.png": "coco_masks/images/000000000257_truck.png",
@@ -43,20 +48,25 @@ QUICK: Final = {  # minutes
     "study-shortcut": "study",
     "study-digits": "study vit-digits cnn-digits",
     "audit-vit-shortcut": "audit vit-shortcut --at-least accuracy=0.6 --budget 6",
-    "look-deit-tiny": "look square.png --model timm:deit_tiny_patch16_224@deit_tiny.safetensors --html",
+    "look-deit-tiny": "look square.png --model timm:deit_tiny_patch16_224@deit_tiny.safetensors "
+    "--html",
     "stats-deit-tiny": f"stats {DEIT} --data photos --attributes animals.csv",
     "head-vit-digits": "head vit-digits L5.H2",
     "rollout-vit-digits": "rollout vit-digits --limit 3",
-    "walkthrough-deit-tiny": f"walkthrough {DEIT.partition('=')[2]} --images square.png --layer 3 --head 1",
-    "profile-vit-resnet-swin": "profile vit-tiny resnet20 resnet18 timm:swin_tiny_patch4_window7_224 --random-weights",
+    "walkthrough-deit-tiny": f"walkthrough {DEIT.partition('=')[2]} --images square.png --layer 3 "
+    "--head 1",
+    "profile-vit-resnet-swin": "profile vit-tiny resnet20 resnet18 "
+    "timm:swin_tiny_patch4_window7_224 --random-weights",
     "features-deit-tiny": f"features {DEIT} --data photos --show "
     + ",".join(f"coco_masks/images/{name}.png" for name in SHOWN),
 }
 SLOW: Final = {  # up to two hours each, in this order: the pair is trained before it is compared
     "ablate-deit-tiny": f"ablate {DEIT} --data photos --replace mean,zero,resample",
-    "explain-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify --no-counterfactuals --method "
+    "explain-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify "
+    "--no-counterfactuals --method "
     f"relevance,gradcam,gradient-rollout,rollout,attention,legrad --show {','.join(SHOWN)}",
-    "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 --self-checks few",
+    "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 "
+    "--self-checks few",
     "architecture-digits": "study --kind architecture",
     "patch-size-digits": "study --kind patch-size --epochs 6 --batch-size 32",
     "positions-digits": "study --kind positions",
@@ -64,9 +74,12 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "data-digits": "study --kind data --epochs 5 --batch-size 32",
     "swin-digits": "study --kind swin --epochs 4",
     "pretraining-shapes": "study --kind pretraining",
-    "distillation-digits": "train vit-mini --data digits --epochs 8 --out reports/untaught-digits && "
-    "train vit-mini --data digits --epochs 8 --distill-from cnn-digits --beside untaught=reports/untaught-digits",
-    "transfer-deit-tiny": f"study {DEIT.partition('=')[2]} --kind transfer --data cifar10-five --image-size 112",
+    "distillation-digits": "train vit-mini --data digits --epochs 8 --out reports/untaught-digits "
+    "&& "
+    "train vit-mini --data digits --epochs 8 --distill-from cnn-digits --beside "
+    "untaught=reports/untaught-digits",
+    "transfer-deit-tiny": f"study {DEIT.partition('=')[2]} --kind transfer --data cifar10-five "
+    "--image-size 112",
     "train-vit-cifar10-jpeg": "train vit-mini --data cifar10-jpeg --recipe short --epochs 16",
     "train-cnn-cifar10-jpeg": "train resnet20 --data cifar10-jpeg --recipe short --epochs 16",
     "compare-cifar10-jpeg": f"compare {PAIR}",
@@ -131,9 +144,9 @@ def copy_light(source: Path, target: Path) -> None:
             side = INNER if inner.parts[0] == "chapters" else SIDE
             size = (round(side * picture.width), round(side * picture.height))
             colours = 64 if inner.parts[0] == "chapters" else 256
-            picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(colours, kmeans=1).save(
-                place, optimize=True
-            )
+            picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(
+                colours, kmeans=1
+            ).save(place, optimize=True)
 
 
 if __name__ == "__main__":

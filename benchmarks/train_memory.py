@@ -2,8 +2,9 @@
 
     python benchmarks/train_memory.py [--steps 10000]
 
-A small ViT on random images, with everything that keeps state between steps (Muon, averaged weights, RandAugment,
-erasing, CutMix); the process's resident memory after a tenth of the steps and at the end.
+A small ViT on random images, with everything that keeps state between steps (Muon, averaged
+weights, RandAugment, erasing, CutMix); the process's resident memory after a tenth of the steps and
+at the end.
 """
 
 import argparse
@@ -29,8 +30,12 @@ def resident() -> float:
 
 
 def split(part: str, count: int) -> Split:
-    pixels = torch.randint(0, 256, (count, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    return Split("random", part, InMemory(pixels), (16, 16), CLASSES, labels=torch.arange(count) % 2)
+    pixels = torch.randint(
+        0, 256, (count, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    return Split(
+        "random", part, InMemory(pixels), (16, 16), CLASSES, labels=torch.arange(count) % 2
+    )
 
 
 def main() -> None:
@@ -65,7 +70,9 @@ def main() -> None:
             directory=Path(directory),
             on_progress=record_memory,
         )
-    early = [memory for step, memory in seen.items() if options.steps / 10 <= step <= options.steps / 5]
+    early = [
+        memory for step, memory in seen.items() if options.steps / 10 <= step <= options.steps / 5
+    ]
     late = [memory for step, memory in seen.items() if step >= options.steps * 0.9]
     first = sum(early) / len(early)
     last = sum(late) / len(late)

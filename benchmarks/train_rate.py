@@ -1,11 +1,13 @@
-"""Images a second of `vitlens train` compared with a plain loop; same model, images, batch, precision and machine.
+"""Images a second of `vitlens train` compared with a plain loop; same model, images, batch,
+precision and machine.
 
-    python benchmarks/train_rate.py FOLDER [--model vit-tiny] [--images 1024] [--rounds 5] [--precision bf16]
+    python benchmarks/train_rate.py FOLDER [--model vit-tiny] [--images 1024] [--rounds 5]
+        [--precision bf16]
 
-FOLDER holds train/<class>/*.jpg and test/<class>/*.jpg of 32 px. The plain loop is as taught in courses: ImageFolder,
-PIL transforms (crop with padding, flip), a DataLoader with 2 workers, AdamW; in bf16, autocast. The two alternate.
-Ours is compiled, as `vitlens train` does for long trainings; compilation takes place in the first epoch, which is not
-counted and whose time is printed.
+FOLDER holds train/<class>/*.jpg and test/<class>/*.jpg of 32 px. The plain loop is as taught in
+courses: ImageFolder, PIL transforms (crop with padding, flip), a DataLoader with 2 workers, AdamW;
+in bf16, autocast. The two alternate. Ours is compiled, as `vitlens train` does for long trainings;
+compilation takes place in the first epoch, which is not counted and whose time is printed.
 """
 
 import argparse
@@ -28,7 +30,13 @@ BATCH = 128
 
 
 def plain(
-    folder: Path, name: str, count: int, precision: str, *, device: torch.device | str = "cpu", workers: int = 2
+    folder: Path,
+    name: str,
+    count: int,
+    precision: str,
+    *,
+    device: torch.device | str = "cpu",
+    workers: int = 2,
 ) -> float:
     """Images a second of the plain loop, without its first batch, in which the workers start."""
     where = torch.device(device)
@@ -41,8 +49,12 @@ def plain(
         ]
     )
     whole = datasets.ImageFolder(str(folder / "train"), transform=steps)
-    chosen = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))[: count + BATCH].tolist()
-    loader = DataLoader(Subset(whole, chosen), batch_size=BATCH, shuffle=True, num_workers=workers, drop_last=True)
+    chosen = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))[
+        : count + BATCH
+    ].tolist()
+    loader = DataLoader(
+        Subset(whole, chosen), batch_size=BATCH, shuffle=True, num_workers=workers, drop_last=True
+    )
     model = untrained(name, classes=tuple(whole.classes)).module.train().to(where)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     images = 0
@@ -66,15 +78,30 @@ def plain(
 
 def ours(folder: Path, name: str, count: int, precision: str) -> float:
     """Images a second of our loop in its second epoch, as its own metrics say."""
-    train, test = (load_data(str(folder), part=part).limit(size) for part, size in (("train", count), ("test", BATCH)))
+    train, test = (
+        load_data(str(folder), part=part).limit(size)
+        for part, size in (("train", count), ("test", BATCH))
+    )
     model = untrained(name, classes=train.classes)
-    recipe = override(recipe_for(name, "cifar10", named="course"), {"epochs": 2, "batch_size": BATCH})
+    recipe = override(
+        recipe_for(name, "cifar10", named="course"), {"epochs": 2, "batch_size": BATCH}
+    )
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        result = fit(model, train, test, recipe=recipe, directory=Path(directory), precision=precision, compiling="on")
+        result = fit(
+            model,
+            train,
+            test,
+            recipe=recipe,
+            directory=Path(directory),
+            precision=precision,
+            compiling="on",
+        )
     whole = time.perf_counter() - start
     last = count / result.history[-1].images_per_second
-    print(f"first epoch and compilation {whole - last:.1f} s, second epoch {last:.1f} s", flush=True)
+    print(
+        f"first epoch and compilation {whole - last:.1f} s, second epoch {last:.1f} s", flush=True
+    )
     return result.history[-1].images_per_second
 
 
@@ -89,12 +116,19 @@ def main() -> None:
     pairs = []
     for number in range(options.rounds):
         loops = (ours, plain) if number % 2 == 0 else (plain, ours)  # who goes first takes turns
-        rates = {loop: loop(options.folder, options.model, options.images, options.precision) for loop in loops}
+        rates = {
+            loop: loop(options.folder, options.model, options.images, options.precision)
+            for loop in loops
+        }
         pair = rates[ours], rates[plain]
         pairs.append(pair)
-        print(f"vitlens {pair[0]:7.1f} images/s   plain loop {pair[1]:7.1f} images/s   ratio {pair[0] / pair[1]:.2f}")
+        print(
+            f"vitlens {pair[0]:7.1f} images/s   plain loop {pair[1]:7.1f} images/s   ratio "
+            f"{pair[0] / pair[1]:.2f}"
+        )
     print(
-        f"{options.model}, {options.precision}, batch {BATCH}, {torch.get_num_threads()} threads: median ratio "
+        f"{options.model}, {options.precision}, batch {BATCH}, {torch.get_num_threads()} threads: "
+        "median ratio "
         f"{statistics.median(a / b for a, b in pairs):.2f}"
     )
 

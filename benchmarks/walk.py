@@ -1,6 +1,8 @@
-"""How much of vitlens a warm call runs: files, distinct functions and distinct lines of the second call.
+"""How much of vitlens a warm call runs: files, distinct functions and distinct lines of the second
+call.
 
-python -m benchmarks.walk [--names]     with the functions' names, for a reader who wants to shorten the walk
+python -m benchmarks.walk [--names]     with the functions' names, for a reader who wants to shorten
+the walk
 """
 
 import argparse
@@ -18,7 +20,9 @@ _PACKAGE = str(Path(vitlens.__file__).parent)
 
 
 def walk(call: Callable[[], object]) -> tuple[set[CodeType], set[tuple[str, int]]]:
-    """Return the code objects and the (file, line) that a call enters, once everything that is memoised is."""
+    """Return the code objects and the (file, line) that a call enters, once everything that is
+    memoised is.
+    """
     call()
     entered: set[CodeType] = set()
     lines: set[tuple[str, int]] = set()
@@ -56,8 +60,13 @@ def main() -> None:
         codes, lines = walk(call)
         files = {code.co_filename for code in codes}
         print(f"{name:14}{len(files):4} files{len(codes):5} functions{len(lines):6} lines")
-        for code in sorted(codes, key=lambda each: (each.co_filename, each.co_firstlineno)) if names else ():
-            print(f"    {code.co_filename.removeprefix(_PACKAGE)}:{code.co_firstlineno} {code.co_qualname}")
+        for code in (
+            sorted(codes, key=lambda each: (each.co_filename, each.co_firstlineno)) if names else ()
+        ):
+            print(
+                f"    {code.co_filename.removeprefix(_PACKAGE)}:{code.co_firstlineno} "
+                f"{code.co_qualname}"
+            )
 
 
 if __name__ == "__main__":

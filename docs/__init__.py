@@ -1,1 +1,3 @@
-"""The documentation: pages in Markdown, what writes the generated ones (make/), and the site's settings (conf.py)."""
+"""The documentation: pages in Markdown, what writes the generated ones (make/), and the site's
+settings (conf.py).
+"""

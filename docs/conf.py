@@ -1,4 +1,6 @@
-"""Settings of the documentation site, which fetches nothing: sphinx-build -W -b html docs docs/_build/html."""
+"""Settings of the documentation site, which fetches nothing: sphinx-build -W -b html docs
+docs/_build/html.
+"""
 
 import sys
 from pathlib import Path

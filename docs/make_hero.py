@@ -2,9 +2,9 @@
 
     VITLENS_DATA=FOLDER python docs/make_hero.py
 
-FOLDER holds DeiT-tiny's weights and the photographs with masks from COCO. The photograph is COCO 2017's image 257,
-under the Creative Commons Attribution-ShareAlike licence (CC BY-SA 2.0), and so is the figure; COCO's annotations name
-the photographer's page at Flickr.
+FOLDER holds DeiT-tiny's weights and the photographs with masks from COCO. The photograph is COCO
+2017's image 257, under the Creative Commons Attribution-ShareAlike licence (CC BY-SA 2.0), and so
+is the figure; COCO's annotations name the photographer's page at Flickr.
 """
 
 import os
@@ -28,7 +28,9 @@ WEIGHTS = "weights/deit_tiny_patch16_224.safetensors"
 PHOTOGRAPH = "coco_masks/images/000000000257_truck.png"
 CLASSES = ("triumphal arch", "fire engine")
 HERE = Path(__file__).parent
-COLOURS: Final = "inferno"  # from dark, which stays grey, to bright: legible on photographs of any colour
+COLOURS: Final = (
+    "inferno"  # from dark, which stays grey, to bright: legible on photographs of any colour
+)
 _LARGEST: Final = 99.5  # percentile of a map from which it has the full colour
 # inch
 _GAP = 0.08
@@ -39,13 +41,18 @@ _DIMMED: Final = 0.75  # of the grey image's brightness, where a map is 0
 def main() -> None:
     """Explain both classes of the photograph and save the figure."""
     if "VITLENS_DATA" not in os.environ:
-        sys.exit("error: expected VITLENS_DATA, found none; set it to the folder of the weights and photographs")
+        sys.exit(
+            "error: expected VITLENS_DATA, found none; set it to the folder of the weights and "
+            "photographs"
+        )
     data = Path(os.environ["VITLENS_DATA"])
     vit = vitlens.load("timm:deit_tiny_patch16_224", weights=data / WEIGHTS)
     pixels = np.array(Image.open(data / PHOTOGRAPH).convert("RGB"))
     image = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255
     targets = torch.tensor([vit.classes.index(name) for name in CLASSES])
-    maps = vitlens.explain(vit, image.expand(len(CLASSES), -1, -1, -1), targets=targets, method="best")
+    maps = vitlens.explain(
+        vit, image.expand(len(CLASSES), -1, -1, -1), targets=targets, method="best"
+    )
     with torch.no_grad():
         probabilities = vit(image).softmax(-1)[0, targets].tolist()
     figure = class_maps(
@@ -63,11 +70,12 @@ def main() -> None:
 def class_maps(
     *, image: Array, maps: Array, classes: Sequence[str], probabilities: Sequence[float], title: str
 ) -> Figure:
-    """Return a photograph (3, height, width) in [0, 1] beside the map of each class over it in grey.
+    """Return a photograph (3, height, width) in [0, 1] beside the map of each class over it in
+    grey.
 
-    maps: (classes, rows, columns), not negative, each drawn as a share of its own largest values: the greater, the
-    brighter and the less transparent; classes: above their maps with the probabilities (fractions) that the model
-    gives them.
+    maps: (classes, rows, columns), not negative, each drawn as a share of its own largest values:
+    the greater, the brighter and the less transparent; classes: above their maps with the
+    probabilities (fractions) that the model gives them.
     """
     across = 1 + len(maps)
     ratio = image.shape[1] / image.shape[2]
@@ -95,7 +103,9 @@ def _glowing(picture: Array, values: Array) -> Array:
     pixels = enlarged(picture)
     grey = _DIMMED * np.repeat((pixels @ np.array([0.2126, 0.7152, 0.0722]))[..., None], 3, axis=2)
     raised = values - values.min()
-    shares = upsample(np.clip(raised / np.percentile(raised, _LARGEST), 0, 1), (pixels.shape[0], pixels.shape[1]))
+    shares = upsample(
+        np.clip(raised / np.percentile(raised, _LARGEST), 0, 1), (pixels.shape[0], pixels.shape[1])
+    )
     colours = colormaps[COLOURS](0.35 + 0.6 * shares)[..., :3]
     weight = shares[..., None] ** 0.8
     return np.asarray((1 - 0.85 * weight) * grey + 0.85 * weight * colours)

@@ -1,4 +1,5 @@
-"""Train one attention layer to reverse a sequence of random vectors: exercise 1.4 of the course, with all to change.
+"""Train one attention layer to reverse a sequence of random vectors: exercise 1.4 of the course,
+with all to change.
 
 python docs/reversal.py --length 20 --heads 1 --no-positions
 """
@@ -13,7 +14,9 @@ WIDTH = 64
 
 
 def loss_of_reversal(*, length: int, heads: int, positions: bool, steps: int) -> float:
-    """Return the mean squared error of the last step; the values of the layer are the data themselves."""
+    """Return the mean squared error of the last step; the values of the layer are the data
+    themselves.
+    """
     torch.manual_seed(0)
     query = nn.Linear(WIDTH, WIDTH)
     key = nn.Linear(WIDTH, WIDTH)
@@ -35,8 +38,12 @@ def loss_of_reversal(*, length: int, heads: int, positions: bool, steps: int) ->
 
 
 def main() -> None:
-    """Train with what was typed, and print the loss beside the least that is possible without positions."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Train with what was typed, and print the loss beside the least that is possible without
+    positions.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--length", type=int, default=10)
     parser.add_argument("--heads", type=int, default=4, help="a divisor of 64")
     parser.add_argument("--positions", action=argparse.BooleanOptionalAction, default=True)

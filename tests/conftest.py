@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-# Set before torch is imported. `-n auto` starts one process per core; with more than one thread each,
+# Set before torch is imported. `-n auto` starts one process per core; with more than one thread
+# each,
 # their threads spin against each other and the suite takes ten times as long on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -24,14 +25,28 @@ from tests.kit.makers import learned, pictures, sharp_vit, tiny_cnn, tiny_vit, w
 from tests.kit.making import keep_scenes
 from vitlens.commands.run import progress
 
-__all__ = ["golden", "learned", "pictures", "places", "sharp_vit", "tiny_cnn", "tiny_vit", "undrawn", "weaker"]
+__all__ = [
+    "golden",
+    "learned",
+    "pictures",
+    "places",
+    "sharp_vit",
+    "tiny_cnn",
+    "tiny_vit",
+    "undrawn",
+    "weaker",
+]
 
 keep_scenes()
-gc.set_threshold(50_000, 20, 20)  # a tenth of the tests' time went into walking through what stays anyway
+gc.set_threshold(
+    50_000, 20, 20
+)  # a tenth of the tests' time went into walking through what stays anyway
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rewrite", action="store_true", help="write tests/contracts/messages.txt again, with -n 0")
+    parser.addoption(
+        "--rewrite", action="store_true", help="write tests/contracts/messages.txt again, with -n 0"
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,13 +57,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_beats() -> None:
-    """What a slow machine makes a run repeat would be read as part of its messages; tests of it call it themselves."""
+    """What a slow machine makes a run repeat would be read as part of its messages; tests of it
+    call it themselves.
+    """
     progress.BEAT = 1e6
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real images and weights; tests that need it are skipped where VITLENS_DATA names none."""
+    """The folder of real images and weights; tests that need it are skipped where VITLENS_DATA
+    names none.
+    """
     if not (folder := os.environ.get("VITLENS_DATA")):
         pytest.skip("needs real images and weights: set VITLENS_DATA to the folder that holds them")
     return Path(folder)

@@ -7,11 +7,12 @@ First steps, with a model and images that are part of the package:
     vitlens.show(digits, vitlens.rollout(vit, digits))  # where it looks
     vitlens.show_board(vitlens.statistics(vit, digits))  # what its heads do
 
-`vitlens.load("timm:deit_tiny_patch16_224")` and `vitlens.wrap(module)` make a Model of other networks; wherever images
-are expected, files and folders will do. `help(vitlens.load)` shows more, and docs/python.md the rest.
+`vitlens.load("timm:deit_tiny_patch16_224")` and `vitlens.wrap(module)` make a Model of other
+networks; wherever images are expected, files and folders will do. `help(vitlens.load)` shows more,
+and docs/python.md the rest.
 
-The public functions are those that the commands call; `__init__.pyi` names them with their modules, from which each is
-imported on first use.
+The public functions are those that the commands call; `__init__.pyi` names them with their modules,
+from which each is imported on first use.
 """
 
 import re
@@ -23,11 +24,14 @@ from vitlens.references import provide
 
 _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_HOMES = {name: (module, name) for module, name in _LINE.findall(_STUB)} | {"train": ("vitlens.training.loop", "fit")}
+_HOMES = {name: (module, name) for module, name in _LINE.findall(_STUB)} | {
+    "train": ("vitlens.training.loop", "fit")
+}
 __all__ = sorted(_HOMES)
 
 
-# what lower layers need of higher ones: the methods of Model, the refusals that list commands, and the demo's command
+# what lower layers need of higher ones: the methods of Model, the refusals that list commands, and
+# the demo's command
 provide(
     places="vitlens.lens.places:places",
     supported_commands="vitlens.commands.needs:supported_commands",
@@ -40,7 +44,11 @@ provide(
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         near = nearest(name, _HOMES)
-        advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(__all__)}"
+        advice = (
+            f"did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else f"it has {', '.join(__all__)}"
+        )
         raise AttributeError(f"module 'vitlens' has no attribute {name!r}; {advice}")
     module, word = _HOMES[name]
     value = getattr(import_module(module), word)

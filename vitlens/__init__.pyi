@@ -16,7 +16,9 @@ from vitlens.analysis.features.similarity import similarity as similarity
 from vitlens.analysis.heads.statistics import Statistics as Statistics
 from vitlens.analysis.heads.statistics import statistics as statistics
 from vitlens.analysis.naming.names import name_heads as name_heads
-from vitlens.analysis.patching.contribution import direct_logit_attribution as direct_logit_attribution
+from vitlens.analysis.patching.contribution import (
+    direct_logit_attribution as direct_logit_attribution,
+)
 from vitlens.analysis.patching.contribution import logit_lens as logit_lens
 from vitlens.analysis.reliance.reliance import reliance as reliance
 from vitlens.analysis.walkthrough.public import walkthrough as walkthrough

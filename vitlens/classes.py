@@ -1,4 +1,6 @@
-"""Classes of a model and of data: by name, as ImageNet's 1000 in groups, and as targets in every form given."""
+"""Classes of a model and of data: by name, as ImageNet's 1000 in groups, and as targets in every
+form given.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,13 +22,16 @@ from vitlens.shapes import Labels, Logits
 
 PREDICTED: Final = "predicted"
 LABEL: Final = "label"
-_WNID: Final = re.compile(r"(n\d{8})(?:[-_ ]|$)")  # alone, or before the name, as in n02085620-Chihuahua
+_WNID: Final = re.compile(
+    r"(n\d{8})(?:[-_ ]|$)"
+)  # alone, or before the name, as in n02085620-Chihuahua
 
 
 @dataclass(frozen=True)
 class ClassMapping:
-    """classes: the names of the columns that `read` returns, the data's first; read: maps the model's logits to them;
-    note: a remark for a report, "" where classes were matched by name."""
+    """classes: the names of the columns that `read` returns, the data's first; read: maps the
+    model's logits to them; note: a remark for a report, "" where classes were matched by name.
+    """
 
     classes: tuple[str, ...]
     read: Callable[[Logits], Logits]
@@ -36,8 +41,8 @@ class ClassMapping:
 def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
     """Return the mapping from the logits of a model of these classes to the classes of the data.
 
-    ImageNet's 1000 classes are read as Geirhos's 16 by the mean probability of each group. All others are matched as by
-    `match_classes`.
+    ImageNet's 1000 classes are read as Geirhos's 16 by the mean probability of each group. All
+    others are matched as by `match_classes`.
     """
     groups = imagenet16()
     if tuple(model) != imagenet_classes() or not set(data) <= groups.keys():
@@ -48,22 +53,31 @@ def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
 
     def grouped(logits: Logits) -> Logits:
         logarithms = logits.float().log_softmax(-1)
-        columns = [logarithms[:, own].logsumexp(-1) - torch.tensor(float(len(own))).log() for own in members]
+        columns = [
+            logarithms[:, own].logsumexp(-1) - torch.tensor(float(len(own))).log()
+            for own in members
+        ]
         return torch.stack(columns, 1)  # the logarithm of the mean probability of each group
 
-    sizes = ", ".join(f"{name}: {len(groups[name])}" for name in data[:3]) + (", ..." if len(data) > 3 else "")
+    sizes = ", ".join(f"{name}: {len(groups[name])}" for name in data[:3]) + (
+        ", ..." if len(data) > 3 else ""
+    )
     return ClassMapping(
         names,
         grouped,
-        "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's 1000 classes are "
-        f"grouped into the 16, each with the mean probability of its group ({sizes}); the other classes are left out. "
-        "Name folders by ImageNet's classes or wnids (tabby, n02123045) to evaluate among all 1000.",
+        "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's "
+        "1000 classes are "
+        f"grouped into the 16, each with the mean probability of its group ({sizes}); the other "
+        "classes are left out. "
+        "Name folders by ImageNet's classes or wnids (tabby, n02123045) to evaluate among all "
+        "1000.",
     )
 
 
 class _Match(NamedTuple):
-    """columns: of the logits, the data's classes first; names: of the columns; note: a remark, "" for a match by
-    name."""
+    """columns: of the logits, the data's classes first; names: of the columns; note: a remark, ""
+    for a match by name.
+    """
 
     columns: list[int]
     names: tuple[str, ...]
@@ -73,18 +87,20 @@ class _Match(NamedTuple):
 def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
     """Return the column of the model's logits for each class, and the names in that order.
 
-    The data's classes come first, in the data's order. They are matched by name wherever all names of the data are
-    among the model's. Case, underscores, hyphens and leading zeros do not count where the names stay distinct. A wnid
-    is the name of its ImageNet class, and of several names, divided by commas, the first counts. Classes that only one
-    side numbers are matched by position where both have as many; `position_note` says so. Raises InputError listing
-    the differences.
+    The data's classes come first, in the data's order. They are matched by name wherever all names
+    of the data are among the model's. Case, underscores, hyphens and leading zeros do not count
+    where the names stay distinct. A wnid is the name of its ImageNet class, and of several names,
+    divided by commas, the first counts. Classes that only one side numbers are matched by position
+    where both have as many; `position_note` says so. Raises InputError listing the differences.
     """
     columns, names, _ = _matched(model, data)
     return columns, names
 
 
 def position_note(model: Sequence[str], data: Sequence[str]) -> str:
-    """Return a note where classes are matched by position, "" where they are matched by name or not at all."""
+    """Return a note where classes are matched by position, "" where they are matched by name or not
+    at all.
+    """
     try:
         return _matched(model, data).note
     except InputError:
@@ -95,7 +111,9 @@ def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
     if tuple(model) == tuple(data):
         return _Match(list(range(len(model))), tuple(data))
     for normalise in (str, _normalised, _first_name):
-        first = _columns_by_name([normalise(name) for name in model], [normalise(name) for name in data])
+        first = _columns_by_name(
+            [normalise(name) for name in model], [normalise(name) for name in data]
+        )
         if first is not None:
             rest = sorted(set(range(len(model))) - set(first))
             return _Match([*first, *rest], (*data, *(model[index] for index in rest)))
@@ -109,7 +127,9 @@ def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
 
 
 def _columns_by_name(model: Sequence[str], data: Sequence[str]) -> list[int] | None:
-    """Return the column of each of the data's names, None unless the names are distinct and all are the model's."""
+    """Return the column of each of the data's names, None unless the names are distinct and all are
+    the model's.
+    """
     place = {name: index for index, name in enumerate(model)}
     distinct = len(place) == len(model) and len(set(data)) == len(data)
     if not distinct or any(name not in place for name in data):
@@ -118,7 +138,9 @@ def _columns_by_name(model: Sequence[str], data: Sequence[str]) -> list[int] | N
 
 
 def _normalised(name: str) -> str:
-    """Return a name without case, separators and leading zeros; that of ImageNet's class for a wnid."""
+    """Return a name without case, separators and leading zeros; that of ImageNet's class for a
+    wnid.
+    """
     wnid = _WNID.match(name)
     index = imagenet_indices().get(wnid[1]) if wnid else None
     if index is not None:
@@ -140,13 +162,16 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 def _by_position(data: Sequence[str]) -> str:
     shown = ", ".join(data[:3]) + (", ..." if len(data) > 3 else "")
     note = (
-        f"Classes are matched by position, as the model's are only numbered: its logits 0, 1, 2, ... are taken for "
+        "Classes are matched by position, as the model's are only numbered: its logits 0, 1, 2, "
+        "... are taken for "
         f"{shown}, in the order of the data (folders sorted as text, as torchvision sorts them)."
     )
     natural = sorted(data, key=_natural)
     if natural != list(data):
         other = ", ".join(natural[:3]) + (", ..." if len(natural) > 3 else "")
-        note += f" timm sorts folders in another order ({other}): a model trained with timm is misread."
+        note += (
+            f" timm sorts folders in another order ({other}): a model trained with timm is misread."
+        )
     names = argument("classes", flag="classes FILE")
     return f"{note} To match by name, give the names in the order of the logits with {names}."
 
@@ -154,7 +179,8 @@ def _by_position(data: Sequence[str]) -> str:
 def _by_index(model: Sequence[str]) -> str:
     shown = ", ".join(model[:3]) + (", ..." if len(model) > 3 else "")
     return (
-        f"Classes are matched by position, as the data's are only numbered: 0, 1, 2, ... are taken for the model's "
+        "Classes are matched by position, as the data's are only numbered: 0, 1, 2, ... are taken "
+        "for the model's "
         f"{shown}. To match by name, name the data's folders as the model's classes."
     )
 
@@ -169,7 +195,8 @@ def _mismatch(model: Sequence[str], data: Sequence[str]) -> InputError:
     if not missing:  # names that are not distinct
         hint = f"give every class a name of its own with {classes}"
     return InputError(
-        f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the data: "
+        f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the "
+        "data: "
         f"{_shortened(missing)}; only in the model: {_shortened(others)}; {hint}"
     )
 
@@ -180,8 +207,10 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def label_columns(model: Sequence[str], split: Split) -> Labels:
-    """Return the label of each image as a column of the logits of a model of these classes: (n,), on the CPU. Labels
-    are converted only here; functions that take the result must not match names again."""
+    """Return the label of each image as a column of the logits of a model of these classes: (n,),
+    on the CPU. Labels are converted only here; functions that take the result must not match names
+    again.
+    """
     if split.labels is None:
         raise DataError(f"expected labelled images, found images without labels in {split.name}")
     columns, _ = match_classes(model, split.classes)
@@ -189,12 +218,16 @@ def label_columns(model: Sequence[str], split: Split) -> Labels:
 
 
 def require_shared(first: Sequence[str], second: Sequence[str], data: Sequence[str]) -> None:
-    """Raise InputError, naming the model, where the classes of one of two models do not match the data's."""
+    """Raise InputError, naming the model, where the classes of one of two models do not match the
+    data's.
+    """
     for which, model in (("first", first), ("second", second)):
         try:
             reading(model, data)
         except InputError as error:
-            raise InputError(f"the {which} model does not know the data's classes: {error}") from error
+            raise InputError(
+                f"the {which} model does not know the data's classes: {error}"
+            ) from error
 
 
 def class_targets(
@@ -208,32 +241,46 @@ def class_targets(
 ) -> Labels | None:
     """Class indices (count,) among the model's logits; None for "predicted".
 
-    targets: "predicted", "label" (of `split`), a class by name or by its index from 0, or one of these for each image,
-    also as a tensor or an array of indices; any_class: "predicted" and "label" are refused, as targets of an attack
-    must be other classes; words: what messages call the argument and the label. Raises InputError for "label" without
-    labels and an index out of range, UnknownNameError for a class that does not exist.
+    targets: "predicted", "label" (of `split`), a class by name or by its index from 0, or one of
+    these for each image, also as a tensor or an array of indices; any_class: "predicted" and
+    "label" are refused, as targets of an attack must be other classes; words: what messages call
+    the argument and the label. Raises InputError for "label" without labels and an index out of
+    range, UnknownNameError for a class that does not exist.
     """
     what, label = words
     if isinstance(targets, Tensor | np.ndarray | np.generic):
         targets = targets.tolist()
     one = targets is None or (isinstance(targets, str | int) and not isinstance(targets, bool))
     listed = list(targets) if isinstance(targets, Sequence) else [targets]
-    wrong = [] if one else [each for each in listed if isinstance(each, bool) or not isinstance(each, str | int)]
+    wrong = (
+        []
+        if one
+        else [each for each in listed if isinstance(each, bool) or not isinstance(each, str | int)]
+    )
     if wrong:
         raise InputError(
-            f"expected {what} as a class name, an index, or one for each image, found {wrong[0]!r}; give indices as "
+            f"expected {what} as a class name, an index, or one for each image, found "
+            f"{wrong[0]!r}; give indices as "
             "whole numbers"
         )
     if any_class and targets in (PREDICTED, LABEL):
-        raise InputError(f"expected target classes other than the labels, found {targets!r}; give a class, or None")
+        raise InputError(
+            f"expected target classes other than the labels, found {targets!r}; give a class, or "
+            "None"
+        )
     if targets is None or targets == PREDICTED:
         return None
     model.require_classifier()
     if targets == label:
         if split is None or split.labels is None:
-            images = "a tensor without labels" if split is None else f"images without labels in {split.name}"
+            images = (
+                "a tensor without labels"
+                if split is None
+                else f"images without labels in {split.name}"
+            )
             raise InputError(
-                f"expected labelled images for {what}={label!r}, found {images}; give a Split, a folder of class "
+                f"expected labelled images for {what}={label!r}, found {images}; give a Split, a "
+                "folder of class "
                 f"folders, or {what}=labels"
             )
         return label_columns(model.classes, split)
@@ -245,8 +292,12 @@ def class_targets(
     return torch.tensor(indices)
 
 
-def class_index(target: str | int, classes: tuple[str, ...], *, words: tuple[str, str] = ("targets", LABEL)) -> int:
-    """Return the index of a class by its name, in any case, or by its number. Raises as `class_targets`."""
+def class_index(
+    target: str | int, classes: tuple[str, ...], *, words: tuple[str, str] = ("targets", LABEL)
+) -> int:
+    """Return the index of a class by its name, in any case, or by its number. Raises as
+    `class_targets`.
+    """
     if isinstance(target, str) and target in classes:
         return classes.index(target)
     what, label = words
@@ -268,17 +319,22 @@ def required_labels(model: Model, images: Parts, labels: Tensor | str | None, si
     if labels is None or isinstance(labels, str):
         value = "none" if labels is None else repr(labels)
         raise InputError(
-            f"expected a label for each image, found {value}; give labels, a Split or a folder of class folders, or "
+            f"expected a label for each image, found {value}; give labels, a Split or a folder of "
+            "class folders, or "
             f"labels={PREDICTED!r} to take what the model predicts"
         )
     labels = torch.as_tensor(labels)
     if len(images) != len(labels):
-        raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
+        raise InputError(
+            f"expected images and a label for each, found {len(images)} and {len(labels)}"
+        )
     return labels
 
 
 def predicted_classes(model: Model, images: Parts, size: int) -> Labels:
-    """Return the predicted class of each image (n,), `size` images at a time; 0 of a model without a classifier."""
+    """Return the predicted class of each image (n,), `size` images at a time; 0 of a model without
+    a classifier.
+    """
     if not model.has_classifier:  # the methods that it supports ignore the targets
         return torch.zeros(len(images), dtype=torch.int64)
     with evaluating(model), torch.no_grad():

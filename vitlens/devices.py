@@ -17,12 +17,21 @@ from vitlens.names import PRECISIONS
 from vitlens.turns import turn
 
 _NAMES = ("auto", "cpu", "cuda", "mps")
-_CALLED = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps", "apple": "mps"}
+_CALLED = {
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "rocm": "cuda",
+    "hip": "cuda",
+    "metal": "mps",
+    "apple": "mps",
+}
 _KEYS = 5  # most keys per dimension of a head for attention as matrix products
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """Return the device for a name: auto (cuda, then mps, then cpu), cpu, cuda, cuda:N or mps. Raises InputError."""
+    """Return the device for a name: auto (cuda, then mps, then cpu), cpu, cuda, cuda:N or mps.
+    Raises InputError.
+    """
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -34,21 +43,25 @@ def resolve_device(name: str = "auto") -> torch.device:
             f"{f'; did you mean {meant!r}?' if meant else ''}"
         )
     kind, _, index = name.partition(":")
-    if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
+    if kind == "cuda" and (
+        not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()
+    ):
         raise InputError(
-            f"expected a CUDA device for {argument('device', name)}, found {torch.cuda.device_count()}; "
+            f"expected a CUDA device for {argument('device', name)}, found "
+            f"{torch.cuda.device_count()}; "
             f"try {argument('device', 'cpu')}"
         )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise InputError(
-            f"expected Apple's mps for {argument('device', 'mps')}, found none; try {argument('device', 'cpu')}"
+            f"expected Apple's mps for {argument('device', 'mps')}, found none; try "
+            f"{argument('device', 'cpu')}"
         )
     return torch.device(name)
 
 
 def as_device(device: torch.device | str) -> torch.device:
-    """Return the device that a Python caller gives: one of torch's, "meta" (shapes without numbers), or a name as
-    above.
+    """Return the device that a Python caller gives: one of torch's, "meta" (shapes without
+    numbers), or a name as above.
 
     Raises InputError.
     """
@@ -81,7 +94,9 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def in_bf16(device: torch.device, precision: str) -> bool:
-    """Return True if a precision (bf16, fp32, or auto: bf16 on a CUDA device that has it) is bf16 on a device."""
+    """Return True if a precision (bf16, fp32, or auto: bf16 on a CUDA device that has it) is bf16
+    on a device.
+    """
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
     if precision == "auto":
@@ -90,8 +105,9 @@ def in_bf16(device: torch.device, precision: str) -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Mixed precision, where `in_bf16`, else fp32; on a CUDA device that is fp32 in convolutions, too, which cuDNN by
-    default computes in TF32. On a CPU, attention that requires a gradient is computed as matrix products, or in fp32.
+    """Mixed precision, where `in_bf16`, else fp32; on a CUDA device that is fp32 in convolutions,
+    too, which cuDNN by default computes in TF32. On a CPU, attention that requires a gradient is
+    computed as matrix products, or in fp32.
     """
     if in_bf16(device, precision):
         return _bf16(device)
@@ -116,12 +132,20 @@ def _without_tf32() -> Iterator[None]:
 
 
 class _AttentionWithGradient(TorchFunctionMode):
-    """Attention with gradients on a CPU, where the backward pass of torch's fused kernel is slow in bf16."""
+    """Attention with gradients on a CPU, where the backward pass of torch's fused kernel is slow in
+    bf16.
+    """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Compute attention as products in bf16 where these are fast, else by the kernel in fp32; pass other calls."""
+        """Compute attention as products in bf16 where these are fast, else by the kernel in fp32;
+        pass other calls.
+        """
         named = kwargs or {}
         if func is not F.scaled_dot_product_attention or not torch.is_grad_enabled():
             return func(*args, **named)
@@ -131,7 +155,8 @@ class _AttentionWithGradient(TorchFunctionMode):
         with torch.autocast("cpu", enabled=False):
             if plain and multiplies_bf16(args[0].device):
                 query, key, value = (each.bfloat16() for each in args)
-                # products are faster where the weights, which they keep for the backward pass, are small
+                # products are faster where the weights, which they keep for the backward pass, are
+                # small
                 alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
                 if alike and key.shape[-2] <= _KEYS * query.shape[-1]:
                     scale = named.get("scale")
@@ -146,7 +171,9 @@ def _wide(value: Any) -> Any:
 
 @contextmanager
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Inside, the module is in evaluation mode and used by this thread alone; every submodule's mode is restored."""
+    """Inside, the module is in evaluation mode and used by this thread alone; every submodule's
+    mode is restored.
+    """
     with turn(module):
         modes = {name: part.training for name, part in module.named_modules()}
         module.eval()
@@ -159,7 +186,9 @@ def evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, torch computes on one thread: many small passes wait longer for threads than they take."""
+    """Inside, torch computes on one thread: many small passes wait longer for threads than they
+    take.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

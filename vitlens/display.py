@@ -1,7 +1,8 @@
 """Untrusted names made visible: in a report, in a figure, on a terminal.
 
-Names of files, folders, classes, data and models may hold any characters. Control characters are escaped here, markup
-where a name is put in (report/escape.py); the JSON of a run keeps every name as it is.
+Names of files, folders, classes, data and models may hold any characters. Control characters are
+escaped here, markup where a name is put in (report/escape.py); the JSON of a run keeps every name
+as it is.
 """
 
 import unicodedata
@@ -11,10 +12,12 @@ NAME_LENGTH: Final = 60  # characters of a name that are shown, or of each part 
 PATH_LENGTH: Final = 180  # characters of a whole path that are shown
 LINE_LENGTH: Final = 2000  # characters of a message
 
-_JOINERS: Final = "\u200c\u200d"  # of Persian and Indic scripts and of emoji; they do not change the text direction
+# of Persian and Indic scripts and of emoji; they do not change the text direction
+_JOINERS: Final = "\u200c\u200d"
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
-# A name's own asterisks and backticks, distinguished from our sentences' markup until `as_markdown` writes them. Both
+# A name's own asterisks and backticks, distinguished from our sentences' markup until `as_markdown`
+# writes them. Both
 # are private-use characters, which `visible` escapes, so that no name can hold them.
 ASTERISK = "\U000f0001"
 BACKTICK = "\U000f0002"
@@ -23,12 +26,14 @@ _RESTORE: Final = str.maketrans({ASTERISK: "*", BACKTICK: "`"})
 
 
 def visible(text: str) -> str:
-    r"""Text with control characters, direction marks and lone bytes as escapes ("\x1b", "\u202e")."""
+    r"""Text with control characters, direction marks and lone bytes as escapes ("\x1b",
+    "\u202e")."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def shortened(name: str) -> str:
-    r"""Return a name cut in its middle to NAME_LENGTH characters; of a path each part, and all to PATH_LENGTH.
+    r"""Return a name cut in its middle to NAME_LENGTH characters; of a path each part, and all to
+    PATH_LENGTH.
 
     A name of only spaces is written as "\x20".
     """
@@ -41,16 +46,25 @@ def shortened(name: str) -> str:
 def escape(character: str) -> str:
     r"""Return the escape of a character, as in Python ("\x1b", "\u202e")."""
     number = ord(character)
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    return (
+        f"\\x{number:02x}"
+        if number < 0x100
+        else f"\\u{number:04x}"
+        if number < 0x10000
+        else f"\\U{number:08x}"
+    )
 
 
 def for_terminal(text: str) -> str:
-    """Text as one line for a terminal: without cursor movements, colours or changes of direction."""
+    """Text as one line for a terminal: without cursor movements, colours or changes of
+    direction."""
     return _cut(visible(_cut(text, LINE_LENGTH)), LINE_LENGTH)
 
 
 def protected(name: str) -> str:
-    """Return a name for a sentence for `as_markdown`: its asterisks and backticks are not taken as markup."""
+    """Return a name for a sentence for `as_markdown`: its asterisks and backticks are not taken as
+    markup.
+    """
     return name.translate(_PROTECT)
 
 

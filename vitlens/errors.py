@@ -27,12 +27,15 @@ _WORD = 0.95  # similarity of a name to one of several words, of which it is one
 _CONTAINED = 0.85  # similarity of a name to one that contains it
 
 
-_typing: set[object] = set()  # a mark for each command that runs; one set per process, as the demo answers in threads
+_typing: set[object] = (
+    set()
+)  # a mark for each command that runs; one set per process, as the demo answers in threads
 
 
 @contextmanager
 def typed_flags() -> Iterator[None]:
-    """Inside, messages name the arguments of the command line instead of those of Python functions."""
+    """Inside, messages name the arguments of the command line instead of those of Python
+    functions."""
     mark = object()
     _typing.add(mark)
     try:
@@ -42,9 +45,11 @@ def typed_flags() -> Iterator[None]:
 
 
 def argument(name: str, value: object = None, *, flag: str = "") -> str:
-    """Return an argument as the caller types it: `image_size=64`, or on the command line `--image-size 64`.
+    """Return an argument as the caller types it: `image_size=64`, or on the command line
+    `--image-size 64`.
 
-    name: in Python; value: None for the name alone, True for a switch; flag: where it is not the name with dashes.
+    name: in Python; value: None for the name alone, True for a switch; flag: where it is not the
+    name with dashes.
 
     >>> argument("image_size", 64)
     'image_size=64'
@@ -55,11 +60,15 @@ def argument(name: str, value: object = None, *, flag: str = "") -> str:
     typed = f"--{flag or name.replace('_', '-')}"
     if value is None:
         return by_caller(python=f"{name}=", command=typed)
-    return by_caller(python=f"{name}={value!r}", command=typed if value is True else f"{typed} {value}")
+    return by_caller(
+        python=f"{name}={value!r}", command=typed if value is True else f"{typed} {value}"
+    )
 
 
 def set_option(name: str, value: object) -> str:
-    """Return a setting as the caller types it: `mixup=0.8`, or on the command line `--set mixup=0.8`."""
+    """Return a setting as the caller types it: `mixup=0.8`, or on the command line `--set
+    mixup=0.8`.
+    """
     return by_caller(python=f"{name}={value!r}", command=f"--set {name}={str(value).lower()}")
 
 
@@ -74,7 +83,8 @@ def by_caller(*, python: str, command: str) -> str:
 
 
 class VitlensError(Exception):
-    """The base class: the command line prints its message as one line and exits with its exit code."""
+    """The base class: the command line prints its message as one line and exits with its exit
+    code."""
 
     exit_code = 1
 
@@ -131,8 +141,12 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return True if memory ran out: of Python, of numpy, or of torch on the CPU, which has no type for it."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    """Return True if memory ran out: of Python, of numpy, or of torch on the CPU, which has no type
+    for it.
+    """
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
 
 
 class ModelError(InputError):
@@ -180,7 +194,8 @@ def first_line(error: BaseException, most: int = 160) -> str:
 
 @contextmanager
 def in_one_line(expected: str, hint: str, kind: type[InputError] = ModelError) -> Iterator[None]:
-    """Inside, what another library raises, often a dozen types, is one line of ours: expected, found, hint.
+    """Inside, what another library raises, often a dozen types, is one line of ours: expected,
+    found, hint.
 
     Our own exceptions pass, and so does memory that ran out.
     """

@@ -17,21 +17,27 @@ import numpy as np
 from vitlens.errors import InputError, NonFiniteError, StorageError, by_caller
 from vitlens.typed import SIZE, is_name, parse_json
 
-_FOREIGN: Final = ("wandb",)  # folders of other programs in a run's folder, which vitlens neither reads nor writes
+_FOREIGN: Final = (
+    "wandb",
+)  # folders of other programs in a run's folder, which vitlens neither reads nor writes
 
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, with its suffix, that replaces it when the block ends without an exception.
+    """Yield a temporary path beside `path`, with its suffix, that replaces it when the block ends
+    without an exception.
 
-    The parent folder is created. Raises StorageError, one line, when the disk is full or not writable; then, as after
-    any other exception, the old file is unchanged and no partial file is left.
+    The parent folder is created. Raises StorageError, one line, when the disk is full or not
+    writable; then, as after any other exception, the old file is unchanged and no partial file is
+    left.
     """
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        with temporary.open("rb") as file:  # so that a crash after the rename cannot leave a partial file
+        with temporary.open(
+            "rb"
+        ) as file:  # so that a crash after the rename cannot leave a partial file
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
@@ -49,8 +55,12 @@ def is_temporary(name: str) -> bool:
 def storage_error(path: Path, error: OSError) -> StorageError:
     """Return the error for a file that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(f"expected room on the disk for {path}, found it full; free some, or {_elsewhere()}")
-    return StorageError(f"expected to write {path}, found: {error.strerror or error}; {_elsewhere()}")
+        return StorageError(
+            f"expected room on the disk for {path}, found it full; free some, or {_elsewhere()}"
+        )
+    return StorageError(
+        f"expected to write {path}, found: {error.strerror or error}; {_elsewhere()}"
+    )
 
 
 def _elsewhere() -> str:
@@ -69,11 +79,15 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Write JSON atomically. Raises NonFiniteError, with the place, for NaN and infinity, which JSON does not have."""
+    """Write JSON atomically. Raises NonFiniteError, with the place, for NaN and infinity, which
+    JSON does not have.
+    """
     plain = json.loads(json.dumps(content, default=_plain))
     place = next((place for place, number in _numbers(plain) if not isfinite(number)), None)
     if place is not None:
-        raise NonFiniteError(f"expected finite numbers in {path.name}, found NaN or infinity at {place}")
+        raise NonFiniteError(
+            f"expected finite numbers in {path.name}, found NaN or infinity at {place}"
+        )
     text = json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     # a file name that is not UTF-8 has lone surrogates, which JSON writes as \udcff
     write_bytes(path, text.encode(errors="backslashreplace"))
@@ -92,13 +106,24 @@ def _numbers(value: object, place: str = "") -> Iterator[tuple[str, float]]:
     """Yield the floats of nested JSON, with their places."""
     if isinstance(value, float):
         yield place.removeprefix("/"), value
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, child in items:
         yield from _numbers(child, f"{place}/{key}")
 
 
 def read_bounded(
-    path: Path, limit: int, *, what: str = "a file", error: type[InputError] = InputError, hint: str = ""
+    path: Path,
+    limit: int,
+    *,
+    what: str = "a file",
+    error: type[InputError] = InputError,
+    hint: str = "",
 ) -> bytes:
     """Return the bytes of a regular file.
 
@@ -111,14 +136,20 @@ def read_bounded(
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except (OSError, ValueError) as reason:
-        raise error(f"expected {what} at {path}, found: {getattr(reason, 'strerror', None) or reason}{end}") from reason
+        raise error(
+            f"expected {what} at {path}, found: {getattr(reason, 'strerror', None) or reason}{end}"
+        ) from reason
     if len(content) > limit:
         raise error(f"expected {what} of at most {limit:,} bytes at {path}, found more{end}")
     return content
 
 
-def read_json(path: Path, *, size: int = SIZE, error: type[InputError] = InputError, hint: str = "") -> Any:
-    """Return the value in a JSON file. Raises `error` when it is missing, unreadable, not JSON, or above the limit."""
+def read_json(
+    path: Path, *, size: int = SIZE, error: type[InputError] = InputError, hint: str = ""
+) -> Any:
+    """Return the value in a JSON file. Raises `error` when it is missing, unreadable, not JSON, or
+    above the limit.
+    """
     content = read_bounded(path, size, what="a JSON file", error=error, hint=hint)
     return parse_json(content, source=str(path), size=size, error=error, hint=hint)
 
@@ -132,24 +163,30 @@ def sha256(path: Path) -> str:
 def inside(folder: Path, *parts: str) -> Path:
     """Return the path of the parts below a folder, which itself may be a link.
 
-    Raises InputError for parts that lead out of the folder, and for a link in them, for reading as for writing: an
-    untrusted file must not determine what is read or overwritten.
+    Raises InputError for parts that lead out of the folder, and for a link in them, for reading as
+    for writing: an untrusted file must not determine what is read or overwritten.
     """
     below = Path(*parts)
     try:
         if below.is_absolute() or not below.parts or ".." in below.parts or "\0" in str(below):
-            raise InputError(f"expected a place inside {folder}, found {'/'.join(parts)!r}; make the run anew")
+            raise InputError(
+                f"expected a place inside {folder}, found {'/'.join(parts)!r}; make the run anew"
+            )
         path = folder
         for part in below.parts:
             path /= part
             _require_no_link(path)
     except (OSError, ValueError) as error:  # an invalid file name
-        raise InputError(f"expected a place inside {folder}, found {str(below)[:80]!r} ({error})") from error
+        raise InputError(
+            f"expected a place inside {folder}, found {str(below)[:80]!r} ({error})"
+        ) from error
     return path
 
 
 def require_no_links(folder: Path, names: Iterable[str]) -> None:
-    """Raise InputError where one of these files and folders of a run's folder, or anything below them, is a link."""
+    """Raise InputError where one of these files and folders of a run's folder, or anything below
+    them, is a link.
+    """
     pending = [folder / name for name in names]
     while pending:
         path = pending.pop()
@@ -167,7 +204,11 @@ def _require_no_link(path: Path) -> None:
 
 
 def named_file(name: str, suffix: str) -> str:
-    """Return a file name made from a name in a file (alias, method). Raises InputError for a path."""
+    """Return a file name made from a name in a file (alias, method). Raises InputError for a
+    path."""
     if not is_name(name):
-        raise InputError(f"expected a name that can be part of a file name, found {name[:80]!r}; run the command again")
+        raise InputError(
+            f"expected a name that can be part of a file name, found {name[:80]!r}; run the "
+            "command again"
+        )
     return name + suffix

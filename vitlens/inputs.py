@@ -1,4 +1,6 @@
-"""Decorators of public functions: images, labels and targets in every form, as the functions themselves need them."""
+"""Decorators of public functions: images, labels and targets in every form, as the functions
+themselves need them.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -21,18 +23,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_images(function: Function) -> Function:
-    """Decorate a public function of (model, images, ...): it takes images, labels and targets in every form.
+    """Decorate a public function of (model, images, ...): it takes images, labels and targets in
+    every form.
 
-    The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and of the model's pixel_dtype, or by
-    `as_parts`, to read them part by part; they are given as tensors, files, folders, PIL images, uint8 arrays or a
-    Split (data/catalogue.py), whose groups `groups_of` has; `labels`, where it has such a parameter and
-    none are given, from the Split or the class folders; and `targets` as class indices (batch,), or None for the
-    predicted classes. Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
+    The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and of the
+    model's pixel_dtype, or by `as_parts`, to read them part by part; they are given as tensors,
+    files, folders, PIL images, uint8 arrays or a Split (data/catalogue.py), whose groups
+    `groups_of` has; `labels`, where it has such a parameter and none are given, from the Split or
+    the class folders; and `targets` as class indices (batch,), or None for the predicted classes.
+    Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
     Other threads that use the model wait.
 
-    Raises DataError where `read_split` and `require_images` do, InputError for what is no Model, for options that are
-    not given by name and for wrong targets, UnknownNameError for an option or a class that does not exist. The caller's
-    images are not changed.
+    Raises DataError where `read_split` and `require_images` do, InputError for what is no Model,
+    for options that are not given by name and for wrong targets, UnknownNameError for an option or
+    a class that does not exist. The caller's images are not changed.
     """
     signature = inspect.signature(function)
     targets_parameter = signature.parameters.get("targets")
@@ -42,7 +46,8 @@ def takes_images(function: Function) -> Function:
     def checked(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
         require_model(model, images)
         _require_options(function, signature, args, kwargs)
-        # inside inference mode, nothing has a gradient; while this thread holds the model, other threads wait
+        # inside inference mode, nothing has a gradient; while this thread holds the model, other
+        # threads wait
         with torch.inference_mode(mode=False), holding(model):
             images, split = _read(model, images)
             if targets_parameter is None and (split is None or not takes_labels):
@@ -57,7 +62,9 @@ def takes_images(function: Function) -> Function:
                 targets = arguments.get("targets", targets_parameter.default)
                 if targets is not None:
                     any_class = targets_parameter.default is None
-                    targets = class_targets(targets, model, len(images), split=split, any_class=any_class)
+                    targets = class_targets(
+                        targets, model, len(images), split=split, any_class=any_class
+                    )
                 arguments["targets"] = targets
             return function(*bound.args, **bound.kwargs)
 
@@ -67,9 +74,9 @@ def takes_images(function: Function) -> Function:
 def takes_splits(function: Function) -> Function:
     """Decorate a public function of (model, ...) with Splits among its parameters.
 
-    `images` and `second_images` may also be given in every other form (data/catalogue.py), tensors with `labels` (n,),
-    class indices of the model, which replace those of a Split. Raises DataError for what is no images, and for anything
-    but a Split where the parameter is annotated so.
+    `images` and `second_images` may also be given in every other form (data/catalogue.py), tensors
+    with `labels` (n,), class indices of the model, which replace those of a Split. Raises DataError
+    for what is no images, and for anything but a Split where the parameter is annotated so.
     """
     signature = inspect.signature(function)
     strict = []
@@ -100,12 +107,15 @@ def takes_splits(function: Function) -> Function:
 
 
 def parts_of(model: Model, images: AnyImages) -> Parts:
-    """Return images in any form as parts in [0, 1], of the model's pixel_dtype. Raises what `takes_images` raises."""
+    """Return images in any form as parts in [0, 1], of the model's pixel_dtype. Raises what
+    `takes_images` raises.
+    """
     return as_parts(_read(model, images)[0])
 
 
 def with_labels(split: Split, labels: Tensor | None, model: Model) -> Split:
-    """Return the split with these labels, class indices of the model; unchanged where they are None.
+    """Return the split with these labels, class indices of the model; unchanged where they are
+    None.
 
     Raises DataError for wrong ones, and UnsupportedError for a model without classes.
     """
@@ -117,15 +127,20 @@ def with_labels(split: Split, labels: Tensor | None, model: Model) -> Split:
     if indices.shape != (len(split),) or bool(is_outside.any()):
         limits = f" from {int(indices.min())} to {int(indices.max())}" if indices.numel() else ""
         raise DataError(
-            f"expected labels ({len(split)},) from 0 to {len(model.classes) - 1}, found {tuple(indices.shape)}{limits}"
+            f"expected labels ({len(split)},) from 0 to {len(model.classes) - 1}, found "
+            f"{tuple(indices.shape)}{limits}"
         )
     return replace(split, labels=indices, classes=model.classes)
 
 
 def _require_options(
-    function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
-    """Raise UnknownNameError for an option that the function lacks, InputError for options that are not given by name.
+    """Raise UnknownNameError for an option that the function lacks, InputError for options that are
+    not given by name.
 
     args: those after the model and the images.
     """
@@ -146,7 +161,8 @@ def _require_options(
     if count > len(positional):
         options = ", ".join(f"{name}=" for name in names[len(positional) :])
         raise InputError(
-            f"expected {function.__name__}({', '.join(positional)}) and options by name, found {count} "
+            f"expected {function.__name__}({', '.join(positional)}) and options by name, found "
+            f"{count} "
             f"arguments without a name; give the last as {options}"
         )
 
@@ -155,14 +171,19 @@ def _require_split(name: str, value: object) -> None:
     """Raise DataError for an argument that is neither None nor a Split."""
     if value is not None and not isinstance(value, Split):
         raise DataError(
-            f"expected a Split of images and labels for {name}, found {type(value).__name__}; make one with "
+            f"expected a Split of images and labels for {name}, found {type(value).__name__}; make "
+            "one with "
             "vitlens.load_data(DATA, part='train')"
         )
 
 
 def _read(model: Model, images: Any) -> tuple[Tensor | Streamed, Split | None]:
-    """Return images as a checked tensor, or as Streamed from the Split that they come from, and this Split, or None."""
+    """Return images as a checked tensor, or as Streamed from the Split that they come from, and
+    this Split, or None.
+    """
     if isinstance(images, Tensor) and images.dtype != torch.uint8:
         return require_images(images, dtype=model.pixel_dtype), None
-    split = images.given if isinstance(images, Streamed) else read_split(images, model.preprocessing)
+    split = (
+        images.given if isinstance(images, Streamed) else read_split(images, model.preprocessing)
+    )
     return Streamed(split, model.pixel_dtype), split

@@ -1,4 +1,5 @@
-"""What can be named: `list_methods`, `list_attacks`, `list_statistics` and `list_models`, read from the registries.
+"""What can be named: `list_methods`, `list_attacks`, `list_statistics` and `list_models`, read from
+the registries.
 
 Free of torch, but for a pattern of `list_models` that asks a library for the names of its models.
 """
@@ -27,9 +28,9 @@ _NEEDS: Final = {  # of attributions and of layers, in words
 class Named:
     """Something that can be named.
 
-    name: as it is typed; help: what it is, in a sentence; needs: what it requires of the model or of the installation,
-    "" for nothing; family: the kind it belongs to: of methods the families of models, of attacks the norm, of
-    statistics the query rows, of models the source.
+    name: as it is typed; help: what it is, in a sentence; needs: what it requires of the model or
+    of the installation, "" for nothing; family: the kind it belongs to: of methods the families of
+    models, of attacks the norm, of statistics the query rows, of models the source.
     """
 
     name: str
@@ -76,7 +77,9 @@ def list_methods() -> NameList:
     entries = []
     for name, method in ATTRIBUTIONS.items():
         needs = _needs(method.needs, "gradients" if method.gradients else None)
-        entries.append(Named(name, f"{method.title}: {method.description}", needs, ", ".join(method.families)))
+        entries.append(
+            Named(name, f"{method.title}: {method.description}", needs, ", ".join(method.families))
+        )
     return NameList("methods", entries)
 
 
@@ -88,7 +91,12 @@ def list_attacks() -> NameList:
     ['pgd-l2', 'cw', 'deepfool']
     """
     entries = [
-        Named(name, f"{attack.title}: {attack.description}", "gradients" if attack.gradients else "", attack.norm)
+        Named(
+            name,
+            f"{attack.title}: {attack.description}",
+            "gradients" if attack.gradients else "",
+            attack.norm,
+        )
         for name, attack in ATTACKS.items()
     ]
     return NameList("attacks", entries)
@@ -104,15 +112,18 @@ def list_statistics() -> NameList:
     entries = []
     for name, statistic in STATISTICS.items():
         unit = f" ({statistic.unit})" if statistic.unit else ""
-        entries.append(Named(name, statistic.meaning + unit, _needs(*statistic.needs), statistic.rows))
+        entries.append(
+            Named(name, statistic.meaning + unit, _needs(*statistic.needs), statistic.rows)
+        )
     return NameList("statistics", entries)
 
 
 def list_models(pattern: str = "*") -> NameList:
-    """Return the models that can be loaded, by names that match a pattern or contain it; without one, a library is one
-    entry.
+    """Return the models that can be loaded, by names that match a pattern or contain it; without
+    one, a library is one entry.
 
-    A pattern asks the libraries for their names, and so imports them. Raises UnknownNameError where nothing matches.
+    A pattern asks the libraries for their names, and so imports them. Raises UnknownNameError where
+    nothing matches.
 
     >>> import vitlens
     >>> vitlens.list_models("*-digits").names
@@ -120,8 +131,15 @@ def list_models(pattern: str = "*") -> NameList:
     """
     entries: list[Named] = []
     for source in SOURCES.values():
-        needs = {"own": "", "hub": "weights from its hub, or a file", "none": "training, or a file of weights"}
-        needed = [needs[source.weights], f"pip install 'vitlens[{source.extra}]'" if source.extra else ""]
+        needs = {
+            "own": "",
+            "hub": "weights from its hub, or a file",
+            "none": "training, or a file of weights",
+        }
+        needed = [
+            needs[source.weights],
+            f"pip install 'vitlens[{source.extra}]'" if source.extra else "",
+        ]
         whole = pattern in ("", "*") and source.prefix
         for name in [source.usage] if whole else source.matching(pattern):
             entries.append(Named(name, source.help, "; ".join(filter(None, needed)), source.kind))

@@ -1,7 +1,8 @@
-"""Names that no registry holds, without torch: choices of the command line, and ImageNet's 1000 classes.
+"""Names that no registry holds, without torch: choices of the command line, and ImageNet's 1000
+classes.
 
-`imagenet.txt` has one class per line, wnid and WordNet's first lemma, in order of wnid: the line's number is the index
-(the two cranes and the second maillot are disambiguated by hand).
+`imagenet.txt` has one class per line, wnid and WordNet's first lemma, in order of wnid: the line's
+number is the index (the two cranes and the second maillot are disambiguated by hand).
 """
 
 import re
@@ -25,7 +26,10 @@ PRESETS: Final = (
     "swin-tiny-224",
 )
 DIGITS_PAIR: Final = ("vit-digits", "cnn-digits")
-SHORTCUT_PAIR: Final = ("vit-shortcut", "cnn-shortcut")  # trained where the background's hue goes with the class
+SHORTCUT_PAIR: Final = (
+    "vit-shortcut",
+    "cnn-shortcut",
+)  # trained where the background's hue goes with the class
 BUNDLED: Final = (*DIGITS_PAIR, *SHORTCUT_PAIR)
 TEMPLATE_SETS: Final = ("photo", "simple", "openai")
 OPTIMISERS: Final = ("adamw", "muon")
@@ -34,7 +38,9 @@ Fusion = Literal["mean", "max", "min"]
 Engine = Literal["vitlens", "grad-cam"]  # of class activation maps: our own, or the package's
 Substrate = Literal["blur", "mean", "black", "absent"]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
-FeaturePool = Literal["cls", "mean", "cls+mean"]  # of an image: its CLS token, the mean of its patches, both
+FeaturePool = Literal[
+    "cls", "mean", "cls+mean"
+]  # of an image: its CLS token, the mean of its patches, both
 Pooling = Literal["cls", "mean"]  # the classifier's input: a CLS token, the mean of the patches
 Weighting = Literal["dino", "majority"]  # of the neighbours' votes in k-NN
 Projection = Literal["tsne", "pca"]
@@ -53,7 +59,17 @@ FigureFormat = Literal["png", "svg", "pdf"]
 FigureWidth = Literal["page", "column"]
 TrackerName = Literal["tensorboard", "wandb"]
 SelfChecks = Literal["all", "few"]  # of attacks
-StepName = Literal["embedding", "positions", "norm", "queries", "scores", "softmax", "values", "projection", "residual"]
+StepName = Literal[
+    "embedding",
+    "positions",
+    "norm",
+    "queries",
+    "scores",
+    "softmax",
+    "values",
+    "projection",
+    "residual",
+]
 
 READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
@@ -101,13 +117,15 @@ def imagenet_indices() -> Mapping[str, int]:
 
 
 def are_imagenet(names: Iterable[str]) -> bool:
-    """Return True if these folder names are all wnids of ImageNet-1k (and there is at least one)."""
+    """Return True if these folder names are all wnids of ImageNet-1k (and there is at least
+    one)."""
     return set() < set(names) <= _names().keys()
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a class without what people write in two ways: case, separators, leading zeros, and letters
-    with their accents in one character or two."""
+    """Return the name of a class without what people write in two ways: case, separators, leading
+    zeros, and letters with their accents in one character or two.
+    """
     text = unicodedata.normalize("NFC", name).casefold()
     plain = " ".join(_SEPARATORS.sub(" ", text).split())
     return str(int(plain)) if is_index(plain) else plain

@@ -1,4 +1,5 @@
-"""Preprocessing of a photograph for a model: resize, crop, and the normalisation of its training."""
+"""Preprocessing of a photograph for a model: resize, crop, and the normalisation of its
+training."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, TypeAlias
@@ -11,7 +12,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 LONGEST_SIDE: Final = 4096  # pixels of an input; a ViT of patches of 16 px has 65,536 tokens then
 
-Interpolation = Literal["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"]  # Pillow's filters
+Interpolation = Literal[
+    "bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"
+]  # Pillow's filters
 CropMode = Literal["center", "border", "squash"]  # timm's names
 CropOffset = Literal["round", "floor"]
 # bounds for values from files
@@ -24,15 +27,17 @@ _Level: TypeAlias = Annotated[int, between(0, 255)]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How images are prepared for a model: resized, then cropped or padded to the input's size, then normalised.
+    """How images are prepared for a model: resized, then cropped or padded to the input's size,
+    then normalised.
 
-    size: input (height, width) in pixels. resize: the short side in pixels before the centre crop. box: a (height,
-    width) before it instead, used by `crop_mode`: "center" scales the image until it covers the box, "border" until it
-    fits into it, both in proportion; "squash" resizes the whole image to it. Without resize and box, the whole image is
-    resized to size. interpolation: one of Pillow's filters, antialiased. mean, std: per channel, in pixel units of
-    [0, 1]. crop_offset: how an odd number of cropped pixels is halved, "round" (to even, as torchvision and timm do) or
-    "floor" (as transformers does). fill: 8-bit RGB around an image that is smaller than the crop; None enlarges it, in
-    proportion, until it covers the crop.
+    size: input (height, width) in pixels. resize: the short side in pixels before the centre crop.
+    box: a (height, width) before it instead, used by `crop_mode`: "center" scales the image until
+    it covers the box, "border" until it fits into it, both in proportion; "squash" resizes the
+    whole image to it. Without resize and box, the whole image is resized to size. interpolation:
+    one of Pillow's filters, antialiased. mean, std: per channel, in pixel units of [0, 1].
+    crop_offset: how an odd number of cropped pixels is halved, "round" (to even, as torchvision and
+    timm do) or "floor" (as transformers does). fill: 8-bit RGB around an image that is smaller than
+    the crop; None enlarges it, in proportion, until it covers the crop.
 
     Raises InputError for a resize with a box, and for a crop_mode without one.
     """
@@ -49,9 +54,14 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if self.resize is not None and self.box is not None:
-            raise InputError(f"expected resize or box, found {self.resize} and {self.box}; leave one out")
+            raise InputError(
+                f"expected resize or box, found {self.resize} and {self.box}; leave one out"
+            )
         if self.crop_mode != "center" and self.box is None:
-            raise InputError(f"expected a box (height, width) for crop_mode {self.crop_mode!r}, found none; give box=")
+            raise InputError(
+                f"expected a box (height, width) for crop_mode {self.crop_mode!r}, found none; "
+                "give box="
+            )
 
     @property
     def is_cropped(self) -> bool:
@@ -60,8 +70,9 @@ class Preprocessing:
 
     @property
     def geometry(self) -> "Preprocessing":
-        """Return all that decides a model's 8-bit pixels, without its normalisation: equal for models that share
-        them."""
+        """Return all that decides a model's 8-bit pixels, without its normalisation: equal for
+        models that share them.
+        """
         return replace(self, mean=_NEUTRAL, std=_NEUTRAL)
 
     @property
@@ -69,7 +80,11 @@ class Preprocessing:
         """Return how an image becomes the model's input, in words."""
         height, width = self.size
         if self.box is not None:
-            verbs = {"center": "scaled to cover", "border": "scaled to fit into", "squash": "whole image resized to"}
+            verbs = {
+                "center": "scaled to cover",
+                "border": "scaled to fit into",
+                "squash": "whole image resized to",
+            }
             resized = "{} {} x {} px".format(verbs[self.crop_mode], *self.box)
         elif self.resize is not None:
             resized = f"short side resized to {self.resize} px"
@@ -83,12 +98,19 @@ class Preprocessing:
         return f"{resized} ({self.interpolation}), {crop}"
 
     def at_size(self, size: tuple[int, int]) -> "Preprocessing":
-        """Return the same normalisation and filter for another (height, width), to which whole images are resized."""
+        """Return the same normalisation and filter for another (height, width), to which whole
+        images are resized.
+        """
         return Preprocessing(size, None, self.interpolation, self.mean, self.std)
 
 
 def require_side_lengths(size: tuple[int, int] | None) -> None:
-    """Raise InputError for an input (height, width) that is too large for memory; None is a model's own size."""
+    """Raise InputError for an input (height, width) that is too large for memory; None is a model's
+    own size.
+    """
     if size is not None and max(size) > LONGEST_SIDE:
         height, width = size
-        raise InputError(f"expected an image size of at most {LONGEST_SIDE} px a side, found {height}x{width}; try 224")
+        raise InputError(
+            f"expected an image size of at most {LONGEST_SIDE} px a side, found {height}x{width}; "
+            "try 224"
+        )

@@ -1,4 +1,5 @@
-"""What a command writes: one record class of row classes, whose columns are declared once; and a run's folder, read.
+"""What a command writes: one record class of row classes, whose columns are declared once; and a
+run's folder, read.
 
     @dataclass(frozen=True)
     class AccuracyRow(OfModel):
@@ -9,12 +10,14 @@
         accuracy: tuple[AccuracyRow, ...] = table()
         predictions: Mapping[str, PredictionArrays] = arrays("predictions-{model}")
 
-A column gives the JSON of results.json, the metric with its name, the heading of a table, the axis of a chart, the term
-in the glossary and the better direction. Files are untrusted: they are read strictly, by the types of the fields.
+A column gives the JSON of results.json, the metric with its name, the heading of a table, the axis
+of a chart, the term in the glossary and the better direction. Files are untrusted: they are read
+strictly, by the types of the fields.
 
-Records live longer than the code that wrote them. What is added keeps the schema: a table that a folder lacks is empty,
-one that this version does not know is left out, and a new column has a default, which rows without it take. What is
-renamed, removed or means something else takes the next schema, and folders of another schema are refused.
+Records live longer than the code that wrote them. What is added keeps the schema: a table that a
+folder lacks is empty, one that this version does not know is left out, and a new column has a
+default, which rows without it take. What is renamed, removed or means something else takes the next
+schema, and folders of another schema are refused.
 """
 
 import dataclasses
@@ -45,7 +48,12 @@ _COLUMN: Final = "column"
 _TABLE: Final = "table"
 _ARRAYS: Final = "arrays"
 _AGAIN: Final = "run the command again"
-_ALIASES: Final = ("model", "made_for", "shown_to", "baseline")  # placeholders of metrics that are models' aliases
+_ALIASES: Final = (
+    "model",
+    "made_for",
+    "shown_to",
+    "baseline",
+)  # placeholders of metrics that are models' aliases
 _PAIR: Final = ("first", "second")  # also aliases, where a metric is about no one model
 R = TypeVar("R", bound="Record")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,8 +103,8 @@ class Data:
 class Config:
     """config.json, the part that all commands share.
 
-    fingerprints: a SHA-256 of the images by part ("train", "test"), and of their labels ("test labels"); empty in
-    folders of earlier versions.
+    fingerprints: a SHA-256 of the images by part ("train", "test"), and of their labels ("test
+    labels"); empty in folders of earlier versions.
     """
 
     title: Text = ""
@@ -153,15 +161,19 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord:
     """Return the output of a run, read from its folder.
 
-    Raises InputError when it is not the folder of a vitlens run, is of another schema, or holds something else than a
-    run writes.
+    Raises InputError when it is not the folder of a vitlens run, is of another schema, or holds
+    something else than a run writes.
     """
     if not folder.is_dir():
         kind = "a file" if folder.exists() else "nothing there"
-        raise InputError(f"expected the folder of a run at {folder}, found {kind}; see reports/ and runs/")
+        raise InputError(
+            f"expected the folder of a run at {folder}, found {kind}; see reports/ and runs/"
+        )
     missing = [name for name in (CONFIG, RESULTS) if not inside(folder, name).is_file()]
     if missing:
-        raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
+        raise InputError(
+            f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it"
+        )
     config = read_json(folder / CONFIG)
     results = read_json(folder / RESULTS)
     _require_schema(folder, config, results)
@@ -183,7 +195,8 @@ def _require_schema(folder: Path, config: object, results: object) -> None:
         version = "a newer version"
         advice = "read them with that version: pip install --upgrade vitlens"
     raise InputError(
-        f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema {schema!s:.40}, which {version} "
+        f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema {schema!s:.40}, "
+        f"which {version} "
         f"wrote; {advice}"
     )
 
@@ -200,11 +213,12 @@ def _command_line(config: object) -> str:
 class Column:
     """What a field of a row is called and how it is read.
 
-    title: heading, axis and legend; unit: of plain numbers, as an Estimate has its own (one of a fraction is shown in
-    points where this is "points"), or "text" of words that tables do not shorten; term: what it is, one sentence for
-    the glossary; better: the direction that is better, None where neither is; metric: the name of its metric in
-    results.json, with the row's fields in braces, and {key} for a field that holds several by name; keys: gives the
-    entries of such a field that are metrics, where not all are.
+    title: heading, axis and legend; unit: of plain numbers, as an Estimate has its own (one of a
+    fraction is shown in points where this is "points"), or "text" of words that tables do not
+    shorten; term: what it is, one sentence for the glossary; better: the direction that is better,
+    None where neither is; metric: the name of its metric in results.json, with the row's fields in
+    braces, and {key} for a field that holds several by name; keys: gives the entries of such a
+    field that are metrics, where not all are.
     """
 
     title: str
@@ -235,17 +249,20 @@ def table() -> Any:
 def arrays(name: str) -> Any:
     """Return a field of a record: the arrays of a file, from which figures are drawn.
 
-    name: of the file. With a placeholder, "offsets-{model}", the field is a Mapping from its value to a dataclass of
-    arrays (vitlens/arrays.py), else such a dataclass or None.
+    name: of the file. With a placeholder, "offsets-{model}", the field is a Mapping from its value
+    to a dataclass of arrays (vitlens/arrays.py), else such a dataclass or None.
     """
     several = "{" in name
-    return field(**({"default_factory": dict} if several else {"default": None}), metadata={_ARRAYS: name})
+    return field(
+        **({"default_factory": dict} if several else {"default": None}), metadata={_ARRAYS: name}
+    )
 
 
 @dataclass(frozen=True)
 class MetricName:
-    """The name of a metric, a path with placeholders: "accuracy/{model}", the model's alias after the first word; keys:
-    what {key} can be, empty where that is not known before the run."""
+    """The name of a metric, a path with placeholders: "accuracy/{model}", the model's alias after
+    the first word; keys: what {key} can be, empty where that is not known before the run.
+    """
 
     pattern: str
     keys: tuple[str, ...] = ()
@@ -256,7 +273,9 @@ class MetricName:
         return match and match.groupdict()
 
     def renamed(self, name: str, aliases: Mapping[str, str]) -> str:
-        """Return the name of this metric for models with other aliases; all else stays as it is written."""
+        """Return the name of this metric for models with other aliases; all else stays as it is
+        written.
+        """
         match = _expression(self).fullmatch(name)
         if match is None:
             return name
@@ -290,8 +309,9 @@ def _expression(name: MetricName) -> "re.Pattern[str]":
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a command writes: the names of its metrics, the row class of each table, the class of each file of
-    arrays, by the pattern of its name."""
+    """All that a command writes: the names of its metrics, the row class of each table, the class
+    of each file of arrays, by the pattern of its name.
+    """
 
     metrics: tuple[MetricName, ...]
     tables: Mapping[str, type]
@@ -313,12 +333,17 @@ def joined_contents(parts: Sequence[Contents]) -> Contents:
 @_once
 def columns(kind: type) -> Mapping[str, Column]:
     """Return the columns of a row class by field; a field without `col` is called as it is."""
-    return {each.name: each.metadata.get(_COLUMN, Column(each.name.replace("_", " "))) for each in fields(kind)}
+    return {
+        each.name: each.metadata.get(_COLUMN, Column(each.name.replace("_", " ")))
+        for each in fields(kind)
+    }
 
 
 @dataclass(frozen=True)
 class ImageValues:
-    """The values (n,) of a metric on the images in their order; groups (n,): as those of a Split, or None."""
+    """The values (n,) of a metric on the images in their order; groups (n,): as those of a Split,
+    or None.
+    """
 
     values: NDArray[np.floating[Any]]
     groups: NDArray[np.integer[Any]] | None = None
@@ -328,8 +353,8 @@ class ImageValues:
 class Record:
     """The output of a run.
 
-    config: its settings and models; folder: where it was read from; seconds: that it took; missing_tables: names of
-    those that its folder lacks, which are empty here.
+    config: its settings and models; folder: where it was read from; seconds: that it took;
+    missing_tables: names of those that its folder lacks, which are empty here.
     """
 
     config: Config = field(default_factory=Config)
@@ -366,7 +391,9 @@ class Record:
     @property
     def metrics(self) -> Mapping[str, Estimate]:
         """Return every number that a column names a metric, by the metric's name."""
-        return dict(each for rows in self.tables.values() for row in rows for each in _metrics_of(row))
+        return dict(
+            each for rows in self.tables.values() for row in rows for each in _metrics_of(row)
+        )
 
     @property
     def hardware(self) -> str:
@@ -374,16 +401,22 @@ class Record:
         return ""
 
     def values_by_image(self) -> Mapping[str, ImageValues]:
-        """Return the values whose means are metrics, by the metric's name, so far as the run keeps them."""
+        """Return the values whose means are metrics, by the metric's name, so far as the run keeps
+        them.
+        """
         return {}
 
     def column(self, name: str) -> Column | None:
         """Return the column that declares a metric; None where there is no such metric."""
         declared = _declared(type(self))
-        return next((each for each in declared if MetricName(each.metric).parts(name) is not None), None)
+        return next(
+            (each for each in declared if MetricName(each.metric).parts(name) is not None), None
+        )
 
     def better(self, name: str) -> Better | None:
-        """Return the better direction of a metric; None where neither is, or there is no such metric."""
+        """Return the better direction of a metric; None where neither is, or there is no such
+        metric.
+        """
         column = self.column(name)
         return None if column is None else column.better
 
@@ -391,13 +424,19 @@ class Record:
         """Return one metric. Raises InputError where the run has none of that name."""
         found = self.metrics.get(name)
         if found is None:
-            raise InputError(f"expected a metric {name!r} in {self.folder / RESULTS}, found none; {_AGAIN}")
+            raise InputError(
+                f"expected a metric {name!r} in {self.folder / RESULTS}, found none; {_AGAIN}"
+            )
         return found
 
     @classmethod
     def contents(cls) -> Contents:
-        """Return what the command writes: the patterns of its metrics, its tables and its arrays."""
-        names = (MetricName(each.metric, tuple(each.keys()) if each.keys else ()) for each in _declared(cls))
+        """Return what the command writes: the patterns of its metrics, its tables and its
+        arrays."""
+        names = (
+            MetricName(each.metric, tuple(each.keys()) if each.keys else ())
+            for each in _declared(cls)
+        )
         return Contents(tuple(dict.fromkeys(names)), _tables(cls), dict(_array_files(cls).values()))
 
 
@@ -405,7 +444,9 @@ class Record:
 def _tables(kind: type[Record]) -> Mapping[str, type]:
     """Return the row class of each table by the table's name, the field's."""
     hints = get_type_hints(kind)
-    return {each.name: hints[each.name].__args__[0] for each in fields(kind) if _TABLE in each.metadata}
+    return {
+        each.name: hints[each.name].__args__[0] for each in fields(kind) if _TABLE in each.metadata
+    }
 
 
 def _declared(kind: type[Record]) -> list[Column]:
@@ -418,7 +459,10 @@ def _array_files(kind: type[Record]) -> Mapping[str, tuple[str, Any]]:
     """Return the name of the file and the dataclass of arrays, by field."""
     hints = get_type_hints(kind)
     files = {each.name: each.metadata[_ARRAYS] for each in fields(kind) if _ARRAYS in each.metadata}
-    return {name: (file, next(filter(dataclasses.is_dataclass, hints[name].__args__))) for name, file in files.items()}
+    return {
+        name: (file, next(filter(dataclasses.is_dataclass, hints[name].__args__)))
+        for name, file in files.items()
+    }
 
 
 def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
@@ -430,13 +474,21 @@ def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
             continue
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
             if number is not None and (kept is None or key in kept):
-                estimate = number if isinstance(number, Estimate) else Estimate(float(number), unit=column.unit)
+                estimate = (
+                    number
+                    if isinstance(number, Estimate)
+                    else Estimate(float(number), unit=column.unit)
+                )
                 yield column.metric.format(**cells, key=key), estimate
 
 
 def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return a record as it is written: metrics and tables as in results.json, and arrays by the name of their file."""
-    metrics = {name: _without_none(msgspec.to_builtins(number)) for name, number in record.metrics.items()}
+    """Return a record as it is written: metrics and tables as in results.json, and arrays by the
+    name of their file.
+    """
+    metrics = {
+        name: _without_none(msgspec.to_builtins(number)) for name, number in record.metrics.items()
+    }
     tables = written_tables(record)
     files: dict[str, dict[str, Any]] = {}
     for each, (pattern, _) in _array_files(type(record)).items():
@@ -456,9 +508,17 @@ def written_tables(record: Record) -> dict[str, list[dict[str, Any]]]:
 
 def _as_json(row: Any) -> dict[str, Any]:
     """Return a row as in results.json: without null, but for fields that have no default."""
-    needed = {each.name for each in fields(row) if each.default is MISSING and each.default_factory is MISSING}
+    needed = {
+        each.name
+        for each in fields(row)
+        if each.default is MISSING and each.default_factory is MISSING
+    }
     cells: dict[str, Any] = msgspec.to_builtins(row)
-    return {name: _without_none(cell) for name, cell in cells.items() if cell is not None or name in needed}
+    return {
+        name: _without_none(cell)
+        for name, cell in cells.items()
+        if cell is not None or name in needed
+    }
 
 
 def _without_none(value: Any) -> Any:
@@ -469,23 +529,36 @@ def _without_none(value: Any) -> Any:
 
 
 def read_record(kind: type[R], run: RunRecord) -> R:
-    """Return the record of a run's folder. Raises InputError, one line, at the first value that does not fit."""
+    """Return the record of a run's folder. Raises InputError, one line, at the first value that
+    does not fit.
+    """
     path = run.folder / RESULTS
     tables = run.results["tables"]
     hints = get_type_hints(kind)
     again = _command_line(run.config)
     values: dict[str, Any] = {}
     for name in _tables(kind):
-        values[name] = read_as(hints[name], tables.get(name, []), source=f"table {name!r} of {path}", hint=again)
+        values[name] = read_as(
+            hints[name], tables.get(name, []), source=f"table {name!r} of {path}", hint=again
+        )
     values["missing_tables"] = tuple(name for name in _tables(kind) if name not in tables)
     for name, (pattern, form) in _array_files(kind).items():
-        found = {key: arrays_of(form, read_arrays(file), file) for key, file in _files(run.folder, pattern)}
+        found = {
+            key: arrays_of(form, read_arrays(file), file)
+            for key, file in _files(run.folder, pattern)
+        }
         if "{" in pattern:
             values[name] = found
         elif found:
             values[name] = found[""]
     config = read_as(Config, run.config, source=str(run.folder / CONFIG), hint=_AGAIN)
-    return kind(config=config, **values, folder=run.folder, status=run.status, seconds=float(run.results["seconds"]))
+    return kind(
+        config=config,
+        **values,
+        folder=run.folder,
+        status=run.status,
+        seconds=float(run.results["seconds"]),
+    )
 
 
 def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
@@ -504,7 +577,8 @@ def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
 
 
 def joined(parts: Sequence[R]) -> R:
-    """Several records of a command in one: the rows of all, and the arrays of all by their names."""
+    """Several records of a command in one: the rows of all, and the arrays of all by their
+    names."""
     tables: dict[str, Any] = {
         name: tuple(row for each in parts for row in each.tables[name]) for name in parts[0].tables
     }
@@ -517,21 +591,29 @@ def joined(parts: Sequence[R]) -> R:
 
 
 def flat(row: Any) -> dict[str, Any]:
-    """Return a row as the cells of a data frame or a CSV file: an interval takes three columns, a mapping one for each
-    key."""
+    """Return a row as the cells of a data frame or a CSV file: an interval takes three columns, a
+    mapping one for each key.
+    """
     found: dict[str, Any] = {}
     for each in fields(row):
         value = getattr(row, each.name)
         for key, part in value.items() if isinstance(value, Mapping) else [("", value)]:
             name = f"{each.name}_{key}" if key else each.name
             if isinstance(part, Estimate):
-                found |= {name: part.value, f"{name}_low": part.low, f"{name}_high": part.high, f"{name}_n": part.n}
+                found |= {
+                    name: part.value,
+                    f"{name}_low": part.low,
+                    f"{name}_high": part.high,
+                    f"{name}_n": part.n,
+                }
             else:
                 found[name] = part
     return found
 
 
-head_name: Final = property(lambda row: f"L{row.layer}.H{row.head}", doc="A head as it is written, L3.H7.")
+head_name: Final = property(
+    lambda row: f"L{row.layer}.H{row.head}", doc="A head as it is written, L3.H7."
+)
 
 
 def by(rows: Sequence[Any], name: str) -> Mapping[Any, tuple[Any, ...]]:

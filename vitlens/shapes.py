@@ -1,13 +1,10 @@
-"""The one notation for shapes, and TokenLayout: the positions of CLS, registers and patches in a sequence.
+"""The one notation for shapes, and TokenLayout: the positions of CLS, registers and patches in a
+sequence.
 
-axis      meaning
-batch     images in a batch
-height    pixels down; width: pixels across
-rows      patches down; columns: patches across
-tokens    prefix (CLS, distillation, registers) and then the patches, row by row
-heads     heads of one layer; query: tokens that attend; key: tokens that are attended to
-dim       width of the residual stream; head_dim: width of one head
-classes   logits
+axis      meaning batch     images in a batch height    pixels down; width: pixels across rows
+patches down; columns: patches across tokens    prefix (CLS, distillation, registers) and then the
+patches, row by row heads     heads of one layer; query: tokens that attend; key: tokens that are
+attended to dim       width of the residual stream; head_dim: width of one head classes   logits
 """
 
 from dataclasses import dataclass
@@ -37,8 +34,8 @@ PrefixKind = Literal["cls", "distillation", "register"]
 class TokenLayout:
     """The order of a sequence: its prefix tokens, then the patches row by row.
 
-    grid: patches (rows, columns); patch_size: pixels (height, width); prefix: the kind of each token before the
-    patches, in order.
+    grid: patches (rows, columns); patch_size: pixels (height, width); prefix: the kind of each
+    token before the patches, in order.
     """
 
     grid: tuple[int, int]
@@ -64,14 +61,17 @@ class TokenLayout:
         """Return the positions of the prefix tokens of one kind."""
         return tuple(index for index, token in enumerate(self.prefix) if token == kind)
 
-    def as_map(self, values: Float[Tensor, "*leading tokens"]) -> Float[Tensor, "*leading rows columns"]:
+    def as_map(
+        self, values: Float[Tensor, "*leading tokens"]
+    ) -> Float[Tensor, "*leading rows columns"]:
         """Return one number per token as a map over the patches, without the prefix.
 
         Raises InputError when the last axis is not this layout's number of tokens.
         """
         if values.shape[-1] != self.tokens:
             raise InputError(
-                f"expected {self.tokens} tokens ({len(self.prefix)} prefix, {self.grid[0]}x{self.grid[1]} patches), "
+                f"expected {self.tokens} tokens ({len(self.prefix)} prefix, "
+                f"{self.grid[0]}x{self.grid[1]} patches), "
                 f"found {values.shape[-1]}"
             )
         patches: Tensor = values[..., len(self.prefix) :]

@@ -1,4 +1,6 @@
-"""What a file is, by its first bytes: the formats of images and of weights, and what is often found in their place."""
+"""What a file is, by its first bytes: the formats of images and of weights, and what is often found
+in their place.
+"""
 
 import zipfile
 from pathlib import Path
@@ -34,7 +36,11 @@ _BRANDS: Final = {  # after "ftyp"
     b"msf1": "HEIC",
 }
 _OTHERS: Final = (  # offset, bytes there, what the file is
-    (0, b"version https://git-lfs", "a pointer of git-lfs, not the file: type git lfs pull, or download it again"),
+    (
+        0,
+        b"version https://git-lfs",
+        "a pointer of git-lfs, not the file: type git lfs pull, or download it again",
+    ),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras, MATLAB)"),
     (4, b"TFL3", "a TFLite model"),
     (0, b"GGUF", "a GGUF model"),
@@ -81,7 +87,9 @@ def image_format(path: Path) -> str:
 
 
 def described(path: Path) -> str:
-    """Return what a file is, with the remedy where there is one; "" where its first bytes say nothing."""
+    """Return what a file is, with the remedy where there is one; "" where its first bytes say
+    nothing.
+    """
     start = first_bytes(path)
     if not start:
         return "an empty file"
@@ -90,7 +98,10 @@ def described(path: Path) -> str:
             return name
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if path.name.endswith(".index.json"):
-        return "the index of a model in several files: name them all by their folder, hf:FOLDER, or join them first"
+        return (
+            "the index of a model in several files: name them all by their folder, hf:FOLDER, "
+            "or join them first"
+        )
     if text.startswith(_HTML):
         return "a web page (HTML), as of a download that failed: download it again"
     if text.startswith((b"<?xml", b"<svg")):
@@ -102,7 +113,9 @@ def described(path: Path) -> str:
         return "a text file"
     if _is_onnx(start):
         return "an ONNX model"
-    if 0x81 <= start[0] <= 0x8F and (0xA0 <= start[1] <= 0xBF or start[1] == 0xD9):  # a map whose first key is text
+    if 0x81 <= start[0] <= 0x8F and (
+        0xA0 <= start[1] <= 0xBF or start[1] == 0xD9
+    ):  # a map whose first key is text
         return "a checkpoint of Flax (JAX, msgpack)"
     if start.startswith(b"PK"):
         return _described_zip(path)
@@ -110,7 +123,9 @@ def described(path: Path) -> str:
 
 
 def _described_zip(path: Path) -> str:
-    """Return what a zip is by the names in it; "" for one of torch.save, and where they say nothing."""
+    """Return what a zip is by the names in it; "" for one of torch.save, and where they say
+    nothing.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()[:_ENTRIES]
@@ -120,7 +135,9 @@ def _described_zip(path: Path) -> str:
         return "arrays of NumPy (.npz), as JAX stores weights"
     if "model.weights.h5" in names:
         return "a Keras model"
-    if any(name.endswith("/constants.pkl") for name in names) and any("/code/" in name for name in names):
+    if any(name.endswith("/constants.pkl") for name in names) and any(
+        "/code/" in name for name in names
+    ):
         return "a TorchScript program"
     if not any(name.endswith("data.pkl") for name in names):
         return "a zip archive: unpack it first"
@@ -128,13 +145,17 @@ def _described_zip(path: Path) -> str:
 
 
 def is_pickle(path: Path) -> bool:
-    """Return True where a file begins as a pickle of protocol 2 or later, or is torch.save's zip with one."""
+    """Return True where a file begins as a pickle of protocol 2 or later, or is torch.save's zip
+    with one.
+    """
     start = first_bytes(path)
     return start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
 
 
 def _is_onnx(start: bytes) -> bool:
-    """Return True for a protocol buffer that begins with an IR version and the name of its producer."""
+    """Return True for a protocol buffer that begins with an IR version and the name of its
+    producer.
+    """
     length = start[3] if len(start) > 3 else 0
     producer = start[4 : 4 + length]
     is_text = 0 < length == len(producer) and all(byte in _PRINTABLE for byte in producer)

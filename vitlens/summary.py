@@ -1,6 +1,8 @@
-"""Short texts of results for a notebook: their numbers as one table, without the numbers themselves.
+"""Short texts of results for a notebook: their numbers as one table, without the numbers
+themselves.
 
-A result derives from `Summary` and has `@dataclass(repr=False)`. Nothing is computed but ranges of what is there.
+A result derives from `Summary` and has `@dataclass(repr=False)`. Nothing is computed but ranges of
+what is there.
 """
 
 import dataclasses
@@ -40,7 +42,9 @@ class HeadBoard:
 
 
 class Summary:
-    """A result whose repr is a table of its values: name, shape, range, unit; in a notebook with boards of heads."""
+    """A result whose repr is a table of its values: name, shape, range, unit; in a notebook with
+    boards of heads.
+    """
 
     def summary(self) -> Iterable[Line]:
         """Yield the values that are shown, by default all fields."""
@@ -70,19 +74,25 @@ class Table(Summary, ABC):
         """Return the rows, each with the same columns."""
 
     def to_pandas(self) -> "DataFrame":
-        """Return the rows as a pandas DataFrame. Raises InputError where pandas is not installed."""
+        """Return the rows as a pandas DataFrame. Raises InputError where pandas is not
+        installed."""
         return data_frame(self.records())
 
 
-def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None = None) -> "DataFrame":
-    """Return rows as a pandas DataFrame; columns: their names, needed only where there may be no row.
+def data_frame(
+    rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None = None
+) -> "DataFrame":
+    """Return rows as a pandas DataFrame; columns: their names, needed only where there may be no
+    row.
 
     Raises InputError where pandas is not installed.
     """
     try:
         import pandas
     except ImportError as error:
-        raise InputError("expected pandas for to_pandas, found none; type pip install pandas") from error
+        raise InputError(
+            "expected pandas for to_pandas, found none; type pip install pandas"
+        ) from error
     return pandas.DataFrame(list(rows), columns=columns)
 
 
@@ -90,7 +100,9 @@ def as_text(title: str, rows: Sequence[Sequence[str]]) -> str:
     """Return a title and rows of cells below each other, at most LONGEST of them."""
     shown = [[_short(cell) for cell in row] for row in rows[:LONGEST]]
     widths = [max(map(len, column)) for column in zip(*shown)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in shown]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in shown
+    ]
     more = [f"and {len(rows) - LONGEST} more"] if len(rows) > LONGEST else []
     return "\n  ".join([title, *lines, *more])
 
@@ -98,27 +110,37 @@ def as_text(title: str, rows: Sequence[Sequence[str]]) -> str:
 def as_html(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return the same as an HTML table, every text escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(_short(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(_short(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
     return f"<table><caption>{escape(_short(title))}</caption><tr>{head}</tr>{body}</table>"
 
 
 def as_board(board: HeadBoard) -> str:
-    """Return a board as an HTML table: layers down, heads across, blue for positive values and orange for negative
-    ones.
+    """Return a board as an HTML table: layers down, heads across, blue for positive values and
+    orange for negative ones.
 
     A colour's strength is the value's share of the greatest one, over any background.
     """
     rows = [list(map(float, layer)) for layer in board.values]
-    most = max((abs(value) for layer in rows for value in layer if isfinite(value)), default=0.0) or 1.0
+    most = (
+        max((abs(value) for layer in rows for value in layer if isfinite(value)), default=0.0)
+        or 1.0
+    )
 
     def cell(value: float) -> str:
         if not isfinite(value):
             return "<td></td>"
         colour = "0,114,178" if value >= 0 else "213,94,0"  # the figures' blue and vermillion
-        return f'<td style="background:rgba({colour},{_STRONGEST * abs(value) / most:.2f})">{value:.3g}</td>'
+        opacity = f"{_STRONGEST * abs(value) / most:.2f}"
+        return f'<td style="background:rgba({colour},{opacity})">{value:.3g}</td>'
 
     heads = "".join(f"<th>H{head}</th>" for head in range(max(map(len, rows), default=0)))
-    body = "".join(f"<tr><th>L{layer}</th>{''.join(map(cell, values))}</tr>" for layer, values in enumerate(rows))
+    body = "".join(
+        f"<tr><th>L{layer}</th>{''.join(map(cell, values))}</tr>"
+        for layer, values in enumerate(rows)
+    )
     title = escape(_short(f"{board.title} ({board.unit})" if board.unit else board.title))
     caption = f'<caption style="white-space:nowrap;text-align:left">{title}</caption>'
     return f"<table>{caption}<tr><th></th>{heads}</tr>{body}</table>"
@@ -142,7 +164,9 @@ def described(value: Any) -> str:
             return _listed([described(each) for each in value], 8)
         kinds = sorted({type(each).__name__ for each in value})
         return f"{len(value)} of {', '.join(kinds)}" if value else "none"
-    if isinstance(value, Summary) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+    if isinstance(value, Summary) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    ):
         return f"a {type(value).__name__}"
     return type(value).__name__
 

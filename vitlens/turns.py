@@ -1,4 +1,6 @@
-"""Turns: one thread at a time uses a model. Changes, hooks and modes are those of the model, not of a thread."""
+"""Turns: one thread at a time uses a model. Changes, hooks and modes are those of the model, not of
+a thread.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +14,21 @@ from vitlens.errors import LensError, ModelError
 
 
 class _Turn:
-    """The thread that uses one module, how many of its contexts do, and what of the module is compiled in place."""
+    """The thread that uses one module, how many of its contexts do, and what of the module is
+    compiled in place.
+    """
 
     def __init__(self) -> None:
         self.owner: int | None = None
         self.depth = 0
-        self.compiled_calls: list[tuple[Any, Any]] = []  # parts, and what is put back when the turn ends
+        self.compiled_calls: list[
+            tuple[Any, Any]
+        ] = []  # parts, and what is put back when the turn ends
 
     def enter(self, model: nn.Module, thread: int) -> None:
-        """Begin a context; in the outermost one, compiled parts run as the code that they were compiled from."""
+        """Begin a context; in the outermost one, compiled parts run as the code that they were
+        compiled from.
+        """
         if self.depth == 0:
             compiled = _compiled_parts(model)
             for part in compiled:
@@ -40,19 +48,26 @@ class _Turn:
 
 
 def _compiled_parts(model: nn.Module) -> list[Any]:
-    """Return the parts that `compile()` compiled in place: what is observed inside them would otherwise be missed.
+    """Return the parts that `compile()` compiled in place: what is observed inside them would
+    otherwise be missed.
 
-    Raises ModelError for a part that torch.compile replaced, or whose forward it did, after the model was made.
+    Raises ModelError for a part that torch.compile replaced, or whose forward it did, after the
+    model was made.
     """
     parts: list[Any] = []
     for name, part in model.named_modules():
         if getattr(part, "_compiled_call_impl", None) is not None:
             parts.append(part)
         forward = vars(part).get("forward")
-        if "_orig_mod" in part._modules or getattr(forward, "_torchdynamo_orig_callable", None) is not None:
+        if (
+            "_orig_mod" in part._modules
+            or getattr(forward, "_torchdynamo_orig_callable", None) is not None
+        ):
             raise ModelError(
-                f"expected a model that is not compiled, found torch.compile's {name or 'forward'} in it; put what was "
-                "compiled back (module._orig_mod), or call compile() on the module, which changes it in place"
+                f"expected a model that is not compiled, found torch.compile's {name or 'forward'} "
+                "in it; put what was "
+                "compiled back (module._orig_mod), or call compile() on the module, which changes "
+                "it in place"
             )
     return parts
 
@@ -64,11 +79,13 @@ _WAITING: Final[dict[int, _Turn]] = {}  # by thread
 
 @contextmanager
 def turn(model: nn.Module) -> Iterator[None]:
-    """Wait until no other thread uses the model, and keep other threads from it inside; contexts of one thread nest.
+    """Wait until no other thread uses the model, and keep other threads from it inside; contexts of
+    one thread nest.
 
-    A model and the module that it wraps take turns together. Parts that `compile()` compiled in place run uncompiled
-    inside, and stay compiled outside. Raises ModelError for parts that torch.compile replaced, and LensError where two
-    threads would wait for each other, as each uses the model that the other one needs.
+    A model and the module that it wraps take turns together. Parts that `compile()` compiled in
+    place run uncompiled inside, and stay compiled outside. Raises ModelError for parts that
+    torch.compile replaced, and LensError where two threads would wait for each other, as each uses
+    the model that the other one needs.
     """
     key = _key(model)
     thread = get_ident()
@@ -77,7 +94,8 @@ def turn(model: nn.Module) -> Iterator[None]:
         while own.owner not in (None, thread):
             if _waits_for(own, thread):
                 raise LensError(
-                    "expected a model that another thread will leave, found that it waits for one that this thread "
+                    "expected a model that another thread will leave, found that it waits for one "
+                    "that this thread "
                     "uses; use the models in the same order in all threads"
                 )
             _WAITING[thread] = own
@@ -102,7 +120,9 @@ def _key(model: nn.Module) -> nn.Module:
 
 
 def _waits_for(wanted: _Turn, thread: int) -> bool:
-    """Return True if the thread that uses what is wanted waits, directly or through others, for this thread."""
+    """Return True if the thread that uses what is wanted waits, directly or through others, for
+    this thread.
+    """
     waiting: _Turn | None = wanted
     while waiting is not None and waiting.owner is not None:
         if waiting.owner == thread:

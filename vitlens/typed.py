@@ -1,4 +1,5 @@
-"""Data from files as types: JSON by the standard library, checked against the annotations of dataclasses by msgspec.
+"""Data from files as types: JSON by the standard library, checked against the annotations of
+dataclasses by msgspec.
 
 Files are untrusted: no pickle, a bounded size, and one line that says what was expected and where.
 """
@@ -7,7 +8,18 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -25,7 +37,9 @@ def between(low: float, high: float) -> msgspec.Meta:
 
 
 def length(low: int, high: int) -> msgspec.Meta:
-    """In Annotated: characters of a text, or items of a list or an object, from low to high, both included."""
+    """In Annotated: characters of a text, or items of a list or an object, from low to high, both
+    included.
+    """
     return msgspec.Meta(min_length=low, max_length=high)
 
 
@@ -37,8 +51,9 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 def is_name(text: str) -> bool:
-    """Return True if a text can be a name in a path: not empty, not hidden, no separators, only printable
-    characters."""
+    """Return True if a text can be a name in a path: not empty, not hidden, no separators, only
+    printable characters.
+    """
     if not text or text[0] in ".~" or any(mark in text for mark in "/\\"):
         return False
     return text.isprintable() and len(text.encode(errors="replace")) <= _BYTES
@@ -50,32 +65,48 @@ def short(text: str, most: int = 60) -> str:
 
 
 def parse_json(
-    text: str | bytes, *, source: str, size: int = SIZE, error: type[InputError] = InputError, hint: str = ""
+    text: str | bytes,
+    *,
+    source: str,
+    size: int = SIZE,
+    error: type[InputError] = InputError,
+    hint: str = "",
 ) -> Any:
-    """Return the value in a JSON text (UTF-8); source: its name in messages; size: bytes at most; hint: what to type,
-    at the end of a message.
+    """Return the value in a JSON text (UTF-8); source: its name in messages; size: bytes at most;
+    hint: what to type, at the end of a message.
 
     Raises `error` for what is not JSON, and for NaN and infinities.
     """
     end = f"; {hint}" if hint else ""
     if len(text) > size:
-        raise error(f"expected at most {size:,} bytes of JSON in {source}, found {len(text):,}{end}")
+        raise error(
+            f"expected at most {size:,} bytes of JSON in {source}, found {len(text):,}{end}"
+        )
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as reason:
-        raise error(f"expected JSON in {source}, found something else: {short(str(reason), 160)}{end}") from None
+        raise error(
+            f"expected JSON in {source}, found something else: {short(str(reason), 160)}{end}"
+        ) from None
 
 
 def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{text}, which is no finite number")
 
 
-def read_as(kind: type[T], value: object, *, source: str, error: type[InputError] = InputError, hint: str = "") -> T:
-    """Return a value from a file as a frozen dataclass, whose fields are read by their annotations; other keys are
-    ignored.
+def read_as(
+    kind: type[T],
+    value: object,
+    *,
+    source: str,
+    error: type[InputError] = InputError,
+    hint: str = "",
+) -> T:
+    """Return a value from a file as a frozen dataclass, whose fields are read by their annotations;
+    other keys are ignored.
 
-    source: the file's name in messages; hint: what to type, at the end of a message. Raises `error` at the first value
-    that does not fit, or that a dataclass itself refuses.
+    source: the file's name in messages; hint: what to type, at the end of a message. Raises `error`
+    at the first value that does not fit, or that a dataclass itself refuses.
     """
     end = f"; {hint}" if hint else ""
     try:
@@ -101,6 +132,13 @@ def _choices(kind: Any, where: str) -> str:
     """Return the values that a field may have, by its place: "$.recipe.schedule"."""
     for name in re.findall(r"\.(\w+)", where):
         inner = [kind, *get_args(kind)]
-        kind = next((get_type_hints(each).get(name) for each in inner if dataclasses.is_dataclass(each)), None)
-    found = [kind] if get_origin(kind) is Literal else [each for each in get_args(kind) if get_origin(each) is Literal]
+        kind = next(
+            (get_type_hints(each).get(name) for each in inner if dataclasses.is_dataclass(each)),
+            None,
+        )
+    found = (
+        [kind]
+        if get_origin(kind) is Literal
+        else [each for each in get_args(kind) if get_origin(each) is Literal]
+    )
     return " or ".join(repr(value) for each in found for value in get_args(each)) or "another value"

@@ -29,8 +29,8 @@ _FEWEST_TO_DRAW = 6  # groups of equal size: of 5 even an expanded bootstrap int
 class Estimate:
     """A number with its 95 % interval.
 
-    low, high: None where no interval is defined; n: number of images (or other units); unit: "fraction", "points",
-    "nats", "px", "" for a plain number.
+    low, high: None where no interval is defined; n: number of images (or other units); unit:
+    "fraction", "points", "nats", "px", "" for a plain number.
     """
 
     value: float
@@ -41,7 +41,9 @@ class Estimate:
 
 
 class Side(Enum):
-    """Whether a number is significantly below or above another; UNDECIDED: intervals overlap, or there is none."""
+    """Whether a number is significantly below or above another; UNDECIDED: intervals overlap, or
+    there is none.
+    """
 
     BELOW = -1
     UNDECIDED = 0
@@ -49,33 +51,44 @@ class Side(Enum):
 
 
 def beyond(estimate: Estimate, value: float) -> Side:
-    """Return whether an interval is entirely above or below a value; UNDECIDED for a number without an interval (n =
-    1)."""
+    """Return whether an interval is entirely above or below a value; UNDECIDED for a number without
+    an interval (n = 1).
+    """
     if estimate.low is None or estimate.high is None or estimate.low <= value <= estimate.high:
         return Side.UNDECIDED
     return Side.ABOVE if estimate.low > value else Side.BELOW
 
 
 def apart(first: Estimate, second: Estimate) -> Side:
-    """Return whether the first interval is entirely above or below the second; UNDECIDED for numbers without
-    intervals."""
+    """Return whether the first interval is entirely above or below the second; UNDECIDED for
+    numbers without intervals.
+    """
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return Side.UNDECIDED
-    return Side.ABOVE if first.low > second.high else Side.BELOW if first.high < second.low else Side.UNDECIDED
+    return (
+        Side.ABOVE
+        if first.low > second.high
+        else Side.BELOW
+        if first.high < second.low
+        else Side.UNDECIDED
+    )
 
 
 def difference_of(first: Estimate, second: Estimate) -> Estimate:
-    """Return the difference of two independent fractions in points, from their own intervals (Newcombe 1998, method
-    10).
+    """Return the difference of two independent fractions in points, from their own intervals
+    (Newcombe 1998, method 10).
 
-    Of two on the same images the interval is too wide rather than too narrow. None where one has no interval.
+    Of two on the same images the interval is too wide rather than too narrow. None where one has no
+    interval.
     """
     gap = first.value - second.value
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return Estimate(100 * gap, unit="points")
     down = np.hypot(first.value - first.low, second.high - second.value)
     up = np.hypot(first.high - first.value, second.value - second.low)
-    return Estimate(100 * gap, 100 * (gap - float(down)), 100 * (gap + float(up)), second.n, "points")
+    return Estimate(
+        100 * gap, 100 * (gap - float(down)), 100 * (gap + float(up)), second.n, "points"
+    )
 
 
 def in_points(difference: Estimate) -> Estimate:
@@ -86,11 +99,14 @@ def in_points(difference: Estimate) -> Estimate:
     return Estimate(100 * difference.value, low, high, difference.n, "points")
 
 
-def widened(estimate: Estimate, looks: int, *, least: float = -math.inf, most: float = math.inf) -> Estimate:
-    """Return the interval of an estimate that is one of so many looks (Bonferroni, by the normal approximation).
+def widened(
+    estimate: Estimate, looks: int, *, least: float = -math.inf, most: float = math.inf
+) -> Estimate:
+    """Return the interval of an estimate that is one of so many looks (Bonferroni, by the normal
+    approximation).
 
-    The extreme of many estimates is extreme partly by chance: at this width, all intervals hold with 95 %. least, most:
-    the possible values, where the interval ends.
+    The extreme of many estimates is extreme partly by chance: at this width, all intervals hold
+    with 95 %. least, most: the possible values, where the interval ends.
     """
     if estimate.low is None or estimate.high is None:
         return estimate
@@ -105,12 +121,14 @@ def finite(value: SupportsFloat) -> float | None:
     return float(value) if math.isfinite(float(value)) else None
 
 
-def wilson(successes: int, n: int, *, independent: int | None = None, unit: str = "fraction") -> Estimate:
+def wilson(
+    successes: int, n: int, *, independent: int | None = None, unit: str = "fraction"
+) -> Estimate:
     """Return a fraction with Wilson's 95 % interval (Wilson 1927).
 
-    independent: the number of sources where several of the n share one and only the total is known. The interval is
-    that of as many observations: exact where all images of a source agree, else too wide.
-    Raises InputError unless 0 <= successes <= n and n > 0.
+    independent: the number of sources where several of the n share one and only the total is known.
+    The interval is that of as many observations: exact where all images of a source agree, else too
+    wide. Raises InputError unless 0 <= successes <= n and n > 0.
     """
     if not 0 <= successes <= n or n == 0:
         raise InputError(f"expected 0 <= successes <= n with n > 0, found {successes} of {n}")
@@ -129,12 +147,14 @@ def _wilson_ends(fraction: float, n: float, quantile: float) -> tuple[float, flo
     return low, high
 
 
-def share_of(successes: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction") -> Estimate:
+def share_of(
+    successes: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction"
+) -> Estimate:
     """Return the fraction of successes (n,), each 0 or 1, with Wilson's 95 % interval.
 
-    groups (n,): of values that are not independent. n is then the number of independent values that have the standard
-    error of the delete-a-group jackknife, and the quantile Student's (Dean & Pagano 2015). Without variation, or of a
-    single group, it is the number of groups.
+    groups (n,): of values that are not independent. n is then the number of independent values that
+    have the standard error of the delete-a-group jackknife, and the quantile Student's (Dean &
+    Pagano 2015). Without variation, or of a single group, it is the number of groups.
     """
     vector = _vector(successes)
     sums, counts = by_group(vector, groups)
@@ -165,10 +185,11 @@ def bootstrap_mean(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> Estimate:
-    """Return the mean of values (n,) with its 95 % bootstrap interval; none for fewer than 2 values (or groups).
+    """Return the mean of values (n,) with its 95 % bootstrap interval; none for fewer than 2 values
+    (or groups).
 
-    groups (n,): the group of each value; whole groups are drawn, as values of one group are not independent. least,
-    most: the possible values, where the interval ends. See `mean_interval`.
+    groups (n,): the group of each value; whole groups are drawn, as values of one group are not
+    independent. least, most: the possible values, where the interval ends. See `mean_interval`.
     """
     sums, counts = by_group(_vector(values), groups)
     mean = float(sums.sum() / counts.sum())
@@ -180,12 +201,15 @@ def bootstrap_mean(
     return Estimate(mean, max(float(low), least), min(float(high), most), n, unit)
 
 
-def mean_interval(sums: Numbers, counts: Numbers, *, seed: int, draws: int = DRAWS) -> tuple[Numbers, Numbers] | None:
-    """Return the 95 % interval of the mean of values, from sums (groups, ...) and sizes (groups,) of their groups.
+def mean_interval(
+    sums: Numbers, counts: Numbers, *, seed: int, draws: int = DRAWS
+) -> tuple[Numbers, Numbers] | None:
+    """Return the 95 % interval of the mean of values, from sums (groups, ...) and sizes (groups,)
+    of their groups.
 
-    Bootstrap quantiles over groups, expanded for their number (`drawn_interval`). Of fewer than 6 groups of equal size,
-    or unequal groups that are worth as few, Student's interval with the error of the delete-a-group jackknife. None
-    for fewer than 2 groups.
+    Bootstrap quantiles over groups, expanded for their number (`drawn_interval`). Of fewer than 6
+    groups of equal size, or unequal groups that are worth as few, Student's interval with the error
+    of the delete-a-group jackknife. None for fewer than 2 groups.
     """
     if len(sums) < 2:  # all draws would be equal, and the interval of width 0 misleading
         return None
@@ -202,11 +226,12 @@ def enough_to_draw(counts: Numbers) -> bool:
 
 
 def drawn_interval(drawn: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the 95 % interval of a statistic from its values (draws, ...) over bootstrap samples of groups.
+    """Return the 95 % interval of a statistic from its values (draws, ...) over bootstrap samples
+    of groups.
 
-    A bootstrap interval of few groups is too narrow: the error that it draws is that of n values where n - 1 are free,
-    and its quantiles are normal. Hesterberg (2015) takes the quantiles at the normal probability of
-    -sqrt(n / (n - 1)) times Student's quantile, and at its complement.
+    A bootstrap interval of few groups is too narrow: the error that it draws is that of n values
+    where n - 1 are free, and its quantiles are normal. Hesterberg (2015) takes the quantiles at the
+    normal probability of -sqrt(n / (n - 1)) times Student's quantile, and at its complement.
     """
     groups = len(counts)
     below = NormalDist().cdf(-math.sqrt(groups / (groups - 1)) * student_quantile(counts))
@@ -215,7 +240,9 @@ def drawn_interval(drawn: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _worth(counts: Numbers) -> float:
-    """Return the number of groups of equal size that tell as much as groups of these sizes (Kish 1965)."""
+    """Return the number of groups of equal size that tell as much as groups of these sizes (Kish
+    1965).
+    """
     return float(counts.sum() ** 2 / (counts**2).sum())
 
 
@@ -231,9 +258,11 @@ def student_quantile(counts: Numbers, probability: float = 0.975) -> float:
 
 
 def jackknife_error(sums: Numbers, counts: Numbers) -> Numbers:
-    """Return the standard error of the mean over values, by leaving out each group: of groups of 1 the usual one.
+    """Return the standard error of the mean over values, by leaving out each group: of groups of 1
+    the usual one.
 
-    sums (groups, ...), counts (groups,): of at least 2 groups. It weighs images alike, as the mean does.
+    sums (groups, ...), counts (groups,): of at least 2 groups. It weighs images alike, as the mean
+    does.
     """
     groups = len(counts)
     sizes = counts.reshape(-1, *[1] * (sums.ndim - 1))
@@ -244,8 +273,9 @@ def jackknife_error(sums: Numbers, counts: Numbers) -> Numbers:
 
 
 def resampled_means(sums: Numbers, counts: Numbers, *, seed: int, draws: int) -> Numbers:
-    """Return the means (draws, ...) over bootstrap samples of groups, of their sums (groups, ...) and sizes
-    (groups,)."""
+    """Return the means (draws, ...) over bootstrap samples of groups, of their sums (groups, ...)
+    and sizes (groups,).
+    """
     size = len(sums)
     means = np.empty((draws, *sums.shape[1:]))
     for start, drawn in _drawn_parts(seed, size, draws):
@@ -257,10 +287,12 @@ def resampled_means(sums: Numbers, counts: Numbers, *, seed: int, draws: int) ->
 def resampled_deviations(
     residuals: Numbers, counts: Numbers, *, seed: int, draws: int
 ) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yield how far means over the samples of `resampled_means` are from the mean, and the standard errors of these.
+    """Yield how far means over the samples of `resampled_means` are from the mean, and the standard
+    errors of these.
 
-    residuals (groups, cases): each group's sum minus its size times the mean; counts (groups,): their sizes. Yields
-    (some of the draws, cases) each. The error is that of a ratio: the spread of a sample's residuals from its mean.
+    residuals (groups, cases): each group's sum minus its size times the mean; counts (groups,):
+    their sizes. Yields (some of the draws, cases) each. The error is that of a ratio: the spread of
+    a sample's residuals from its mean.
     """
     groups = len(counts)
     alike = bool(np.ptp(counts) == 0)
@@ -274,7 +306,9 @@ def resampled_deviations(
             spread = times @ squares - deviations**2 * size * counts[0]
         else:
             of_sizes = (times @ counts**2)[:, None]
-            spread = times @ squares - 2 * deviations * (times @ products) + deviations**2 * of_sizes
+            spread = (
+                times @ squares - 2 * deviations * (times @ products) + deviations**2 * of_sizes
+            )
         errors = np.sqrt(np.maximum(spread, 0) * groups / (groups - 1)) / size
         yield deviations, errors
 
@@ -284,22 +318,30 @@ def _drawn_parts(seed: int, size: int, draws: int) -> Iterable[tuple[int, NDArra
 
 
 def _parts(seed: int, size: int, draws: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
-    """Yield how often each of so many groups was drawn, (some of the draws, size), and the first of these draws."""
+    """Yield how often each of so many groups was drawn, (some of the draws, size), and the first of
+    these draws.
+    """
     generator = np.random.default_rng(seed)
     for start, count in steps(draws, size):
         drawn = generator.integers(0, size, size=(count, size))
-        times = np.bincount((drawn + size * np.arange(count)[:, None]).ravel(), minlength=count * size)
+        times = np.bincount(
+            (drawn + size * np.arange(count)[:, None]).ravel(), minlength=count * size
+        )
         yield start, times.reshape(count, size)
 
 
 @lru_cache(maxsize=3)  # 60 MB at most; a run has several numbers of the same images
 def _kept_parts(seed: int, size: int, draws: int) -> tuple[tuple[int, NDArray[np.integer]], ...]:
-    return tuple((start, times.astype(np.min_scalar_type(times.max()))) for start, times in _parts(seed, size, draws))
+    return tuple(
+        (start, times.astype(np.min_scalar_type(times.max())))
+        for start, times in _parts(seed, size, draws)
+    )
 
 
 def steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
-    """Return where a part of the draws of so many numbers begins, and how many it has: the parts determine the
-    draws."""
+    """Return where a part of the draws of so many numbers begins, and how many it has: the parts
+    determine the draws.
+    """
     step = max(1, _AT_ONCE // size)
     return ((start, min(step, draws - start)) for start in range(0, draws, step))
 
@@ -312,10 +354,11 @@ def student_mean(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> Estimate:
-    """Return the mean of values (n,) with Student's 95 % interval; none for fewer than 2 values (or groups).
+    """Return the mean of values (n,) with Student's 95 % interval; none for fewer than 2 values (or
+    groups).
 
-    groups (n,): the group of each value; the error is that of the delete-a-group jackknife. least, most: the possible
-    values, where the interval ends.
+    groups (n,): the group of each value; the error is that of the delete-a-group jackknife. least,
+    most: the possible values, where the interval ends.
     """
     sums, counts = by_group(_vector(values), groups)
     mean = float(sums.sum() / counts.sum())
@@ -327,7 +370,8 @@ def student_mean(
 
 
 def student_test(values: ArrayLike, *, groups: ArrayLike | None = None) -> float:
-    """Return the two-sided p of Student's t test that the mean of values (n,) is 0; 1 for a single value or group.
+    """Return the two-sided p of Student's t test that the mean of values (n,) is 0; 1 for a single
+    value or group.
 
     groups (n,): the group of each value, see `student_mean`.
     """
@@ -341,11 +385,14 @@ def student_test(values: ArrayLike, *, groups: ArrayLike | None = None) -> float
     return 2 * float(stdtr(_freedom(counts), -abs(mean) / error))
 
 
-def welch(first: ArrayLike, second: ArrayLike, *, unit: str, most: float = math.inf) -> tuple[Estimate, float]:
-    """Return the difference of the means of two independent samples with its 95 % interval, and its two-sided p-value.
+def welch(
+    first: ArrayLike, second: ArrayLike, *, unit: str, most: float = math.inf
+) -> tuple[Estimate, float]:
+    """Return the difference of the means of two independent samples with its 95 % interval, and its
+    two-sided p-value.
 
-    By Welch's t (1947); no interval and 1 where one has a single value or neither varies. most: the largest possible
-    difference, on either side. n: of both together.
+    By Welch's t (1947); no interval and 1 where one has a single value or neither varies. most: the
+    largest possible difference, on either side. n: of both together.
     """
     from scipy import stats
 
@@ -375,33 +422,41 @@ def bootstrap_difference(
     unit: str = "fraction",
     most: float = math.inf,
 ) -> Estimate:
-    """Return the mean of first - second, both (n,) over the same images, with its paired 95 % bootstrap interval.
+    """Return the mean of first - second, both (n,) over the same images, with its paired 95 %
+    bootstrap interval.
 
     groups (n,): see `bootstrap_mean`; most: the largest possible difference, on either side.
     """
     one = _vector(first)
     other = _vector(second)
     if len(one) != len(other):
-        raise InputError(f"expected the same images twice, found {len(one)} and {len(other)} values")
+        raise InputError(
+            f"expected the same images twice, found {len(one)} and {len(other)} values"
+        )
     return bootstrap_mean(one - other, groups=groups, seed=seed, unit=unit, least=-most, most=most)
 
 
 def accuracy_difference(
     first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0
 ) -> Estimate:
-    """Return the accuracy of the first minus the second's in points, with its paired 95 % bootstrap interval.
+    """Return the accuracy of the first minus the second's in points, with its paired 95 % bootstrap
+    interval.
 
-    first, second (n,): whether each of the same images is correct; groups (n,): see `bootstrap_mean`. Where the
-    difference is the same in all images (or groups), the interval's width would be 0: it is then that where a share of
-    them differs, the upper end of Wilson's interval.
+    first, second (n,): whether each of the same images is correct; groups (n,): see
+    `bootstrap_mean`. Where the difference is the same in all images (or groups), the interval's
+    width would be 0: it is then that where a share of them differs, the upper end of Wilson's
+    interval.
     """
     one, other = (100 * np.asarray(correct, dtype=np.float64) for correct in (first, second))
-    difference = bootstrap_difference(one, other, groups=groups, seed=seed, unit="points", most=100.0)
+    difference = bootstrap_difference(
+        one, other, groups=groups, seed=seed, unit="points", most=100.0
+    )
     return _unless_constant(difference, one - other, groups)
 
 
 def mean_points(points: ArrayLike, *, groups: ArrayLike | None = None) -> Estimate:
-    """Return the mean change of correctness, each of 100, 0 or -100 points, with Student's 95 % interval.
+    """Return the mean change of correctness, each of 100, 0 or -100 points, with Student's 95 %
+    interval.
 
     groups (n,): see `student_mean`. Where it is the same in all groups, see `half_of_constant`.
     """
@@ -415,13 +470,17 @@ def _unless_constant(mean: Estimate, points: ArrayLike, groups: ArrayLike | None
     if mean.low is None or np.ptp(sums / counts) > _ROUNDING:
         return mean
     half = half_of_constant(mean.value, len(sums))
-    return Estimate(mean.value, max(mean.value - half, -100.0), min(mean.value + half, 100.0), mean.n, "points")
+    return Estimate(
+        mean.value, max(mean.value - half, -100.0), min(mean.value + half, 100.0), mean.n, "points"
+    )
 
 
 def half_of_constant(value: float, groups: int) -> float:
-    """Return half the width of the interval of a change of correctness that is the same in all groups, in points.
+    """Return half the width of the interval of a change of correctness that is the same in all
+    groups, in points.
 
-    Of such groups a share may differ that is as large as the upper end of Wilson's interval of none of them.
+    Of such groups a share may differ that is as large as the upper end of Wilson's interval of none
+    of them.
     """
     bound = wilson(0, groups).high
     assert bound is not None
@@ -430,8 +489,10 @@ def half_of_constant(value: float, groups: int) -> float:
 
 @dataclass(frozen=True)
 class Power:
-    """What a paired comparison can see: error: the standard error of the mean difference; detectable: the smallest true
-    difference that a two-sided test at LEVEL finds with a probability of POWER; n: images, groups: independent ones."""
+    """What a paired comparison can see: error: the standard error of the mean difference;
+    detectable: the smallest true difference that a two-sided test at LEVEL finds with a probability
+    of POWER; n: images, groups: independent ones.
+    """
 
     error: float
     detectable: float
@@ -440,7 +501,8 @@ class Power:
 
 
 def power_of(differences: ArrayLike, *, groups: ArrayLike | None = None) -> Power | None:
-    """Return the minimal detectable effect of paired differences (n,), by Student's quantiles (Cohen 1988).
+    """Return the minimal detectable effect of paired differences (n,), by Student's quantiles
+    (Cohen 1988).
 
     groups (n,): of images that are not independent. None for fewer than 2 values (or groups).
     """
@@ -453,12 +515,16 @@ def power_of(differences: ArrayLike, *, groups: ArrayLike | None = None) -> Powe
     return Power(error, quantiles * error, len(values), len(sums))
 
 
-def median_of(values: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction") -> Estimate:
-    """Return the median of values (n,) with its 95 % interval, which fewer than 6 values (or groups) do not have.
+def median_of(
+    values: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction"
+) -> Estimate:
+    """Return the median of values (n,) with its 95 % interval, which fewer than 6 values (or
+    groups) do not have.
 
-    The interval is the distribution-free one of order statistics (Conover 1999, section 3.2). groups (n,): of values
-    that are not independent; the order statistics are then those at the ends of the interval of the share of values
-    up to the median (Woodruff 1952), with the error of the delete-a-group jackknife.
+    The interval is the distribution-free one of order statistics (Conover 1999, section 3.2).
+    groups (n,): of values that are not independent; the order statistics are then those at the ends
+    of the interval of the share of values up to the median (Woodruff 1952), with the error of the
+    delete-a-group jackknife.
     """
     from scipy import stats  # imported late: it takes half a second, and few runs need it
 
@@ -485,7 +551,9 @@ def median_of(values: ArrayLike, *, groups: ArrayLike | None = None, unit: str =
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for multiple tests (Holm 1979), in the given order: reject those of at most 0.05."""
+    """p-values adjusted for multiple tests (Holm 1979), in the given order: reject those of at most
+    0.05.
+    """
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     adjusted = np.empty_like(p)
@@ -494,16 +562,19 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def fewest_images(tests: int) -> int:
-    """Return the smallest number of images (or groups) with which one of these tests can be significant.
+    """Return the smallest number of images (or groups) with which one of these tests can be
+    significant.
 
-    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the tests.
+    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies
+    it by the tests.
     """
     return 1 + math.ceil(math.log2(tests / LEVEL))
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Exact two-sided p-value of the hypothesis that two models have equal accuracy (McNemar 1947), from the numbers of
-    images that only the first, and only the second, classifies correctly."""
+    """Exact two-sided p-value of the hypothesis that two models have equal accuracy (McNemar 1947),
+    from the numbers of images that only the first, and only the second, classifies correctly.
+    """
     from scipy import stats
 
     discordant = only_first + only_second
@@ -511,10 +582,12 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def paired_test(first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None) -> float:
-    """Return the two-sided p-value of the hypothesis that two models are correct equally often on the same images.
+    """Return the two-sided p-value of the hypothesis that two models are correct equally often on
+    the same images.
 
-    first, second (n,): whether each is correct. McNemar's exact test; with groups (n,) of images that are not
-    independent, the exact sign test of the groups: each counts once, for the model that is correct on more of it.
+    first, second (n,): whether each is correct. McNemar's exact test; with groups (n,) of images
+    that are not independent, the exact sign test of the groups: each counts once, for the model
+    that is correct on more of it.
     """
     differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     net, _ = by_group(_vector(differences), groups)
@@ -522,10 +595,12 @@ def paired_test(first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None
 
 
 def calibration_test(confidences: ArrayLike, correct: int) -> float:
-    """Two-sided p-value of the hypothesis that each of n predictions is correct with the probability of its confidence.
+    """Two-sided p-value of the hypothesis that each of n predictions is correct with the
+    probability of its confidence.
 
-    confidences: (n,), fractions; correct: how many predictions are. Exact (the Poisson binomial distribution, Wang
-    1993) up to 5,000 predictions, beyond that by the normal approximation with continuity correction.
+    confidences: (n,), fractions; correct: how many predictions are. Exact (the Poisson binomial
+    distribution, Wang 1993) up to 5,000 predictions, beyond that by the normal approximation with
+    continuity correction.
     """
     each = _vector(confidences)
     mean = float(each.sum())
@@ -549,13 +624,16 @@ def _vector(values: ArrayLike) -> Numbers:
 
 
 def by_group(values: Numbers, groups: ArrayLike | None) -> tuple[Numbers, Numbers]:
-    """Return the sums (groups, ...) of values (n, ...), and their number in each group; without groups each is its
-    own."""
+    """Return the sums (groups, ...) of values (n, ...), and their number in each group; without
+    groups each is its own.
+    """
     if groups is None:
         return values, np.ones(len(values))
     names = np.asarray(groups)
     if names.shape != (len(values),):
-        raise InputError(f"expected one group an image ({len(values)}), found groups of shape {names.shape}")
+        raise InputError(
+            f"expected one group an image ({len(values)}), found groups of shape {names.shape}"
+        )
     member = np.unique(names, return_inverse=True)[1].ravel()
     counts = np.bincount(member).astype(np.float64)
     sums = np.zeros((len(counts), *values.shape[1:]))

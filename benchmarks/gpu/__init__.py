@@ -1,1 +1,3 @@
-"""What vitlens costs on a GPU: `python -m benchmarks.gpu`, which needs torch, torchvision, timm and vitlens alone."""
+"""What vitlens costs on a GPU: `python -m benchmarks.gpu`, which needs torch, torchvision, timm and
+vitlens alone.
+"""

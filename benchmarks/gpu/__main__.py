@@ -1,12 +1,14 @@
 """What vitlens costs on a GPU, part by part.
 
     python -m benchmarks.gpu [--part NAME[,NAME]] [--tiny] [--out FILE]
-    python -m benchmarks.gpu --part train --minutes 5 --data TRAIN.zip,TEST.zip    again until it says that it is done
+    python -m benchmarks.gpu --part train --minutes 5 --data TRAIN.zip,TEST.zip    again until it
+        says that it is done
 
-Run from the repository, with torch, torchvision, timm and what vitlens needs; foolbox is measured beside it where it
-imports. Every part first compares itself with the CPU in fp32, then measures, and stops after its two minutes; what is
-in FILE (JSON lines) for this machine and these versions is not measured again, so the same command goes on where it
-stopped. Without a GPU, or with --tiny, all parts run small in seconds, and the table says that its times mean nothing.
+Run from the repository, with torch, torchvision, timm and what vitlens needs; foolbox is measured
+beside it where it imports. Every part first compares itself with the CPU in fp32, then measures,
+and stops after its two minutes; what is in FILE (JSON lines) for this machine and these versions is
+not measured again, so the same command goes on where it stopped. Without a GPU, or with --tiny, all
+parts run small in seconds, and the table says that its times mean nothing.
 """
 
 import argparse
@@ -67,17 +69,32 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     usual = ",".join(name for name, part in PARTS.items() if not part.apart)
-    parser.add_argument("--part", type=_parts, default=usual, help=f"of {', '.join(PARTS)} (all but train)")
+    parser.add_argument(
+        "--part", type=_parts, default=usual, help=f"of {', '.join(PARTS)} (all but train)"
+    )
     parser.add_argument("--tiny", action="store_true", help="small models and sizes, also on a GPU")
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu/gpu.jsonl"), help="JSON lines (%(default)s)")
-    parser.add_argument("--table", type=Path, help="markdown (benchmarks/gpu.md; small ones beside --out)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/gpu/gpu.jsonl"), help="JSON lines (%(default)s)"
+    )
+    parser.add_argument(
+        "--table", type=Path, help="markdown (benchmarks/gpu.md; small ones beside --out)"
+    )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seconds", type=float, help="of a part, after which it stops (115; training 540)")
+    parser.add_argument(
+        "--seconds", type=float, help="of a part, after which it stops (115; training 540)"
+    )
     parser.add_argument("--minutes", type=float, default=5.0, help="of a training (5 or 15)")
-    parser.add_argument("--data", type=_paths, default=(), help="of train: the zips, or one folder with train/, test/")
+    parser.add_argument(
+        "--data",
+        type=_paths,
+        default=(),
+        help="of train: the zips, or one folder with train/, test/",
+    )
     return parser
 
 
@@ -85,7 +102,9 @@ def _parts(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
         if name not in PARTS:
-            raise argparse.ArgumentTypeError(f"expected parts of {', '.join(PARTS)}, found {name!r}")
+            raise argparse.ArgumentTypeError(
+                f"expected parts of {', '.join(PARTS)}, found {name!r}"
+            )
     return names
 
 

@@ -1,4 +1,6 @@
-"""Exact ablation of every head: images a second by precision, compiled or not, and the time for 50,000 images."""
+"""Exact ablation of every head: images a second by precision, compiled or not, and the time for
+50,000 images.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,19 +24,32 @@ LARGE_BUDGET: Final = 16 << 30  # bytes: everything of a clean pass of 128 image
 
 
 def run(session: Session) -> None:
-    """The check, then every precision, with what vitlens keeps of the clean pass by itself and with all of it."""
+    """The check, then every precision, with what vitlens keeps of the clean pass by itself and with
+    all of it.
+    """
     session.check("loss of 8 images without each of 12 heads", _check, tolerance=TOLERANCE)
     one = subject(session.device, tiny=session.tiny)
-    with computing(session.device, "fp32"):  # a count, which depends neither on precision nor on the number of images
+    with computing(
+        session.device, "fp32"
+    ):  # a count, which depends neither on precision nor on the number of images
         forwards = effects_of(one.model, one.images(8)).forward_equivalents
     measured = partial(_case, session, one, forwards)
     for precision in PRECISIONS[::-1]:
-        session.case(precision, partial(measured, precision, DEFAULT_BUDGET), batch=one.batch, needs=15)
-    session.case("bf16, all kept", partial(measured, "bf16", LARGE_BUDGET), batch=one.batch, needs=15)
+        session.case(
+            precision, partial(measured, precision, DEFAULT_BUDGET), batch=one.batch, needs=15
+        )
+    session.case(
+        "bf16, all kept", partial(measured, "bf16", LARGE_BUDGET), batch=one.batch, needs=15
+    )
     with compiled(one.model, tiny=session.tiny):
         for precision in PRECISIONS[::-1]:
             measure = partial(measured, precision, LARGE_BUDGET)
-            session.case(f"{precision}, all kept, MLPs and norms compiled", measure, batch=one.batch, needs=45)
+            session.case(
+                f"{precision}, all kept, MLPs and norms compiled",
+                measure,
+                batch=one.batch,
+                needs=45,
+            )
 
 
 def effects_of(model: Model, images: Tensor, *, budget: int = DEFAULT_BUDGET) -> Outcomes:
@@ -48,8 +63,12 @@ def _check(device: torch.device) -> Tensor:
     return effects_of(*small(device)).loss
 
 
-def _case(session: Session, one: Subject, forwards: float, precision: str, budget: int, batch: int) -> Values:
-    """Seconds of all heads on one batch, and of its plain forward in the same precision; forwards: counted, for all."""
+def _case(
+    session: Session, one: Subject, forwards: float, precision: str, budget: int, batch: int
+) -> Values:
+    """Seconds of all heads on one batch, and of its plain forward in the same precision; forwards:
+    counted, for all.
+    """
     images = one.images(batch)
     repeats = 1 if session.tiny else 3
     found: list[Outcomes] = []
@@ -82,7 +101,9 @@ def _case(session: Session, one: Subject, forwards: float, precision: str, budge
 
 
 def _unwatched(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Without the modes that watch functions: what they count would be a reason to compile again, each time."""
+    """Without the modes that watch functions: what they count would be a reason to compile again,
+    each time.
+    """
 
     def unwatched(tokens: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
@@ -93,10 +114,12 @@ def _unwatched(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
 
 @contextmanager
 def compiled(model: Model, *, tiny: bool = False) -> Iterator[None]:
-    """Inside, the norms and MLPs of a ViT's blocks are compiled; not its attention, which the lens must see.
+    """Inside, the norms and MLPs of a ViT's blocks are compiled; not its attention, which the lens
+    must see.
 
-    tiny: traced only, without a compiler. Hooks on these modules still run, as only their `forward` is replaced; modes
-    that watch functions do not see what is compiled, so that a replay's count of multiply-adds is too low.
+    tiny: traced only, without a compiler. Hooks on these modules still run, as only their `forward`
+    is replaced; modes that watch functions do not see what is compiled, so that a replay's count of
+    multiply-adds is too low.
     """
     parts = [
         module

@@ -1,4 +1,6 @@
-"""PGD-20 and C&W sweeps, with gradients in fp32 and in bf16 and fp32 judgement, beside foolbox where it imports."""
+"""PGD-20 and C&W sweeps, with gradients in fp32 and in bf16 and fp32 judgement, beside foolbox
+where it imports.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +26,9 @@ STEPS: Final = 20
 SCENES: Final = tuple(epsilon / 255 for epsilon in (1, 2, 4, 8, 16, 32))
 LENGTHS: Final = (0.1, 0.2, 0.4, 0.8)
 NEVER: Final = (1e-9,)  # no image is broken, so that every step is made
-TOLERANCE: Final = 1e-3  # fp32, of pixels after three steps, of which each is as long whatever the gradient is
+TOLERANCE: Final = (
+    1e-3  # fp32, of pixels after three steps, of which each is as long whatever the gradient is
+)
 
 
 def run(session: Session) -> None:
@@ -35,9 +39,16 @@ def run(session: Session) -> None:
     for name in ("pgd", "cw"):
         for precision in ("fp32", "bf16"):
             title = f"{name}, gradients in {precision}, vit-digits"
-            session.case(title, partial(_sweep, session, model, name, precision, count), batch=count, needs=10)
+            session.case(
+                title,
+                partial(_sweep, session, model, name, precision, count),
+                batch=count,
+                needs=10,
+            )
         title = f"{name}, beside foolbox, vit-digits"
-        session.case(title, partial(_beside_foolbox, session, model, name, count), batch=count, needs=20)
+        session.case(
+            title, partial(_beside_foolbox, session, model, name, count), batch=count, needs=20
+        )
     one = subject(session.device, tiny=session.tiny)
     batch = 4 if session.tiny else fitting_batch(one.model)
     for precision in ("fp32", "bf16"):
@@ -46,7 +57,9 @@ def run(session: Session) -> None:
 
 
 def _pixels(device: torch.device) -> Tensor:
-    """Return the direction of a gradient without its sign function, which would make a rounding error a whole step."""
+    """Return the direction of a gradient without its sign function, which would make a rounding
+    error a whole step.
+    """
     model, images = small(device)
     found = attack(model, images, "predicted", method="pgd-l2", epsilon=0.5, steps=3).images
     return found.cpu() - images.cpu()
@@ -66,7 +79,9 @@ def _epsilons(session: Session) -> tuple[float, ...]:
     return SCENES[3:5] if session.tiny else SCENES
 
 
-def _swept(session: Session, model: Model, name: str, precision: str, images: Tensor, labels: Tensor) -> Outcome:
+def _swept(
+    session: Session, model: Model, name: str, precision: str, images: Tensor, labels: Tensor
+) -> Outcome:
     return sweep(
         model,
         images,
@@ -77,8 +92,12 @@ def _swept(session: Session, model: Model, name: str, precision: str, images: Te
     )
 
 
-def _sweep(session: Session, model: Model, name: str, precision: str, count: int, batch: int) -> Values:
-    """Images in batches of `batch`; robust accuracy at every epsilon, judged in fp32 whatever the gradients are in."""
+def _sweep(
+    session: Session, model: Model, name: str, precision: str, count: int, batch: int
+) -> Values:
+    """Images in batches of `batch`; robust accuracy at every epsilon, judged in fp32 whatever the
+    gradients are in.
+    """
     images, labels = _scenes(model, count)
     found: list[list[Outcome]] = []
 
@@ -94,16 +113,22 @@ def _sweep(session: Session, model: Model, name: str, precision: str, count: int
 def _robust(session: Session, parts: list[Outcome], name: str) -> str:
     """Return how many images are robust at each epsilon, ascending."""
     epsilons = _epsilons(session) if name == "pgd" else LENGTHS
-    return " / ".join(str(sum(int(part.robust(epsilon).sum()) for part in parts)) for epsilon in epsilons)
+    return " / ".join(
+        str(sum(int(part.robust(epsilon).sum()) for part in parts)) for epsilon in epsilons
+    )
 
 
 def _beside_foolbox(session: Session, model: Model, name: str, count: int, batch: int) -> Values:
-    """Return the same sweep by foolbox, in turns: the same step, steps and starts, each epsilon by itself."""
+    """Return the same sweep by foolbox, in turns: the same step, steps and starts, each epsilon by
+    itself.
+    """
     peers = _peers()
     if peers is None:
         return {"note": "foolbox is not installed"}
     images, labels = _scenes(model, count)
-    case = peers.Case(model.alias, model, images, labels, _epsilons(session), batch, torch.arange(count))
+    case = peers.Case(
+        model.alias, model, images, labels, _epsilons(session), batch, torch.arange(count)
+    )
     searches = 2 if session.tiny else 9
     sides: dict[str, Callable[[], list[Tensor]]] = {
         "ours": lambda: peers.our_cw(case, LENGTHS, searches=searches, first_c=1e-3),
@@ -118,12 +143,17 @@ def _beside_foolbox(session: Session, model: Model, name: str, count: int, batch
     try:
         peers.STEPS = peers.CW_STEPS = _steps(name, session)
         with computing(session.device, "fp32"):
-            times = alternating(jobs, session.device, repeats=1 if session.tiny or name == "cw" else 2)
+            times = alternating(
+                jobs, session.device, repeats=1 if session.tiny or name == "cw" else 2
+            )
     finally:
         peers.STEPS, peers.CW_STEPS = before
     ours = times["ours"]
     theirs = times["foolbox"]
-    robust = {side: " / ".join(str(int(row.sum())) for row in standing) for side, standing in found.items()}
+    robust = {
+        side: " / ".join(str(int(row.sum())) for row in standing)
+        for side, standing in found.items()
+    }
     return {
         **_of(ours, count),
         "foolbox (s)": theirs.seconds,
@@ -166,7 +196,9 @@ def _every_step(session: Session, one: Subject, precision: str, batch: int) -> V
 
     with computing(session.device, "fp32"):
         time = timed(work, session.device, repeats=1 if session.tiny else 3)
-    passes = found[0].forwards + found[0].backwards  # a backward pass to the pixels costs one forward
+    passes = (
+        found[0].forwards + found[0].backwards
+    )  # a backward pass to the pixels costs one forward
     return {
         **_of(time, batch),
         "steps of an image/s": batch * _steps("pgd", session) / time.seconds,

@@ -34,11 +34,20 @@ def run(session: Session) -> None:
     one = subject(session.device, tiny=session.tiny, name=SMALL)
     for precision in ("bf16", "fp32"):
         title = f"features of the last layer, {precision}"
-        session.case(title, partial(_extraction, session, one, precision), batch=one.batch, needs=30)
+        session.case(
+            title, partial(_extraction, session, one, precision), batch=one.batch, needs=30
+        )
     bank = 1_000 if session.tiny else IMAGES
-    session.case("k-NN on the device", partial(_neighbours, session, session.device, bank), batch=bank // 5, needs=20)
+    session.case(
+        "k-NN on the device",
+        partial(_neighbours, session, session.device, bank),
+        batch=bank // 5,
+        needs=20,
+    )
     cpu = torch.device("cpu")
-    session.case("k-NN on the CPU", partial(_neighbours, session, cpu, bank), batch=bank // 5, needs=20)
+    session.case(
+        "k-NN on the CPU", partial(_neighbours, session, cpu, bank), batch=bank // 5, needs=20
+    )
 
 
 def _features(device: torch.device) -> Tensor:
@@ -52,16 +61,26 @@ def _indices(device: torch.device) -> Tensor:
 
 
 def _extraction(session: Session, one: Subject, precision: str, batch: int) -> Values:
-    """8-bit pixels in memory to features on the CPU, as `vitlens features` reads them: the last layer, no cache."""
+    """8-bit pixels in memory to features on the CPU, as `vitlens features` reads them: the last
+    layer, no cache.
+    """
     count, different = (40, 8) if session.tiny else (IMAGES, DIFFERENT)
     height, width = one.model.input_size
     pixels = torch.randint(
-        0, 256, (different, 3, height, width), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+        0,
+        256,
+        (different, 3, height, width),
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.uint8,
     )
     source = Subset(InMemory(pixels), torch.arange(count) % different)
     split = Split("random", "test", source, (height, width), ("any",))
     work: Callable[[Split], object] = partial(
-        extract, one.model, layer=-1, batch_size=batch, precision="fp32" if precision == "fp32" else "bf16"
+        extract,
+        one.model,
+        layer=-1,
+        batch_size=batch,
+        precision="fp32" if precision == "fp32" else "bf16",
     )
     with computing(session.device, "fp32"):  # extraction sets its own precision
         work(split.pick(torch.arange(min(count, 2 * batch))))
@@ -76,7 +95,9 @@ def _extraction(session: Session, one: Subject, precision: str, batch: int) -> V
 
 
 def _neighbours(session: Session, device: torch.device, bank: int, queries: int) -> Values:
-    """From fp32 features to the predicted classes, plain majority, and scikit-learn's brute force on the same."""
+    """From fp32 features to the predicted classes, plain majority, and scikit-learn's brute force
+    on the same.
+    """
     known, truth = made(bank, DIM, classes=CLASSES, seed=0)
     asked, labels = made(queries, DIM, classes=CLASSES, seed=1)
     found: list[Tensor] = []
@@ -88,9 +109,13 @@ def _neighbours(session: Session, device: torch.device, bank: int, queries: int)
 
     with computing(device, "fp32"):
         time = timed(work, device, repeats=1 if session.tiny or device.type == "cpu" else 3)
-    peer = KNeighborsClassifier(K, metric="cosine", algorithm="brute", n_jobs=-1).fit(known.numpy(), truth.numpy())
+    peer = KNeighborsClassifier(K, metric="cosine", algorithm="brute", n_jobs=-1).fit(
+        known.numpy(), truth.numpy()
+    )
     expected: list[Tensor] = []
-    seconds = once(lambda: expected.append(torch.from_numpy(peer.predict(asked.numpy()))), torch.device("cpu"))
+    seconds = once(
+        lambda: expected.append(torch.from_numpy(peer.predict(asked.numpy()))), torch.device("cpu")
+    )
     return {
         "images in the bank": bank,
         "seconds": time.seconds,

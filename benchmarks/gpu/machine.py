@@ -15,7 +15,8 @@ from vitlens.version import __version__
 
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
 
-# bf16, dense, with fp32 sums, in TFLOP/s: NVIDIA's data sheets, half of what they print "with sparsity"
+# bf16, dense, with fp32 sums, in TFLOP/s: NVIDIA's data sheets, half of what they print "with
+# sparsity"
 PEAKS: Final = (
     (r"\bB200\b", 2250.0),
     (r"\bH200\b", 989.0),
@@ -59,13 +60,15 @@ def machine(device: torch.device) -> Machine:
 
 
 def peak_of(name: str) -> float | None:
-    """Return the peak of a card in FLOP/s, bf16 dense; None for one that the table does not have."""
+    """Return the peak of a card in FLOP/s, bf16 dense; None for one that the table does not
+    have."""
     return next((1e12 * peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
 
 
 @contextmanager
 def computing(device: torch.device, precision: str) -> Iterator[None]:
-    """Inside, products are computed in fp32 (all 24 bits), in TF32 (fp32 tensors, 11 bits in products) or in bf16.
+    """Inside, products are computed in fp32 (all 24 bits), in TF32 (fp32 tensors, 11 bits in
+    products) or in bf16.
 
     The settings are restored on exit. On a CPU, TF32 is fp32.
     """
@@ -75,7 +78,9 @@ def computing(device: torch.device, precision: str) -> Iterator[None]:
     try:
         torch.set_float32_matmul_precision("high" if rounded else "highest")
         torch.backends.cudnn.allow_tf32 = rounded
-        with autocast(device, precision) if precision != "tf32" else nullcontext():  # fp32 turns TF32 off
+        with (
+            autocast(device, precision) if precision != "tf32" else nullcontext()
+        ):  # fp32 turns TF32 off
             yield
     finally:
         torch.set_float32_matmul_precision(products)

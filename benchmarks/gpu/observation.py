@@ -1,4 +1,6 @@
-"""What observing attention costs beside the plain forward, and beside the loops that users of timm write."""
+"""What observing attention costs beside the plain forward, and beside the loops that users of timm
+write.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,20 +29,35 @@ JOBS: Final[dict[str, Job]] = {
     "all statistics": lambda model, images: statistics(model, images, batch_size=len(images)),
     "rollout": rollout,
     "relevance": relevance,
-    "recommended map": lambda model, images: explain(model, images, method="best", batch_size=len(images)),
+    "recommended map": lambda model, images: explain(
+        model, images, method="best", batch_size=len(images)
+    ),
 }
 
 
 def run(session: Session) -> None:
     """The checks, then every job in fp32 and in bf16."""
-    session.check("relevance of 8 images", lambda device: relevance(*small(device)), tolerance=TOLERANCE)
-    session.check("rollout of 8 images", lambda device: rollout(*small(device)), tolerance=TOLERANCE)
-    session.check("entropy of every head", lambda device: statistics(*small(device)).entropy, tolerance=TOLERANCE)
+    session.check(
+        "relevance of 8 images", lambda device: relevance(*small(device)), tolerance=TOLERANCE
+    )
+    session.check(
+        "rollout of 8 images", lambda device: rollout(*small(device)), tolerance=TOLERANCE
+    )
+    session.check(
+        "entropy of every head",
+        lambda device: statistics(*small(device)).entropy,
+        tolerance=TOLERANCE,
+    )
     one = subject(session.device, tiny=session.tiny)
     for precision in ("bf16", "fp32"):
         for name in JOBS:
             batch = one.batch if session.tiny else BATCH
-            session.case(f"{name}, {precision}", partial(_case, session, one, precision, name), batch=batch, needs=5)
+            session.case(
+                f"{name}, {precision}",
+                partial(_case, session, one, precision, name),
+                batch=batch,
+                needs=5,
+            )
 
 
 def _case(session: Session, one: Subject, precision: str, name: str, batch: int) -> Values:
@@ -53,7 +70,10 @@ def _case(session: Session, one: Subject, precision: str, name: str, batch: int)
         logits: Tensor = model(images)
         return logits
 
-    jobs: dict[str, Callable[[], object]] = {"ours": lambda: JOBS[name](model, images), "forward": forward}
+    jobs: dict[str, Callable[[], object]] = {
+        "ours": lambda: JOBS[name](model, images),
+        "forward": forward,
+    }
     peer = _peer(name, model, images)
     if peer is not None:
         jobs["peer"] = peer
@@ -88,10 +108,14 @@ def _peer(name: str, model: Model, images: Tensor) -> Callable[[], object] | Non
 
 
 def _difference(ours: object, theirs: object) -> float:
-    """Return the largest difference: of maps relative to the peer's largest value, of weights as it is."""
+    """Return the largest difference: of maps relative to the peer's largest value, of weights as it
+    is.
+    """
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         apart = (ours.flatten(1).float() - theirs.float()).abs().max() / theirs.float().abs().max()
         return float(apart)
     assert isinstance(ours, tuple)
     assert isinstance(theirs, list)
-    return max(float((a.float() - b.float()).abs().max()) for a, b in zip(ours, theirs, strict=True))
+    return max(
+        float((a.float() - b.float()).abs().max()) for a, b in zip(ours, theirs, strict=True)
+    )

@@ -25,16 +25,29 @@ _SHOWN: Final = 5  # kernels
 # what a kernel does, by its name; the first that fits
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("flash", "fmha", "attention", "softmax"),
-    "matrix products": ("gemm", "gemv", "cutlass", "xmma", "nvjet", "matmul", "addmm", "::mm", "bmm", "linear"),
+    "matrix products": (
+        "gemm",
+        "gemv",
+        "cutlass",
+        "xmma",
+        "nvjet",
+        "matmul",
+        "addmm",
+        "::mm",
+        "bmm",
+        "linear",
+    ),
     "convolutions": ("conv", "cudnn"),
     "copies": ("memcpy", "memset", "copy", "::to", "cat"),
     "sorting": ("sort", "topk", "radix"),
 }
 OTHER: Final = "elementwise and sums"
 LIFTS: Final[Mapping[str, str]] = {
-    "idle": "the card waits for the host: larger batches, compilation or CUDA graphs, fewer synchronisations",
+    "idle": "the card waits for the host: larger batches, compilation or CUDA graphs, fewer "
+    "synchronisations",
     "attention": "attention kernels: weights asked for less often, or in fewer layers at once",
-    "matrix products": "matrix products, which is what should be left: a lower precision, or fewer of them",
+    "matrix products": "matrix products, which is what should be left: a lower precision, or fewer "
+    "of them",
     "convolutions": "convolutions: channels-last, or the patch embedding as a matrix product",
     "copies": "copies: tensors kept on the card and in one dtype",
     "sorting": "sorting: fewer or smaller sorts",
@@ -44,7 +57,9 @@ LIFTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Busy:
-    """seconds: of the whole work; kernels: seconds of each on the device, on a CPU of each operation itself."""
+    """seconds: of the whole work; kernels: seconds of each on the device, on a CPU of each
+    operation itself.
+    """
 
     seconds: float
     kernels: Mapping[str, float]
@@ -54,8 +69,15 @@ def run(session: Session) -> None:
     """Every part's main job, once under the profiler."""
     one = subject(session.device, tiny=session.tiny)
     for name, job in _jobs(session).items():
-        precision = "fp32" if name.startswith("PGD") else "bf16"  # its gradients are in bf16 by its own option
-        session.case(name, partial(_case, session, one, job, precision), batch=max(8, one.batch // 2), needs=10)
+        precision = (
+            "fp32" if name.startswith("PGD") else "bf16"
+        )  # its gradients are in bf16 by its own option
+        session.case(
+            name,
+            partial(_case, session, one, job, precision),
+            batch=max(8, one.batch // 2),
+            needs=10,
+        )
 
 
 def _jobs(session: Session) -> dict[str, Callable[[Model, Tensor], object]]:
@@ -79,7 +101,9 @@ def _jobs(session: Session) -> dict[str, Callable[[Model, Tensor], object]]:
 
     return {
         "plain forward, bf16": forward,
-        "ablation of every head, bf16": lambda model, images: effects_of(model, images, budget=LARGE_BUDGET),
+        "ablation of every head, bf16": lambda model, images: effects_of(
+            model, images, budget=LARGE_BUDGET
+        ),
         **{f"{name}, bf16": job for name, job in JOBS.items()},
         "PGD-20, gradients in bf16": steps,
         "features of the last layer, bf16": lambda model, images: features(
@@ -88,7 +112,13 @@ def _jobs(session: Session) -> dict[str, Callable[[Model, Tensor], object]]:
     }
 
 
-def _case(session: Session, one: Subject, job: Callable[[Model, Tensor], object], precision: str, batch: int) -> Values:
+def _case(
+    session: Session,
+    one: Subject,
+    job: Callable[[Model, Tensor], object],
+    precision: str,
+    batch: int,
+) -> Values:
     images = one.images(batch)
     with computing(session.device, precision):
         job(one.model, images)
@@ -114,14 +144,20 @@ def busy(work: Callable[[], object], device: torch.device) -> Busy:
 
 
 def _own_seconds(event: Any, *, on_card: bool) -> float:
-    """On a card only the kernels themselves: an operation's time on the device is that of its kernels again."""
+    """On a card only the kernels themselves: an operation's time on the device is that of its
+    kernels again.
+    """
     if on_card:
-        return event.self_device_time_total / 1e6 if str(event.device_type).endswith("CUDA") else 0.0
+        return (
+            event.self_device_time_total / 1e6 if str(event.device_type).endswith("CUDA") else 0.0
+        )
     return float(event.self_cpu_time_total) / 1e6
 
 
 def summary(found: Busy, device: torch.device) -> Values:
-    """Shares of the whole time by kind of kernel, the largest kernels, and what would lift the largest share."""
+    """Shares of the whole time by kind of kernel, the largest kernels, and what would lift the
+    largest share.
+    """
     shares: dict[str, float] = {}
     for name, seconds in found.kernels.items():
         shares[kind_of(name)] = shares.get(kind_of(name), 0.0) + seconds / found.seconds
@@ -132,7 +168,9 @@ def summary(found: Busy, device: torch.device) -> Values:
     return {
         "seconds": found.seconds,
         "shares": ", ".join(f"{name} {shares[name]:.0%}" for name in ranked),
-        "largest kernels": "; ".join(f"{_brief(name)} {found.kernels[name] / found.seconds:.0%}" for name in largest),
+        "largest kernels": "; ".join(
+            f"{_brief(name)} {found.kernels[name] / found.seconds:.0%}" for name in largest
+        ),
         "what would lift it": LIFTS[ranked[0]] if ranked else None,
     }
 
@@ -140,7 +178,9 @@ def summary(found: Busy, device: torch.device) -> Values:
 def kind_of(kernel: str) -> str:
     """Return what a kernel does, by its name."""
     low = kernel.lower()
-    return next((kind for kind, words in KINDS.items() if any(word in low for word in words)), OTHER)
+    return next(
+        (kind for kind, words in KINDS.items() if any(word in low for word in words)), OTHER
+    )
 
 
 def _brief(kernel: str) -> str:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Part:
     """A part: `python -m benchmarks.gpu --part NAME`.
 
-    title: of its table; module: whose function `run` measures it; seconds: after which it stops; apart: whether it is
-    run only when it is named.
+    title: of its table; module: whose function `run` measures it; seconds: after which it stops;
+    apart: whether it is run only when it is named.
     """
 
     name: str
@@ -32,7 +32,11 @@ class Part:
 
 _PARTS: Final = (
     Part("ablation", "Exact ablation of every head by replay", "benchmarks.gpu.ablation"),
-    Part("observation", "Observation, rollout, relevance and the recommended map", "benchmarks.gpu.observation"),
+    Part(
+        "observation",
+        "Observation, rollout, relevance and the recommended map",
+        "benchmarks.gpu.observation",
+    ),
     Part("attacks", "PGD-20 and C&W sweeps", "benchmarks.gpu.attacks"),
     Part("features", "Features and k-NN of 50,000 images", "benchmarks.gpu.features"),
     Part("profile", "Where the time goes", "benchmarks.gpu.profile"),

@@ -1,4 +1,6 @@
-"""What was measured, as JSON lines: a file that is added to, and from which a later run takes what is there."""
+"""What was measured, as JSON lines: a file that is added to, and from which a later run takes what
+is there.
+"""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +14,8 @@ Value = float | int | str | None
 class Row:
     """One check or one case of a part.
 
-    kind: "check" or "case"; device, versions: of the machine; tiny: of small models and sizes, whose times mean
-    nothing; values: by name, which has the unit.
+    kind: "check" or "case"; device, versions: of the machine; tiny: of small models and sizes,
+    whose times mean nothing; values: by name, which has the unit.
     """
 
     part: str
@@ -26,7 +28,9 @@ class Row:
 
 
 class Rows:
-    """The rows of one file; a line that was cut off by a killed run is left out, and measured again."""
+    """The rows of one file; a line that was cut off by a killed run is left out, and measured
+    again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,14 +44,21 @@ class Rows:
     def of(self, *, device: str, versions: str, tiny: bool) -> list[Row]:
         """Return the rows of this machine, the last of each case."""
         last = {_key(row): row for row in self.rows}
-        return [row for row in last.values() if (row.device, row.versions, row.tiny) == (device, versions, tiny)]
+        return [
+            row
+            for row in last.values()
+            if (row.device, row.versions, row.tiny) == (device, versions, tiny)
+        ]
 
     def add(self, row: Row) -> None:
-        """Add a row to the file at once, so that a killed run loses only the case that it was at."""
+        """Add a row to the file at once, so that a killed run loses only the case that it was
+        at."""
         self.rows.append(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
-            if file.tell() and self.path.read_bytes()[-1:] != b"\n":  # behind a line that was cut off
+            if (
+                file.tell() and self.path.read_bytes()[-1:] != b"\n"
+            ):  # behind a line that was cut off
                 file.write(b"\n")
             file.write(json.dumps(asdict(row)).encode() + b"\n")
 

@@ -1,4 +1,6 @@
-"""One run of the script: which cases are measured, which are in the file, which there is no time or memory for."""
+"""One run of the script: which cases are measured, which are in the file, which there is no time or
+memory for.
+"""
 
 import signal
 import sys
@@ -32,8 +34,9 @@ class CheckFailedError(Exception):
 class Session:
     """What a part is given.
 
-    tiny: small models and sizes; seconds: of a part; folder: of what training keeps; data: zips or a folder of CIFAR-10
-    (JPEG); minutes: of a training; missing: cases that were not measured, and why.
+    tiny: small models and sizes; seconds: of a part; folder: of what training keeps; data: zips or
+    a folder of CIFAR-10 (JPEG); minutes: of a training; missing: cases that were not measured, and
+    why.
     """
 
     device: torch.device
@@ -56,16 +59,23 @@ class Session:
     def check(self, what: str, work: Callable[[torch.device], Tensor], *, tolerance: float) -> None:
         """Compare a result in fp32 on this device with the CPU's, relative to its largest value.
 
-        Raises CheckFailedError where they differ by more than the tolerance: then the part is not measured.
+        Raises CheckFailedError where they differ by more than the tolerance: then the part is not
+        measured.
         """
         name = f"check: {what}"
         if self.known(name) is None:
-            expected, found = (self._exactly(work, device) for device in (torch.device("cpu"), self.device))
+            expected, found = (
+                self._exactly(work, device) for device in (torch.device("cpu"), self.device)
+            )
             if expected.shape != found.shape or not found.isfinite().all():
-                raise CheckFailedError(f"{what}: expected {tuple(expected.shape)} finite, found {tuple(found.shape)}")
+                raise CheckFailedError(
+                    f"{what}: expected {tuple(expected.shape)} finite, found {tuple(found.shape)}"
+                )
             apart = (found - expected).abs().max().item() / max(1e-12, expected.abs().max().item())
             verdict = "passed" if apart <= tolerance else "failed"
-            self._add(name, "check", {"difference": apart, "tolerance": tolerance, "result": verdict})
+            self._add(
+                name, "check", {"difference": apart, "tolerance": tolerance, "result": verdict}
+            )
         row = self.known(name)
         assert row is not None
         if row.values["result"] != "passed":
@@ -74,10 +84,14 @@ class Session:
                 f"{row.values['difference']:.1e}"
             )
 
-    def case(self, name: str, measure: Callable[[int], Values], *, batch: int, needs: float = 0.0) -> None:
-        """Measure a case, unless the file has it or the time is up; with half the batch where memory is too small.
+    def case(
+        self, name: str, measure: Callable[[int], Values], *, batch: int, needs: float = 0.0
+    ) -> None:
+        """Measure a case, unless the file has it or the time is up; with half the batch where
+        memory is too small.
 
-        measure: from the number of images at a time to values; needs: seconds without which it is not begun.
+        measure: from the number of images at a time to values; needs: seconds without which it is
+        not begun.
         """
         if self.known(name) is not None:
             return
@@ -95,7 +109,11 @@ class Session:
                     return
                 too_large = batch
                 batch = batch // 2
-            except (RuntimeError, ValueError, TypeError) as error:  # time on a card is short: the other cases go on
+            except (
+                RuntimeError,
+                ValueError,
+                TypeError,
+            ) as error:  # time on a card is short: the other cases go on
                 self._skip(name, f"{type(error).__name__}: {error}")
                 return
             self._free()
@@ -103,7 +121,8 @@ class Session:
         if too_large:
             values["out of memory at"] = too_large
             print(
-                f"{self.part}, {name}: out of memory with {too_large} images at a time; --batch-size {batch} fits",
+                f"{self.part}, {name}: out of memory with {too_large} images at a time; "
+                f"--batch-size {batch} fits",
                 file=sys.stderr,
             )
         self._add(name, "case", {**values, "measured in (s)": round(time.monotonic() - started, 1)})
@@ -111,9 +130,11 @@ class Session:
 
     @contextmanager
     def of_part(self, part: str, seconds: float) -> Iterator[None]:
-        """Inside, cases belong to this part, and OutOfTimeError is raised, also within a case, when its time is up.
+        """Inside, cases belong to this part, and OutOfTimeError is raised, also within a case, when
+        its time is up.
 
-        That error, a failed check and a failed run end the part: what is missing is noted, the next part can begin.
+        That error, a failed check and a failed run end the part: what is missing is noted, the next
+        part can begin.
         """
         self.part = part
         self.began = time.monotonic()
@@ -122,7 +143,10 @@ class Session:
             with _alarm(seconds):
                 yield
         except OutOfTimeError as error:
-            self._skip(str(error) or "the rest", f"the {seconds:.0f} s of a part were up; run the same command again")
+            self._skip(
+                str(error) or "the rest",
+                f"the {seconds:.0f} s of a part were up; run the same command again",
+            )
         except CheckFailedError as error:
             self._skip("all of it", f"its check failed: {error}")
         except RunError as error:
@@ -135,10 +159,14 @@ class Session:
     def known(self, case: str) -> Row | None:
         """Return the row of a case of this part that the file has, or None."""
         machine = self.machine
-        return self.rows.find(self.part, case, device=machine.device, versions=machine.versions, tiny=self.tiny)
+        return self.rows.find(
+            self.part, case, device=machine.device, versions=machine.versions, tiny=self.tiny
+        )
 
     def _add(self, case: str, kind: str, values: Values) -> None:
-        row = Row(self.part, case, kind, self.machine.device, self.machine.versions, self.tiny, values)
+        row = Row(
+            self.part, case, kind, self.machine.device, self.machine.versions, self.tiny, values
+        )
         self.rows.add(row)
         shown = ", ".join(f"{name} {_short(value)}" for name, value in values.items())
         print(f"{self.part}, {case}: {shown}", flush=True)
@@ -158,8 +186,13 @@ def _short(value: Value) -> str:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Inside, OutOfTimeError is raised after this time, in the main thread of a system that has such signals."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    """Inside, OutOfTimeError is raised after this time, in the main thread of a system that has
+    such signals.
+    """
+    if (
+        not hasattr(signal, "setitimer")
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
 

@@ -1,4 +1,6 @@
-"""The models and images that are measured: random weights and pixels, on which time and memory do not depend."""
+"""The models and images that are measured: random weights and pixels, on which time and memory do
+not depend.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +22,9 @@ _FEW: Final = 8  # images of a batch, and of a check
 
 @dataclass(frozen=True)
 class Subject:
-    """A model on a device, and how many of its images vitlens takes at a time there; flops: of one image's forward."""
+    """A model on a device, and how many of its images vitlens takes at a time there; flops: of one
+    image's forward.
+    """
 
     model: Model
     batch: int
@@ -34,12 +38,15 @@ class Subject:
 def subject(device: torch.device, *, tiny: bool, name: str = BASE) -> Subject:
     """Return the model that is measured; with tiny, a small one on a few images.
 
-    The lens and the replay check themselves on it here, in fp32, as their tolerances are those of fp32.
+    The lens and the replay check themselves on it here, in fp32, as their tolerances are those of
+    fp32.
     """
     model = loading.load(TINY if tiny else name, random_weights=True, device=device)
     survey(model, random_images(model, 1))
     method_of(model)
-    return Subject(model, _FEW if tiny else fitting_batch_size(model), sum(flops_by_part(model).values()))
+    return Subject(
+        model, _FEW if tiny else fitting_batch_size(model), sum(flops_by_part(model).values())
+    )
 
 
 def small(device: torch.device) -> tuple[Model, Tensor]:
@@ -56,5 +63,7 @@ def random_images(model: Model, count: int) -> Tensor:
 
 def random_labels(model: Model, count: int) -> Tensor:
     """Random classes, the same on every device."""
-    classes = torch.randint(0, len(model.classes), (count,), generator=torch.Generator().manual_seed(1))
+    classes = torch.randint(
+        0, len(model.classes), (count,), generator=torch.Generator().manual_seed(1)
+    )
     return classes.to(model.device)

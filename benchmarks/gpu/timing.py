@@ -14,7 +14,9 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds: the median, the shortest and the longest of `repeats`; peak: of the device's tensors, bytes, or None."""
+    """Seconds: the median, the shortest and the longest of `repeats`; peak: of the device's
+    tensors, bytes, or None.
+    """
 
     seconds: float
     shortest: float
@@ -24,14 +26,17 @@ class Timed:
 
 
 def timed(work: Work, device: torch.device, *, repeats: int = 5, warm_up: int = 1) -> Timed:
-    """Return how long some work takes, and the peak of the device's memory, what was there before included."""
+    """Return how long some work takes, and the peak of the device's memory, what was there before
+    included.
+    """
     return alternating({"": work}, device, repeats=repeats, warm_up=warm_up)[""]
 
 
 def alternating(
     jobs: Mapping[str, Work], device: torch.device, *, repeats: int = 5, warm_up: int = 1
 ) -> dict[str, Timed]:
-    """Several pieces of work in turns, so that a change of the machine's clock affects all alike."""
+    """Several pieces of work in turns, so that a change of the machine's clock affects all
+    alike."""
     peaks: dict[str, int | None] = {}
     for name, work in jobs.items():
         with device_peak(device) as peak:

@@ -1,7 +1,9 @@
-"""Training on CIFAR-10 (JPEG) for some minutes: the rate, the accuracy, ResNet-18 beside it, and distillation from it.
+"""Training on CIFAR-10 (JPEG) for some minutes: the rate, the accuracy, ResNet-18 beside it, and
+distillation from it.
 
-The number of epochs is chosen from a measured epoch, so that the whole schedule takes the minutes; it is kept beside
-the checkpoint, from which the next command goes on. A case is measured when its last epoch is done.
+The number of epochs is chosen from a measured epoch, so that the whole schedule takes the minutes;
+it is kept beside the checkpoint, from which the next command goes on. A case is measured when its
+last epoch is done.
 """
 
 import json
@@ -56,16 +58,27 @@ _LITTLE: Final = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
 TINY_CASES: Final = {
     "vit-tiny": Case("vit-mini", _LITTLE),
     "resnet18": Case("resnet20", {}),
-    "vit-tiny distilled from resnet18": Case("vit-mini", {**_LITTLE, "distillation": True}, "resnet18"),
+    "vit-tiny distilled from resnet18": Case(
+        "vit-mini", {**_LITTLE, "distillation": True}, "resnet18"
+    ),
 }
 
 
 def run(session: Session) -> None:
-    """The check, the rates, then each training until its epochs are done or the time of this command is up."""
-    session.check("logits after 3 steps of training", partial(_check, session.folder), tolerance=TOLERANCE)
+    """The check, the rates, then each training until its epochs are done or the time of this
+    command is up.
+    """
+    session.check(
+        "logits after 3 steps of training", partial(_check, session.folder), tolerance=TOLERANCE
+    )
     folder = _data(session)
     splits = load_data(str(folder), part="train"), load_data(str(folder), part="test")
-    session.case("rate beside a DataLoader loop", partial(_rate, session, folder, splits[0]), batch=BATCH, needs=60)
+    session.case(
+        "rate beside a DataLoader loop",
+        partial(_rate, session, folder, splits[0]),
+        batch=BATCH,
+        needs=60,
+    )
     for name in CASES:
         title = f"{name}, {session.minutes:g} minutes"
         session.case(title, partial(_trained, session, name, splits), batch=BATCH, needs=20)
@@ -77,12 +90,23 @@ def _cases(session: Session) -> Mapping[str, Case]:
 
 def _check(folder: Path, device: torch.device) -> Tensor:
     """Return the logits of a small ViT after three steps on random images."""
-    pixels = torch.randint(0, 256, (24, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    split = Split("random", "train", InMemory(pixels), (32, 32), ("a", "b"), labels=torch.arange(24) % 2)
+    pixels = torch.randint(
+        0, 256, (24, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    split = Split(
+        "random", "train", InMemory(pixels), (32, 32), ("a", "b"), labels=torch.arange(24) % 2
+    )
     model = untrained("vit-mini", classes=split.classes, overrides=_LITTLE)
     recipe = Recipe(epochs=1, batch_size=8)
     fit(
-        model, split, split, recipe=recipe, directory=folder / "check", device=device, precision="fp32", compiling="off"
+        model,
+        split,
+        split,
+        recipe=recipe,
+        directory=folder / "check",
+        device=device,
+        precision="fp32",
+        compiling="off",
     )
     with torch.no_grad(), evaluating(model):
         logits: Tensor = model(pixels[:8].to(device).float() / 255)
@@ -90,14 +114,17 @@ def _check(folder: Path, device: torch.device) -> Tensor:
 
 
 def _data(session: Session) -> Path:
-    """Return the folder with train/ and test/: the one that was given, or what the zips hold; small random images if
-    tiny."""
+    """Return the folder with train/ and test/: the one that was given, or what the zips hold; small
+    random images if tiny.
+    """
     if session.tiny and not session.data:
         return _random_files(session.folder / "random")
     if len(session.data) == 1 and session.data[0].is_dir():
         return session.data[0]
     if len(session.data) != 2:
-        raise InputError("expected the images of CIFAR-10 (JPEG), found none; add --data TRAIN.zip,TEST.zip")
+        raise InputError(
+            "expected the images of CIFAR-10 (JPEG), found none; add --data TRAIN.zip,TEST.zip"
+        )
     folder = session.folder / "data"
     for path in session.data:
         done = folder / f"{path.stem}.done"
@@ -110,7 +137,9 @@ def _data(session: Session) -> Path:
 
 def _random_files(folder: Path) -> Path:
     for part, count in (("train", 2 * BATCH + 8), ("test", 16)):
-        pixels = torch.randint(0, 256, (count, 32, 32, 3), generator=torch.Generator().manual_seed(0))
+        pixels = torch.randint(
+            0, 256, (count, 32, 32, 3), generator=torch.Generator().manual_seed(0)
+        )
         for index, array in enumerate(pixels.byte().numpy()):
             path = folder / part / ("even", "odd")[index % 2] / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +156,9 @@ def _recipe(epochs: int) -> Recipe:
     return override(recipe_for("vit-tiny", "cifar10", named="short"), {"epochs": epochs})
 
 
-def _fit(session: Session, model: Model, splits: tuple[Split, Split], epochs: int, **more: Any) -> TrainingResult:
+def _fit(
+    session: Session, model: Model, splits: tuple[Split, Split], epochs: int, **more: Any
+) -> TrainingResult:
     return fit(
         model,
         *splits,
@@ -147,16 +178,30 @@ def _rate(session: Session, folder: Path, train: Split, batch: int) -> Values:
     workers = min(_WORKERS, os.cpu_count() or 1) if not session.tiny else 1
     precision = "fp32" if session.tiny else "bf16"
     theirs = plain(
-        folder, _cases(session)[name].preset, count - batch, precision, device=session.device, workers=workers
+        folder,
+        _cases(session)[name].preset,
+        count - batch,
+        precision,
+        device=session.device,
+        workers=workers,
     )
-    return {"images/s": ours[0], "plain loop (images/s)": theirs, "times the plain loop": ours[0] / theirs}
+    return {
+        "images/s": ours[0],
+        "plain loop (images/s)": theirs,
+        "times the plain loop": ours[0] / theirs,
+    }
 
 
 def _measured(session: Session, name: str, train: Split, count: int) -> tuple[float, float]:
-    """Images a second in the second epoch, and the seconds that the first took longer: compilation."""
+    """Images a second in the second epoch, and the seconds that the first took longer:
+    compilation."""
     part = train.limit(count)
     result = _fit(
-        session, _model(session, name, train.classes), (part, part.limit(64)), _WARM, directory=session.folder / "rate"
+        session,
+        _model(session, name, train.classes),
+        (part, part.limit(64)),
+        _WARM,
+        directory=session.folder / "rate",
     )
     first, second = (epoch.images_per_second for epoch in result.history)
     return second, max(0.0, count / first - count / second)
@@ -182,7 +227,9 @@ def _trained(session: Session, name: str, splits: tuple[Split, Split], batch: in
         "test images": len(splits[1]),
         "epochs": epochs,
         "seconds": result.seconds,
-        "points above the same without a teacher": None if plain_ is None else 100 * (result.accuracy - plain_),
+        "points above the same without a teacher": None
+        if plain_ is None
+        else 100 * (result.accuracy - plain_),
     }
 
 
@@ -192,8 +239,9 @@ def _folder(session: Session, name: str) -> Path:
 
 
 def _planned(session: Session, folder: Path, name: str, train: Split) -> int:
-    """Return the epochs that take the minutes, compilation and tests included; written down when the training
-    begins."""
+    """Return the epochs that take the minutes, compilation and tests included; written down when
+    the training begins.
+    """
     plan = folder / "plan.json"
     if plan.exists():
         return int(json.loads(plan.read_text())["epochs"])

@@ -1,14 +1,17 @@
-"""How often a cause that was planted in a model is named first, and how often something false is named.
+"""How often a cause that was planted in a model is named first, and how often something false is
+named.
 
-    python -m benchmarks.planted [CAUSE ...] [--seeds 20] [--images 450 1800] [--first-seed 0] [--results FILE]
+    python -m benchmarks.planted [CAUSE ...] [--seeds 20] [--images 450 1800] [--first-seed 0]
+        [--results FILE]
 
-Every model is an oracle of drawn bars, the class of which is their direction: without a fault it makes no errors, so
-that whatever is named without a cause is false. A fault depends only on the pixels, and changing them can undo it.
-Every seed draws other images. A name is right, wider than the cause (neither right nor false) or false, as written in
-causes.py; naming.py says what is named, and what is first.
+Every model is an oracle of drawn bars, the class of which is their direction: without a fault it
+makes no errors, so that whatever is named without a cause is false. A fault depends only on the
+pixels, and changing them can undo it. Every seed draws other images. A name is right, wider than
+the cause (neither right nor false) or false, as written in causes.py; naming.py says what is named,
+and what is first.
 
-With --results, each run is added to a file as it ends, and runs of the file are not repeated: an interrupted command
-goes on where it stopped. --seeds 0 prints the table of the file.
+With --results, each run is added to a file as it ends, and runs of the file are not repeated: an
+interrupted command goes on where it stopped. --seeds 0 prints the table of the file.
 
 Thresholds and rules are looked at with seeds from 1000 on, and reported with seeds from 0 on.
 """
@@ -47,7 +50,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Tally:
-    """One cause at one number of images; namings: one for each seed; seconds: of processor time, of all seeds."""
+    """One cause at one number of images; namings: one for each seed; seconds: of processor time, of
+    all seeds.
+    """
 
     name: str
     images: int
@@ -71,7 +76,9 @@ class Tally:
         """Return what is named falsely, with the number of seeds."""
         cause = CAUSES[self.name]
         allowed = {*cause.names, *cause.wider}
-        return Counter(name for naming in self.namings for name in naming.names if name not in allowed)
+        return Counter(
+            name for naming in self.namings for name in naming.names if name not in allowed
+        )
 
     @property
     def false(self) -> int:
@@ -98,7 +105,15 @@ class Tally:
         )
 
 
-COLUMNS = ("cause", "images", "errors", "named first", "named", "something false named", "false names, seeds")
+COLUMNS = (
+    "cause",
+    "images",
+    "errors",
+    "named first",
+    "named",
+    "something false named",
+    "false names, seeds",
+)
 
 
 def measure(name: str, images: int, seed: int) -> Run:
@@ -127,7 +142,9 @@ def read_runs(file: Path | None) -> list[Run]:
 
 
 def summary_of(tallies: Sequence[Tally]) -> list[str]:
-    """Return for each number of images how often causes are named first, and anything is named of the controls."""
+    """Return for each number of images how often causes are named first, and anything is named of
+    the controls.
+    """
     lines = []
     for images in sorted({each.images for each in tallies}):
         same = [each for each in tallies if each.images == images]
@@ -136,7 +153,8 @@ def summary_of(tallies: Sequence[Tally]) -> list[str]:
         runs = sum(len(each.namings) for each in planted)
         control_runs = sum(len(each.namings) for each in controls)
         lines.append(
-            f"n = {images}: the cause named first in {sum(each.first for each in planted)} of {runs} runs, something "
+            f"n = {images}: the cause named first in {sum(each.first for each in planted)} of "
+            f"{runs} runs, something "
             f"false in {sum(each.false for each in planted)} of them; anything named in "
             f"{sum(each.false for each in controls)} of {control_runs} runs of controls."
         )
@@ -145,12 +163,22 @@ def summary_of(tallies: Sequence[Tally]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row for each cause and number of images. Return 2 for an unknown cause."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.planted", description=__doc__.splitlines()[0])
-    parser.add_argument("causes", nargs="*", metavar="CAUSE", help=f"of: {', '.join(CAUSES)} (default: all)")
-    parser.add_argument("--seeds", type=int, default=20, help="for each cause and number of images (default: 20)")
-    parser.add_argument("--images", type=int, nargs="+", default=[450, 1800], help="(default: 450 1800)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.planted", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "causes", nargs="*", metavar="CAUSE", help=f"of: {', '.join(CAUSES)} (default: all)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=20, help="for each cause and number of images (default: 20)"
+    )
+    parser.add_argument(
+        "--images", type=int, nargs="+", default=[450, 1800], help="(default: 450 1800)"
+    )
     parser.add_argument("--first-seed", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--results", type=Path, help="a file of runs, which is continued (default: none)")
+    parser.add_argument(
+        "--results", type=Path, help="a file of runs, which is continued (default: none)"
+    )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.causes if name not in CAUSES]
     if unknown:

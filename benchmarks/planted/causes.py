@@ -1,4 +1,6 @@
-"""Causes of errors that are planted in an oracle, and controls; each says which names are right answers."""
+"""Causes of errors that are planted in an oracle, and controls; each says which names are right
+answers.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -39,7 +41,9 @@ Fault = Callable[[Images, Logits], Logits]
 
 SHARE: Final = 0.12  # of the images, in which a measure is beyond its threshold
 CONFUSED: Final = (1, 3)
-_CALIBRATION: Final = 10_000_000  # the seed of the drawing from which thresholds are read, apart from all others
+_CALIBRATION: Final = (
+    10_000_000  # the seed of the drawing from which thresholds are read, apart from all others
+)
 _CALIBRATED: Final = 1800  # images in it
 _WRONG_LABELS: Final = 0.1  # of the images
 _ONE_IN: Final = 10  # images fail at random
@@ -55,9 +59,10 @@ _PLAIN: Final = Extras()
 class Cause:
     """One cause.
 
-    fault: what becomes of the oracle's logits; names: the right answers, properties of `vitlens.failures` and cues of
-    `vitlens.reliance`; wider: names that contain the cause, as the border contains a corner, neither right nor false;
-    extras: what the images need; wrong_labels: the share of labels that are changed at random.
+    fault: what becomes of the oracle's logits; names: the right answers, properties of
+    `vitlens.failures` and cues of `vitlens.reliance`; wider: names that contain the cause, as the
+    border contains a corner, neither right nor false; extras: what the images need; wrong_labels:
+    the share of labels that are changed at random.
     """
 
     fault: Fault
@@ -95,7 +100,9 @@ def _fails_beyond(measure: Measure, sign: int, extras: Extras = _PLAIN) -> Fault
 
 
 def _reads_hue(images: Images, logits: Logits) -> Logits:
-    """Answer the first class on backgrounds of one hue, and the second on those of the opposite one."""
+    """Answer the first class on backgrounds of one hue, and the second on those of the opposite
+    one.
+    """
     ring = torch.ones_like(images[:, :1])
     ring[..., _RING:-_RING, _RING:-_RING] = 0
     angle, size = mean_hue(images, ring)
@@ -104,7 +111,9 @@ def _reads_hue(images: Images, logits: Logits) -> Logits:
     for answer, reference in enumerate(references.tolist()):
         distance = torch.remainder(angle - reference + math.pi, 2 * math.pi) - math.pi
         is_read = (distance.abs() < math.pi / HUES) & (size > _COLOURED)
-        logits = torch.where(is_read[:, None], _answer(torch.full_like(is_read, answer, dtype=torch.long)), logits)
+        logits = torch.where(
+            is_read[:, None], _answer(torch.full_like(is_read, answer, dtype=torch.long)), logits
+        )
     return logits
 
 
@@ -149,15 +158,25 @@ def _never_fails(_images: Images, logits: Logits) -> Logits:
 _SQUARES: Final = Extras(squares=True)
 CAUSES: Final[Mapping[str, Cause]] = {
     "hue of the background": Cause(_reads_hue, ("background-colour",), ("colour", "background")),
-    "mark in a corner": Cause(_fails_with_mark, ("mark",), ("border", "background", "position"), Extras(marks=True)),
+    "mark in a corner": Cause(
+        _fails_with_mark, ("mark",), ("border", "background", "position"), Extras(marks=True)
+    ),
     "low contrast": Cause(_fails_beyond(object_contrast, -1), ("object_contrast", "contrast")),
     "off centre": Cause(_fails_beyond(distance_from_centre, 1), ("off_centre", "position")),
     "small objects": Cause(_fails_beyond(object_area, -1), ("size",)),
-    "occlusion": Cause(_fails_beyond(covered, 1, _SQUARES), ("occlusion",), ("clutter", "background"), _SQUARES),
+    "occlusion": Cause(
+        _fails_beyond(covered, 1, _SQUARES), ("occlusion",), ("clutter", "background"), _SQUARES
+    ),
     "confused pair": Cause(_confuses_two, ("pair",)),
-    "texture against shape": Cause(_reads_texture, ("fine-detail", "sharpness"), extras=Extras(textures=True)),
+    "texture against shape": Cause(
+        _reads_texture, ("fine-detail", "sharpness"), extras=Extras(textures=True)
+    ),
     "dark images": Cause(_fails_beyond(brightness, -1), ("brightness",)),
-    "clutter": Cause(_fails_beyond(clutter, 1), ("clutter",), ("background", "border", "fine-detail", "sharpness")),
+    "clutter": Cause(
+        _fails_beyond(clutter, 1),
+        ("clutter",),
+        ("background", "border", "fine-detail", "sharpness"),
+    ),
     "random errors": Cause(_fails_at_random),
     "wrong labels": Cause(_never_fails, wrong_labels=_WRONG_LABELS),
     "no errors": Cause(_never_fails),

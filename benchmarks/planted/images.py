@@ -1,6 +1,8 @@
-"""Drawn images of bright bars, the classes of which are directions, and what can be read off their pixels.
+"""Drawn images of bright bars, the classes of which are directions, and what can be read off their
+pixels.
 
-Everything is read relative to the contrast of an image, so that no change of brightness or contrast decides it.
+Everything is read relative to the contrast of an image, so that no change of brightness or contrast
+decides it.
 """
 
 import math
@@ -21,10 +23,19 @@ SIDE: Final = 32  # px
 CLASSES: Final = ("0 degrees", "36 degrees", "72 degrees", "108 degrees", "144 degrees")
 HUES: Final = 10
 MARK: Final = 3  # px, side of a mark in the upper left corner
-TEXTURES: Final = ((0.5, 0.0), (0.0, 0.5), (0.5, 0.5), (0.25, 0.5), (0.5, 0.25))  # cycles a pixel, one for each class
+TEXTURES: Final = (
+    (0.5, 0.0),
+    (0.0, 0.5),
+    (0.5, 0.5),
+    (0.25, 0.5),
+    (0.5, 0.25),
+)  # cycles a pixel, one for each class
 _LENGTH: Final = (9.0, 16.0)  # px, of a bar
 _SLIMNESS: Final = 3.0  # times as long as wide
-_PLACE: Final = (11.0, 21.0)  # px: at any place a bar of any length lies inside, and leaves the corner free
+_PLACE: Final = (
+    11.0,
+    21.0,
+)  # px: at any place a bar of any length lies inside, and leaves the corner free
 _JITTER: Final = 5.0  # degrees
 _GROUND: Final = (0.25, 0.45)  # luminance
 _CONTRAST: Final = (0.15, 0.5)  # luminance of a bar minus that of the ground
@@ -35,13 +46,16 @@ _DOTS: Final = 0.02  # the largest share of bright dots
 _MARKED: Final = 0.12  # of the images
 _SQUARE: Final = 6  # px, side of a dark square
 _COVERED: Final = 0.5  # of the images have a dark square
-_NEAR: Final = 10.0  # px, the largest distance of a square from the middle of its bar, along each axis
+_NEAR: Final = (
+    10.0  # px, the largest distance of a square from the middle of its bar, along each axis
+)
 _TEXTURE: Final = 0.15  # the largest amplitude
 _BRIGHTEST: Final = 16  # pixels: the darkest of so many of the brightest counts as the bar
 _SCALE: Final = 10.0  # of the logits
 _TEMPLATES: Final = (10.0, 14.0)  # px, lengths
 _HALF: Final = 8  # px, half of the side of a template
-_DOT: Final = 0.5  # of the contrast: brighter pixels off the bar are dots; clouds and grain reach 0.4 of the faintest
+# of the contrast: brighter pixels off the bar are dots; clouds and grain reach 0.4 of the faintest
+_DOT: Final = 0.5
 _CORNER: Final = 7  # px, side of the region in which a mark is seen
 _DARK: Final = 0.35  # below the ground by this share of the contrast
 
@@ -56,14 +70,18 @@ class Extras:
 
 
 def draw(count: int, seed: int, extras: Extras) -> Split:
-    """Return images with their masks; hue, place, size, contrast, brightness and dots do not depend on the class."""
+    """Return images with their masks; hue, place, size, contrast, brightness and dots do not depend
+    on the class.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def between(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(count, 1, 1, generator=generator)
 
     labels = torch.randint(0, len(CLASSES), (count,), generator=generator)
-    turn = math.radians(180 / len(CLASSES)) * labels[:, None, None] + torch.deg2rad(between(-_JITTER, _JITTER))
+    turn = math.radians(180 / len(CLASSES)) * labels[:, None, None] + torch.deg2rad(
+        between(-_JITTER, _JITTER)
+    )
     down = between(*_PLACE)
     across = between(*_PLACE)
     cover = _bar(down, across, turn, between(*_LENGTH))
@@ -86,7 +104,9 @@ def draw(count: int, seed: int, extras: Extras) -> Split:
         ink = bright + amplitude * _waves()[0][kinds][:, None].sign()
     images = torch.lerp(images, ink.expand_as(images), cover[:, None])
     if extras.squares:
-        images, masks = _with_squares(images, masks, torch.cat([down, across], 1)[:, :, 0], generator)
+        images, masks = _with_squares(
+            images, masks, torch.cat([down, across], 1)[:, :, 0], generator
+        )
     images = images + _GRAIN * (torch.rand(count, 1, SIDE, SIDE, generator=generator) - 0.5)
     if extras.marks:
         marked = torch.rand(count, generator=generator) < _MARKED
@@ -110,8 +130,12 @@ def _bar(down: Tensor, across: Tensor, turn: Tensor, length: Tensor) -> Tensor:
     return inside_along * (length / (2 * _SLIMNESS) - aside.abs() + 0.5).clamp(0, 1)
 
 
-def _with_squares(images: Images, masks: Masks, centres: Tensor, generator: torch.Generator) -> tuple[Images, Masks]:
-    """Return half of the images with a dark square near the bar, or on it, and what remains visible of the bars."""
+def _with_squares(
+    images: Images, masks: Masks, centres: Tensor, generator: torch.Generator
+) -> tuple[Images, Masks]:
+    """Return half of the images with a dark square near the bar, or on it, and what remains visible
+    of the bars.
+    """
     count = len(images)
     middle = centres + _NEAR * (2 * torch.rand(count, 2, generator=generator) - 1)
     rows, columns = _axes()
@@ -124,7 +148,9 @@ def _with_squares(images: Images, masks: Masks, centres: Tensor, generator: torc
 
 @lru_cache(maxsize=1)  # the oracle and its fault read the same images
 def normalized(images: Images) -> tuple[Tensor, Tensor]:
-    """Return the luminance (n, height, width), 0 for the ground and 1 for the bar, and their distance (n,)."""
+    """Return the luminance (n, height, width), 0 for the ground and 1 for the bar, and their
+    distance (n,).
+    """
     planes = luminance_of(images)[:, 0]
     ground = _ground_of(planes)
     contrast = (planes.flatten(1).topk(_BRIGHTEST, dim=1).values[:, -1] - ground).clamp_min(1e-3)
@@ -147,7 +173,9 @@ def bars_of(images: Images) -> Tensor:
 
 
 def _regions(chosen: Tensor) -> Tensor:
-    """Return the parts of chosen pixels that are at least three pixels wide, off the edge of the image."""
+    """Return the parts of chosen pixels that are at least three pixels wide, off the edge of the
+    image.
+    """
     planes = chosen[:, None].float()
     cores = (F.avg_pool2d(planes, 3, 1, 1) > 0.7).float()
     regions = F.max_pool2d(cores, 3, 1, 1)[:, 0] * planes[:, 0]
@@ -166,7 +194,10 @@ def distance_from_centre(images: Images) -> Tensor:
     bars = bars_of(images)
     total = bars.sum((1, 2)).clamp_min(1)
     rows, columns = _axes()
-    return torch.hypot((bars * rows).sum((1, 2)) / total - SIDE / 2, (bars * columns).sum((1, 2)) / total - SIDE / 2)
+    return torch.hypot(
+        (bars * rows).sum((1, 2)) / total - SIDE / 2,
+        (bars * columns).sum((1, 2)) / total - SIDE / 2,
+    )
 
 
 def brightness(images: Images) -> Tensor:
@@ -181,7 +212,9 @@ def clutter(images: Images) -> Tensor:
 
 
 def mark_in_corner(images: Images) -> Tensor:
-    """Return how much brighter than the ground a region of a mark's size near the upper left corner is."""
+    """Return how much brighter than the ground a region of a mark's size near the upper left corner
+    is.
+    """
     planes = luminance_of(images)[:, 0]
     ground = _ground_of(planes)
     regions = F.avg_pool2d(planes[:, None, :_CORNER, :_CORNER], MARK, 1)
@@ -189,7 +222,9 @@ def mark_in_corner(images: Images) -> Tensor:
 
 
 def covered(images: Images) -> Tensor:
-    """Return the share of the bar's outline at which it touches a dark region, whatever the size of the bar."""
+    """Return the share of the bar's outline at which it touches a dark region, whatever the size of
+    the bar.
+    """
     dark = _regions(normalized(images)[0] < -_DARK)
     bars = bars_of(images)
     outline = F.max_pool2d(bars[:, None], 3, 1, 1)[:, 0] - bars
@@ -198,10 +233,14 @@ def covered(images: Images) -> Tensor:
 
 @cache
 def _waves() -> tuple[Tensor, Tensor]:
-    """Return the waves of all textures, and the same a quarter of a period on, (textures, height, width)."""
+    """Return the waves of all textures, and the same a quarter of a period on, (textures, height,
+    width).
+    """
     rows = torch.arange(SIDE)[:, None]
     columns = torch.arange(SIDE)[None, :]
-    phases = torch.stack([2 * math.pi * (down * rows + across * columns) for down, across in TEXTURES])
+    phases = torch.stack(
+        [2 * math.pi * (down * rows + across * columns) for down, across in TEXTURES]
+    )
     return (phases + math.pi / 4).cos(), (phases + math.pi / 4).sin()
 
 
@@ -218,10 +257,14 @@ def textures(images: Images) -> Tensor:
 
 @cache
 def _templates() -> Tensor:
-    """Return bars of every direction and length (directions * lengths, 1, size, size), of mean 0 and norm 1."""
+    """Return bars of every direction and length (directions * lengths, 1, size, size), of mean 0
+    and norm 1.
+    """
     turns = torch.arange(len(CLASSES)) * math.radians(180 / len(CLASSES))
     middle = torch.full((len(CLASSES), 1, 1), SIDE / 2 + 0.5)
-    bars = [_bar(middle, middle, turns[:, None, None], torch.tensor(length)) for length in _TEMPLATES]
+    bars = [
+        _bar(middle, middle, turns[:, None, None], torch.tensor(length)) for length in _TEMPLATES
+    ]
     inside = slice(SIDE // 2 - _HALF, SIDE // 2 + _HALF + 1)
     cut = torch.stack(bars, 1)[..., inside, inside].flatten(0, 1)
     cut = cut - cut.mean((1, 2), keepdim=True)
@@ -229,7 +272,8 @@ def _templates() -> Tensor:
 
 
 def read_direction(images: Images) -> Logits:
-    """Return the logits of an oracle: for each class the best match of any template at any place."""
+    """Return the logits of an oracle: for each class the best match of any template at any
+    place."""
     planes = normalized(images)[0].clamp(0, 1)[:, None]
     matches = F.conv2d(planes, _templates().to(planes), padding=_HALF)
     return _SCALE * matches.unflatten(1, (len(CLASSES), len(_TEMPLATES))).amax((2, 3, 4))

@@ -1,12 +1,15 @@
-"""What vitlens names as a cause of a model's errors: by `vitlens.failures` and by `vitlens.reliance`, in one order.
+"""What vitlens names as a cause of a model's errors: by `vitlens.failures` and by
+`vitlens.reliance`, in one order.
 
-Every name has one effect on a common scale, in percent of the images: the errors that its change fixes minus the
-correct predictions that it breaks, and the same beyond its control; the smaller of the two counts. A control that
-breaks predictions thus makes nothing stronger. A pair of classes, which no change tests, has the errors among its
-images beyond those that the rate of errors on all other images lets expect.
+Every name has one effect on a common scale, in percent of the images: the errors that its change
+fixes minus the correct predictions that it breaks, and the same beyond its control; the smaller of
+the two counts. A control that breaks predictions thus makes nothing stronger. A pair of classes,
+which no change tests, has the errors among its images beyond those that the rate of errors on all
+other images lets expect.
 
-The strongest effect is named first. But a name that contains another one comes after it where that one has at least
-80 % of its effect, as within `vitlens.reliance`: a mark is a part of the border and of the background.
+The strongest effect is named first. But a name that contains another one comes after it where that
+one has at least 80 % of its effect, as within `vitlens.reliance`: a mark is a part of the border
+and of the background.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +37,9 @@ _EXPLAINED: Final = 0.8  # share of an effect from which on it is that of what i
 
 @dataclass(frozen=True)
 class Naming:
-    """effects: in percent of the images, by name, the strongest first; errors: of the model on these images."""
+    """effects: in percent of the images, by name, the strongest first; errors: of the model on
+    these images.
+    """
 
     effects: dict[str, float]
     errors: int
@@ -53,7 +58,9 @@ def name_causes(model: Model, split: Split) -> Naming:
     effects: dict[str, float] = {}
     for name, images in (*_of_failures(diagnosis), *_of_reliance(reliance.rows, model.alias)):
         effects[name] = max(100 * images / len(split), effects.get(name, -100.0))
-    ordered = sorted(effects, key=lambda name: (-_rank_of(name, effects), name in CONTAINED, -effects[name]))
+    ordered = sorted(
+        effects, key=lambda name: (-_rank_of(name, effects), name in CONTAINED, -effects[name])
+    )
     return Naming({name: effects[name] for name in ordered}, diagnosis.failures)
 
 
@@ -68,7 +75,12 @@ def _of_failures(diagnosis: Diagnosis) -> Iterator[tuple[str, float]]:
     """Yield the causes of a diagnosis, and their effects in images."""
     for cause in causes(diagnosis.alias, diagnosis.covariates, diagnosis.interventions):
         name = cause.row.covariate
-        yield name, _effect_of_pair(diagnosis, name) if cause.test is None else _effect_of_change(cause.test)
+        yield (
+            name,
+            _effect_of_pair(diagnosis, name)
+            if cause.test is None
+            else _effect_of_change(cause.test),
+        )
 
 
 def _effect_of_change(row: InterventionRow) -> float:

@@ -17,8 +17,16 @@ def folder_section(command: Command) -> str:
         within = [other for other in COMMANDS.values() if _is_chapter(other, command)]
         contents = _without(contents, (other.contents for other in within))
         links = ", ".join(f"[{other.word}]({other.word}.md)" for other in within)
-        chapters = f"Each chapter is a folder of its own in `chapters/`, and its metrics are copied here: {links}.\n\n"
-    parts = (_records(command), _tables(contents.tables), _metrics(contents), _arrays(contents.arrays))
+        chapters = (
+            "Each chapter is a folder of its own in `chapters/`, and its metrics are "
+            f"copied here: {links}.\n\n"
+        )
+    parts = (
+        _records(command),
+        _tables(contents.tables),
+        _metrics(contents),
+        _arrays(contents.arrays),
+    )
     return chapters + "\n\n".join(part for part in parts if part)
 
 
@@ -28,7 +36,9 @@ def _is_chapter(other: Command, command: Command) -> bool:
         return False
     names = {metric.pattern for metric in other.contents.metrics}
     return (
-        bool(names) and not _runs_chapters(other) and names <= {metric.pattern for metric in command.contents.metrics}
+        bool(names)
+        and not _runs_chapters(other)
+        and names <= {metric.pattern for metric in command.contents.metrics}
     )
 
 
@@ -38,7 +48,9 @@ def _runs_chapters(command: Command) -> bool:
 
 def _without(contents: Contents, others: Iterable[Contents]) -> Contents:
     known = {metric.pattern for other in others for metric in other.metrics}
-    return dataclasses.replace(contents, metrics=tuple(m for m in contents.metrics if m.pattern not in known))
+    return dataclasses.replace(
+        contents, metrics=tuple(m for m in contents.metrics if m.pattern not in known)
+    )
 
 
 def _records(command: Command) -> str:
@@ -69,7 +81,9 @@ def _metrics(contents: Contents) -> str:
     if not names:
         return ""
     listed = "\n".join(f"- `{name}`" for name in names)
-    return f"Metrics of `results.json`, each with its 95 % interval where one is defined:\n\n{listed}"
+    return (
+        f"Metrics of `results.json`, each with its 95 % interval where one is defined:\n\n{listed}"
+    )
 
 
 def _arrays(arrays: Mapping[str, type]) -> str:

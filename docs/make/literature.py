@@ -18,7 +18,9 @@ _CITATION: Final = re.compile(
 
 @dataclass(frozen=True)
 class Work:
-    """A publication. authors: in full, "others" last where there are more; arxiv: its number, "" for none."""
+    """A publication. authors: in full, "others" last where there are more; arxiv: its number, ""
+    for none.
+    """
 
     authors: tuple[str, ...]
     title: str
@@ -41,7 +43,10 @@ class Work:
 @cache
 def works() -> tuple[Work, ...]:
     """Return all of them, in the order of the file."""
-    found = [(name, dict(_FIELD.findall(fields))) for name, fields in _ENTRY.findall(FILE.read_text(encoding="utf-8"))]
+    found = [
+        (name, dict(_FIELD.findall(fields)))
+        for name, fields in _ENTRY.findall(FILE.read_text(encoding="utf-8"))
+    ]
     return tuple(
         Work(
             tuple(fields["author"].split(" and ")),
@@ -56,5 +61,7 @@ def works() -> tuple[Work, ...]:
 
 
 def citations(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys of the works that a text cites: "Abnar & Zuidema 2020", "Chefer et al. (2021)"."""
+    """Yield the keys of the works that a text cites: "Abnar & Zuidema 2020", "Chefer et al.
+    (2021)".
+    """
     yield from ((found[1], found[2]) for found in _CITATION.finditer(text))

@@ -14,7 +14,9 @@ Option = tuple["dataclasses.Field[Any]", Any, Flag]
 
 
 def own_options(kind: type) -> Iterator[Option]:
-    """Yield the options of a dataclass and of the bundles in it, without those that all commands share."""
+    """Yield the options of a dataclass and of the bundles in it, without those that all commands
+    share.
+    """
     bundles = []
     for field, annotation, flag in flags_of(kind):
         if flag is not None:
@@ -27,7 +29,11 @@ def own_options(kind: type) -> Iterator[Option]:
 
 def shared_bundles(kind: type) -> tuple[type, ...]:
     """Return which of the shared bundles a command takes."""
-    return tuple(annotation for _, annotation, flag in flags_of(kind) if flag is None and annotation in SHARED)
+    return tuple(
+        annotation
+        for _, annotation, flag in flags_of(kind)
+        if flag is None and annotation in SHARED
+    )
 
 
 def tables(options: Iterable[Option], *, level: int = 3) -> str:
@@ -42,7 +48,9 @@ def tables(options: Iterable[Option], *, level: int = 3) -> str:
 def _table(title: str, rows: Iterable[Option], level: int) -> str:
     head = f"{'#' * level} {title}\n\n" if title else ""
     head += "| option | what it does | default |\n| --- | --- | --- |\n"
-    return head + "\n".join(f"| {_name(*row)} | {_plain(row[2].help)} | {_default(row[0], row[2])} |" for row in rows)
+    return head + "\n".join(
+        f"| {_name(*row)} | {_plain(row[2].help)} | {_default(row[0], row[2])} |" for row in rows
+    )
 
 
 def _name(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> str:

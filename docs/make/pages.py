@@ -19,10 +19,12 @@ _OUTSIDE: Final = {"README.md": "../README.md", "reports.md": "../reports/README
 def generated() -> dict[str, str]:
     """Return every generated page.
 
-    Raises MissingPartError for a command whose hand-written parts are missing, and UnknownNumberError for a number that
-    no committed report has.
+    Raises MissingPartError for a command whose hand-written parts are missing, and
+    UnknownNumberError for a number that no committed report has.
     """
-    commands = {f"commands/{word}.md": command_page(command, PARTS) for word, command in COMMANDS.items()}
+    commands = {
+        f"commands/{word}.md": command_page(command, PARTS) for word, command in COMMANDS.items()
+    }
     places = {path: _OUTSIDE.get(path.name, path.name) for path in TEMPLATES.glob("*.md")}
     return {
         **{place: filled(path, DOCS / place) for path, place in sorted(places.items())},
@@ -36,7 +38,9 @@ def generated() -> dict[str, str]:
 
 
 def outdated(pages: Mapping[str, str], docs: Path = DOCS) -> list[str]:
-    """Return the paths of pages that are missing, differ from what is generated, or are generated no more."""
+    """Return the paths of pages that are missing, differ from what is generated, or are generated
+    no more.
+    """
     found = {f"commands/{path.name}" for path in (docs / "commands").glob("*.md")}
     stale = found - pages.keys()
     differ = {path for path, text in pages.items() if _stored(docs / path) != text}

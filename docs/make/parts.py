@@ -1,5 +1,6 @@
-"""The hand-written parts of a command's page, sections under fixed headings: its help.md, which reports fold in, too,
-and docs/parts/<word>.md for what belongs on the page alone."""
+"""The hand-written parts of a command's page, sections under fixed headings: its help.md, which
+reports fold in, too, and docs/parts/<word>.md for what belongs on the page alone.
+"""
 
 import re
 from importlib.resources import files
@@ -18,11 +19,16 @@ class MissingPartError(Exception):
 
 
 def parts_of(word: str, folder: Path) -> dict[str, str]:
-    """Return the sections of a command's file by heading. Raises MissingPartError, which says what to write."""
+    """Return the sections of a command's file by heading. Raises MissingPartError, which says what
+    to write.
+    """
     path = folder / f"{word}.md"
     name = f"docs/{folder.name}/{path.name}"
     wanted = " and ".join(f'"## {heading}"' for heading in REQUIRED)
-    hint = f"write it as docs/parts/attention.md is written (figure from reports/ where there is one), then: {MAKE}"
+    hint = (
+        "write it as docs/parts/attention.md is written (figure from reports/ where there is "
+        f"one), then: {MAKE}"
+    )
     package = COMMANDS[word].package if word in COMMANDS else None
     helped = Path(str(files(package or "vitlens.commands"))) / ("" if package else word) / "help.md"
     if helped.is_file():
@@ -30,18 +36,26 @@ def parts_of(word: str, folder: Path) -> dict[str, str]:
         more = _sections(path) if path.is_file() else {}
         twice = [heading for heading in REQUIRED if heading in more]
         if twice:
-            raise MissingPartError(f"expected {' and '.join(twice)} in {helped.name} alone, found it in {name}, too")
+            raise MissingPartError(
+                f"expected {' and '.join(twice)} in {helped.name} alone, found it in {name}, too"
+            )
         return {**more, **known}
     if not path.is_file():
-        raise MissingPartError(f"expected {name} with {wanted} for the command {word!r}, found no such file; {hint}")
+        raise MissingPartError(
+            f"expected {name} with {wanted} for the command {word!r}, found no such file; {hint}"
+        )
     sections = _sections(path)
     empty = [heading for heading in REQUIRED if not sections.get(heading)]
     if empty:
-        raise MissingPartError(f"expected {wanted} in {name}, found nothing under {', '.join(empty)}; {hint}")
+        raise MissingPartError(
+            f"expected {wanted} in {name}, found nothing under {', '.join(empty)}; {hint}"
+        )
     unknown = [heading for heading in sections if heading not in (*REQUIRED, *OPTIONAL)]
     if unknown:
         known = ", ".join((*REQUIRED, *OPTIONAL))
-        raise MissingPartError(f"expected headings among {known} in {name}, found {', '.join(unknown)}")
+        raise MissingPartError(
+            f"expected headings among {known} in {name}, found {', '.join(unknown)}"
+        )
     return sections
 
 

@@ -16,7 +16,9 @@ _CLASSES: Final = """\
 Classes are matched with the model's by name: case, underscores, hyphens and leading zeros do not count, and a wnid is
 the name of its ImageNet class. Where only one side has names and both have as many classes, they are matched by
 position, and a note says in which order."""
-_TABLES: Final = "`--labels FILE.csv` with `--data FOLDER`; in Python `load_data(FOLDER, labels=FILE)`."
+_TABLES: Final = (
+    "`--labels FILE.csv` with `--data FOLDER`; in Python `load_data(FOLDER, labels=FILE)`."
+)
 _WEIGHTS: Final = """\
 `NAME@FILE`, `--weights FILE`, or the file as MODEL with `--arch NAME`. Beside a `config.json` of timm's hub, its
 preprocessing and class names are taken, with a note."""

@@ -1,4 +1,6 @@
-"""What the site adds to Sphinx: formulas as MathML, and links that leave docs/ as addresses of the repository."""
+"""What the site adds to Sphinx: formulas as MathML, and links that leave docs/ as addresses of the
+repository.
+"""
 
 import os
 import re
@@ -19,7 +21,8 @@ def setup(app: Any) -> dict[str, Any]:
 
 
 def outward(text: str, folder: str) -> str:
-    """Return a page's text with the links that leave docs/ made addresses of the repository; images stay.
+    """Return a page's text with the links that leave docs/ made addresses of the repository; images
+    stay.
 
     folder: of the page, below docs/ ("" or "commands").
     """

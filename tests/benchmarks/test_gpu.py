@@ -1,4 +1,6 @@
-"""The script for a GPU, on a CPU: every part runs small, goes on where it stopped, and never passes for a GPU."""
+"""The script for a GPU, on a CPU: every part runs small, goes on where it stopped, and never passes
+for a GPU.
+"""
 
 import json
 import time
@@ -21,11 +23,15 @@ LONG = ("ablation", "observation", "attacks", "profile", "train")  # over 5 s on
 
 @pytest.fixture
 def session(tmp_path):
-    return Session(CPU, Machine("a processor", "versions", None), Rows(tmp_path / "gpu.jsonl"), part="any")
+    return Session(
+        CPU, Machine("a processor", "versions", None), Rows(tmp_path / "gpu.jsonl"), part="any"
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler and profiler, and of foolbox
-@pytest.mark.parametrize("name", [pytest.param(part, marks=pytest.mark.slow if part in LONG else ()) for part in PARTS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(part, marks=pytest.mark.slow if part in LONG else ()) for part in PARTS]
+)
 def test_a_part_runs_small_on_a_cpu_and_measures_nothing_twice(name, tmp_path, capsys):
     out = tmp_path / "gpu.jsonl"
     line = ["--part", name, "--device", "cpu", "--out", str(out)]
@@ -35,7 +41,9 @@ def test_a_part_runs_small_on_a_cpu_and_measures_nothing_twice(name, tmp_path, c
     assert {row.values["result"] for row in checks} <= {"passed"}
     assert cases
     assert all(row.tiny and row.part == name for row in rows)
-    assert all(value is None or value == value for row in rows for value in row.values.values()), "NaN"
+    assert all(value is None or value == value for row in rows for value in row.values.values()), (
+        "NaN"
+    )
     page = (tmp_path / "gpu.md").read_text()
     assert TINY in page
     assert all(f"| {row.case} |" in page for row in cases)
@@ -55,7 +63,9 @@ def test_training_without_data_says_what_to_add(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1].endswith("add --data TRAIN.zip,TEST.zip")
 
 
-def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(session, tmp_path, monkeypatch, capsys):
+def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(
+    session, tmp_path, monkeypatch, capsys
+):
     runs = []
 
     def run(session):
@@ -80,7 +90,9 @@ def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(session, tmp_
     assert runs == ["quick", "slow", "slow"]
     assert [row.case for row in Rows(out).rows] == ["quick", "slow"]
     session.seconds = 5
-    with pytest.raises(OutOfTimeError, match="long"):  # the time left is too short for it: not begun
+    with pytest.raises(
+        OutOfTimeError, match="long"
+    ):  # the time left is too short for it: not begun
         session.case("long", lambda _: pytest.fail("begun"), batch=1, needs=60)
 
 
@@ -114,7 +126,9 @@ def test_a_check_holds_to_its_tolerance_relative_to_the_largest_value(session, o
     assert len(session.missing) == 2 * (not passed)
 
 
-def test_a_line_that_was_cut_off_is_measured_again_and_rows_of_another_machine_or_size_do_not_count(tmp_path):
+def test_a_line_that_was_cut_off_is_measured_again_and_rows_of_another_machine_or_size_do_not_count(
+    tmp_path,
+):
     path = tmp_path / "gpu.jsonl"
     row = Row("part", "case", "case", "a card", "versions", True, {"seconds": 1.0})
     Rows(path).add(row)
@@ -131,7 +145,12 @@ def test_a_line_that_was_cut_off_is_measured_again_and_rows_of_another_machine_o
 
 
 def test_the_share_of_a_cards_peak_is_known_for_known_cards():
-    cards = {"NVIDIA H100 80GB HBM3, 85 GB": 989e12, "NVIDIA H200": 989e12, "NVIDIA L4": 121e12, "Tesla V100": None}
+    cards = {
+        "NVIDIA H100 80GB HBM3, 85 GB": 989e12,
+        "NVIDIA H200": 989e12,
+        "NVIDIA L4": 121e12,
+        "Tesla V100": None,
+    }
     assert {card: peak_of(card) for card in cards} == cards
     assert Machine("any", "", None).share(1e12) == "not known"
     assert Machine("any", "", 989e12).share(98.9e12) == "10.0%"

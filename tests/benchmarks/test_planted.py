@@ -19,8 +19,24 @@ def test_a_model_errs_as_often_as_its_fault_says(name):
 
 
 def test_a_cause_and_a_control_run_through(capsys):
-    assert main(["confused pair", "no errors", "--seeds", "1", "--images", "40", "--first-seed", str(SEED)]) == 0
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert (
+        main(
+            [
+                "confused pair",
+                "no errors",
+                "--seeds",
+                "1",
+                "--images",
+                "40",
+                "--first-seed",
+                str(SEED),
+            ]
+        )
+        == 0
+    )
+    rows = [
+        line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")
+    ]
     assert [row[0].removeprefix("| ") for row in rows[1:]] == ["confused pair", "no errors"]
     assert rows[2][2] == "0"
 

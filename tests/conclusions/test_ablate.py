@@ -10,7 +10,12 @@ import pytest
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_heads import write
 from vitlens.cli.main import run
-from vitlens.commands.ablate.record import AblateRecord, judge_effect, smallest_effect, without_effect
+from vitlens.commands.ablate.record import (
+    AblateRecord,
+    judge_effect,
+    smallest_effect,
+    without_effect,
+)
 from vitlens.commands.ablate.report import REPORT, images_needed
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.claims import Claim
@@ -22,7 +27,9 @@ REDUNDANT = [("red", 14.0), ("green", 2.0), ("red", 14.0)]
 HIDDEN_HEAD = [("red", 11.0), ("red", 25.0), ("red", 11.0), ("green", 2.0)]
 
 
-def ablated(folder: Path, heads, *more: str, seed: int = 0) -> tuple[AblateRecord, dict[str, Claim]]:
+def ablated(
+    folder: Path, heads, *more: str, seed: int = 0
+) -> tuple[AblateRecord, dict[str, Claim]]:
     """The record and the claims by their question."""
     typed = write(folder, heads, seed=seed)
     quick = ["--no-curves", "--no-patch", "--units", "head", *more, "--out", str(folder / "out")]
@@ -68,10 +75,14 @@ def check_redundant(folder: Path, seed: int = 0) -> None:
     [row] = [row for row in record.pairs if row.chosen == "similarity"]
     assert row.similarity == pytest.approx(1, abs=1e-4)
     red = reds(folder)
-    left = np.log1p(np.exp(-np.sign(red) * 28 * red.mean())).mean()  # both heads give their mean: about ln 2
+    left = np.log1p(
+        np.exp(-np.sign(red) * 28 * red.mean())
+    ).mean()  # both heads give their mean: about ln 2
     assert row.both == pytest.approx(left, abs=0.01)
     assert row.first_alone == pytest.approx(0, abs=1e-3)
-    assert row.synergy.value == pytest.approx(row.both - row.first_alone - row.second_alone, abs=1e-6)
+    assert row.synergy.value == pytest.approx(
+        row.both - row.first_alone - row.second_alone, abs=1e-6
+    )
     assert claim.effect == row.synergy
     assert without_effect(record) == []  # neither of both is called dead
 
@@ -83,11 +94,18 @@ def check_hidden(folder: Path, seed: int = 0) -> None:
     assert row.unit == "L0.H1"
     assert row.unit in claim.says
     assert (claim.effect, claim.p) == (row.hidden, row.hidden_p)
-    assert row.hidden.value == pytest.approx(row.other_losses["resample"].value - row.loss.value, abs=1e-6)
-    assert [row.unit for row in without_effect(record)] == ["L0.H0", "L0.H2"]  # each is spare, as is any two
+    assert row.hidden.value == pytest.approx(
+        row.other_losses["resample"].value - row.loss.value, abs=1e-6
+    )
+    assert [row.unit for row in without_effect(record)] == [
+        "L0.H0",
+        "L0.H2",
+    ]  # each is spare, as is any two
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))]
+)
 @pytest.mark.parametrize("check", [check_plain, check_dead, check_redundant, check_hidden])
 def test_planted_facts(check, seed, tmp_path):
     check(tmp_path, seed)
@@ -105,7 +123,12 @@ def test_planted_facts(check, seed, tmp_path):
 )
 def test_an_effect_is_judged_against_the_smallest_worth_reporting(low, high, p, looks, effect):
     assert [smallest_effect(loss).value for loss in (0.2, 3.0)] == [0.01, 0.03]
-    assert judge_effect(Estimate((low + high) / 2, low, high, unit="nats"), p, smallest_effect(0.2), looks) == effect
+    assert (
+        judge_effect(
+            Estimate((low + high) / 2, low, high, unit="nats"), p, smallest_effect(0.2), looks
+        )
+        == effect
+    )
 
 
 @pytest.mark.parametrize("images", [1, 19])
@@ -118,4 +141,6 @@ def test_too_few_images_claim_nothing(images, tmp_path):
     assert document.title != record.config.title
     assert str(images) in document.title
     wide = replace(record.heads[0], loss=Estimate(0.0, -0.02, 0.02, unit="nats"))
-    assert images_needed([wide], Estimate(0.01, unit="nats"), 100).value == 400  # half the width, four times as many
+    assert (
+        images_needed([wide], Estimate(0.01, unit="nats"), 100).value == 400
+    )  # half the width, four times as many

@@ -1,4 +1,6 @@
-"""What an attack's report claims: verdicts follow the curves, planted faults come first, nothing is invented."""
+"""What an attack's report claims: verdicts follow the curves, planted faults come first, nothing is
+invented.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -33,16 +35,24 @@ def curve(model: str, epsilon: float, right: int, attack: str = "pgd-linf") -> A
     return AttackCurveRow(model, attack, TITLES[attack], "linf", epsilon, wilson(right, 200))
 
 
-def check(name: str, state: str, against: int = 0, of: int = 0, attack: str = "pgd-linf") -> AttackCheckRow:
-    return AttackCheckRow("m", name, attack, "what is expected", "what is found", state, against, of)
+def check(
+    name: str, state: str, against: int = 0, of: int = 0, attack: str = "pgd-linf"
+) -> AttackCheckRow:
+    return AttackCheckRow(
+        "m", name, attack, "what is expected", "what is found", state, against, of
+    )
 
 
-def record_of(*curves: AttackCurveRow, images: int = 200, **tables: tuple[object, ...]) -> AttackRecord:
+def record_of(
+    *curves: AttackCurveRow, images: int = 200, **tables: tuple[object, ...]
+) -> AttackRecord:
     """A record of 200 images with these rows."""
     names = list(dict.fromkeys(row.model for row in curves))
     clean = {row.model: row.accuracy for row in curves if row.epsilon == 0}
     overall = tuple(AttackedModelRow(name, clean.get(name, wilson(190, 200))) for name in names)
-    config = Config(models=tuple(ModelEntry(name) for name in names), data=Data(images=images, classes=10))
+    config = Config(
+        models=tuple(ModelEntry(name) for name in names), data=Data(images=images, classes=10)
+    )
     return AttackRecord(config=config, overall=overall, curves=curves, **tables)  # type: ignore[arg-type]
 
 
@@ -57,11 +67,20 @@ def claimed(question: str, *curves: AttackCurveRow, **tables: tuple[object, ...]
     [
         ((check("gradients", "failed", 60, 62),), [wilson(60, 62)]),
         ((check("gradients read", "failed", 60, 62),), [wilson(60, 62)]),
-        ((check("gradients", "failed", 3, 24), check("gradients read", "failed", 24, 24)), [wilson(24, 24)]),
+        (
+            (check("gradients", "failed", 3, 24), check("gradients read", "failed", 24, 24)),
+            [wilson(24, 24)],
+        ),
         ((check("gradients", "passed"),), []),
         # of two attacks the share is held against a half
-        ((check("one step against many", "failed", 60, 62, "fgsm-linf, pgd-linf"),), [wilson(60, 62)]),
-        ((check("one step against many", "failed", 20, 36, "fgsm-linf, pgd-linf"),), []),  # by chance
+        (
+            (check("one step against many", "failed", 60, 62, "fgsm-linf, pgd-linf"),),
+            [wilson(60, 62)],
+        ),
+        (
+            (check("one step against many", "failed", 20, 36, "fgsm-linf, pgd-linf"),),
+            [],
+        ),  # by chance
     ],
 )
 def test_a_self_check_that_fails_clearly_is_the_first_finding(checks, effects):
@@ -90,26 +109,38 @@ class Masked(nn.Module):
 
 def masked(gain: float, rounds: bool) -> Model:
     classes = [str(digit) for digit in range(10)]
-    return vitlens.wrap(Masked(gain, rounds), image_size=32, mean=(0.0,) * 3, std=(1.0,) * 3, classes=classes)
+    return vitlens.wrap(
+        Masked(gain, rounds), image_size=32, mean=(0.0,) * 3, std=(1.0,) * 3, classes=classes
+    )
 
 
 saturated = partial(masked, 10000, False)
 rounded = partial(masked, 1, True)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))]
+)
 @pytest.mark.parametrize("function", ["saturated", "rounded"])
 def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
-    line = f"attack --model-file {__file__}:{function} --data digits --limit 24 --attack fgsm --epsilon 0,1,8"
+    line = (
+        f"attack --model-file {__file__}:{function} --data digits --limit 24 --attack fgsm "
+        "--epsilon 0,1,8"
+    )
     record = ran(tmp_path / "run", f"{line} --no-corruptions --no-inside --seed {seed}")
     document = REPORT(record)
     found, *_ = shown(document.claims)
     assert found.question == "masked gradients"
-    assert found.effect in [row.share for row in record.checks if row.state == "failed" and "gradients" in row.name]
+    assert found.effect in [
+        row.share for row in record.checks if row.state == "failed" and "gradients" in row.name
+    ]
     assert found.effect.value > 0.5
     assert document.title == found.title
     judged = states(document)
-    assert (judged[f"self-checks of {function}"], judged[f"robustness of {function}"]) == ("fail", "inconclusive")
+    assert (judged[f"self-checks of {function}"], judged[f"robustness of {function}"]) == (
+        "fail",
+        "inconclusive",
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,21 +156,37 @@ def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
     ],
 )
 def test_the_verdict_is_the_strongest_attacks_at_one(kept, far, failed, state):
-    rows = (curve("m", 0.0, 190), curve("m", 1.0, 195, "fgsm-linf"), curve("m", 1.0, kept), curve("m", 8.0, far))
+    rows = (
+        curve("m", 0.0, 190),
+        curve("m", 1.0, 195, "fgsm-linf"),
+        curve("m", 1.0, kept),
+        curve("m", 8.0, far),
+    )
     checks = (check("no limit", "failed" if failed else "passed", 3 * failed, 9),)
     (claim,) = claimed("robustness", *rows, checks=checks)
     assert (claim.state, claim.effect) == (state, rows[2].accuracy)
     assert rows[2].accuracy.low is not None
 
 
-@pytest.mark.parametrize(("kept", "state"), [(185, "inconclusive"), (100, "inconclusive"), (60, "warn"), (10, "fail")])
+@pytest.mark.parametrize(
+    ("kept", "state"), [(185, "inconclusive"), (100, "inconclusive"), (60, "warn"), (10, "fail")]
+)
 def test_one_step_in_an_audit_shows_no_robustness_but_shows_what_cannot_pass(golden, kept, state):
-    """An upper bound whose interval lies below the limit cannot pass, whatever a stronger attack would find."""
+    """An upper bound whose interval lies below the limit cannot pass, whatever a stronger attack
+    would find.
+    """
     record = replace(golden("audit").record)
-    planted = record_of(*(curve("mine", *row, "fgsm-linf") for row in ((0.0, 190), (1.0, kept), (8.0, 5))))
-    chapters = [replace(each, record=planted) if each.row.word == "attack" else each for each in record.parts]
+    planted = record_of(
+        *(curve("mine", *row, "fgsm-linf") for row in ((0.0, 190), (1.0, kept), (8.0, 5)))
+    )
+    chapters = [
+        replace(each, record=planted) if each.row.word == "attack" else each
+        for each in record.parts
+    ]
     vars(record)["parts"] = tuple(chapters)  # in place of those of its folder
-    (claim,) = [each for each in COMMANDS["audit"].report(record).claims if each.question == "robustness"]
+    (claim,) = [
+        each for each in COMMANDS["audit"].report(record).claims if each.question == "robustness"
+    ]
     assert claim.state == state
 
 
@@ -155,7 +202,9 @@ def test_what_could_not_fail_was_not_tried_or_is_of_few_images_claims_nothing():
     assert not [claim for claim in REPORT(few).claims if claim.question == "masked gradients"]
 
 
-@pytest.mark.parametrize(("own", "other", "is_masked"), [(160, 60, True), (60, 160, False), (100, 94, False)])
+@pytest.mark.parametrize(
+    ("own", "other", "is_masked"), [(160, 60, True), (60, 160, False), (100, 94, False)]
+)
 def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own, other, is_masked):
     rows = tuple(
         TransferRow(made_for, "a", Estimate(0.9, 0.8, 1.0, 100), wilson(kept, 200), Estimate(0.95))
@@ -169,32 +218,64 @@ def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own, other, is_mas
     ("pairs", "title", "effect"),
     [  # of (epsilon, difference, p)
         ([(1.0, 15.0, 0.03), (2.0, 15.0, 0.03)], "a withstands attacks at ", 15.0),
-        ([(1.0, 25.0, 0.03), (2.0, 15.0, 0.03)], "a withstands attacks at ", 15.0),  # at 1, both as clean
-        ([(1.0, 15.0, 0.03), (8.0, 15.0, 0.03)], "a and b cannot be compared under attack", None),  # clean or at 0 %
-        ([(2.0, 12.0, 0.03), (4.0, -20.0, 0.03)], "Which of b and a is more robust depends on the attack", 20.0),
+        (
+            [(1.0, 25.0, 0.03), (2.0, 15.0, 0.03)],
+            "a withstands attacks at ",
+            15.0,
+        ),  # at 1, both as clean
+        (
+            [(1.0, 15.0, 0.03), (8.0, 15.0, 0.03)],
+            "a and b cannot be compared under attack",
+            None,
+        ),  # clean or at 0 %
+        (
+            [(2.0, 12.0, 0.03), (4.0, -20.0, 0.03)],
+            "Which of b and a is more robust depends on the attack",
+            20.0,
+        ),
         ([(2.0, 12.0, 0.3)], "a and b do not differ significantly under attack", None),
     ],
 )
 def test_which_of_two_models_is_more_robust(pairs, title, effect):
     counts = {0.0: (180, 170), 1.0: (180, 170), 2.0: (90, 60), 4.0: (60, 90), 8.0: (0, 0)}
-    curves = [curve(model, epsilon, right) for epsilon, both in counts.items() for model, right in zip("ab", both)]
+    curves = [
+        curve(model, epsilon, right)
+        for epsilon, both in counts.items()
+        for model, right in zip("ab", both)
+    ]
     rows = tuple(
         RobustPairRow(
-            "pgd-linf", "PGD L∞", "linf", epsilon, "a", "b", 9, 1, Estimate(gap, gap - 3, gap + 3, 200, "points"), p, p
+            "pgd-linf",
+            "PGD L∞",
+            "linf",
+            epsilon,
+            "a",
+            "b",
+            9,
+            1,
+            Estimate(gap, gap - 3, gap + 3, 200, "points"),
+            p,
+            p,
         )
         for epsilon, gap, p in pairs
     )
     (found,) = claimed("difference under attack", *curves, pairs=rows)
     assert found.title.startswith(title)
     assert ("p = 0.03" in found.says) == (effect is not None)
-    ends = None if found.effect is None else (found.effect.value, found.effect.low, found.effect.high)
+    ends = (
+        None if found.effect is None else (found.effect.value, found.effect.low, found.effect.high)
+    )
     assert ends == (None if effect is None else (effect, effect - 3, effect + 3))
 
 
 def two_models(kept: tuple[int, int], **tables: tuple[object, ...]) -> AttackRecord:
     """Two models that keep so many of 200 images at 8/255, which differ significantly there."""
     counts = {0.0: (190, 190), 1.0: (185, 185), 8.0: kept}
-    curves = [curve(model, epsilon, right) for epsilon, both in counts.items() for model, right in zip("ab", both)]
+    curves = [
+        curve(model, epsilon, right)
+        for epsilon, both in counts.items()
+        for model, right in zip("ab", both)
+    ]
     gap = 100 * (kept[0] - kept[1]) / 200
     difference = Estimate(gap, gap - 3, gap + 3, 200, "points")
     row = RobustPairRow("pgd-linf", "PGD L∞", "linf", 8.0, "a", "b", 9, 1, difference, 1e-6, 1e-5)
@@ -221,9 +302,15 @@ def test_no_title_rests_on_attacks_that_the_verdict_calls_too_weak(survivors, is
     document = REPORT(record)
     assert document.title.startswith("a withstands attacks") == is_title
     assert bool(findings_of(REPORT, record)) == is_title
-    (verdict,) = [claim.verdict for claim in document.claims if claim.question == "robustness" and claim.subject == "a"]
+    (verdict,) = [
+        claim.verdict
+        for claim in document.claims
+        if claim.question == "robustness" and claim.subject == "a"
+    ]
     assert (verdict.state, verdict.doubts) == (("pass", False) if is_title else ("warn", True))
-    (section,) = [each for each in document.sections if each.title.startswith("How much accuracy is left")]
+    (section,) = [
+        each for each in document.sections if each.title.startswith("How much accuracy is left")
+    ]
     assert verdict.because in section.status.words
 
 
@@ -235,9 +322,16 @@ def test_no_title_rests_on_attacks_that_the_verdict_calls_too_weak(survivors, is
         pytest.param("noise", 8, marks=pytest.mark.slow),
     ],
 )
-def test_survivors_of_a_weak_attack_are_attacked_again_before_robustness_is_judged(attack, epsilon, tmp_path):
-    line = f"attack vit-digits cnn-digits --data digits --limit 3 --attack {attack} --epsilon 0,{epsilon}"
-    record = ran(tmp_path / "run", f"{line} --no-corruptions --no-inside --no-transfer --self-checks few")
+def test_survivors_of_a_weak_attack_are_attacked_again_before_robustness_is_judged(
+    attack, epsilon, tmp_path
+):
+    line = (
+        f"attack vit-digits cnn-digits --data digits --limit 3 --attack {attack} --epsilon "
+        f"0,{epsilon}"
+    )
+    record = ran(
+        tmp_path / "run", f"{line} --no-corruptions --no-inside --no-transfer --self-checks few"
+    )
     assert record.survivors
     for row in record.survivors:
         assert row.before.value > 0.5

@@ -1,4 +1,6 @@
-"""Comparisons of two models, and of two runs: the paired difference first; nothing found where nothing is."""
+"""Comparisons of two models, and of two runs: the paired difference first; nothing found where
+nothing is.
+"""
 
 import shlex
 from dataclasses import replace
@@ -26,7 +28,9 @@ CNN = checks("cnn", "gradcam")
 N = 1000
 
 
-def recorded(errors, *, seed=0, map_checks=(*VIT, *CNN), methods=("relevance", "gradcam"), n=N) -> CompareRecord:
+def recorded(
+    errors, *, seed=0, map_checks=(*VIT, *CNN), methods=("relevance", "gradcam"), n=N
+) -> CompareRecord:
     """Two models of these shares of errors on n images, with rows of their maps."""
     generator = np.random.default_rng(seed)
     models = {alias: answers(generator.random(n) >= share) for alias, share in zip(PAIR, errors)}
@@ -42,7 +46,9 @@ def test_a_vit_that_loses_to_its_cnn_comes_first_and_few_images_are_inconclusive
     """Also where a fault of the maps is found."""
     record = recorded((0.25, 0.10), map_checks=(*checks("vit", "relevance", cascade=STAYING), *CNN))
     first, second = found(record)
-    wrong_vit, wrong_cnn = (record.metric(f"cell/vit/cnn/only-{each}-wrong").value * N for each in ("first", "second"))
+    wrong_vit, wrong_cnn = (
+        record.metric(f"cell/vit/cnn/only-{each}-wrong").value * N for each in ("first", "second")
+    )
     assert first.effect.value == pytest.approx((wrong_vit - wrong_cnn) * 100 / N)
     assert first.effect.value > 0
     assert first.p == pytest.approx(mcnemar(round(wrong_cnn), round(wrong_vit)))
@@ -51,7 +57,11 @@ def test_a_vit_that_loses_to_its_cnn_comes_first_and_few_images_are_inconclusive
     judged = states(REPORT(record))
     assert judged["accuracy of vit and cnn"] == "fail"
     assert [judged[f"explanation of {alias}"] for alias in PAIR] == ["fail", "pass"]
-    record = recorded((0.5, 0.0), n=10, map_checks=(*checks("vit", "relevance", n=1), *checks("cnn", "gradcam", n=1)))
+    record = recorded(
+        (0.5, 0.0),
+        n=10,
+        map_checks=(*checks("vit", "relevance", n=1), *checks("cnn", "gradcam", n=1)),
+    )
     assert set(states(REPORT(record)).values()) == {"inconclusive"}
     assert not shown(REPORT(record).claims)
 
@@ -80,7 +90,17 @@ def test_disturbed_images(accuracies, better, clear):
     )
     apart = Estimate(gap, gap - 4, gap + 4, 500, "points")
     row = DisturbedPairRow(
-        *PAIR, 0, 0, 0, 0, p=1e-6, p_holm=1e-6, difference=apart, better=better, kind="shuffle", level=4.0
+        *PAIR,
+        0,
+        0,
+        0,
+        0,
+        p=1e-6,
+        p_holm=1e-6,
+        difference=apart,
+        better=better,
+        kind="shuffle",
+        level=4.0,
     )
     named = found(replace(recorded((0.1, 0.1), seed=1), robustness=harder, disturbed_pairs=(row,)))
     assert [(claim.question, claim.subject, claim.effect) for claim in named] == [
@@ -91,13 +111,25 @@ def test_disturbed_images(accuracies, better, clear):
 def test_the_largest_of_many_differences_has_an_interval_for_so_many():
     apart = Estimate(15.0, 11.0, 19.0, 500, "points")
     harder = tuple(
-        HarderRow(alias, "shuffle", float(level), Estimate(value, value - 0.03, value + 0.03, 500), 0.1)
+        HarderRow(
+            alias, "shuffle", float(level), Estimate(value, value - 0.03, value + 0.03, 500), 0.1
+        )
         for level in range(26)
         for alias, value in zip(PAIR, (0.44, 0.29))
     )
     rows = tuple(
         DisturbedPairRow(
-            *PAIR, 0, 0, 0, 0, p=1e-6, p_holm=1e-6, difference=apart, better="vit", kind="shuffle", level=float(level)
+            *PAIR,
+            0,
+            0,
+            0,
+            0,
+            p=1e-6,
+            p_holm=1e-6,
+            difference=apart,
+            better="vit",
+            kind="shuffle",
+            level=float(level),
         )
         for level in range(26)
     )
@@ -108,8 +140,12 @@ def test_the_largest_of_many_differences_has_an_interval_for_so_many():
 
 def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
     def compares(**how: object) -> bool:
-        sections = {section.title: section for section in REPORT(recorded((0.1, 0.1), **how)).sections}
-        text = " ".join(each.text for each in sections["Do both models mark the same places?"].sentences)
+        sections = {
+            section.title: section for section in REPORT(recorded((0.1, 0.1), **how)).sections
+        }
+        text = " ".join(
+            each.text for each in sections["Do both models mark the same places?"].sentences
+        )
         return "**vit** are more concentrated" in text
 
     unverified = (*VIT, *checks("cnn", "gradcam", over={CENTRE: 0.0}))
@@ -123,9 +159,28 @@ def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
 def folders(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Evaluations of the CNN, a worse ViT, and that ViT again, under another alias."""
     made = {}
-    for name, model in (("cnn", "cnn-digits"), ("vit", weaker), ("new", weaker.replace("vit-digits=", "new="))):
+    for name, model in (
+        ("cnn", "cnn-digits"),
+        ("vit", weaker),
+        ("new", weaker.replace("vit-digits=", "new=")),
+    ):
         made[name] = tmp_path_factory.mktemp("runs") / name
-        assert run(["evaluate", model, "--limit", "100", "--seed", "1", "--out", str(made[name]), "--quiet"]) == 0
+        assert (
+            run(
+                [
+                    "evaluate",
+                    model,
+                    "--limit",
+                    "100",
+                    "--seed",
+                    "1",
+                    "--out",
+                    str(made[name]),
+                    "--quiet",
+                ]
+            )
+            == 0
+        )
     return made
 
 
@@ -137,9 +192,14 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     before = read_folder(folders["cnn"])
     after = read_folder(folders["vit"])
     (accuracy,) = [
-        change for change in compared_runs(before, after, "").changes if change.metric == "accuracy/vit-digits"
+        change
+        for change in compared_runs(before, after, "").changes
+        if change.metric == "accuracy/vit-digits"
     ]
-    was, now = (np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz") for name in ("cnn", "vit"))
+    was, now = (
+        np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz")
+        for name in ("cnn", "vit")
+    )
     correct = [answers["prediction"] == answers["label"] for answers in (was, now)]
     lost = (correct[0] & ~correct[1]).sum()
     won = (correct[1] & ~correct[0]).sum()
@@ -150,7 +210,9 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     assert accuracy.difference in [claim.effect for claim in written.claims]
     assert written.claims[0].state == "fail"
     check_first_page(written)
-    assert run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0  # better is no regression
+    assert (
+        run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0
+    )  # better is no regression
 
 
 def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
@@ -158,13 +220,18 @@ def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
         replace(
             record,
             predictions={
-                alias: replace(each, groups=np.arange(100) // 10) for alias, each in record.predictions.items()
+                alias: replace(each, groups=np.arange(100) // 10)
+                for alias, each in record.predictions.items()
             },
         )
         for record in (read_folder(folders["cnn"]), read_folder(folders["vit"]))
     )
     alone, grouped = (
-        next(change for change in compared_runs(*runs, "").changes if change.metric == "accuracy/vit-digits")
+        next(
+            change
+            for change in compared_runs(*runs, "").changes
+            if change.metric == "accuracy/vit-digits"
+        )
         for runs in ((read_folder(folders["cnn"]), read_folder(folders["vit"])), (before, after))
     )
     assert grouped.test == "paired"
@@ -176,13 +243,21 @@ def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
 def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_change(folders, capsys):
     line = ["report", "--compare", str(folders["vit"]), str(folders["new"])]
     page = folders["new"] / "comparison.html"
-    for asked, printed in (([], "comparison.md"), (["--html"], "comparison.html"), ([], "comparison.html")):
+    for asked, printed in (
+        ([], "comparison.md"),
+        (["--html"], "comparison.html"),
+        ([], "comparison.html"),
+    ):
         capsys.readouterr()
         assert run([*line, *asked]) == 0
         assert capsys.readouterr().out.strip() == str(folders["new"] / printed)
         assert page.is_file() == (printed == page.name)  # one that lies there is kept up to date
         whole = shlex.join(["vitlens", *line, *(["--html"] if page.is_file() else [])])
-        text = (folders["new"] / "comparison.md").read_text(encoding="utf-8").partition("## Repeat it")[2]
+        text = (
+            (folders["new"] / "comparison.md")
+            .read_text(encoding="utf-8")
+            .partition("## Repeat it")[2]
+        )
         assert f"\n{whole}\n" in text
         assert "vitlens evaluate" not in text
     written = page.read_text(encoding="utf-8")
@@ -195,7 +270,9 @@ def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_chan
     assert {change.metric for change in same} == set(after.metrics)
     assert {change.difference.value for change in same} == {0.0}
     assert not any(change.changed for change in same)
-    assert [claim.state for claim in OF_RUNS(compared_runs(before, after, "vitlens report")).claims] == ["pass"]
+    assert [
+        claim.state for claim in OF_RUNS(compared_runs(before, after, "vitlens report")).claims
+    ] == ["pass"]
 
 
 @pytest.mark.parametrize("before", ["profile", "evaluate", "missing"])

@@ -1,4 +1,6 @@
-"""`report --compare`: every folder compares with its like; the title decides on release; other images are said."""
+"""`report --compare`: every folder compares with its like; the title decides on release; other
+images are said.
+"""
 
 import json
 import shutil
@@ -26,8 +28,17 @@ def comparison(before: Record, after: Record) -> Document:
     return REPORT(compared_runs(before, after, "vitlens report"))
 
 
-# folders whose reports take seconds to write again; audit, a study in small, stays in the default suite
-LONG = (*BY_HAND, "study", "study of points", "study of pretraining", "compare", "attack", "features")
+# folders whose reports take seconds to write again; audit, a study in small, stays in the default
+# suite
+LONG = (
+    *BY_HAND,
+    "study",
+    "study of points",
+    "study of pretraining",
+    "compare",
+    "attack",
+    "features",
+)
 
 
 def slow_if_long(names):
@@ -35,14 +46,24 @@ def slow_if_long(names):
 
 
 @pytest.mark.parametrize("name", slow_if_long(NAMES))
-def test_every_folder_is_compared_with_its_copy_and_with_another_run_of_its_command(name, golden, tmp_path):
+def test_every_folder_is_compared_with_its_copy_and_with_another_run_of_its_command(
+    name, golden, tmp_path
+):
     made = golden(name)
     copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
     assert run(["report", "--compare", str(made.folder), str(copy)]) == 0
     assert not compared_runs(made.record, read_folder(copy), "").changed
-    others = [each for each in NAMES if each != name and each not in BY_HAND and command(each) == command(name)]
+    others = [
+        each
+        for each in NAMES
+        if each != name and each not in BY_HAND and command(each) == command(name)
+    ]
     for other in others:
-        assert run(["report", "--compare", str(golden(other).folder), str(copy)]) in (0, 2, 3)  # 2: more models
+        assert run(["report", "--compare", str(golden(other).folder), str(copy)]) in (
+            0,
+            2,
+            3,
+        )  # 2: more models
 
 
 def command(name: str) -> str:
@@ -50,7 +71,10 @@ def command(name: str) -> str:
 
 
 def test_metrics_with_numbers_in_their_names_are_found_under_another_alias(tmp_path, tiny_vit):
-    line = f"{tiny_vit} --data digits --limit 4 --attack fgsm --epsilon 0,1,8 --no-corruptions --no-inside"
+    line = (
+        f"{tiny_vit} --data digits --limit 4 --attack fgsm --epsilon 0,1,8 --no-corruptions "
+        "--no-inside"
+    )
     before, after = (ran(tmp_path / alias, f"attack {alias}={line}") for alias in ("old", "new"))
     runs = compared_runs(before, after, "")
     changes = {change.metric for change in runs.changes}
@@ -75,9 +99,14 @@ def photographs(folder: Path, *, darker: bool) -> Path:
 def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp_path):
     folders = [photographs(tmp_path / name, darker=name == "b") for name in ("a", "b")]
     first, second = (
-        ran(tmp_path / f"run-{at}", f"evaluate cnn-digits --data {each}") for at, each in enumerate(folders)
+        ran(tmp_path / f"run-{at}", f"evaluate cnn-digits --data {each}")
+        for at, each in enumerate(folders)
     )
-    (accuracy,) = [row for row in compared_runs(first, second, "").changes if row.metric == "accuracy/cnn-digits"]
+    (accuracy,) = [
+        row
+        for row in compared_runs(first, second, "").changes
+        if row.metric == "accuracy/cnn-digits"
+    ]
     assert accuracy.test == "independent"
     document = comparison(first, second)
     assert "other images" in document.title
@@ -85,11 +114,17 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
     assert any("fingerprint" in row.setting for row in compared_runs(first, second, "").settings)
     moved = shutil.copytree(folders[0], tmp_path / "elsewhere" / "test")
     again = ran(tmp_path / "again", f"evaluate cnn-digits --data {moved}")
-    (accuracy,) = [row for row in compared_runs(first, again, "").changes if row.metric == "accuracy/cnn-digits"]
+    (accuracy,) = [
+        row
+        for row in compared_runs(first, again, "").changes
+        if row.metric == "accuracy/cnn-digits"
+    ]
     assert accuracy.test == "paired"
 
 
-@pytest.mark.parametrize("name", slow_if_long(["walkthrough", "explain", "features", "audit", "study"]))
+@pytest.mark.parametrize(
+    "name", slow_if_long(["walkthrough", "explain", "features", "audit", "study"])
+)
 def test_folders_without_their_arrays_are_compared(golden, tmp_path, name):
     made = golden(name)
     copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
@@ -124,18 +159,25 @@ def test_folders_without_fingerprints_are_read_and_not_paired(golden, tmp_path):
 
 def test_an_accuracy_is_corrected_for_accuracies_alone(tmp_path):
     records = [
-        ran(tmp_path / name, f"evaluate m={name} --data digits --limit 60") for name in ("vit-digits", "cnn-digits")
+        ran(tmp_path / name, f"evaluate m={name} --data digits --limit 60")
+        for name in ("vit-digits", "cnn-digits")
     ]
     rows = compared_runs(*records, "").tested
     (asked,) = [row for row in rows if row.metric == "accuracy/m"]
     assert asked.p_holm == asked.p
     others = [row for row in rows if row.family == "judged"]
-    assert min(row.p_holm for row in others) == pytest.approx(min(1.0, len(others) * min(row.p for row in others)))
+    assert min(row.p_holm for row in others) == pytest.approx(
+        min(1.0, len(others) * min(row.p for row in others))
+    )
 
 
 def test_what_got_worse_stands_before_what_only_differs():
-    described = replace(cross_entropy(1e-9), metric="statistics/m/distance", words="distance", better=None)
-    runs = ComparedRuns(earlier="old", later="new", same_images="the same", changes=(described, cross_entropy(0.01)))
+    described = replace(
+        cross_entropy(1e-9), metric="statistics/m/distance", words="distance", better=None
+    )
+    runs = ComparedRuns(
+        earlier="old", later="new", same_images="the same", changes=(described, cross_entropy(0.01))
+    )
     assert [row.words for row in runs.changed] == ["cross-entropy", "distance"]
     assert "cross-entropy" in REPORT(runs).first.glance.rows[0][0]
 
@@ -149,26 +191,59 @@ def accuracy(before: float, after: float, p: float, words: str = "accuracy") -> 
 
 
 def cross_entropy(p: float) -> MetricChange:
-    was, now, more = (Estimate(value, value - 0.1, value + 0.1, 60, "nats") for value in (0.8, 1.2, 0.4))
-    return MetricChange("cross_entropy/m", "cross-entropy", was, now, more, p, p, "independent", "lower")
+    was, now, more = (
+        Estimate(value, value - 0.1, value + 0.1, 60, "nats") for value in (0.8, 1.2, 0.4)
+    )
+    return MetricChange(
+        "cross_entropy/m", "cross-entropy", was, now, more, p, p, "independent", "lower"
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "images", "verdict", "state"),
     [
-        ([accuracy(0.78, 0.6, 0.001), cross_entropy(0.001)], "the same", "Do not release new: accuracy fell", "fail"),
-        ([accuracy(0.78, 0.667, 0.2), cross_entropy(0.001)], "the same", "Do not release new: accuracy fell", "fail"),
+        (
+            [accuracy(0.78, 0.6, 0.001), cross_entropy(0.001)],
+            "the same",
+            "Do not release new: accuracy fell",
+            "fail",
+        ),
+        (
+            [accuracy(0.78, 0.667, 0.2), cross_entropy(0.001)],
+            "the same",
+            "Do not release new: accuracy fell",
+            "fail",
+        ),
         ([accuracy(0.78, 0.6, 0.001)], "others", "Do not release new yet: accuracy fell", "fail"),
         ([cross_entropy(0.001)], "the same", "Do not release new: cross-entropy got worse", "fail"),
-        ([accuracy(0.78, 0.667, 0.2)], "the same", "Undecided whether to release new: accuracy fell", "inconclusive"),
+        (
+            [accuracy(0.78, 0.667, 0.2)],
+            "the same",
+            "Undecided whether to release new: accuracy fell",
+            "inconclusive",
+        ),
         ([accuracy(0.78, 0.79, 0.9)], "others", "Undecided whether to release new", "inconclusive"),
-        ([accuracy(0.78, 0.79, 0.9)], "not known", "Undecided whether to release new", "inconclusive"),
+        (
+            [accuracy(0.78, 0.79, 0.9)],
+            "not known",
+            "Undecided whether to release new",
+            "inconclusive",
+        ),
         ([], "the same", "Undecided whether to release new", "inconclusive"),
-        ([accuracy(0.78, 0.79, 0.9), cross_entropy(0.5)], "the same", "new can be released", "pass"),
+        (
+            [accuracy(0.78, 0.79, 0.9), cross_entropy(0.5)],
+            "the same",
+            "new can be released",
+            "pass",
+        ),
     ],
 )
-def test_the_title_decides_on_release_and_names_a_fall_of_accuracy_first(changes, images, verdict, state):
-    document = REPORT(ComparedRuns(earlier="old", later="new", same_images=images, changes=tuple(changes)))
+def test_the_title_decides_on_release_and_names_a_fall_of_accuracy_first(
+    changes, images, verdict, state
+):
+    document = REPORT(
+        ComparedRuns(earlier="old", later="new", same_images=images, changes=tuple(changes))
+    )
     assert document.title.startswith(verdict)
     assert document.claims[0].state == state
     assert ("images" in document.title) == (images != "the same")

@@ -1,4 +1,6 @@
-"""What is said of models on the same images: planted facts come first, with their numbers; nothing is invented."""
+"""What is said of models on the same images: planted facts come first, with their numbers; nothing
+is invented.
+"""
 
 from dataclasses import replace
 
@@ -46,12 +48,18 @@ def test_pairs_are_counts_with_exact_tests_corrected_together_and_the_best_comes
     assert (better.subject, better.effect, better.p) == ("a and b", first.difference, first.p_holm)
     swapped = evaluate_record({"b": models["b"], "a": models["a"]})
     (claim, *_), gap = first_page(swapped), swapped.pairs[0].difference
-    assert (claim.effect.value, claim.effect.low, claim.effect.high) == (-gap.value, -gap.high, -gap.low)
+    assert (claim.effect.value, claim.effect.low, claim.effect.high) == (
+        -gap.value,
+        -gap.high,
+        -gap.low,
+    )
     assert claim.effect.value > 0
     assert REPORT(swapped).title == claim.title
     assert claim.title.startswith("a ")
     assert (alike.question, alike.effect) == ("no difference", None)
-    judgements = {claim.subject: claim.state for claim in judged(document) if claim.question == "accuracy"}
+    judgements = {
+        claim.subject: claim.state for claim in judged(document) if claim.question == "accuracy"
+    }
     assert judgements == {"a and b": "fail", "a and c": "inconclusive"}
 
 
@@ -73,7 +81,10 @@ def test_a_difference_is_judged_by_its_whole_interval(low, high, decided, state)
     for first, second, ends in (("best", "other", (-high, -low)), ("other", "best", (low, high))):
         gap = Estimate(sum(ends) / 2, *ends, N, "points")
         row = replace(record.pairs[0], first=first, second=second, difference=gap, better=better)
-        assert states(REPORT(replace(record, pairs=(row,))))[f"accuracy of {first} and {second}"] == state
+        assert (
+            states(REPORT(replace(record, pairs=(row,))))[f"accuracy of {first} and {second}"]
+            == state
+        )
 
 
 @pytest.mark.parametrize(("share", "seed"), [(0.05, 1), (0.08, 2), (0.3, 0)])
@@ -81,12 +92,25 @@ def test_what_is_not_decided_is_neither_warned_of_nor_failed(share, seed):
     record = evaluate_record(with_errors(seed, a=0.05, b=share), seed=seed)
     asked = {claim.question for claim in first_page(record) if claim.kind == "answer"}
     assert asked == {"which is better" if share == 0.3 else "no difference"}
-    assert states(REPORT(record))["accuracy of a and b"] in (("fail",) if share == 0.3 else ("pass", "inconclusive"))
+    assert states(REPORT(record))["accuracy of a and b"] in (
+        ("fail",) if share == 0.3 else ("pass", "inconclusive")
+    )
 
 
-@pytest.mark.parametrize(("most", "code"), [("accuracy_difference/cnn-digits=50", 0), ("accuracy=0.001", 3)])
+@pytest.mark.parametrize(
+    ("most", "code"), [("accuracy_difference/cnn-digits=50", 0), ("accuracy=0.001", 3)]
+)
 def test_requirements_decide_the_exit_code(most, code, tmp_path, capsys):
-    line = ["evaluate", "vit-digits", "cnn-digits", "--limit", "20", "--out", str(tmp_path / "run"), "--quiet"]
+    line = [
+        "evaluate",
+        "vit-digits",
+        "cnn-digits",
+        "--limit",
+        "20",
+        "--out",
+        str(tmp_path / "run"),
+        "--quiet",
+    ]
     assert run([*line, "--at-least", "accuracy=0.001", "--at-most", most]) == code
     assert (tmp_path / "run" / "report.md").is_file()
     assert ("does not hold" in capsys.readouterr().err) == (code == 3)
@@ -101,7 +125,9 @@ def calibrated(seed: int, n: int = 1000) -> tuple[np.ndarray, np.ndarray, np.nda
 
 def one(confidence: np.ndarray, right: np.ndarray, predicted: np.ndarray):
     """The record of one model."""
-    return evaluate_record({"planted": Answers(confidence, predicted, np.where(right, predicted, (predicted + 1) % 5))})
+    return evaluate_record(
+        {"planted": Answers(confidence, predicted, np.where(right, predicted, (predicted + 1) % 5))}
+    )
 
 
 def test_the_same_model_twice_is_no_finding_nor_is_a_tiny_significant_difference():
@@ -123,7 +149,9 @@ def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_
     assert [claim.question for claim in first_page(record)] == ["top-1 accuracy"]
     assert states(REPORT(record))["calibration of planted"] in ("pass", "warn")
     confidence, right, predicted = calibrated(0)
-    half = np.random.default_rng(100).random(len(right)) < 0.5  # of the predictions of class 1 half are right
+    half = (
+        np.random.default_rng(100).random(len(right)) < 0.5
+    )  # of the predictions of class 1 half are right
     record = one(confidence, np.where(predicted == 1, half, right), predicted)
     found = next(claim for claim in first_page(record) if claim.kind != "answer")
     row = next(each for each in record.by_prediction if "bee" in each.class_name)
@@ -133,7 +161,9 @@ def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_
     assert not any(claim.question == "confidence" for claim in REPORT(record).claims)
     assert "*bee*" not in found.says  # a name is no markup
     every = one(np.full(1000, 0.95), np.arange(1000) % 5 > 0, predicted)  # accuracy 0.8
-    claims = [(claim.question, claim.effect) for claim in first_page(every) if claim.kind != "answer"]
+    claims = [
+        (claim.question, claim.effect) for claim in first_page(every) if claim.kind != "answer"
+    ]
     assert claims == [("confidence", every.scores[0].confidence_gap)]
     assert states(REPORT(every))["calibration of planted"] == "fail"
 
@@ -142,7 +172,11 @@ def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_
     ("confidence", "right", "classes"),
     [
         ([0.9], [True], 5),  # one image
-        ([0.9] * 12, [True] * 12, 5),  # no failure: the bootstrap of the gap excludes 0, the exact test does not
+        (
+            [0.9] * 12,
+            [True] * 12,
+            5,
+        ),  # no failure: the bootstrap of the gap excludes 0, the exact test does not
         ([0.999] * 4, [False] * 4, 2),
     ],
 )

@@ -1,4 +1,6 @@
-"""What is said of failures follows the rows: a cause is named only where errors differ and a change mends them."""
+"""What is said of failures follows the rows: a cause is named only where errors differ and a change
+mends them.
+"""
 
 from dataclasses import replace
 
@@ -27,20 +29,36 @@ TESTED = {"size": "enlarged", "off_centre": "moved to the centre"}
 
 
 def covariate(name="size", area=0.2, **more):
-    given = {"p": 1e-6, "p_holm": 1e-5, "likelihood_ratio": 20.0, "p_joint": 1e-5, "p_joint_holm": 1e-4} | more
+    given = {
+        "p": 1e-6,
+        "p_holm": 1e-5,
+        "likelihood_ratio": 20.0,
+        "p_joint": 1e-5,
+        "p_joint_holm": 1e-4,
+    } | more
     near = Estimate(area, area - 0.05, area + 0.05, 400, "")
     return ROWS["covariates"]("vit", name, name, near, 40, 0.1, 0.2, **given)
 
 
 def change(name="size", mended=30, control=5, **more):
-    given = {"gain": Estimate(6.0, 4.0, 8.0, 400, "points"), "p": 1e-6, "p_change": 1e-6, "p_holm": 1e-5} | more
+    given = {
+        "gain": Estimate(6.0, 4.0, 8.0, 400, "points"),
+        "p": 1e-6,
+        "p_change": 1e-6,
+        "p_holm": 1e-5,
+    } | more
     given = {"size": 0.1, "control_size": 0.1} | given
-    return ROWS["interventions"]("vit", name, TESTED[name], "as large a change", 40, mended, control, 2, 1, **given)
+    return ROWS["interventions"](
+        "vit", name, TESTED[name], "as large a change", 40, mended, control, 2, 1, **given
+    )
 
 
 def quarters(name):
     accuracy = {at: Estimate(0.7 + at / 20, 0.6, 1.0, 100) for at in range(1, 5)}
-    return [ROWS["quarters"]("vit", name, name, at, at / 10, at / 10 + 0.1, own) for at, own in accuracy.items()]
+    return [
+        ROWS["quarters"]("vit", name, name, at, at / 10, at / 10 + 0.1, own)
+        for at, own in accuracy.items()
+    ]
 
 
 def record(*rows, tests=()) -> CompareRecord:
@@ -75,7 +93,9 @@ def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
     assert title_of([claim], "") == "vit fails on small objects"
     assert shown([claim]) == (claim,)
     much = said(record(covariate(area=0.8), tests=(change(),)))
-    assert much.says.index("90.0 %") < much.says.index("75.0 %")  # of the last quarter, of the first
+    assert much.says.index("90.0 %") < much.says.index(
+        "75.0 %"
+    )  # of the last quarter, of the first
     made = record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(change(),))
     sections = {section.title: section for section in REPORT(made).sections}
     figures = {each.name: each.draw for each in sections["Why do the models fail?"].figures}
@@ -85,7 +105,9 @@ def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
     assert [axes.get_title() for axes in (first, second)] == ["size", "clutter"]
     np.testing.assert_allclose(first.lines[0].get_xydata(), [[1, 75], [2, 80], [3, 85], [4, 90]])
     (mended,) = sections["What fixes their errors?"].figures
-    assert mended.draw().axes[0].lines[0].get_xdata().tolist() == pytest.approx([(30 - 2) / 4, (5 - 1) / 4])
+    assert mended.draw().axes[0].lines[0].get_xdata().tolist() == pytest.approx(
+        [(30 - 2) / 4, (5 - 1) / 4]
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -109,11 +131,18 @@ def test_the_others_are_all_other_images(count):
         ((covariate(),), (change(mended=3, gain=LOSS),), "a property that goes with it"),
         ((covariate("clutter", 0.8),), (), "images with masks"),
         (
-            (covariate("clutter", 0.95), covariate(area=0.3, likelihood_ratio=9.0, inseparable=("clutter",))),
+            (
+                covariate("clutter", 0.95),
+                covariate(area=0.3, likelihood_ratio=9.0, inseparable=("clutter",)),
+            ),
             (change(),),
             "images with masks",
         ),
-        ((covariate("look_alike", 0.8, likelihood_ratio=None),), (), "more images of the classes that it confuses"),
+        (
+            (covariate("look_alike", 0.8, likelihood_ratio=None),),
+            (),
+            "more images of the classes that it confuses",
+        ),
         ((covariate("look_alike", 0.2, likelihood_ratio=None),), (), "in none of"),
         ((covariate("confidence", 0.1, likelihood_ratio=None),), (), "in none of"),
     ],
@@ -128,7 +157,10 @@ def test_else_the_next_test_is_named(rows, tests, words):
 @pytest.mark.parametrize(
     ("others", "tests"),
     [
-        ((covariate("off_centre", 0.9, likelihood_ratio=4.0), covariate()), (change("off_centre"), change())),
+        (
+            (covariate("off_centre", 0.9, likelihood_ratio=4.0), covariate()),
+            (change("off_centre"), change()),
+        ),
         # untested, and weaker alone
         ((covariate("clutter", 0.6), covariate(area=0.1, likelihood_ratio=9.0)), (change(),)),
     ],
@@ -139,15 +171,22 @@ def test_what_separates_errors_given_the_others_comes_first(others, tests):
 
 def test_a_difference_given_the_other_properties_is_enough_for_a_cause():
     assert "because of their size" in said(record(covariate(p_holm=0.2), tests=(change(),))).says
-    suppressed = covariate(area=0.6, p_holm=0.2, slope=-1.0)  # alone, errors seem to have more of it
+    suppressed = covariate(
+        area=0.6, p_holm=0.2, slope=-1.0
+    )  # alone, errors seem to have more of it
     assert suppressed.change == "enlarged"
     assert "fails on small objects" in said(record(suppressed, tests=(change(),))).says
 
 
 @pytest.mark.parametrize("tests", [(change(), change("off_centre")), (change(),)])
 def test_of_two_properties_that_the_images_cannot_separate_neither_is_named(tests):
-    """Each adds nothing to the other; of one of them either the change mends errors, too, or no change was tested."""
-    rows = covariate(inseparable=("off_centre",)), covariate("off_centre", 0.8, inseparable=("size",))
+    """Each adds nothing to the other; of one of them either the change mends errors, too, or no
+    change was tested.
+    """
+    rows = (
+        covariate(inseparable=("off_centre",)),
+        covariate("off_centre", 0.8, inseparable=("size",)),
+    )
     claim = said(record(*rows, tests=tests))
     for part in ("small objects", "off-centre objects", "cannot separate"):
         assert part in claim.says
@@ -159,20 +198,30 @@ def test_of_two_properties_that_the_images_cannot_separate_neither_is_named(test
 def test_a_property_that_another_one_explains_is_no_cause():
     """Where size is known, the place adds nothing; no change of size was shown to mend errors."""
     rows = covariate(), covariate("off_centre", 0.8, likelihood_ratio=9.0, inseparable=("size",))
-    assert "because" not in said(record(*rows, tests=(change("off_centre"), change(p_holm=0.3)))).says
-    assert "because of their size" in said(record(*rows, tests=(change("off_centre"), change()))).says
+    assert (
+        "because" not in said(record(*rows, tests=(change("off_centre"), change(p_holm=0.3)))).says
+    )
+    assert (
+        "because of their size" in said(record(*rows, tests=(change("off_centre"), change()))).says
+    )
 
 
 def test_a_confused_pair_of_classes_is_named_without_a_change():
     pair = covariate("pair", 0.8, detail="3 and 8", slope=1.0)
     made = record(pair)
-    made = replace(made, quarters=tuple(replace(row, covariate="pair") for row in quarters("pair")[:0:-2]))
+    made = replace(
+        made, quarters=tuple(replace(row, covariate="pair") for row in quarters("pair")[:0:-2])
+    )
     (claim,) = (claim for claim in REPORT(made).claims if claim.question == "why it fails")
     assert claim.title == "vit fails on images of 3 and 8"
     assert claim.evidence == "observed"
     assert claim.effect.value == pytest.approx(-10.0)
     assert not any("why" in line.text for line in REPORT(made).first.unknown)
-    for explained in (replace(pair, p_joint_holm=0.4), replace(pair, p_holm=0.4), replace(pair, slope=-1.0)):
+    for explained in (
+        replace(pair, p_joint_holm=0.4),
+        replace(pair, p_holm=0.4),
+        replace(pair, slope=-1.0),
+    ):
         assert said(record(explained)).title == ""
 
 
@@ -180,7 +229,9 @@ def test_the_first_page_does_not_deny_a_change_that_mends():
     """Errors do not differ in size, but their enlargement mends them."""
     for tests, mends in (((change(),), True), ((change(p_holm=0.3),), False), ((), False)):
         (line,) = (
-            line.text for line in REPORT(record(covariate(**ALIKE), tests=tests)).first.unknown if "why" in line.text
+            line.text
+            for line in REPORT(record(covariate(**ALIKE), tests=tests)).first.unknown
+            if "why" in line.text
         )
         assert ("no change" in line) != mends
 
@@ -197,7 +248,9 @@ def test_errors_that_are_too_few_to_explain_are_left_out_with_one_line(errors, i
     made = record(replace(covariate(), errors=errors), tests=(change(),))
     document = REPORT(made)
     assert any(claim.question == "why it fails" for claim in document.claims) == is_asked
-    assert any(section.title == "Why do the models fail?" for section in document.sections) == is_asked
+    assert (
+        any(section.title == "Why do the models fail?" for section in document.sections) == is_asked
+    )
     lines = [line.text for line in document.first.unknown if f"**vit** {errors}" in line.text]
     assert len(lines) == (not is_asked)
 
@@ -212,9 +265,13 @@ def test_a_property_that_hardly_marks_errors_is_not_called_more_frequent():
 def test_a_control_that_is_not_matched_is_called_so():
     for control_size, words in ((0.1, "matched"), (0.3, "unmatched"), (0.04, "unmatched")):
         document = REPORT(record(covariate(), tests=(change(control_size=control_size),)))
-        (section,) = [each for each in document.sections if each.title == "What fixes their errors?"]
+        (section,) = [
+            each for each in document.sections if each.title == "What fixes their errors?"
+        ]
         assert section.tables[0].rows[0][-1] == words
-        assert any(claim.evidence == "intervened" for claim in document.claims) == (words == "matched")
+        assert any(claim.evidence == "intervened" for claim in document.claims) == (
+            words == "matched"
+        )
 
 
 def test_accuracies_by_quarters_of_a_map_are_those_of_all_images():
@@ -224,7 +281,9 @@ def test_accuracies_by_quarters_of_a_map_are_those_of_all_images():
     draw = torch.Generator().manual_seed(0)
     with planted_methods(
         {
-            method: lambda _model, images, _targets: torch.rand(len(images), 4, 4, generator=draw) ** 4
+            method: lambda _model, images, _targets: (
+                torch.rand(len(images), 4, 4, generator=draw) ** 4
+            )
             for method in ("saliency", "gradcam")
         }
     ):
@@ -240,13 +299,22 @@ def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():
     split = squares(200, seed=0)
     made = replace(BOTH, **failures_of({"vit": at_border, "cnn": low_contrast}, split))
     document = REPORT(made)
-    assert {claim.subject for claim in document.claims if claim.question == "why it fails"} == {"vit", "cnn"}
+    assert {claim.subject for claim in document.claims if claim.question == "why it fails"} == {
+        "vit",
+        "cnn",
+    }
     sure = [row for row in made.covariate_differences if row.p_holm <= 0.05]
     apart = max(sure, key=lambda row: abs(row.difference.value))
-    (why,) = (section for section in document.sections if section.title == "Why do the models fail?")
+    (why,) = (
+        section for section in document.sections if section.title == "Why do the models fail?"
+    )
     assert f"differ most in how **{apart.title}**" in why.sentences[0].text
     (figure,) = (each for each in document.figures if each.name == "failure_examples")
-    assert len(panels(figure.draw())) == 3 * sum(len(own.image) for own in made.failure_examples.values()) > 3
+    assert (
+        len(panels(figure.draw()))
+        == 3 * sum(len(own.image) for own in made.failure_examples.values())
+        > 3
+    )
     for own in made.failure_examples.values():
         assert 0 < len(own.image) <= 3
         np.testing.assert_array_equal(own.pixels, split.source.pixels[own.image])

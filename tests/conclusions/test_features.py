@@ -1,5 +1,6 @@
-"""Planted facts: a classifier that reads less than there is, models and pretrainings that differ, and what compares
-nothing. A claim must appear, or must not."""
+"""Planted facts: a classifier that reads less than there is, models and pretrainings that differ,
+and what compares nothing. A claim must appear, or must not.
+"""
 
 from dataclasses import replace
 from itertools import combinations
@@ -39,7 +40,9 @@ def reached(correct: np.ndarray) -> Estimate:
 
 
 def compared(pairs):
-    """The difference of each pair of models, its p, and after Holm, and which is better ("undecided")."""
+    """The difference of each pair of models, its p, and after Holm, and which is better
+    ("undecided").
+    """
     p = [mcnemar(int((one & ~two).sum()), int((two & ~one).sum())) for one, two in pairs]
     for (one, two), own, adjusted in zip(pairs, p, holm(p)):
         gap = accuracy_difference(one, two)
@@ -70,10 +73,19 @@ def row(alias, correct, objective) -> FeaturesRow:
 
 
 def record_of(models, objectives=None, **tables) -> FeaturesRecord:
-    """A record with the tests that the command makes of which images are classified correctly: by "own", "knn-20" and
-    "probe"."""
-    rows = [row(alias, correct, (objectives or {}).get(alias, "supervised")) for alias, correct in models.items()]
-    named = [(a, b, name) for a, b in combinations(models, 2) for name in (KNN, PROBE) if name in models[a]]
+    """A record with the tests that the command makes of which images are classified correctly: by
+    "own", "knn-20" and "probe".
+    """
+    rows = [
+        row(alias, correct, (objectives or {}).get(alias, "supervised"))
+        for alias, correct in models.items()
+    ]
+    named = [
+        (a, b, name)
+        for a, b in combinations(models, 2)
+        for name in (KNN, PROBE)
+        if name in models[a]
+    ]
     pairs = []
     for (a, b, name), (gap, p, p_holm, clear) in zip(
         named, compared([(models[a][n], models[b][n]) for a, b, n in named])
@@ -81,11 +93,20 @@ def record_of(models, objectives=None, **tables) -> FeaturesRecord:
         better = (a if gap.value > 0 else b) if clear else "undecided"
         both = (None, gap) if name == KNN else (gap, None)
         pairs.append(PairRow(a, b, name, 20 if name == KNN else 0, p, p_holm, better, *both))
-    own = [(a, name) for a, each in models.items() for name in (KNN, PROBE) if "own" in each and name in each]
+    own = [
+        (a, name)
+        for a, each in models.items()
+        for name in (KNN, PROBE)
+        if "own" in each and name in each
+    ]
     beside = compared([(models[a][name], models[a]["own"]) for a, name in own])
-    heads = [HeadRow(a, name, gap, p, p_holm) for (a, name), (gap, p, p_holm, _) in zip(own, beside)]
+    heads = [
+        HeadRow(a, name, gap, p, p_holm) for (a, name), (gap, p, p_holm, _) in zip(own, beside)
+    ]
     depth = [
-        DepthRow(alias, "block 1", 1.0, name, reached(each), 0.2, 1, "dino" if name != PROBE else None)
+        DepthRow(
+            alias, "block 1", 1.0, name, reached(each), 0.2, 1, "dino" if name != PROBE else None
+        )
         for alias, correct in models.items()
         for name, each in correct.items()
         if name != "own"
@@ -95,7 +116,11 @@ def record_of(models, objectives=None, **tables) -> FeaturesRecord:
         data=Data(title="made", images=N),
         options={"ks": [20], "tsne": None, "query": []},
     )
-    known = {"sets": (SetsRow(N, 0.2, False, 1000),), "depth": tuple(depth), "features": tuple(rows)}
+    known = {
+        "sets": (SetsRow(N, 0.2, False, 1000),),
+        "depth": tuple(depth),
+        "features": tuple(rows),
+    }
     return FeaturesRecord(config=config, pairs=tuple(pairs), head=tuple(heads), **known | tables)
 
 
@@ -117,7 +142,11 @@ def test_a_classifier_that_reads_less_fails_and_what_compares_no_pretrainings_is
     assert (claim.state, claim.effect.value) == ("fail", -gap.value)
     assert REPORT(record).title == "The last layer of m holds more than its classifier reads"
     models = {alias: {PROBE: right(0.9 - 0.4 * at, at)} for at, alias in enumerate("ab")}
-    said = {"supervised": "compare models", "not known": "--objective", "random weights": "nothing about pretraining"}
+    said = {
+        "supervised": "compare models",
+        "not known": "--objective",
+        "random weights": "nothing about pretraining",
+    }
     for objective, words in said.items():
         unknown = REPORT(record_of(models, {"b": objective})).first.unknown
         assert words in " ".join(line.text for line in unknown)
@@ -141,7 +170,9 @@ def test_who_is_ahead_follows_from_the_paired_tests(shares, title):
     record = record_of(models, OBJECTIVES)
     assert title in REPORT(record).title
     if title.startswith("a ("):
-        known = {(each.first, each.second, each.classifier): each.difference for each in record.pairs}
+        known = {
+            (each.first, each.second, each.classifier): each.difference for each in record.pairs
+        }
         claim = claims(record)["features"]
         assert claim.effect == known["a", "b", PROBE]  # the closest
         assert "language-image (X)" in claim.says
@@ -149,7 +180,9 @@ def test_who_is_ahead_follows_from_the_paired_tests(shares, title):
 
 def overlap(alias: str, layer: str, value: float) -> PatchesRow:
     estimate = Estimate(value, value - 0.02, value + 0.02, 2000)
-    return PatchesRow(alias, layer, "block 5" if layer == "5" else layer, "object", estimate, 0.2, 100, 10, (8, 8))
+    return PatchesRow(
+        alias, layer, "block 5" if layer == "5" else layer, "object", estimate, 0.2, 100, 10, (8, 8)
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +206,8 @@ def test_objects_that_the_embedding_finds_as_well_compare_nothing(values, words)
 @pytest.mark.parametrize(("counts", "found"), [((200, 540, 400), True), ((200, 420, 400), False)])
 def test_an_earlier_layer_that_is_read_better(counts, found):
     rows = tuple(
-        DepthRow("m", f"block {at}", (at + 1) / 3, PROBE, wilson(count, N), 0.2, at) for at, count in enumerate(counts)
+        DepthRow("m", f"block {at}", (at + 1) / 3, PROBE, wilson(count, N), 0.2, at)
+        for at, count in enumerate(counts)
     )
     assert ("best layer" in claims(record_of({"m": {}}, depth=rows))) == found
 
@@ -181,7 +215,9 @@ def test_an_earlier_layer_that_is_read_better(counts, found):
 @pytest.mark.parametrize(("last", "found"), [(0.2, True), (0.8, False)])
 def test_last_layers_that_are_less_alike(last, found):
     rows = tuple(
-        BetweenRow("a", "b", str(at), "0", Estimate(value, value - 0.05, value + 0.05, 500, ""), 0.5)
+        BetweenRow(
+            "a", "b", str(at), "0", Estimate(value, value - 0.05, value + 0.05, 500, ""), 0.5
+        )
         for at, value in enumerate((0.8, last))
     )
     said = claims(record_of({"a": {}, "b": {}}, between=rows))
@@ -192,8 +228,14 @@ def test_last_layers_that_are_less_alike(last, found):
 def test_maps_and_searches_that_can_show_nothing_are_not_drawn():
     """Images of one each of their classes, and a search among eight."""
     maps = (MapRow("m", "images", "pca", N, 8, Estimate(0.6, n=N, unit=""), 10, None, 0.1),)
-    whole = record_of({"m": {}}, maps=maps, sets=(SetsRow(N, 1 / N, False, None, "there is no training part"),))
-    document = REPORT(replace(whole, features=(replace(whole.features[0], among="test images", searched=8),)))
+    whole = record_of(
+        {"m": {}}, maps=maps, sets=(SetsRow(N, 1 / N, False, None, "there is no training part"),)
+    )
+    document = REPORT(
+        replace(whole, features=(replace(whole.features[0], among="test images", searched=8),))
+    )
     assert not document.figures
     said = " ".join(line.text for line in document.first.unknown)
-    assert [part for part in ("there is no training part", "8 images", "1 image.") if part not in said] == []
+    assert [
+        part for part in ("there is no training part", "8 images", "1 image.") if part not in said
+    ] == []

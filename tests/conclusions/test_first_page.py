@@ -1,4 +1,5 @@
-"""The first page of a study: claims that show an effect, and what else it says of a planted cause."""
+"""The first page of a study: claims that show an effect, and what else it says of a planted
+cause."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -65,11 +66,18 @@ def test_each_question_is_answered_once_or_said_not_to_be_and_in_few_words(name)
 
 @pytest.mark.parametrize(
     "left_out",
-    [("evaluate", "compare", "features"), ("attack",), ("explain", "compare"), ("ablate", "stats", "compare")],
+    [
+        ("evaluate", "compare", "features"),
+        ("attack",),
+        ("explain", "compare"),
+        ("ablate", "stats", "compare"),
+    ],
 )
 def test_a_study_without_some_chapters_answers_the_other_questions(left_out):
     whole = read_folder(REPORTS / "study-shortcut")
-    record = replace(whole, chapters=tuple(row for row in whole.chapters if row.word not in left_out))
+    record = replace(
+        whole, chapters=tuple(row for row in whole.chapters if row.word not in left_out)
+    )
     first = first_page(record)
     leads = {sentence.lead for sentence in (*first.answer, *first.unknown)}
     for slot in (CAUSES, BETTER, HEADS, BREAKS, MAPS):
@@ -87,12 +95,18 @@ def test_the_cause_of_errors_has_what_was_fixed_and_broken_next_to_the_control()
     text = answer_to(record, CAUSES)
     for count in (row.fixed, row.errors, row.broken, row.control_fixed, row.control_broken, row.n):
         assert str(count) in text
-    second = next(claim for claim in record.of("compare")[0].claims if claim.question == "why it fails")
+    second = next(
+        claim for claim in record.of("compare")[0].claims if claim.question == "why it fails"
+    )
     assert text.endswith(second.brief)
     cells = [cell for line in first_page(record).glance.rows for cell in line]
     for model in compared.aliases:
-        (other,) = [each for each in compared.reliance if each.model == model and each.change == row.change][-1:]
-        assert any(str(other.fixed) in str(cell) and str(other.errors) in str(cell) for cell in cells)
+        (other,) = [
+            each for each in compared.reliance if each.model == model and each.change == row.change
+        ][-1:]
+        assert any(
+            str(other.fixed) in str(cell) and str(other.errors) in str(cell) for cell in cells
+        )
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -144,21 +158,31 @@ def test_the_time_stands_with_the_machine_that_took_it(name):
 def test_a_misleading_cue_leads_to_the_models_without_it_or_to_a_training_of_ones_own():
     rows = [misleading_row(alias, *HUE, 20.0) for alias in PAIR]
     record = record_of(*rows)
-    for names, command in ((("vit-shortcut", "cnn-shortcut"), "study vit-digits cnn-digits"), (PAIR, "train vit")):
+    for names, command in (
+        (("vit-shortcut", "cnn-shortcut"), "study vit-digits cnn-digits"),
+        (PAIR, "train vit"),
+    ):
         models = tuple(ModelEntry(alias, name) for alias, name in zip(PAIR, names))
         config = replace(record.config, models=models, options={"models": names, "data": "digits"})
-        (claim,) = [each for each in COMPARED.register(replace(record, config=config)) if each.question == "shortcut"]
+        (claim,) = [
+            each
+            for each in COMPARED.register(replace(record, config=config))
+            if each.question == "shortcut"
+        ]
         assert f"vitlens {command}" in claim.next_step
 
 
 @pytest.mark.parametrize(
-    ("p", "words"), [(1e-9, "fewer than 1 of 1,000"), (0.0049, "about 5 of 1,000"), (0.3, "about 30 of 100")]
+    ("p", "words"),
+    [(1e-9, "fewer than 1 of 1,000"), (0.0049, "about 5 of 1,000"), (0.3, "about 30 of 100")],
 )
 def test_a_p_is_said_as_how_often_chance_does_this(p, words):
     assert frequency(p) == words
 
 
-@pytest.mark.parametrize(("error", "n", "right"), [(0.01, 1000, True), (0.2, 1000, False), (0.2, 200, None)])
+@pytest.mark.parametrize(
+    ("error", "n", "right"), [(0.01, 1000, True), (0.2, 1000, False), (0.2, 200, None)]
+)
 def test_whether_models_are_calibrated_follows_from_their_verdicts(error, n, right):
     scores = [score_row(alias, Estimate(error, error - 0.005, error + 0.005, n)) for alias in PAIR]
     text = calibration_words(scores)
@@ -170,13 +194,20 @@ def test_whether_models_are_calibrated_follows_from_their_verdicts(error, n, rig
 
 def test_a_claim_that_shows_no_effect_stands_under_what_is_not_shown():
     record = read_folder(REPORTS / "study-digits")
-    nulls = [claim.brief or claim.says for chapter in record.parts for claim in chapter.claims if claim.is_null]
+    nulls = [
+        claim.brief or claim.says
+        for chapter in record.parts
+        for claim in chapter.claims
+        if claim.is_null
+    ]
     unknown = [sentence.text for sentence in REPORT.unknown(record)]
     assert any(says in unknown for says in nulls)
     assert not {claim.says for claim in shown(REPORT.register(record))} & set(nulls)
 
 
-@pytest.mark.parametrize(("low", "high", "better"), [(4.0, 12.0, PAIR[0]), (-12.0, -4.0, PAIR[1]), (-3.0, 5.0, "")])
+@pytest.mark.parametrize(
+    ("low", "high", "better"), [(4.0, 12.0, PAIR[0]), (-12.0, -4.0, PAIR[1]), (-3.0, 5.0, "")]
+)
 def test_a_misleading_cue_says_which_model_is_better_without_it(low, high, better):
     rows = [misleading_row(alias, *HUE, 20.0) for alias in PAIR]
     difference = Estimate((low + high) / 2, low, high, 200, "points")
@@ -194,7 +225,9 @@ def test_the_models_trained_without_the_planted_cause_are_named_where_there_are_
 
 
 @pytest.mark.slow  # 1,800 scenes
-@pytest.mark.parametrize(("name", "expected"), [pair for each in PLANTED.values() for pair in each.remedied.values()])
+@pytest.mark.parametrize(
+    ("name", "expected"), [pair for each in PLANTED.values() for pair in each.remedied.values()]
+)
 def test_the_accuracy_without_the_planted_cause_is_that_of_the_bundled_model(name, expected):
     scenes = load_data("digits")
     assert len(scenes) == 1800

@@ -23,7 +23,9 @@ from vitlens.report.document import Document
 
 def document_of(rows, *, images: int = 100, unusable: dict[str, int] | None = None) -> Document:
     """The report of one model whose maps were checked."""
-    config = Config(models=(ModelEntry("vit"),), data=Data("made", images=images), options={"verify": True})
+    config = Config(
+        models=(ModelEntry("vit"),), data=Data("made", images=images), options={"verify": True}
+    )
     methods = tuple(
         MethodRow("vit", name, name, "", "4x4", False, images, constant, 0, 0.1)
         for name, constant in (unusable or {}).items()
@@ -41,11 +43,27 @@ def claims(rows, **more) -> list[Claim]:
     ("changes", "state", "lacks"),
     [
         ({}, "pass", "passes every check"),
-        ({"over": {CENTRE: 0.04}}, "warn", "a map of the centre with patches imputed and in the mean colour"),
+        (
+            {"over": {CENTRE: 0.04}},
+            "warn",
+            "a map of the centre with patches imputed and in the mean colour",
+        ),
         ({"over": {SHUFFLED: 0.04}}, "warn", "its maps of other images"),
-        ({"second": {SHUFFLED: -0.2}}, "warn", "its maps of other images with patches in the mean colour"),
-        ({"over": {RANDOM: 0.04, CENTRE: -0.2}}, "fail", "a random map or a map of the centre with patches"),
-        ({"without": (SHUFFLED,)}, "inconclusive", "was not compared with its maps of other images"),
+        (
+            {"second": {SHUFFLED: -0.2}},
+            "warn",
+            "its maps of other images with patches in the mean colour",
+        ),
+        (
+            {"over": {RANDOM: 0.04, CENTRE: -0.2}},
+            "fail",
+            "a random map or a map of the centre with patches",
+        ),
+        (
+            {"without": (SHUFFLED,)},
+            "inconclusive",
+            "was not compared with its maps of other images",
+        ),
         ({"cascade": STAYING}, "fail", "ignores the weights"),
         ({"cascade": None}, "inconclusive", "not finite"),
         ({"kept": 0.95}, "inconclusive", "keep 90 % or more of the predictions"),
@@ -59,7 +77,9 @@ def claims(rows, **more) -> list[Claim]:
     ],
 )
 def test_the_verdict_is_that_of_the_worst_check_and_says_what_lacks(changes, state, lacks):
-    on_object = replace(checks()[0], check="object", state="warn", lacks=(), needed=False)  # which does not count
+    on_object = replace(
+        checks()[0], check="object", state="warn", lacks=(), needed=False
+    )  # which does not count
     claim, *faults = claims([*checks(**changes), on_object])
     assert (claim.question, claim.state, claim.kind) == ("maps", state, "answer")
     assert lacks in claim.because
@@ -94,7 +114,11 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     edges = checks(method="edges", cascade=(1.0,) * 6)
     below = checks(method="gradcam", over={RANDOM: -0.2, CENTRE: -0.3})
     found = claims([*edges, *below], images=50)
-    assert [each.question for each in found] == ["maps", "maps that ignore the weights", "maps below a baseline"]
+    assert [each.question for each in found] == [
+        "maps",
+        "maps that ignore the weights",
+        "maps below a baseline",
+    ]
     assert [each.state for each in found] == ["fail", "", ""]
     assert len(shown(found)) == 3
     assert found[2].effect.value == pytest.approx(-0.3)
@@ -104,7 +128,9 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     assert document.title == claim.title
     assert list(states(document).values()) == [claim.state]
     assert {row[1] for row in document.first.glance.rows} == {"relevance", "edges"}
-    (ignoring,) = (each for each in document.claims if each.question == "maps that ignore the weights")
+    (ignoring,) = (
+        each for each in document.claims if each.question == "maps that ignore the weights"
+    )
     assert "**edges**" in ignoring.says
     assert "relevance" not in ignoring.says
 
@@ -115,7 +141,9 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
 )
 def test_uniform_maps(unusable, images, shares):
     found = claims([], images=images, unusable={"relevance": unusable, "gradcam": 0})
-    assert [(claim.question, claim.effect.value) for claim in found] == [("uniform maps", each) for each in shares]
+    assert [(claim.question, claim.effect.value) for claim in found] == [
+        ("uniform maps", each) for each in shares
+    ]
     assert all(claim.is_shown for claim in found)
 
 
@@ -135,14 +163,19 @@ def blind(tmp_path: Path, tiny_vit: Path) -> Path:
         "look {pictures}/1.png --model {blind}",
         "explain {blind} --data digits --limit 2 --method relevance,gradcam",
         "rollout {blind} --data digits --limit 2 --method relevance",
-        "compare {blind} {vit} --data digits --limit 4 --method relevance --panels 2 --maps 2 --checked 0 --no-harder",
+        "compare {blind} {vit} --data digits --limit 4 --method relevance --panels 2 --maps 2 "
+        "--checked 0 --no-harder",
     ],
 )
-def test_the_terminal_says_that_all_maps_are_uniform(line, blind, tiny_vit, pictures, tmp_path, capsys):
+def test_the_terminal_says_that_all_maps_are_uniform(
+    line, blind, tiny_vit, pictures, tmp_path, capsys
+):
     line = line.format(blind=blind, vit=tiny_vit, pictures=pictures)
     assert run([*line.split(), "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
     claims = report(read_folder(tmp_path / "run")).claims
-    (said,) = (each.says for each in claims if each.question in ("uniform maps", "maps that are zero"))
+    (said,) = (
+        each.says for each in claims if each.question in ("uniform maps", "maps that are zero")
+    )
     shown_text = " ".join(capsys.readouterr().err.split())
     assert said.replace("**", "") in shown_text
 
@@ -151,13 +184,20 @@ def test_an_attack_says_that_the_maps_of_its_examples_are_uniform(golden):
     record = golden("attack").record
     alias, arrays = next(iter(record.examples.items()))
     flat = replace(arrays, before=0 * arrays.before, after=0 * arrays.after)
-    found = [each for each in report(replace(record, examples={alias: flat})).claims if each.question == "uniform maps"]
+    found = [
+        each
+        for each in report(replace(record, examples={alias: flat})).claims
+        if each.question == "uniform maps"
+    ]
     assert [(each.subject, each.is_shown) for each in found] == [(alias, True)]
     assert not [each for each in report(record).claims if each.question == "uniform maps"]
 
 
 def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
-    line = "--data digits --verify --no-counterfactuals --composites none --limit 20 --method relevance --no-stability"
+    line = (
+        "--data digits --verify --no-counterfactuals --composites none --limit 20 --method "
+        "relevance --no-stability"
+    )
     record = ran(tmp_path / "run", f"explain {blind} {line}")
     document = report(record)
     assert list(states(document).values()) == ["fail"]

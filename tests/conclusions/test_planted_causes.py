@@ -1,4 +1,6 @@
-"""Whether a report recovered the cause that was planted in its data, by the factors that no analysis reads."""
+"""Whether a report recovered the cause that was planted in its data, by the factors that no
+analysis reads.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ def outcome(sentence: str) -> str:
 
 
 def test_a_report_that_names_the_cause_of_every_model_that_uses_it_recovered_it():
-    (says,) = judgement([factor_row("vit", 30), factor_row("cnn", 20)], {"vit": [HUE], "cnn": [HUE, OTHER]})
+    (says,) = judgement(
+        [factor_row("vit", 30), factor_row("cnn", 20)], {"vit": [HUE], "cnn": [HUE, OTHER]}
+    )
     assert outcome(says) == "recovered"
     assert "**vit**" in says
     assert "**cnn**" in says
@@ -55,7 +59,9 @@ def test_a_model_that_does_not_use_the_cause_is_a_control(row):
 
 
 def test_a_right_and_a_wrong_model_are_both_reported():
-    first, second = judgement([factor_row("vit", 30), factor_row("cnn", 0.5)], {"vit": [HUE], "cnn": [HUE]})
+    first, second = judgement(
+        [factor_row("vit", 30), factor_row("cnn", 0.5)], {"vit": [HUE], "cnn": [HUE]}
+    )
     assert outcome(first) == "recovered"
     assert "**cnn**" not in first
     assert outcome(second) == "wrong"

@@ -1,32 +1,53 @@
-"""Planted costs: a model that is faster than the others, one that grows faster, timings that cannot be compared."""
+"""Planted costs: a model that is faster than the others, one that grows faster, timings that cannot
+be compared.
+"""
 
 from dataclasses import replace
 
 import pytest
 
 from tests.kit.first_page import states
-from vitlens.commands.profile.record import CostRow, ExponentRow, MachineRow, PartRow, ProfileRecord, SpeedRow
+from vitlens.commands.profile.record import (
+    CostRow,
+    ExponentRow,
+    MachineRow,
+    PartRow,
+    ProfileRecord,
+    SpeedRow,
+)
 from vitlens.commands.profile.report import REPORT
 from vitlens.record import Config, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
 
-Times = dict[str, tuple[tuple[float, float, float], ...]]  # ms: low, median, high at batches of 1, 8
-APART: Times = {"a": ((1.9, 2.0, 2.1), (9.0, 10.0, 11.0)), "b": ((3.9, 4.0, 4.1), (19.0, 20.0, 21.0))}
+Times = dict[
+    str, tuple[tuple[float, float, float], ...]
+]  # ms: low, median, high at batches of 1, 8
+APART: Times = {
+    "a": ((1.9, 2.0, 2.1), (9.0, 10.0, 11.0)),
+    "b": ((3.9, 4.0, 4.1), (19.0, 20.0, 21.0)),
+}
 
 
 def exponent(model: str, value: float, half: float) -> ExponentRow:
-    return ExponentRow(model, "image-size", "latency", Estimate(value, value - half, value + half, 5, ""), 17, 257)
+    return ExponentRow(
+        model, "image-size", "latency", Estimate(value, value - half, value + half, 5, ""), 17, 257
+    )
 
 
-def record_of(times: Times, *exponents: ExponentRow, spread: float = 1.1, side: int = 32) -> ProfileRecord:
-    cost = CostRow("a", "vit", True, (32, 32), 65, True, True, 1000, 10**9, 10**7, 10**6, 10**5, 1000.0)
+def record_of(
+    times: Times, *exponents: ExponentRow, spread: float = 1.1, side: int = 32
+) -> ProfileRecord:
+    cost = CostRow(
+        "a", "vit", True, (32, 32), 65, True, True, 1000, 10**9, 10**7, 10**6, 10**5, 1000.0
+    )
     sides = {model: side if model == "b" else 32 for model in times}
     return ProfileRecord(
         config=Config(models=tuple(ModelEntry(alias) for alias in times)),
         machine=(MachineRow("CPU", 1, "fp32"),),
         costs=tuple(
-            replace(cost, model=m, size=(s, s), flops=(at + 1) * 10**9) for at, (m, s) in enumerate(sides.items())
+            replace(cost, model=m, size=(s, s), flops=(at + 1) * 10**9)
+            for at, (m, s) in enumerate(sides.items())
         ),
         parts=tuple(PartRow(model, "MLP", "the rest", 1000, 10**9) for model in times),
         speed=tuple(
@@ -52,7 +73,9 @@ def test_the_fastest_model_comes_first_at_each_batch_size():
     record = record_of(APART, side=64)
     [first] = found(record, "latency")  # the same order at both batch sizes is said once
     assert first.subject == "a"
-    assert any("from 32x32 px (a) to 64x64 px (b)" in each.text for each in REPORT(record).first.unknown)
+    assert any(
+        "from 32x32 px (a) to 64x64 px (b)" in each.text for each in REPORT(record).first.unknown
+    )
     assert (first.effect.value, first.effect.low, first.effect.high) == (2.0, 3.9 / 2.1, 4.1 / 1.9)
     assert REPORT(record).title == first.title
     assert REPORT(record).first.answer[0].text == first.says
@@ -65,9 +88,15 @@ def test_the_fastest_model_comes_first_at_each_batch_size():
 def test_models_within_their_intervals_are_not_ordered(low):
     """b is as fast as a, c slower; with overlapping intervals of all, no model is the fastest."""
     same = ((9.0, 10.0, 11.0),)
-    times: Times = {"a": ((1.9, 2.0, 2.5), *same), "b": ((2.1, 2.2, 2.6), *same), "c": ((low, 4.0, 4.1), *same)}
+    times: Times = {
+        "a": ((1.9, 2.0, 2.5), *same),
+        "b": ((2.1, 2.2, 2.6), *same),
+        "c": ((low, 4.0, 4.1), *same),
+    }
     first, *_ = found(record_of(times), "latency")
-    assert (first.subject, first.effect is not None) == (("a", True) if low > 2.6 else ("no model", False))
+    assert (first.subject, first.effect is not None) == (
+        ("a", True) if low > 2.6 else ("no model", False)
+    )
     assert "**b**" in first.says
 
 

@@ -1,4 +1,6 @@
-"""What a report says of cues: only what is matched, corrected and large; each with its number and its control."""
+"""What a report says of cues: only what is matched, corrected and large; each with its number and
+its control.
+"""
 
 import pytest
 
@@ -14,7 +16,11 @@ def said(*rows, **more):
     """The claims on reliance, by question and subject."""
     claims = REPORT(record_of(*rows, **more)).claims
     assert not list(contradictions(claims))
-    return {(claim.question, claim.subject): claim for claim in claims if "reliance on" in claim.question}
+    return {
+        (claim.question, claim.subject): claim
+        for claim in claims
+        if "reliance on" in claim.question
+    }
 
 
 @pytest.mark.parametrize(
@@ -82,7 +88,9 @@ def test_of_two_models_the_one_that_relies_more(second, p_holm, is_said):
 def test_the_section_has_one_table_of_eight_rows_and_says_what_could_not_be_tested():
     rows = [reliance_row(model, *TILES, 0.4, 0.06) for model in PAIR for _ in range(6)]
     document = REPORT(record_of(*rows, left_out="background"))
-    (section,) = [each for each in document.sections if any(f.name == "reliance" for f in each.figures)]
+    (section,) = [
+        each for each in document.sections if any(f.name == "reliance" for f in each.figures)
+    ]
     (table,) = section.tables
     assert len(table.rows) == 8
     assert len(table.columns) <= 6

@@ -1,4 +1,6 @@
-"""What a report says of cues that mislead: who is misled, which heads carry the cue, and which maps show it."""
+"""What a report says of cues that mislead: who is misled, which heads carry the cue, and which maps
+show it.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +44,10 @@ def shown(record):
 
 
 def test_two_models_that_one_cue_misleads_are_one_claim_that_fails():
-    rows = [misleading_row(PAIR[0], *HUE, 20.0), misleading_row(PAIR[1], *HUE, 30.0, fixed=63, errors=111)]
+    rows = [
+        misleading_row(PAIR[0], *HUE, 20.0),
+        misleading_row(PAIR[1], *HUE, 30.0, fixed=63, errors=111),
+    ]
     claims = said(record_of(*rows), "shortcut")
     ((subject, claim),) = claims.items()
     assert set(subject.split(" and ")) == set(PAIR)
@@ -76,7 +81,10 @@ def test_a_gain_that_is_not_shown_beyond_a_matched_control_misleads_nobody(more)
 
 
 def test_what_misleads_is_suspected_before_what_a_model_relies_on_more():
-    rows = [reliance_row("vit", *BACKGROUND, 0.9, 0.06), misleading_row("vit", "position", "shifted", 20.0)]
+    rows = [
+        reliance_row("vit", *BACKGROUND, 0.9, 0.06),
+        misleading_row("vit", "position", "shifted", 20.0),
+    ]
     assert [row.cue for row in suspects(rows, "vit")] == ["position", "background"]
 
 
@@ -103,7 +111,9 @@ def test_heads_are_named_that_carry_more_of_the_cue_than_of_the_control():
 
 def test_without_a_head_that_carries_the_cue_none_is_named():
     row = misleading_row("vit", *HUE, 20.0)
-    assert not said(record_of(row, cue_heads=(head_row(row, 0, 0.5, 0.48),)), "heads of the shortcut")
+    assert not said(
+        record_of(row, cue_heads=(head_row(row, 0, 0.5, 0.48),)), "heads of the shortcut"
+    )
 
 
 @pytest.mark.parametrize(("p_holm", "is_shown"), [(1e-6, True), (0.3, False)])
@@ -141,7 +151,10 @@ def test_images_that_a_cue_misleads_are_drawn_with_and_without_it():
     row = misleading_row("vit", *HUE, 20.0)
     examples, pictures = examples_of(row)
     record = record_of(
-        row, cue_maps=(map_row(row, "relevance", 0.75),), cue_examples=examples, cue_pictures={"vit": pictures}
+        row,
+        cue_maps=(map_row(row, "relevance", 0.75),),
+        cue_examples=examples,
+        cue_pictures={"vit": pictures},
     )
     section = shown(record)["cue_examples"]
     (figure,) = section.figures
@@ -151,7 +164,9 @@ def test_images_that_a_cue_misleads_are_drawn_with_and_without_it():
 
 def test_without_a_cue_that_misleads_there_is_no_section_on_one():
     row = reliance_row("vit", *BACKGROUND, 0.9, 0.06)
-    record = record_of(row, cue_heads=(head_row(row, 1, 0.3, 0.05),), cue_maps=(map_row(row, "relevance", 0.75),))
+    record = record_of(
+        row, cue_heads=(head_row(row, 1, 0.3, 0.05),), cue_maps=(map_row(row, "relevance", 0.75),)
+    )
     assert not shown(record)
     for question in ("shortcut", "heads of the shortcut", "map of the shortcut"):
         assert not said(record, question)

@@ -1,4 +1,6 @@
-"""Heads made by hand are found first, in their words and numbers; a model without them has no such finding."""
+"""Heads made by hand are found first, in their words and numbers; a model without them has no such
+finding.
+"""
 
 from functools import partial
 from math import exp
@@ -27,7 +29,11 @@ def made(kind: str) -> Model:
     bench = Bench(GRID, 0)
     known = bench.heads()
     forms = [known[name] for name in ("previous", "same row", "local", "similar")]
-    chosen = {"corner": bench.places([2 + 7]), "uniform": known["uniform"], "dead": known["same column"]}
+    chosen = {
+        "corner": bench.places([2 + 7]),
+        "uniform": known["uniform"],
+        "dead": known["same column"],
+    }
     if kind == "plain":
         return planted(forms, GRID)
     forms.insert(3, chosen[kind])
@@ -36,7 +42,9 @@ def made(kind: str) -> Model:
 
 GAINS = [(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.2), (1, 0.0), (3, 40.0)]
 writing = partial(writers, GAINS)
-corner, uniform, dead, plain = (partial(made, kind) for kind in ("corner", "uniform", "dead", "plain"))
+corner, uniform, dead, plain = (
+    partial(made, kind) for kind in ("corner", "uniform", "dead", "plain")
+)
 
 
 def found(folder: Path, kind: str, images: int = 20):
@@ -44,7 +52,9 @@ def found(folder: Path, kind: str, images: int = 20):
     pixels = (scenes(GRID, images, 0).images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(folder / "data.npz", images=pixels, labels=np.zeros(images, np.int64))
     model = f"{kind}={__file__}:{kind}"
-    record = ran(folder / kind, f"stats {model} --model-file {model} --data {folder / 'data.npz'} --no-names")
+    record = ran(
+        folder / kind, f"stats {model} --model-file {model} --data {folder / 'data.npz'} --no-names"
+    )
     return record, report(record)
 
 
@@ -66,7 +76,9 @@ def test_a_head_that_attends_to_one_place_whatever_the_image(tmp_path):
 
 
 def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_path):
-    assert claim(found(tmp_path, "uniform")[1], "uniform heads").effect.value == pytest.approx(1, abs=1e-3)
+    assert claim(found(tmp_path, "uniform")[1], "uniform heads").effect.value == pytest.approx(
+        1, abs=1e-3
+    )
     record, report = found(tmp_path, "dead")
     dead = claim(report, "dead heads")
     assert (dead.effect.value, dead.effect.high) == (0.0, 0.0)
@@ -82,20 +94,34 @@ def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_p
 
 def test_one_image_judges_nothing(tmp_path):
     record, report = found(tmp_path, "corner", images=1)
-    assert (record.metric("distance/corner/L0.H0").low, record.metric("distance/corner/L0.H0").n) == (None, 1)
+    assert (
+        record.metric("distance/corner/L0.H0").low,
+        record.metric("distance/corner/L0.H0").n,
+    ) == (None, 1)
     assert {each.state for each in report.claims} <= {"", "inconclusive"}
     assert not clear_effects(report)
 
 
 def test_heads_that_write_a_class_are_counted_and_the_one_that_matters_most_is_named(tmp_path):
     pixels, labels = pictures(60, 0)
-    np.savez(tmp_path / "data.npz", images=(pixels.permute(0, 2, 3, 1) * 255).round().byte().numpy(), labels=labels)
+    np.savez(
+        tmp_path / "data.npz",
+        images=(pixels.permute(0, 2, 3, 1) * 255).round().byte().numpy(),
+        labels=labels,
+    )
     (tmp_path / "classes.txt").write_text("\n".join("01234"))
     model = f"writing={__file__}:writing"
-    line = f"stats {model} --model-file {model} --data {tmp_path / 'data.npz'} --classes {tmp_path / 'classes.txt'}"
+    line = (
+        f"stats {model} --model-file {model} --data {tmp_path / 'data.npz'} --classes "
+        f"{tmp_path / 'classes.txt'}"
+    )
     record = ran(tmp_path / "out", line)
     written = claim(report(record), "writes")
-    assert [row.state for row in record.names] == ["shown to matter"] * 3 + ["correlates", "nothing", "nothing"]
+    assert [row.state for row in record.names] == ["shown to matter"] * 3 + [
+        "correlates",
+        "nothing",
+        "nothing",
+    ]
     lead = max(record.names[:3], key=lambda row: row.margin.value)
     assert (written.effect, written.evidence) == (lead.margin, "intervened")
     assert written.says.startswith("3 of 6 heads")

@@ -19,20 +19,35 @@ COSTS = {"vit": 40, "swin": 20, "shiftless": 20}
 
 
 def study(gaps, *, detectable=None, costs=COSTS, trained=None) -> VariantsRecord:
-    """The best costs 80 operations; gaps: of the others, in points, with their ends and p (Holm)."""
+    """The best costs 80 operations; gaps: of the others, in points, with their ends and p
+    (Holm)."""
 
     def point(name, operations):
         own = (trained or {}).get(name, 100)
-        return VariantRow(name, name, name, "", True, HIGH, 0.1, 100, 100, own, operations, 6, 30, 9.0, 3.0)
+        return VariantRow(
+            name, name, name, "", True, HIGH, 0.1, 100, 100, own, operations, 6, 30, 9.0, 3.0
+        )
 
     rows = [
-        ComparisonRow("best", name, "cnn", name, "cnn", Estimate(*gap[:3], 450, "points"), gap[3], gap[3], detectable)
+        ComparisonRow(
+            "best",
+            name,
+            "cnn",
+            name,
+            "cnn",
+            Estimate(*gap[:3], 450, "points"),
+            gap[3],
+            gap[3],
+            detectable,
+        )
         for name, gap in zip(costs, gaps)
     ]
     points = [*(point(name, costs[name]) for name in costs), point("cnn", 80)]
     design = DesignRow("pooling", 6, 3, 100, 450, 10, (32, 32))
     recipe = RecipeRow("all", "adamw", 1e-3, 64, 6, "none", "")
-    return VariantsRecord(design=(design,), points=tuple(points), comparisons=tuple(rows), recipes=(recipe,))
+    return VariantsRecord(
+        design=(design,), points=tuple(points), comparisons=tuple(rows), recipes=(recipe,)
+    )
 
 
 def said(record) -> Claim:
@@ -48,8 +63,20 @@ def said(record) -> Claim:
         ((WITHIN, WORSE, WORSE), "cheaper", "vit", "vit", ""),
         ((LITTLE, WORSE, WORSE), "cheaper", "vit", "vit", ""),
         ((WITHIN, WITHIN, WORSE), "cheaper", "swin", "vit swin", ""),
-        ((OPEN, WITHIN, WORSE), "cheaper", "swin", "swin", "vit"),  # dearer, and not better by the margin
-        ((WITHIN, OPEN, WORSE), "inconclusive", None, "vit", "swin"),  # cheaper than what would be chosen
+        (
+            (OPEN, WITHIN, WORSE),
+            "cheaper",
+            "swin",
+            "swin",
+            "vit",
+        ),  # dearer, and not better by the margin
+        (
+            (WITHIN, OPEN, WORSE),
+            "inconclusive",
+            None,
+            "vit",
+            "swin",
+        ),  # cheaper than what would be chosen
         ((BETTER, WITHIN, WORSE), "inconclusive", None, "swin", "vit"),
         ((OPEN, OPEN, OPEN), "inconclusive", None, "", "vit swin shiftless"),
     ],
@@ -71,12 +98,17 @@ def test_the_cheapest_within_the_margin_unless_another_is_open(gaps, outcome, ch
 
 
 @pytest.mark.parametrize(
-    ("detectable", "outcome"), [(5.0, "no difference"), (5.1, "inconclusive"), (None, "inconclusive")]
+    ("detectable", "outcome"),
+    [(5.0, "no difference"), (5.1, "inconclusive"), (None, "inconclusive")],
 )
 def test_candidates_are_alike_only_where_a_difference_would_have_been_seen(detectable, outcome):
     record = study((OPEN, OPEN, WORSE), detectable=detectable)
     choice = decision(record)
-    assert (choice.outcome, choice.cheapest.name, choice.detectable) == (outcome, "swin", detectable)
+    assert (choice.outcome, choice.cheapest.name, choice.detectable) == (
+        outcome,
+        "swin",
+        detectable,
+    )
     assert "**cnn**, **vit** and **swin**" in said(record).says
     assert "0.25 times the operations of **cnn**" in said(record).says
 
@@ -101,4 +133,7 @@ def test_of_equal_costs_the_next_decides_and_no_difference_above_a_hundred_point
 
 def test_names_with_commas_are_joined_by_semicolons():
     costs = {"vit, 5 %": 40, "swin, 5 %": 20, "shiftless": 20}
-    assert "**cnn**; **vit, 5 %**; and **swin, 5 %**" in said(study((OPEN, OPEN, WORSE), costs=costs)).says
+    assert (
+        "**cnn**; **vit, 5 %**; and **swin, 5 %**"
+        in said(study((OPEN, OPEN, WORSE), costs=costs)).says
+    )

@@ -1,4 +1,6 @@
-"""What a study of points says: planted predictions, and the claims that they must and must not make."""
+"""What a study of points says: planted predictions, and the claims that they must and must not
+make.
+"""
 
 from dataclasses import replace
 
@@ -29,10 +31,14 @@ def architecture(last, **more):
 
 
 def transfer(accuracy, *, by_share=((0.5, 0.6, 0.3),), **more):
-    """accuracy: of the ways; by_share: of frozen, full and from scratch on 20 % and 50 % of the images."""
+    """accuracy: of the ways; by_share: of frozen, full and from scratch on 20 % and 50 % of the
+    images.
+    """
     shares = dict(zip(WAYS, accuracy))
     for part, values in zip((20, 50), by_share):
-        shares |= {f"{label}-{part}": value for label, value in zip(("frozen", "full", "scratch"), values)}
+        shares |= {
+            f"{label}-{part}": value for label, value in zip(("frozen", "full", "scratch"), values)
+        }
     return study_record("transfer", shares, **more)
 
 
@@ -55,13 +61,18 @@ def differences(record):
 def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
     record = architecture(0.85)
     found = {claim.subject for claim in differences(record)}
-    assert "the block post-norm and + MLP: a whole block" in found  # whose accuracy was planted to rise
+    assert (
+        "the block post-norm and + MLP: a whole block" in found
+    )  # whose accuracy was planted to rise
     assert not any("residual" in subject for subject in found)
     assert record.metric("step/post-norm/mlp") in [claim.effect for claim in differences(record)]
     spread = study_record("registers", dict.fromkeys(LABELS["registers"], 0.7), spread=0.05, seed=1)
     assert not differences(spread)
     assert said(spread).claims[0].state == "inconclusive"
-    for mean, cls, seeds, title in ((0.9, 0.5, 1, "One seed decides nothing"), (0.2, 0.2, 3, "It is undecided")):
+    for mean, cls, seeds, title in (
+        (0.9, 0.5, 1, "One seed decides nothing"),
+        (0.2, 0.2, 3, "It is undecided"),
+    ):
         document = said(study_record("pooling", {"cls": cls, "mean": mean}, seeds=seeds))
         assert document.title.startswith(title)
         assert [claim.state for claim in document.claims] == ["inconclusive", ""]
@@ -69,21 +80,49 @@ def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_every_kind_says_its_range_and_what_was_not_tried(kind):
-    document = said(study_record(kind, {label: 0.5 + 0.01 * at for at, label in enumerate(LABELS[kind])}))
-    assert any("100 training images of 32×32 px" in sentence.text for sentence in document.first.answer)
-    assert UNTRIED[kind] in " ".join(sentence.text for sentence in document.first.unknown).replace("\\", "")
+    document = said(
+        study_record(kind, {label: 0.5 + 0.01 * at for at, label in enumerate(LABELS[kind])})
+    )
+    assert any(
+        "100 training images of 32×32 px" in sentence.text for sentence in document.first.answer
+    )
+    assert UNTRIED[kind] in " ".join(sentence.text for sentence in document.first.unknown).replace(
+        "\\", ""
+    )
 
 
 def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
-    """The CNN wins at 5 %, nothing is seen at 25 %, the ViT wins at 100 %; a quarter of the images is enough."""
-    shares = {"vit-5": 0.3, "cnn-5": 0.5, "vit-25": 0.9, "cnn-25": 0.9, "vit-100": 0.9, "cnn-100": 0.7}
+    """The CNN wins at 5 %, nothing is seen at 25 %, the ViT wins at 100 %; a quarter of the images
+    is enough.
+    """
+    shares = {
+        "vit-5": 0.3,
+        "cnn-5": 0.5,
+        "vit-25": 0.9,
+        "cnn-25": 0.9,
+        "vit-100": 0.9,
+        "cnn-100": 0.7,
+    }
     record = study_record("data", shares)
-    winners = {row.images: row.winner for row in record.comparisons if row.images and row.family == "difference"}
+    winners = {
+        row.images: row.winner
+        for row in record.comparisons
+        if row.images and row.family == "difference"
+    }
     assert winners == {5: "CNN, 5 %", 25: None, 100: "ViT, 100 %"}
-    assert decision(record).cheapest.name.endswith("25 %")  # fewer images count before fewer operations
+    assert decision(record).cheapest.name.endswith(
+        "25 %"
+    )  # fewer images count before fewer operations
     assert "2 of 3" in answer(record, "Does the number of images decide?")
     # the CNN against the ViT on all images is one of 3 planned pairs and one of 5 against the best
-    shares = {"vit-5": 0.3, "cnn-5": 0.9, "vit-25": 0.6, "cnn-25": 0.9, "vit-100": 0.8, "cnn-100": 0.9}
+    shares = {
+        "vit-5": 0.3,
+        "cnn-5": 0.9,
+        "vit-25": 0.6,
+        "cnn-25": 0.9,
+        "vit-100": 0.8,
+        "cnn-100": 0.9,
+    }
     record = study_record("data", shares)
     rows = [
         replace(row, p_holm=0.04 if row.family == "difference" else 0.06)
@@ -91,7 +130,9 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         else row
         for row in record.comparisons
     ]
-    assert "ViT, 100 %" in [each.name for each in decision(replace(record, comparisons=tuple(rows))).worse]
+    assert "ViT, 100 %" in [
+        each.name for each in decision(replace(record, comparisons=tuple(rows))).worse
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,10 +146,14 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         ((0.30, 0.60, 0.60, 0.60, 0.60), "", None),  # one way below is not all
     ],
 )
-def test_whether_transfer_wins_and_what_to_take_follow_from_the_differences(accuracy, state, chosen):
+def test_whether_transfer_wins_and_what_to_take_follow_from_the_differences(
+    accuracy, state, chosen
+):
     record = transfer(accuracy, spread=0.003)
     (claim,) = (claim for claim in said(record).claims if claim.question == "transfer")
-    assert claim.says.startswith(f"Transfer {state}" if state else "It is undecided whether transfer wins")
+    assert claim.says.startswith(
+        f"Transfer {state}" if state else "It is undecided whether transfer wins"
+    )
     assert claim.state == ("" if state else "inconclusive")
     assert claim.effect == record.metric("difference/full/scratch")
     assert chosen is None or decision(record).cheapest.name == chosen
@@ -118,17 +163,28 @@ def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it
     wins = reasons(transfer(WINS, by_share=((0.7, 0.8, 0.2),), spread=0.003))
     assert [row.state for row in wins] == ["supported"] * 5
     loses = reasons(transfer(LOSES, by_share=((0.3, 0.4, 0.35),), gain=(-9.0, -15.0, -2.0)))
-    assert [row.state for row in loses] == ["contradicted", "contradicted", "supported", "not decided", "supported"]
+    assert [row.state for row in loses] == [
+        "contradicted",
+        "contradicted",
+        "supported",
+        "not decided",
+        "supported",
+    ]
     equal = reasons(transfer(EQUAL, by_share=((0.5, 0.5, 0.5),), gain=(1.0, -4.0, 6.0)))
     assert {row.state for row in equal} == {"not decided"}
     record = with_curves(transfer(WINS), {"full": (0.5, 0.76, 0.8), "scratch": (0.3, 0.4, 0.5)})
     rows = record.reached
-    assert [(each.label, each.epochs, each.seconds) for each in rows] == [("full", 2, 4.0), ("scratch", None, None)]
+    assert [(each.label, each.epochs, each.seconds) for each in rows] == [
+        ("full", 2, 4.0),
+        ("scratch", None, None),
+    ]
     assert [each.accuracy for each in rows] == pytest.approx([0.76, 0.76])
 
 
 def at(images, low, high):
-    return ComparisonRow("share", "full", "scratch", "full", "from scratch", Estimate(0.0, low, high), images=images)
+    return ComparisonRow(
+        "share", "full", "scratch", "full", "from scratch", Estimate(0.0, low, high), images=images
+    )
 
 
 def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so_which_is_told():
@@ -140,7 +196,10 @@ def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so_which_
     assert caught_up([at(50, -2.0, 2.0), at(100, -2.0, 2.0)]) == at(50, -2.0, 2.0)
     assert caught_up([behind]) is None
     caught = transfer((0.9,) * 5, by_share=((0.8, 0.8, 0.4), (0.85, 0.85, 0.85)), spread=0.003)
-    for record, says in ((caught, "catches up with full training at 50 images"), (transfer(WINS), "does not catch up")):
+    for record, says in (
+        (caught, "catches up with full training at 50 images"),
+        (transfer(WINS), "does not catch up"),
+    ):
         assert says in answer(record, "Does the number of images decide?")
 
 
@@ -166,7 +225,9 @@ def test_similarities_of_positions_stand_at_the_places_of_their_patches():
     kind = VariantsRecord.contents().arrays["position_similarity"]
     row = PositionRow("learned", "learned", 3, Estimate(0.6, 0.5, 0.7, 3, ""), None, None, 0.0)
     points = (record.points[0], replace(record.points[1], grid=(2, 3)))
-    given = replace(record, points=points, position_order=(row,), position_similarity=kind({1: values}))
+    given = replace(
+        record, points=points, position_order=(row,), position_similarity=kind({1: values})
+    )
     (figure,) = [each for each in said(given).figures if each.name == "position_similarity"]
     (panel,) = shown(figure.draw())
     found = np.ma.filled(panel.images[0].get_array().astype(float), np.nan)

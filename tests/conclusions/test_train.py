@@ -1,5 +1,6 @@
-"""Planted facts of a training: overfitting, accuracy that still rises, a baseline that wins; nothing planted, nothing
-found."""
+"""Planted facts of a training: overfitting, accuracy that still rises, a baseline that wins;
+nothing planted, nothing found.
+"""
 
 from dataclasses import replace
 
@@ -26,12 +27,18 @@ def accuracy_of(share: float) -> Estimate:
 def record_of(train, test, *, worst: int = 92) -> TrainRecord:
     """A finished training of these accuracies, with ten classes of 100 test images each."""
     history = tuple(
-        ROWS["history"](place, place, place * TRAINED, 0.1, 1.0, own, 1.0, other, 10.0 * (place + 1), 100.0)
+        ROWS["history"](
+            place, place, place * TRAINED, 0.1, 1.0, own, 1.0, other, 10.0 * (place + 1), 100.0
+        )
         for place, (own, other) in enumerate(zip(train, test))
     )
     own = accuracy_of(test[-1] or 0.0)
     ends = last_tenth(history)
-    gain = None if ends is None else difference_of(*(accuracy_of(each.test_accuracy) for each in reversed(ends)))
+    gain = (
+        None
+        if ends is None
+        else difference_of(*(accuracy_of(each.test_accuracy) for each in reversed(ends)))
+    )
     score = ScoreRow(
         "m",
         own,
@@ -42,7 +49,8 @@ def record_of(train, test, *, worst: int = 92) -> TrainRecord:
         images_per_second=Estimate(100.0, unit="images/s"),
     )
     classes = (
-        ROWS["per_class"]("m", f"<{digit}>", 100, wilson(worst if digit == 3 else 92, 100)) for digit in range(10)
+        ROWS["per_class"]("m", f"<{digit}>", 100, wilson(worst if digit == 3 else 92, 100))
+        for digit in range(10)
     )
     return TrainRecord(scores=(score,), history=history, per_class=tuple(classes), setup=(SETUP,))
 
@@ -79,7 +87,9 @@ def test_gap_and_rise_of_a_run_are_those_of_its_epochs(golden, name):
     ends = last_tenth(record.history)
     assert (score.gain is None) == (ends is None) == (len(record.history) == 1)
     if ends is not None:
-        before, after = (wilson(round(each.test_accuracy * setup.test), setup.test) for each in ends)
+        before, after = (
+            wilson(round(each.test_accuracy * setup.test), setup.test) for each in ends
+        )
         assert score.gain == difference_of(after, before)
 
 
@@ -98,16 +108,23 @@ def test_nothing_planted_nothing_found(test, title):
     assert set(found_in(record)) <= {"accuracy", "convergence", "next"}
     assert title in REPORT(record).title
     assert not judged(REPORT(record))
-    by_chance = REPORT(record_of((*LEVEL[:-1], 0.92), LEVEL)).claims  # 2 points more in training, or as few as 0.1
+    by_chance = REPORT(
+        record_of((*LEVEL[:-1], 0.92), LEVEL)
+    ).claims  # 2 points more in training, or as few as 0.1
     assert "overfitting" not in {claim.question for claim in by_chance}
-    assert "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title  # it cannot rise by a point
+    assert (
+        "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title
+    )  # it cannot rise by a point
 
 
 def test_an_accuracy_at_chance_is_called_so_and_of_few_images_nothing_is_claimed():
     assert "no better than chance" in REPORT(record_of((0.1,) * 12, (0.11,) * 12, worst=11)).title
     better = record_of((0.2,) * 12, (0.2,) * 12)
     assert "chance" not in REPORT(better).title
-    classes = (replace(better.per_class[0], n=300), *better.per_class[1:])  # always guessing it is 25 % correct
+    classes = (
+        replace(better.per_class[0], n=300),
+        *better.per_class[1:],
+    )  # always guessing it is 25 % correct
     assert "chance" in REPORT(replace(better, per_class=classes)).title
     record = record_of(LEVEL, LEVEL)
     few = replace(record, scores=(replace(record.scores[0], accuracy=wilson(18, 19)),))
@@ -115,17 +132,26 @@ def test_an_accuracy_at_chance_is_called_so_and_of_few_images_nothing_is_claimed
     assert any("too few" in each.text for each in REPORT(few).first.unknown)
 
 
-@pytest.mark.parametrize(("p", "words"), [(1e-6, "more held-out images"), (0.4, "not differ significantly")])
+@pytest.mark.parametrize(
+    ("p", "words"), [(1e-6, "more held-out images"), (0.4, "not differ significantly")]
+)
 def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
     record = record_of(LEVEL, LEVEL)
     pair = ROWS["pairs"]
-    others = (ScoreRow("big", accuracy_of(0.95), "teacher"), ScoreRow("alone", accuracy_of(0.86), "without a teacher"))
+    others = (
+        ScoreRow("big", accuracy_of(0.95), "teacher"),
+        ScoreRow("alone", accuracy_of(0.86), "without a teacher"),
+    )
     gap = Estimate(4.0, 2.0, 6.0, TESTED, "points")
     pairs = (
         pair("m", "alone", 850, 50, 10, 90, p, p, gap, "m" if p < 0.05 else "undecided"),
         pair("m", "big", 890, 10, 60, 40, 0.3, 0.3, gap),
     )
-    record = replace(record, scores=(replace(record.scores[0], role="student"), *others), pairs=pairs)
-    (claim,) = [each for each in REPORT(record).claims if each.question == "comparison"]  # the teacher's is not shown
+    record = replace(
+        record, scores=(replace(record.scores[0], role="student"), *others), pairs=pairs
+    )
+    (claim,) = [
+        each for each in REPORT(record).claims if each.question == "comparison"
+    ]  # the teacher's is not shown
     assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")
     assert words in claim.says

@@ -1,7 +1,9 @@
-"""ENTRIES: every function of a model, as one call on any model and images; what holds for all is tested from here.
+"""ENTRIES: every function of a model, as one call on any model and images; what holds for all is
+tested from here.
 
-Attributions and attacks are read from their registries: a new one is covered by itself, on each model that its families
-name. Another public function of a model is one entry more, which test_common.py asks for.
+Attributions and attacks are read from their registries: a new one is covered by itself, on each
+model that its families name. Another public function of a model is one entry more, which
+test_common.py asks for.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +30,12 @@ MODELS: Final[dict[str, Callable[[], Model]]] = {
     "windows": torchvision_swin,
     "cnn": partial(small_cnn, (16, 24)),
 }
-PLAIN: Final = ("odd", "ours", "distilled", "multihead")  # one sequence of tokens through all blocks
+PLAIN: Final = (
+    "odd",
+    "ours",
+    "distilled",
+    "multihead",
+)  # one sequence of tokens through all blocks
 ATTENTIVE: Final = (*PLAIN, "windows")
 EVERY: Final = (*ATTENTIVE, "cnn")
 FAMILIES: Final = {"vit": PLAIN, "windowed": ("windows",), "cnn": ("cnn",)}
@@ -39,10 +46,11 @@ HEADLESS: Final = "timm:eva02_tiny_patch14_224"
 class Entry:
     """One function of a model.
 
-    run: on a model and images; models: of MODELS, on which it works; read: what of its result is compared, one row an
-    image where `each`; needs_class: whether a model without a classifier is refused; draws: whether its result depends
-    on a seed and an image's place; exempt: the checks that it does not pass, with the reason of each; shares: for an
-    entry of a registry, the module that all its entries of one kind are measured by.
+    run: on a model and images; models: of MODELS, on which it works; read: what of its result is
+    compared, one row an image where `each`; needs_class: whether a model without a classifier is
+    refused; draws: whether its result depends on a seed and an image's place; exempt: the checks
+    that it does not pass, with the reason of each; shares: for an entry of a registry, the module
+    that all its entries of one kind are measured by.
     """
 
     name: str
@@ -88,16 +96,23 @@ def probed_classes(model: Model, batch: Tensor) -> Any:
 
 def captured(model: Model, batch: Tensor, *, graph: bool = False) -> dict[str, Tensor]:
     """Every place."""
-    found = vitlens.capture(model, batch, vitlens.places(model).names[: -1 if graph else None], graph=graph)
+    found = vitlens.capture(
+        model, batch, vitlens.places(model).names[: -1 if graph else None], graph=graph
+    )
     if graph:
         torch.autograd.grad(found.logits.sum(), list(found.values()))
     return {name: found[name].detach() for name in found}
 
 
 def intervened(model: Model, batch: Tensor) -> Tensor:
-    """Every place changed at once, in a context within another, with gradients on and off; captured inside."""
+    """Every place changed at once, in a context within another, with gradients on and off; captured
+    inside.
+    """
     names = [place.name for place in vitlens.places(model) if place.changeable]
-    with vitlens.intervene(model, dict.fromkeys(names, torch.clone)), vitlens.intervene(model, {names[0]: torch.neg}):
+    with (
+        vitlens.intervene(model, dict.fromkeys(names, torch.clone)),
+        vitlens.intervene(model, {names[0]: torch.neg}),
+    ):
         vitlens.capture(model, batch, names)
         leaf = batch.clone().requires_grad_()
         torch.autograd.grad(model(leaf).sum(), leaf)
@@ -106,17 +121,25 @@ def intervened(model: Model, batch: Tensor) -> Tensor:
 
 
 def knocked_out(model: Model, batch: Tensor) -> Tensor:
-    """Keys knocked out in all layers, a head and a block removed, the last block set to its mean."""
+    """Keys knocked out in all layers, a head and a block removed, the last block set to its
+    mean."""
     keys = vitlens.KnockOut(keys=[0, 1], queries=2)
     last = vitlens.places(model).names[-2]
     changes = {"blocks.*.attention.weights": keys, "blocks.0.head.1": "zero", "blocks.1": "remove"}
-    with vitlens.intervene(model, changes), vitlens.intervene(model, {last: "mean"}, reference=batch), torch.no_grad():
+    with (
+        vitlens.intervene(model, changes),
+        vitlens.intervene(model, {last: "mean"}, reference=batch),
+        torch.no_grad(),
+    ):
         return model(batch)
 
 
 def replayed(model: Model, batch: Tensor) -> Tensor:
     """Changes by place from a kept clean pass, inside a changed model."""
-    with vitlens.intervene(model, {"blocks.0.mlp": "zero"}), vitlens.replay(model, batch, chunk=2) as kept:
+    with (
+        vitlens.intervene(model, {"blocks.0.mlp": "zero"}),
+        vitlens.replay(model, batch, chunk=2) as kept,
+    ):
         sets = [{"blocks.1.mlp": torch.neg}, {"blocks.0.head.1": "zero", "blocks.1": "remove"}]
         return kept.run(sets).transpose(0, 1)
 
@@ -124,7 +147,9 @@ def replayed(model: Model, batch: Tensor) -> Tensor:
 def patched(model: Model, batch: Tensor) -> Tensor:
     """Every place patched by that of another run, each apart."""
     other = batch.flip(-1) if isinstance(batch, Tensor) else batch
-    return vitlens.patch(model, batch, other, vitlens.places(model).names[:-1]).logits.transpose(0, 1)
+    return vitlens.patch(model, batch, other, vitlens.places(model).names[:-1]).logits.transpose(
+        0, 1
+    )
 
 
 def diagnosed(model: Model, batch: Tensor) -> Any:
@@ -161,7 +186,12 @@ def looked_at(names: Any) -> Tensor:
 
 
 _CALLER: Final = "its caller runs the model, in the caller's mode"
-_FEW: Final = {"masks": 8, "coalitions": 200, "samples": 2, "steps": 3}  # in place of the defaults of many passes
+_FEW: Final = {
+    "masks": 8,
+    "coalitions": 200,
+    "samples": 2,
+    "steps": 3,
+}  # in place of the defaults of many passes
 _OWN: Final = (
     Entry(
         "ablate",
@@ -197,16 +227,42 @@ _OWN: Final = (
     ),
     Entry("failures", diagnosed, lambda found: found.correct),
     Entry("features", vitlens.features, lambda found: found.at(-1), needs_class=False),
-    Entry("features/knn", nearest_classes, lambda found: found.predictions, each=False, needs_class=False),
-    Entry("features/probe", probed_classes, lambda found: found.predictions, PLAIN, each=False, needs_class=False),
-    Entry("features/embedding", partial(vitlens.features, embedding=True), models=ATTENTIVE, needs_class=False),
+    Entry(
+        "features/knn",
+        nearest_classes,
+        lambda found: found.predictions,
+        each=False,
+        needs_class=False,
+    ),
+    Entry(
+        "features/probe",
+        probed_classes,
+        lambda found: found.predictions,
+        PLAIN,
+        each=False,
+        needs_class=False,
+    ),
+    Entry(
+        "features/embedding",
+        partial(vitlens.features, embedding=True),
+        models=ATTENTIVE,
+        needs_class=False,
+    ),
     Entry("intervene", intervened, needs_class=False, exempt={"repeated": _CALLER}),
-    Entry("intervene/knock-out", knocked_out, models=PLAIN, needs_class=False, exempt={"repeated": _CALLER}),
+    Entry(
+        "intervene/knock-out",
+        knocked_out,
+        models=PLAIN,
+        needs_class=False,
+        exempt={"repeated": _CALLER},
+    ),
     Entry("logit_lens", vitlens.logit_lens, lambda found: found.logits, PLAIN, needs_class=False),
     Entry("look", vitlens.look, lambda found: found.probabilities),
     Entry("name_heads", vitlens.name_heads, looked_at, ATTENTIVE, each=False, needs_class=False),
     Entry("observe", observed, lambda found: found, ATTENTIVE, needs_class=False),
-    Entry("observe/explicit", partial(observed, explicit=True), models=ATTENTIVE, needs_class=False),
+    Entry(
+        "observe/explicit", partial(observed, explicit=True), models=ATTENTIVE, needs_class=False
+    ),
     Entry("observe/graph", partial(observed, graph=True), models=ATTENTIVE, needs_class=False),
     Entry("patch", patched, lambda found: found, needs_class=False),
     Entry(
@@ -232,7 +288,10 @@ _OWN: Final = (
     Entry("rollout", vitlens.rollout, lambda found: found, ATTENTIVE, needs_class=False),
     Entry("statistics", vitlens.statistics, measured, ATTENTIVE, each=False, needs_class=False),
     Entry(
-        "walkthrough", lambda model, batch: vitlens.walkthrough(model, batch[:1]), models=PLAIN[1:], needs_class=False
+        "walkthrough",
+        lambda model, batch: vitlens.walkthrough(model, batch[:1]),
+        models=PLAIN[1:],
+        needs_class=False,
     ),
 )
 # public functions of a model that are no entry
@@ -269,17 +328,25 @@ def _attacks() -> Iterator[Entry]:
     for name, method in ATTACKS.items():
         run = partial(vitlens.attack, labels="predicted", method=name, steps=1)
         module = method.function.partition(":")[0]
-        yield Entry(f"attack/{name}", run, lambda found: found.images, draws=method.random_start, shares=module or name)
+        yield Entry(
+            f"attack/{name}",
+            run,
+            lambda found: found.images,
+            draws=method.random_start,
+            shares=module or name,
+        )
 
 
 ENTRIES: Final = {entry.name: entry for entry in (*_OWN, *_attributions(), *_attacks())}
 
 
 def cover() -> Iterator[tuple[str, str, bool]]:
-    """(entry, model, whether by default): each entry meets two models or three, each model entries of each kind.
+    """(entry, model, whether by default): each entry meets two models or three, each model entries
+    of each kind.
 
-    What is put back is put back by code that the models share: the first model of an entry, the CNN where it is one of
-    them and, in turn, another. The methods of a registry share theirs too: one model each, in turn.
+    What is put back is put back by code that the models share: the first model of an entry, the CNN
+    where it is one of them and, in turn, another. The methods of a registry share theirs too: one
+    model each, in turn.
     """
     for number, entry in enumerate(ENTRIES.values()):
         first, *others = entry.models

@@ -1,4 +1,5 @@
-"""A command that is added takes its folder and one entry of the registry: all else finds it there."""
+"""A command that is added takes its folder and one entry of the registry: all else finds it
+there."""
 
 import json
 import subprocess
@@ -17,7 +18,9 @@ from vitlens.commands.registry import COMMANDS
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A throw-away command: its folder (tests/contracts/throw_away/), and its entry in the one mapping."""
+    """A throw-away command: its folder (tests/contracts/throw_away/), and its entry in the one
+    mapping.
+    """
     monkeypatch.setitem(COMMANDS, WORD, ENTRY)
 
 
@@ -35,14 +38,30 @@ def test_the_command_line_lists_it_with_its_options(capsys):
 
 
 @pytest.mark.usefixtures("added")
-def test_it_leaves_a_whole_folder_of_what_it_declares_whose_report_is_made_again_without_torch(tiny_vit, tmp_path):
+def test_it_leaves_a_whole_folder_of_what_it_declares_whose_report_is_made_again_without_torch(
+    tiny_vit, tmp_path
+):
     made = tmp_path / "out"
-    line = [WORD, str(tiny_vit), "--data", "digits", "--limit", "4", "--scale", "2", "--device", "cpu", "--quiet"]
+    line = [
+        WORD,
+        str(tiny_vit),
+        "--data",
+        "digits",
+        "--limit",
+        "4",
+        "--scale",
+        "2",
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
     assert run([*line, "--out", str(made)]) == 0
     whole_folder(made, WORD)
     (batch,) = vitlens.load_data("digits", limit=4).batches(4)
     results = json.loads((made / "results.json").read_text())
-    assert results["metrics"][f"{WORD}/tiny-vit"]["value"] == pytest.approx(2 * batch.images.mean().item(), rel=1e-5)
+    assert results["metrics"][f"{WORD}/tiny-vit"]["value"] == pytest.approx(
+        2 * batch.images.mean().item(), rel=1e-5
+    )
     assert len(results["tables"]["images_shown"]) == 4
     with np.load(made / "arrays" / f"{WORD}-tiny-vit.npz") as stored:
         np.testing.assert_allclose(stored["rows"], 2 * batch.images.mean((1, 3)).numpy(), rtol=1e-6)
@@ -50,11 +69,14 @@ def test_it_leaves_a_whole_folder_of_what_it_declares_whose_report_is_made_again
     (made / "report.md").unlink()
     program = (
         "import sys; from vitlens.commands.registry import COMMANDS; "
-        "from tests.contracts.throw_away import ENTRY, WORD; COMMANDS[WORD] = ENTRY; from vitlens.cli.main import run; "
+        "from tests.contracts.throw_away import ENTRY, WORD; COMMANDS[WORD] = ENTRY; from "
+        "vitlens.cli.main import run; "
         f"assert run(['report', {str(made)!r}]) == 0; assert 'torch' not in sys.modules"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert (made / "report.md").read_bytes() == kept
 

@@ -1,4 +1,6 @@
-"""A cue and a next step are added as CONTRIBUTING.md says, by its examples as they are written there."""
+"""A cue and a next step are added as CONTRIBUTING.md says, by its examples as they are written
+there.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,9 @@ QUESTION = "left and right"
 
 
 class ReadsSide(nn.Module):
-    """Reads which side is brighter: the left against the right (axis 3), or the top against the bottom (axis 2)."""
+    """Reads which side is brighter: the left against the right (axis 3), or the top against the
+    bottom (axis 2).
+    """
 
     def __init__(self, axis: int) -> None:
         super().__init__()
@@ -29,14 +33,21 @@ class ReadsSide(nn.Module):
 
 
 def relied_on(axis: int) -> tuple[str, ...]:
-    """Return whether a model that reads the sides along an axis is said to rely on the added cue."""
+    """Return whether a model that reads the sides along an axis is said to rely on the added
+    cue."""
     generator = torch.Generator().manual_seed(0)
     images = F.interpolate(torch.rand(60, 3, 4, 4, generator=generator), size=(SIDE, SIDE))
     model = vitlens.wrap(
-        ReadsSide(axis).eval(), image_size=SIDE, mean=(0.0,) * 3, std=(1.0,) * 3, classes=("first", "second")
+        ReadsSide(axis).eval(),
+        image_size=SIDE,
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+        classes=("first", "second"),
     )
     labels = model(images).argmax(1)
-    return vitlens.reliance(model, split_of(images, labels, ("first", "second")), cues=["handedness"]).relied_on()
+    return vitlens.reliance(
+        model, split_of(images, labels, ("first", "second")), cues=["handedness"]
+    ).relied_on()
 
 
 def test_a_cue_is_measured_and_found_only_where_a_model_reads_it(monkeypatch):
@@ -47,7 +58,10 @@ def test_a_cue_is_measured_and_found_only_where_a_model_reads_it(monkeypatch):
 
 def test_a_next_step_follows_a_claim_that_fails(monkeypatch):
     claim = Claim(QUESTION, "a", verdict=Verdict("fail", "measured"))
-    config = Config(models=(ModelEntry("a", "vit-digits"),), options={"models": ("a=vit-digits",), "data": "digits"})
+    config = Config(
+        models=(ModelEntry("a", "vit-digits"),),
+        options={"models": ("a=vit-digits",), "data": "digits"},
+    )
     assert next_step(claim, config) == ""
     entry = guide.add(monkeypatch, "A next step")
     assert "vitlens audit a=vit-digits --data digits" in next_step(claim, config)

@@ -1,4 +1,6 @@
-"""A data set that is added takes its file and one entry of the registry: here the guide's own (CONTRIBUTING.md)."""
+"""A data set that is added takes its file and one entry of the registry: here the guide's own
+(CONTRIBUTING.md).
+"""
 
 import pytest
 import torch

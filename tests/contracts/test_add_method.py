@@ -1,5 +1,7 @@
-"""An attack, an attribution, an attention method, a head statistic or a label that is added takes its function and one
-entry of its registry: all else finds it there. The first four are the guide's own (CONTRIBUTING.md)."""
+"""An attack, an attribution, an attention method, a head statistic or a label that is added takes
+its function and one entry of its registry: all else finds it there. The first four are the guide's
+own (CONTRIBUTING.md).
+"""
 
 import json
 import sys
@@ -53,7 +55,9 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FUNCTIONS, "received_most", received_most)
     for word in ("attack", "explain", "rollout"):
         assert COMMANDS[word].options  # imported, so that it is put back as it was
-        monkeypatch.delitem(sys.modules, f"vitlens.commands.{word}.options")  # read again, as a new process does
+        monkeypatch.delitem(
+            sys.modules, f"vitlens.commands.{word}.options"
+        )  # read again, as a new process does
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -74,7 +78,8 @@ def test_an_attack_is_a_public_one_whose_curve_is_the_attack_at_each_epsilon():
     ("line", "name", "said"),
     [
         (
-            "attack {vit} --attack fgsm,pgd-long --steps pgd-long=3 --epsilon 0,8 --no-corruptions --no-inside",
+            "attack {vit} --attack fgsm,pgd-long --steps pgd-long=3 --epsilon 0,8 --no-corruptions "
+            "--no-inside",
             "pgd-long",
             "PGD with long steps",
         ),
@@ -97,13 +102,20 @@ def test_a_method_is_listed_run_and_reported(line, name, said, tiny_vit, tmp_pat
         assert {"fgsm", name} <= {row.name for row in record.attacks}
         assert COMMANDS["attack"].report(record).claims
     if word == "explain":
-        assert [(row.method, row.map) for row in record.methods] == [(name, "32x32"), ("rise", "32x32")]
+        assert [(row.method, row.map) for row in record.methods] == [
+            (name, "32x32"),
+            ("rise", "32x32"),
+        ]
 
 
 def test_the_documentation_lists_every_attribution():
     page = Path(__file__).parents[2] / "docs" / "explain.md"
     rows = [line.split("|")[1:] for line in page.read_text().splitlines() if line.startswith("| `")]
-    named = {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in rows if "--method" not in cells[0]}
+    named = {
+        cells[0].strip(" `"): [cell.strip() for cell in cells[1:]]
+        for cells in rows
+        if "--method" not in cells[0]
+    }
     assert list(named) == list(ATTRIBUTIONS)
     models = {"chain": "ViT", "maps": "ViT", "cam": "map", "depths": "tokens", None: "any"}
     for name, cells in named.items():
@@ -133,20 +145,32 @@ def test_the_public_function_has_a_statistic():
     table = vitlens.statistics(shared_odd(), odd_images())
     for layer, weights in enumerate(vitlens.attention(shared_odd(), odd_images())):
         patches = weights[:, :, PREFIX:]
-        torch.testing.assert_close(table.largest_weight[layer].float(), patches.amax(-1).mean((0, 2)))
-        torch.testing.assert_close(table.received_most[layer].float(), patches.mean(2).amax(-1).mean(0))
-    for name, statistic in (("largest_weight", STATISTICS["largest_weight"]), ("received_most", OF_A_LAYER)):
+        torch.testing.assert_close(
+            table.largest_weight[layer].float(), patches.amax(-1).mean((0, 2))
+        )
+        torch.testing.assert_close(
+            table.received_most[layer].float(), patches.mean(2).amax(-1).mean(0)
+        )
+    for name, statistic in (
+        ("largest_weight", STATISTICS["largest_weight"]),
+        ("received_most", OF_A_LAYER),
+    ):
         assert all(name in shown_in(view) for view in statistic.views)
 
 
 @pytest.mark.usefixtures("added")
-def test_the_command_writes_a_statistic_and_gives_and_draws_a_label(tiny_vit, tmp_path, monkeypatch):
+def test_the_command_writes_a_statistic_and_gives_and_draws_a_label(
+    tiny_vit, tmp_path, monkeypatch
+):
     old = dict(LABELS)
     monkeypatch.setitem(RULES, "any", always)
     LABELS.clear()  # before all others: the first that applies is given
     LABELS.update({"any": Label("every head is", "any", "#123456", first=True), **old})
     try:
-        assert run(["stats", str(tiny_vit), *QUIET, "--limit", "6", "--out", str(tmp_path / "out")]) == 0
+        assert (
+            run(["stats", str(tiny_vit), *QUIET, "--limit", "6", "--out", str(tmp_path / "out")])
+            == 0
+        )
     finally:
         LABELS.clear()
         LABELS.update(old)
@@ -154,10 +178,17 @@ def test_the_command_writes_a_statistic_and_gives_and_draws_a_label(tiny_vit, tm
     report = (tmp_path / "out" / "report.md").read_text()
     heads = results["tables"]["heads"]
     table = vitlens.statistics(vitlens.load(str(tiny_vit)), vitlens.load_data("digits", limit=6))
-    for name, statistic in (("largest_weight", STATISTICS["largest_weight"]), ("received_most", OF_A_LAYER)):
+    for name, statistic in (
+        ("largest_weight", STATISTICS["largest_weight"]),
+        ("received_most", OF_A_LAYER),
+    ):
         values = getattr(table, name)
-        assert results["metrics"][f"{name}/tiny-vit"]["value"] == pytest.approx(values.mean().item(), rel=1e-5)
-        assert [row["statistics"][name]["value"] for row in heads] == pytest.approx(values.flatten().tolist(), rel=1e-4)
+        assert results["metrics"][f"{name}/tiny-vit"]["value"] == pytest.approx(
+            values.mean().item(), rel=1e-5
+        )
+        assert [row["statistics"][name]["value"] for row in heads] == pytest.approx(
+            values.flatten().tolist(), rel=1e-4
+        )
         assert statistic.meaning in report
         assert statistic.reading in report
     of_head = results["metrics"]["received_most/tiny-vit/L1.H0"]["value"]

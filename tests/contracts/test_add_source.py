@@ -1,4 +1,6 @@
-"""A source of models is added by one file and one entry of the registry: here a throw-away one, by the entry alone."""
+"""A source of models is added by one file and one entry of the registry: here a throw-away one, by
+the entry alone.
+"""
 
 from collections.abc import Mapping
 
@@ -37,11 +39,16 @@ def list_names() -> list[str]:
 
 
 def build(
-    architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
+    architecture: Architecture,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    pretrained: bool = False,
 ) -> tuple[nn.Module, Preprocessing]:
     if architecture.name not in NAMES:
         raise UnknownNameError("model of mine", architecture.name, NAMES)
-    config = ViTConfig(patch_size=(8, 8), dim=16, depth=2, heads=2, classes=architecture.classes or 10)
+    config = ViTConfig(
+        patch_size=(8, 8), dim=16, depth=2, heads=2, classes=architecture.classes or 10
+    )
     if pretrained:
         torch.manual_seed(7)  # its "hub"
     module = VisionTransformer(config)
@@ -62,9 +69,13 @@ def answers(name: str, **how: object) -> Tensor:
 def test_it_is_loaded_with_its_weights_and_without_and_saved(tmp_path):
     model = vitlens.load("mine:small", seed=1)
     assert (model.alias, model.provenance.weights) == ("small", "hub")
-    assert torch.equal(answers("mine:small", seed=1), answers("mine:smaller", seed=2))  # the seed of its hub
+    assert torch.equal(
+        answers("mine:small", seed=1), answers("mine:smaller", seed=2)
+    )  # the seed of its hub
     assert not torch.equal(answers("mine:small"), answers("mine:small@random"))
-    assert torch.equal(answers("mine:lr 0=1"), answers("mine:small"))  # its names may hold an equals sign
+    assert torch.equal(
+        answers("mine:lr 0=1"), answers("mine:small")
+    )  # its names may hold an equals sign
     save(model, tmp_path / "model.safetensors")
     assert vitlens.load(str(tmp_path)).architecture["kind"] == "mine"
     assert torch.equal(answers(str(tmp_path)), answers("mine:small"))
@@ -72,16 +83,31 @@ def test_it_is_loaded_with_its_weights_and_without_and_saved(tmp_path):
     assert vitlens.load(f"mine:small@{tmp_path / 'w.pth'}").provenance.weights == "w.pth"
 
 
-def test_it_is_suggested_listed_with_what_it_supports_offered_by_completion_and_run(tmp_path, capsys):
+def test_it_is_suggested_listed_with_what_it_supports_offered_by_completion_and_run(
+    tmp_path, capsys
+):
     for typed, meant in (("mine:smal", "'small'"), ("smallr", "'mine:smaller'")):
         with pytest.raises(UnknownNameError, match=meant):
             vitlens.load(typed)
     assert run(["models", "mine:small*"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mine:")]
-    assert [line.split()[:2] for line in lines] == [["mine:small", "vit,"], ["mine:smaller", "vit,"]]
+    assert [line.split()[:2] for line in lines] == [
+        ["mine:small", "vit,"],
+        ["mine:smaller", "vit,"],
+    ]
     assert "rollout" in lines[0]
     assert complete_model("min") == ["mine:"]
-    line = ["evaluate", "mine:small", "--data", "digits", "--limit", "8", "--device", "cpu", "--quiet"]
+    line = [
+        "evaluate",
+        "mine:small",
+        "--data",
+        "digits",
+        "--limit",
+        "8",
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
     assert run([*line, "--out", str(tmp_path / "out")]) == 0
 
 

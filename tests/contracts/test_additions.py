@@ -1,5 +1,6 @@
-"""Every example of CONTRIBUTING.md, put into a copy of the repository as the guide says: it works, and nothing else has
-to be touched."""
+"""Every example of CONTRIBUTING.md, put into a copy of the repository as the guide says: it works,
+and nothing else has to be touched.
+"""
 
 import json
 import os
@@ -14,11 +15,21 @@ import pytest
 from tests.kit import guide
 
 PARTS = ("vitlens", "tests", "docs", "benchmarks")
-FILES = ("CONTRIBUTING.md", "pyproject.toml", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
+FILES = (
+    "CONTRIBUTING.md",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "LICENSE",
+)
 LINES = ("luminance vit-digits --limit 2", "stats vit-digits --limit 6 --no-names")
 # what reads the registries and the pages; the rest of the suite is about what is there already
 TESTS = (
-    *(f"tests/contracts/test_{name}.py" for name in ("common", "layers", "messages", "sections", "support")),
+    *(
+        f"tests/contracts/test_{name}.py"
+        for name in ("common", "layers", "messages", "sections", "support")
+    ),
     *(f"tests/contracts/test_add_{name}.py" for name in ("command", "method", "source")),
     "tests/docs/test_pages.py",
     "tests/golden/test_models.py",
@@ -53,22 +64,30 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(root: Path, *command: str) -> str:
     """Return the output of a command in the copy."""
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     return ended.stdout
 
 
 def test_the_guide_has_an_example_of_all_that_can_be_added():
-    rows = re.findall(r"^\| (an? [^|]+?) \| ([^|]+) \| [^|]*\|$", guide.GUIDE.read_text(), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| (an? [^|]+?) \| ([^|]+) \| [^|]*\|$", guide.GUIDE.read_text(), flags=re.MULTILINE
+    )
     assert [what for what, _ in rows] == [title.lower() for title in guide.titles()]
     for what, touched in rows:
         named = re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", touched)
         for block in guide.blocks(what.capitalize()):
             file = block.file.as_posix()
-            assert any(file == name or (name.endswith("/") and file.startswith(name)) for name in named), (what, file)
+            assert any(
+                file == name or (name.endswith("/") and file.startswith(name)) for name in named
+            ), (what, file)
 
 
-def test_the_added_command_section_and_figure_are_written_and_older_folders_are_read(copy, tmp_path):
+def test_the_added_command_section_and_figure_are_written_and_older_folders_are_read(
+    copy, tmp_path
+):
     program = (
         "import vitlens\n"
         "from vitlens.cli.main import run\n"
@@ -91,5 +110,14 @@ def test_nothing_else_has_to_be_touched(copy):
     done(copy, "ruff", "format", "--quiet", ".")
     done(copy, "lint-imports")
     done(copy, sys.executable, "-m", "docs.make")
-    done(copy, sys.executable, "-m", "pytest", "-n", "0", "tests/contracts/test_messages.py", "--rewrite")
+    done(
+        copy,
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "tests/contracts/test_messages.py",
+        "--rewrite",
+    )
     done(copy, sys.executable, "-m", "pytest", "-n", "2", *TESTS)

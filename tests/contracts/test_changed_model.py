@@ -1,5 +1,6 @@
-"""The changed model is the model: inside `intervene`, with a user's hook or with another forward put into a module, a
-function gives what it gives for a model whose modules are really changed."""
+"""The changed model is the model: inside `intervene`, with a user's hook or with another forward
+put into a module, a function gives what it gives for a model whose modules are really changed.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -28,17 +29,26 @@ def functions() -> list[str]:
 
 
 def is_comparable(name: str, on: str, kind: str) -> bool:
-    """Whether the model that is really changed shows the same, for all that stands in another order."""
-    if kind in ("input", "patches"):  # there, the module takes what the place holds, and changes it then
+    """Whether the model that is really changed shows the same, for all that stands in another
+    order.
+    """
+    if kind in (
+        "input",
+        "patches",
+    ):  # there, the module takes what the place holds, and changes it then
         reads_place = name.startswith(("capture", "patch", "replay"))
         return not reads_place and on != "odd"  # whose CAM reads the norm of what enters the block
-    return not (kind in INSIDE and name.startswith("capture"))  # there, what computes the place is changed
+    return not (
+        kind in INSIDE and name.startswith("capture")
+    )  # there, what computes the place is changed
 
 
 def cases(name: str, on: str) -> Iterator[Case]:
     for place in changed_places(shared(on)):
         if is_comparable(name, on, kind_of(shared(on), place)):
-            ways = ("intervene", "hook", "forward") if is_output(shared(on), place) else ("intervene",)
+            ways = (
+                ("intervene", "hook", "forward") if is_output(shared(on), place) else ("intervene",)
+            )
             yield from ((place, way) for way in ways)
 
 
@@ -53,7 +63,9 @@ def really(on: str, place: str, device: str) -> Model:
 
 
 def differs(name: str, on: str, place: str, way: str, device: str = "cpu") -> str:
-    """How the function's result for the changed model differs from that for the one really changed; "" where equal."""
+    """How the function's result for the changed model differs from that for the one really changed;
+    "" where equal.
+    """
     entry = ENTRIES[name]
     model = on_device(on, device)
     batch = batch_of(model).to(device)
@@ -72,7 +84,11 @@ def differs(name: str, on: str, place: str, way: str, device: str = "cpu") -> st
         return "" if reason == other else f"{place} by {way}: {reason or other} of one alone"
     scale = max(expected.nan_to_num().abs().max().item(), 1e-2) if expected.numel() else 0.0
     same = torch.allclose(found, expected, atol=1e-4 * scale, rtol=1e-3, equal_nan=True)
-    return "" if same else f"{place} by {way}: differs by {(found - expected).abs().max():.1e} of {scale:.1e}"
+    return (
+        ""
+        if same
+        else f"{place} by {way}: differs by {(found - expected).abs().max():.1e} of {scale:.1e}"
+    )
 
 
 @pytest.mark.parametrize("name", functions())
@@ -91,14 +107,18 @@ def test_what_is_computed_more_quickly_sees_a_change_of_every_place(name: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "on"), [(name, on) for name in functions() for on in ENTRIES[name].models])
+@pytest.mark.parametrize(
+    ("name", "on"), [(name, on) for name in functions() for on in ENTRIES[name].models]
+)
 def test_every_function_sees_a_change_of_every_place_in_every_way(name: str, on: str) -> None:
     assert not [text for place, way in cases(name, on) if (text := differs(name, on, place, way))]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
-@pytest.mark.parametrize(("name", "on"), [(name, on) for name in functions() for on in ENTRIES[name].models])
+@pytest.mark.parametrize(
+    ("name", "on"), [(name, on) for name in functions() for on in ENTRIES[name].models]
+)
 def test_every_function_sees_a_change_of_every_place_on_cuda(
     name: str, on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

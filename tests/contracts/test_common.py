@@ -1,4 +1,5 @@
-"""One list of checks for every function of a model, and for every entry of the registries of methods (entries.py).
+"""One list of checks for every function of a model, and for every entry of the registries of
+methods (entries.py).
 
 A check that an entry does not pass stands in the entry's `exempt`, with the reason.
 """
@@ -20,7 +21,17 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.hooks import RemovableHandle
 
 import vitlens
-from tests.contracts.entries import ELSEWHERE, ENTRIES, HEADLESS, MODELS, Entry, batch_of, cover, headless, shared
+from tests.contracts.entries import (
+    ELSEWHERE,
+    ENTRIES,
+    HEADLESS,
+    MODELS,
+    Entry,
+    batch_of,
+    cover,
+    headless,
+    shared,
+)
 from vitlens import Model
 from vitlens.errors import DataError, InputError, UnsupportedError
 
@@ -34,7 +45,11 @@ CHECKS = {
     "without a classifier",
 }
 QUICK = pytest.mark.parametrize(
-    ("name", "on"), [pytest.param(name, on, marks=() if quick else pytest.mark.slow) for name, on, quick in cover()]
+    ("name", "on"),
+    [
+        pytest.param(name, on, marks=() if quick else pytest.mark.slow)
+        for name, on, quick in cover()
+    ],
 )
 
 
@@ -57,7 +72,9 @@ class Break:
 
 
 def unsettled(model: Model) -> Model:
-    """The model in a state worth keeping: parts in training mode, some gradients asked for, one gradient there."""
+    """The model in a state worth keeping: parts in training mode, some gradients asked for, one
+    gradient there.
+    """
     leaves = (module for module in model.modules() if not any(True for _ in module.children()))
     for module in islice(leaves, 0, None, 3):
         module.training = not isinstance(module, nn.BatchNorm2d)
@@ -76,22 +93,41 @@ def state_of(model: Model) -> list[object]:
         for hooks in [(module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)]
     ]
     parameters = [
-        (name, value.requires_grad, value.stride(), None if value.grad is None else value.grad.sum().item())
+        (
+            name,
+            value.requires_grad,
+            value.stride(),
+            None if value.grad is None else value.grad.sum().item(),
+        )
         for name, value in model.named_parameters()
     ]
-    values = [value.sum().item() for value in model.state_dict().values() if value.is_floating_point()]
-    flags = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.backends.mha.get_fastpath_enabled()]
+    values = [
+        value.sum().item() for value in model.state_dict().values() if value.is_floating_point()
+    ]
+    flags = [
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.backends.mha.get_fastpath_enabled(),
+    ]
     return [modules, parameters, values, flags, len(_get_current_function_mode_stack())]
 
 
-def of_check(check: str, *, reads: bool = True, each: bool = False, of: str = "all") -> pytest.MarkDecorator:
-    """The entries that a check is for. reads: those with numbers to compare; each: with a row for each image; of a
-    registry, "all", one of each "kind" (of what they share), or "one" alone, as the check is of what all share."""
+def of_check(
+    check: str, *, reads: bool = True, each: bool = False, of: str = "all"
+) -> pytest.MarkDecorator:
+    """The entries that a check is for. reads: those with numbers to compare; each: with a row for
+    each image; of a registry, "all", one of each "kind" (of what they share), or "one" alone, as
+    the check is of what all share.
+    """
     assert check in CHECKS
     shown: dict[str, Entry] = {}
     for name, entry in ENTRIES.items():
         if check not in entry.exempt and (entry.read or not reads) and (entry.each or not each):
-            kind = {"all": name, "kind": entry.shares, "one": name.partition("/")[0]}[of] if entry.shares else name
+            kind = (
+                {"all": name, "kind": entry.shares, "one": name.partition("/")[0]}[of]
+                if entry.shares
+                else name
+            )
             shown.setdefault(kind, entry)
     return pytest.mark.parametrize("name", [entry.name for entry in shown.values()])
 
@@ -111,22 +147,32 @@ def takes_model(function: Callable[..., object]) -> bool:
 
 def test_every_public_function_of_a_model_is_an_entry():
     functions = {name: getattr(vitlens, name) for name in vitlens.__all__}
-    takes = {name for name, function in functions.items() if isfunction(function) and takes_model(function)}
-    assert takes | ELSEWHERE.keys() == {name.partition("/")[0] for name in ENTRIES} | ELSEWHERE.keys()
+    takes = {
+        name
+        for name, function in functions.items()
+        if isfunction(function) and takes_model(function)
+    }
+    assert (
+        takes | ELSEWHERE.keys() == {name.partition("/")[0] for name in ENTRIES} | ELSEWHERE.keys()
+    )
     assert not ELSEWHERE.keys() & ENTRIES.keys()
     assert {check for entry in ENTRIES.values() for check in entry.exempt} <= CHECKS
 
 
 def deepest(model: Model) -> nn.Module:
     """A layer in the middle of things: the last linear one of a block, or of the model."""
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linear = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)
+    ]
     inner = [module for name, module in linear if ".mlp." in name or ".think." in name]
     return (inner or [module for _, module in linear])[-1]
 
 
 @QUICK
 def test_nothing_is_left_behind(name: str, on: str) -> None:
-    """Success, failures at the first and last call of a layer and in the backward pass, within another use; again."""
+    """Success, failures at the first and last call of a layer and in the backward pass, within
+    another use; again.
+    """
     model = own(on, "unsettled")
     run = ENTRIES[name].run
     batch = batch_of(model)
@@ -139,11 +185,16 @@ def test_nothing_is_left_behind(name: str, on: str) -> None:
     assert torch.equal(torch.get_rng_state(), random) or "repeated" in ENTRIES[name].exempt
     calls = Break(BrokenError, 0)
     backward = list[Tensor]()
-    handles = [deepest(model).register_forward_pre_hook(calls), breaks_backward(model, backward, raises=False)]
+    handles = [
+        deepest(model).register_forward_pre_hook(calls),
+        breaks_backward(model, backward, raises=False),
+    ]
     run(model, batch)
     for handle in handles:
         handle.remove()
-    last = 1 if name == "profile" else calls.calls  # how many passes it makes depends on the time that they take
+    last = (
+        1 if name == "profile" else calls.calls
+    )  # how many passes it makes depends on the time that they take
     for error, after in ((BrokenError, 1), (KeyboardInterrupt, last)) if calls.calls else ():
         handle = deepest(model).register_forward_pre_hook(Break(error, after))
         fails_as_it_was(model, batch, run, error)
@@ -187,7 +238,10 @@ def test_a_use_within_others_undoes_its_own_alone(name: str) -> None:
     batch = batch_of(model)
     before = state_of(model)
     place = next(place.name for place in vitlens.places(model) if place.changeable)
-    with vitlens.intervene(model, {place: torch.neg}), vitlens.intervene(model, {place: lambda value: 2 * value}):
+    with (
+        vitlens.intervene(model, {place: torch.neg}),
+        vitlens.intervene(model, {place: lambda value: 2 * value}),
+    ):
         around = state_of(model)
         expected = answers(model, batch)
         entry.run(model, batch)
@@ -210,7 +264,9 @@ def answers(model: Model, batch: Tensor) -> Tensor:
 
 @of_check("repeated", reads=False, of="kind")
 def test_a_module_in_training_mode_is_measured_in_evaluation_mode(name: str) -> None:
-    """Twice the same, for all its dropout; its batch statistics unchanged, and in training mode again."""
+    """Twice the same, for all its dropout; its batch statistics unchanged, and in training mode
+    again.
+    """
     entry = ENTRIES[name]
     model = own(entry.models[0], "training")
     kept = {key: value.clone() for key, value in model.named_buffers()}
@@ -225,11 +281,16 @@ def differences(first: object, second: object, where: str = "") -> list[str]:
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return [] if torch.equal(first.nan_to_num(nan=-7), second.nan_to_num(nan=-7)) else [where]
     if is_dataclass(first):
-        pairs = [(field.name, getattr(first, field.name), getattr(second, field.name)) for field in fields(first)]
+        pairs = [
+            (field.name, getattr(first, field.name), getattr(second, field.name))
+            for field in fields(first)
+        ]
     elif isinstance(first, Mapping) and isinstance(second, Mapping):
         pairs = [(str(key), value, second[key]) for key, value in first.items()]
     elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        pairs = [(str(number), *each) for number, each in enumerate(zip(first, second, strict=True))]
+        pairs = [
+            (str(number), *each) for number, each in enumerate(zip(first, second, strict=True))
+        ]
     else:
         comparable = isinstance(first, str | int | float) and first == first
         return [where] if comparable and first != second else []
@@ -243,7 +304,9 @@ def test_an_image_does_not_depend_on_its_batch_mates(name: str) -> None:
         model = shared(on)
         batch = batch_of(model)
         place = 0 if entry.draws else 1  # random numbers are drawn for an image by its place
-        whole, alone = (entry.tensor(model, part).float() for part in (batch, batch[place : place + 1]))
+        whole, alone = (
+            entry.tensor(model, part).float() for part in (batch, batch[place : place + 1])
+        )
         own = whole.unflatten(0, (len(batch), -1))[place]  # windows of an image stand together
         torch.testing.assert_close(alone, own.view_as(alone), atol=1e-5, rtol=1e-4, equal_nan=True)
 
@@ -261,7 +324,9 @@ def test_rounding_outside_0_to_1_is_clamped_and_float64_taken(name: str) -> None
     outside = batch + 9e-5 * (2 * batch - 1).where((batch == 0) | (batch == 1), 0)
     for given in (outside, batch.double()):
         before = given.clone()
-        torch.testing.assert_close(ENTRIES[name].tensor(model, given), expected, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(
+            ENTRIES[name].tensor(model, given), expected, rtol=0, atol=0, equal_nan=True
+        )
         assert torch.equal(given, before)  # the images handed in are as they were
 
 
@@ -302,7 +367,9 @@ def test_a_module_in_float64_gives_what_it_gives_in_float32(name: str) -> None:
     model, batch = first_of(entry)
     expected = entry.tensor(model, batch)
     found = entry.tensor(own(entry.models[0], "float64"), batch)
-    torch.testing.assert_close(found.double(), expected.double(), atol=1e-4, rtol=1e-3, equal_nan=True)
+    torch.testing.assert_close(
+        found.double(), expected.double(), atol=1e-4, rtol=1e-3, equal_nan=True
+    )
 
 
 @of_check("without a classifier", reads=False)
@@ -325,7 +392,9 @@ def test_reference_images_and_the_other_run_are_checked_too_and_the_forward_of_t
         vitlens.patch(model, batch, batch * 255, place)
     with vitlens.replay(model, batch) as replay, pytest.raises(DataError):
         replay.run([{place: "mean"}], reference=batch * 255)
-    assert model(batch * 255).isfinite().all()  # integrated gradients and attacks leave the range on purpose
+    assert (
+        model(batch * 255).isfinite().all()
+    )  # integrated gradients and attacks leave the range on purpose
 
 
 def test_training_takes_splits_alone():

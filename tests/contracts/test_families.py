@@ -1,4 +1,6 @@
-"""What observation promises for every family: the same logits, all layers, rows that sum to 1, gradients, a rollout."""
+"""What observation promises for every family: the same logits, all layers, rows that sum to 1,
+gradients, a rollout.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,8 @@ WHOLE = (  # models of full size, at their own
     "torchvision:vit_b_16",
     "torchvision:swin_t",
 )
-READ = {  # other tokens before the patches, and what the classifier reads: from the papers, not from the code
+# other tokens before the patches, and what the classifier reads: from the papers, not from the code
+READ = {
     "vit-mean": (("register",), "mean"),
     "deit-distilled": (("cls", "distillation"), "cls+distillation"),
     "beit": (("cls",), "mean"),
@@ -53,28 +56,40 @@ def check(model: Model, batch: Tensor) -> tuple[Tensor, list[Tensor]]:
         plain = model(batch)
     logits, modules, layers = observed(model, batch)
     # unobserved inference of nn.MultiheadAttention takes another kernel
-    tolerance = 1e-5 if any(isinstance(each, torch.nn.MultiheadAttention) for each in model.modules()) else 0
+    tolerance = (
+        1e-5
+        if any(isinstance(each, torch.nn.MultiheadAttention) for each in model.modules())
+        else 0
+    )
     torch.testing.assert_close(logits, plain, atol=tolerance, rtol=tolerance)
     assert modules == list(model.anatomy.attention_modules)
     for weights in layers:
-        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-5, rtol=0
+        )
         assert (weights >= 0).all()
     return logits, layers
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_unchanged_every_layer_is_seen_with_its_gradient_and_no_image_depends_on_another(name):
+def test_logits_are_unchanged_every_layer_is_seen_with_its_gradient_and_no_image_depends_on_another(
+    name,
+):
     model = shared_model(name)
     batch = images(model.input_size, batch=3)
     together, layers = check(model, batch)
     alone, _, own = observed(model, batch[1:2])
     torch.testing.assert_close(alone[0], together[1], atol=1e-5, rtol=1e-5)
-    tolerance = 1e-5 if name == "swinv2" else 1e-6  # cosine scores times up to 100: more float noise
+    tolerance = (
+        1e-5 if name == "swinv2" else 1e-6
+    )  # cosine scores times up to 100: more float noise
     for one, layer in zip(own, layers, strict=True):  # windows of an image stand together
         torch.testing.assert_close(one, layer.unflatten(0, (3, -1))[1], atol=tolerance, rtol=0)
     explicit, _, graph = observed(model, batch, explicit=True)
     torch.testing.assert_close(explicit.detach(), together, atol=1e-5, rtol=1e-5)
-    for weights, gradient, same in zip(graph, torch.autograd.grad(explicit[:, 1].sum(), graph), layers, strict=True):
+    for weights, gradient, same in zip(
+        graph, torch.autograd.grad(explicit[:, 1].sum(), graph), layers, strict=True
+    ):
         torch.testing.assert_close(weights.detach(), same, atol=1e-5, rtol=1e-5)
         assert gradient.abs().sum() > 0
 
@@ -92,7 +107,10 @@ def test_every_family_has_a_rollout_of_each_image_alone(name):
     assert (left >= -1e-5).all()
     prefix, readout = READ.get(name, (("cls",), "cls")) if name in CHAINED else (None, "mean")
     assert name in CHAINED or (left <= 1e-5).all()
-    assert (len(model.anatomy.blocks), model.anatomy.readout) == (2 if prefix or name == "siglip" else 4, readout)
+    assert (len(model.anatomy.blocks), model.anatomy.readout) == (
+        2 if prefix or name == "siglip" else 4,
+        readout,
+    )
     assert prefix is None or model.layout.prefix == prefix
 
 

@@ -1,5 +1,7 @@
-"""Folders of runs that were damaged, written by others or by an earlier version: `vitlens report` and --resume refuse
-them in one line, exit code 2, or go on; nothing is read or written outside. Many more: tests/fuzz/test_damage.py."""
+"""Folders of runs that were damaged, written by others or by an earlier version: `vitlens report`
+and --resume refuse them in one line, exit code 2, or go on; nothing is read or written outside.
+Many more: tests/fuzz/test_damage.py.
+"""
 
 import json
 import random
@@ -21,7 +23,10 @@ from vitlens.commands.study.options import StudyOptions
 
 SETTINGS = ("config.json", "results.json")
 STATE = "checkpoint/state.safetensors"
-TRAIN = "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 --heads 2"
+TRAIN = (
+    "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 "
+    "--heads 2"
+)
 QUIET = ["--quiet", "--device", "cpu"]
 # what is sure to be used, so that damage cannot be harmless
 USED = {
@@ -36,7 +41,11 @@ USED = {
         ("results.json", ("metrics",), []),
         ("results.json", ("seconds",), -1),
     ],
-    "ablate": [("config.json", ("identity",), []), ("config.json", ("data",), 3), ("results.json", ("tables",), 1)],
+    "ablate": [
+        ("config.json", ("identity",), []),
+        ("config.json", ("data",), 3),
+        ("results.json", ("tables",), 1),
+    ],
     "attack": [("config.json", ("identity",), None), ("results.json", ("status",), "gone")],
 }
 
@@ -46,13 +55,17 @@ def everything(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> dict[str, tuple[list[str], Path]]:
+def stopped(
+    tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path
+) -> dict[str, tuple[list[str], Path]]:
     """For each command its line and a folder with all that a run needs to go on."""
     place = tmp_path_factory.mktemp("stopped")
     lines = {
         "train": TRAIN,
-        "ablate": f"ablate {tiny_vit} --data digits --limit 8 --units head --no-curves --pairs 0 --no-patch",
-        "attack": f"attack {tiny_vit} --data digits --limit 4 --steps 2 --attack fgsm --epsilon 0,8 --no-corruptions",
+        "ablate": f"ablate {tiny_vit} --data digits --limit 8 --units head --no-curves --pairs 0 "
+        "--no-patch",
+        "attack": f"attack {tiny_vit} --data digits --limit 4 --steps 2 --attack fgsm --epsilon "
+        "0,8 --no-corruptions",
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.commands.run.progress.ProgressStore.forget", lambda _: None)
@@ -62,7 +75,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> dict[st
     return {name: ([*again[name], *QUIET], place / name) for name in lines}
 
 
-def resumed(stopped: dict[str, tuple[list[str], Path]], name: str, folder: Path) -> tuple[list[str], Path]:
+def resumed(
+    stopped: dict[str, tuple[list[str], Path]], name: str, folder: Path
+) -> tuple[list[str], Path]:
     """A fresh copy, and the line that goes on in it."""
     line, source = stopped[name]
     shutil.rmtree(folder, ignore_errors=True)
@@ -103,7 +118,9 @@ def test_a_damaged_checkpoint_is_refused(stopped, tmp_path, capsys):
         ("sums", torch.zeros(7)),
     ]
     for name, odd in cases:
-        tensors = {key: value for key, value in state.items() if key != name} | ({} if odd is None else {name: odd})
+        tensors = {key: value for key, value in state.items() if key != name} | (
+            {} if odd is None else {name: odd}
+        )
         save_file(tensors, folder / STATE, metadata={"vitlens": json.dumps(about)})
         assert refused(run(line), capsys.readouterr().err), (name, odd)
 
@@ -140,10 +157,18 @@ def marked(folder: Path, command: str) -> Path:
 
 def test_a_folder_of_an_earlier_schema_is_refused_with_what_to_type(stopped, tmp_path, capsys):
     resumable = {
-        word for word, command in COMMANDS.items() if "resume" in {one.name for one in fields(command.options)}
+        word
+        for word, command in COMMANDS.items()
+        if "resume" in {one.name for one in fields(command.options)}
     }
-    assert resumable == {*stopped, *USED, "study"}  # whose points are tests/golden/study/test_kinds.py's
-    lines = {"study": ["study", "--kind", "pooling", *QUIET]} | {word: line for word, (line, _) in stopped.items()}
+    assert resumable == {
+        *stopped,
+        *USED,
+        "study",
+    }  # whose points are tests/golden/study/test_kinds.py's
+    lines = {"study": ["study", "--kind", "pooling", *QUIET]} | {
+        word: line for word, (line, _) in stopped.items()
+    }
     for word, line in lines.items():
         folder = marked(Path(shutil.copytree(stopped["train"][1], tmp_path / word)), word)
         before = everything(folder)
@@ -151,11 +176,15 @@ def test_a_folder_of_an_earlier_schema_is_refused_with_what_to_type(stopped, tmp
             code = run(words)
             said = capsys.readouterr().err
             assert refused(code, said)
-            assert (f"make them again: vitlens {TRAIN}" if words[0] == "report" else "found schema 1") in said
+            assert (
+                f"make them again: vitlens {TRAIN}" if words[0] == "report" else "found schema 1"
+            ) in said
             assert everything(folder) == before
 
 
-def test_as_a_model_it_still_serves_and_its_training_images_are_not_known(stopped, tmp_path, pictures, capsys):
+def test_as_a_model_it_still_serves_and_its_training_images_are_not_known(
+    stopped, tmp_path, pictures, capsys
+):
     older = marked(Path(shutil.copytree(stopped["train"][1], tmp_path / "run")), "train")
     assert len(vitlens.load(str(older / "model.safetensors")).classes) == 10
     line = ["evaluate", str(older), "--device", "cpu", "--data"]
@@ -184,7 +213,9 @@ def copied(source: Path, folder: Path) -> Path:
     return Path(shutil.copytree(source, folder / "place" / "run"))
 
 
-@pytest.mark.parametrize("alias", ["x/../../../../pwned", "../../pwned", "/tmp/pwned", "a/b", "..", "", "a\\u0000b"])
+@pytest.mark.parametrize(
+    "alias", ["x/../../../../pwned", "../../pwned", "/tmp/pwned", "a/b", "..", "", "a\\u0000b"]
+)
 def test_an_alias_that_is_a_path_is_refused(made, tmp_path, capsys, alias):
     folder = copied(made, tmp_path)
     shutil.copy(folder / "arrays" / "predictions-vit-digits.npz", tmp_path / "pwned.npz")
@@ -233,7 +264,9 @@ def test_formats_are_those_of_figures(predicted, tmp_path, capsys, formats):
     ],
 )
 def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, field, value):
-    """A study's folder with a chapter whose field is this, and a run in chapters/evaluate and outside it."""
+    """A study's folder with a chapter whose field is this, and a run in chapters/evaluate and
+    outside it.
+    """
     folder = copied(made, tmp_path)
     read = field == "alias"
     shutil.copytree(made, folder / "chapters" / "evaluate")
@@ -245,7 +278,9 @@ def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, field, value):
     tables = {name: [] for name in COMMANDS["study"].contents.tables} | {"chapters": [chapter]}
     options = json.loads(json.dumps(asdict(StudyOptions(("vit-digits",))), default=str))
     (folder / "config.json").write_text(json.dumps(config | {"options": options}))
-    (folder / "results.json").write_text(json.dumps(results | {"command": "study", "tables": tables}))
+    (folder / "results.json").write_text(
+        json.dumps(results | {"command": "study", "tables": tables})
+    )
     code = run(["report", str(folder)])
     said = capsys.readouterr().err
     assert code == 0 if read else refused(code, said), said
@@ -259,7 +294,10 @@ def test_damaged_words_and_numbers_are_told(predicted, tmp_path, capsys, name):
         folder = copied(predicted, tmp_path / "x")
         (folder / name).write_text(text := damaged(content, at, value))
         assert served_or_refused(run(["report", str(folder)]), capsys.readouterr().err), text[:2000]
-        assert {path.name for path in (*tmp_path.iterdir(), *folder.parent.iterdir())} == {"x", "run"}
+        assert {path.name for path in (*tmp_path.iterdir(), *folder.parent.iterdir())} == {
+            "x",
+            "run",
+        }
 
 
 @pytest.mark.filterwarnings("ignore")  # numpy casts the damaged arrays, complex ones too
@@ -283,12 +321,24 @@ def test_damaged_arrays_are_told(predicted, tmp_path, capsys):
         assert served_or_refused(run(["report", str(folder)]), capsys.readouterr().err)
 
 
-def test_a_fault_in_a_runs_own_report_is_no_fault_of_its_folder(tiny_vit, tmp_path, capsys, monkeypatch):
+def test_a_fault_in_a_runs_own_report_is_no_fault_of_its_folder(
+    tiny_vit, tmp_path, capsys, monkeypatch
+):
     def failing(record):
         raise KeyError("ours")
 
     monkeypatch.setattr("vitlens.commands.predict.report.REPORT", failing)
-    line = ["predict", str(tiny_vit), "--data", "digits", "--limit", "1", "--quiet", "--out", str(tmp_path / "x")]
+    line = [
+        "predict",
+        str(tiny_vit),
+        "--data",
+        "digits",
+        "--limit",
+        "1",
+        "--quiet",
+        "--out",
+        str(tmp_path / "x"),
+    ]
     assert run(line) == 1
     assert "unexpected KeyError" in capsys.readouterr().err
     assert run(["report", str(tmp_path / "x")]) == 2

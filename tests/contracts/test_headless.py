@@ -1,5 +1,6 @@
-"""A model without a classifier: what needs a class is refused, what needs none works. Its functions are checked in
-test_common.py and test_support.py."""
+"""A model without a classifier: what needs a class is refused, what needs none works. Its functions
+are checked in test_common.py and test_support.py.
+"""
 
 from functools import partial
 
@@ -64,10 +65,24 @@ def test_its_features_are_no_classes(tmp_path):
 
 
 def test_a_method_needs_a_class_where_its_maps_change_with_it():
-    """The registry's field is what the functions do: maps of two classes differ, or are the same to the bit."""
+    """The registry's field is what the functions do: maps of two classes differ, or are the same to
+    the bit.
+    """
     vit = vitlens.load("vit-digits")
-    for name in ("relevance", "rollout", "gradient-rollout", "attention", "legrad", "gradcam", "eigencam", "saliency"):
-        one, two = (vitlens.explain(vit, batch_of(vit), method=name, targets=torch.full((3,), k)) for k in (3, 8))
+    for name in (
+        "relevance",
+        "rollout",
+        "gradient-rollout",
+        "attention",
+        "legrad",
+        "gradcam",
+        "eigencam",
+        "saliency",
+    ):
+        one, two = (
+            vitlens.explain(vit, batch_of(vit), method=name, targets=torch.full((3,), k))
+            for k in (3, 8)
+        )
         assert torch.equal(one, two) != ATTRIBUTIONS[name].needs_class
 
 
@@ -112,8 +127,20 @@ def test_maps_without_a_classifier_are_those_that_need_none(command, method, tmp
 def test_a_head_is_added_by_training_it(tmp_path):
     """What the message says: the trained model has a classifier, and predicts."""
     save(headless(), tmp_path / "eva" / "model.safetensors")
-    learn = ["--freeze-backbone", "--data", "digits", "--limit", "60", "--epochs", "1", "--image-size", "28"]
-    assert run(["train", str(tmp_path / "eva"), *learn, *QUIET, "--out", str(tmp_path / "run")]) == 0
+    learn = [
+        "--freeze-backbone",
+        "--data",
+        "digits",
+        "--limit",
+        "60",
+        "--epochs",
+        "1",
+        "--image-size",
+        "28",
+    ]
+    assert (
+        run(["train", str(tmp_path / "eva"), *learn, *QUIET, "--out", str(tmp_path / "run")]) == 0
+    )
     trained = vitlens.load(str(tmp_path / "run"))
     assert len(trained.classes) == 10
     assert np.isfinite(trained(batch_of(trained)).numpy()).all()

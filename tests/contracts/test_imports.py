@@ -8,8 +8,20 @@ import pytest
 
 from vitlens.commands.registry import COMMANDS
 
-HEAVY = ("torch", "numpy", "matplotlib", "timm", "torchvision", "PIL", "scipy", "sklearn", "accelerate", "jaxtyping")
-# of a map of one photograph: the compiler and scipy.stats together take as long as all the rest of such a run
+HEAVY = (
+    "torch",
+    "numpy",
+    "matplotlib",
+    "timm",
+    "torchvision",
+    "PIL",
+    "scipy",
+    "sklearn",
+    "accelerate",
+    "jaxtyping",
+)
+# of a map of one photograph: the compiler and scipy.stats together take as long as all the rest of
+# such a run
 UNUSED = (
     "torch._dynamo",
     "torch._inductor",
@@ -28,9 +40,12 @@ UNUSED = (
 
 def runs_without(first: str, unused: tuple[str, ...] = HEAVY) -> None:
     program = (
-        f"import sys\n{first}\nheavy = [each for each in {unused} if each in sys.modules]\nassert not heavy, heavy"
+        f"import sys\n{first}\nheavy = [each for each in {unused} if each in "
+        "sys.modules]\nassert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -48,12 +63,20 @@ def test_neither_import_nor_help_nor_completion_nor_a_wrong_call_imports_anythin
 @pytest.mark.slow
 def test_a_map_of_one_photograph_imports_no_more_than_it_uses(tmp_path):
     PIL.Image.new("RGB", (40, 40), "teal").save(tmp_path / "photo.png")
-    line = ["rollout", "timm:vit_tiny_patch16_224", "--random-weights", "--images", str(tmp_path / "photo.png")]
+    line = [
+        "rollout",
+        "timm:vit_tiny_patch16_224",
+        "--random-weights",
+        "--images",
+        str(tmp_path / "photo.png"),
+    ]
     line += ["--out", str(tmp_path / "out")]
     runs_without(f"from vitlens.cli.main import run\nassert run({line}) == 0", UNUSED)
 
 
 def test_python_dash_m_is_the_same():
     ways = (["-m", "vitlens"], ["-c", "from vitlens.cli.main import main; main()"])
-    shown = [subprocess.check_output([sys.executable, *way, "--version"], text=True) for way in ways]
+    shown = [
+        subprocess.check_output([sys.executable, *way, "--version"], text=True) for way in ways
+    ]
     assert shown[0] == shown[1] != ""

@@ -12,7 +12,9 @@ import pytest
 import vitlens
 
 ROOT = Path(vitlens.__file__).parents[1]
-REFERENCE = re.compile(r"vitlens(\.\w+)+")  # at the start of a string: a module, perhaps with ":function"
+REFERENCE = re.compile(
+    r"vitlens(\.\w+)+"
+)  # at the start of a string: a module, perhaps with ":function"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ def references(root: Path) -> Iterator[Reference]:
 
 
 def layer_of(module: str, container: str, layers: Sequence[str]) -> tuple[int, str] | None:
-    """Return the number of a module's layer, the lowest first, and the member of the layer that holds the module."""
+    """Return the number of a module's layer, the lowest first, and the member of the layer that
+    holds the module.
+    """
     for number, layer in enumerate(reversed(layers)):
         for member in layer.split("|"):
             name = f"{container}.{member.strip()}" if container else member.strip()
@@ -64,7 +68,9 @@ def layer_of(module: str, container: str, layers: Sequence[str]) -> tuple[int, s
 
 
 def points_down(reference: Reference, contract: Mapping[str, Sequence[str]]) -> bool:
-    """Return True unless the named module is in a higher layer, or in another member of the same layer."""
+    """Return True unless the named module is in a higher layer, or in another member of the same
+    layer.
+    """
     for container in contract.get("containers", [""]):
         here = layer_of(reference.module, container, contract["layers"])
         there = layer_of(reference.named, container, contract["layers"])
@@ -101,7 +107,13 @@ def test_no_string_names_a_module_of_a_higher_layer():
     ],
 )
 def test_a_string_in_the_layer_of_models_is_checked(code, is_found, tmp_path):
-    for name in ("commands/registry", "analysis/evaluation/classes", "data/registry", "models/vit", "shapes"):
+    for name in (
+        "commands/registry",
+        "analysis/evaluation/classes",
+        "data/registry",
+        "models/vit",
+        "shapes",
+    ):
         path = tmp_path / "vitlens" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("", encoding="utf-8")

@@ -1,8 +1,10 @@
-"""What is said of wrong calls of every command and public function: messages.txt, one line a message.
+"""What is said of wrong calls of every command and public function: messages.txt, one line a
+message.
 
-After a change of words: `pytest tests/contracts/test_messages.py --rewrite -n 0`, and read the difference. What a
-caller may rely on, exit codes and types of errors, is asserted here; the file only shows the words. A new command or
-function is covered by itself: its lines are written with --rewrite.
+After a change of words: `pytest tests/contracts/test_messages.py --rewrite -n 0`, and read the
+difference. What a caller may rely on, exit codes and types of errors, is asserted here; the file
+only shows the words. A new command or function is covered by itself: its lines are written with
+--rewrite.
 """
 
 import re
@@ -45,14 +47,24 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {  # of the Python API
     "load_data, no such data": lambda *_: vitlens.load_data("digts"),
     "read, no such folder": lambda *_: vitlens.read("no-such"),
     "explain, no such method": lambda model, batch: vitlens.explain(model, batch, method="gradcm"),
-    "explain, an option of another method": lambda model, batch: vitlens.explain(model, batch, steps=3),
-    "explain, a class beyond the last": lambda model, batch: vitlens.explain(model, batch, targets=37),
-    "attack, no such method": lambda model, batch: vitlens.attack(model, batch, "predicted", method="pdg"),
-    "attack, an epsilon below 0": lambda model, batch: vitlens.attack(model, batch, "predicted", epsilon=-0.1),
+    "explain, an option of another method": lambda model, batch: vitlens.explain(
+        model, batch, steps=3
+    ),
+    "explain, a class beyond the last": lambda model, batch: vitlens.explain(
+        model, batch, targets=37
+    ),
+    "attack, no such method": lambda model, batch: vitlens.attack(
+        model, batch, "predicted", method="pdg"
+    ),
+    "attack, an epsilon below 0": lambda model, batch: vitlens.attack(
+        model, batch, "predicted", epsilon=-0.1
+    ),
     "attack, no labels": vitlens.attack,
     "rollout, no such fusion": lambda model, batch: vitlens.rollout(model, batch, fusion="maxx"),
     "features, no such pooling": lambda model, batch: vitlens.features(model, batch, pool="clss"),
-    "ablate, no such replacement": lambda model, batch: vitlens.ablate(model, batch, "predicted", replace="meen"),
+    "ablate, no such replacement": lambda model, batch: vitlens.ablate(
+        model, batch, "predicted", replace="meen"
+    ),
     "ablate, labels of other images": lambda model, batch: vitlens.ablate(model, batch, [0]),
     "capture, no such place": lambda model, batch: vitlens.capture(model, batch, "blocks.0.mpl"),
     "profile, no such precision": lambda model, _: vitlens.profile(model, precision="fp8"),
@@ -66,13 +78,24 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {  # of the Python API
 
 
 # whose misspelt options Python itself refuses, with a TypeError
-PYTHONS = ("choose_method", "compare", "evaluate", "failures", "intervene", "places", "profile", "reliance")
+PYTHONS = (
+    "choose_method",
+    "compare",
+    "evaluate",
+    "failures",
+    "intervene",
+    "places",
+    "profile",
+    "reliance",
+)
 
 
 def flags(options: type) -> set[str]:
     """The fields of a command's options, those of its bundles too."""
     found = {each.name for each in fields(options)}
-    bundles = [each.default_factory for each in fields(options) if is_dataclass(each.default_factory)]
+    bundles = [
+        each.default_factory for each in fields(options) if is_dataclass(each.default_factory)
+    ]
     return found.union(*(flags(each) for each in bundles))
 
 
@@ -84,7 +107,10 @@ def lines() -> Iterator[tuple[str, list[str]]]:
         if command.serves:
             continue  # needs an extra first: tests/ui/demo
         for what, (name, typed) in OPTIONS.items():
-            if (not name or name in known) and (word, name) != ("study", "data"):  # its chapters say so, in its folder
+            if (not name or name in known) and (word, name) != (
+                "study",
+                "data",
+            ):  # its chapters say so, in its folder
                 yield f"{word}, {what}", [*first, *typed.split()]
         if command.needs is not None and len(first) > 1:
             yield f"{word}, no such model", [*first[:-1], "vit-digts"]
@@ -108,7 +134,9 @@ def refused_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert code == 2, said
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert not list(Path().iterdir()), "something was written"
-    suggested = re.sub(r" \(Possible options: .*?\)", "", error.removeprefix("error: "))  # as typer's version has it
+    suggested = re.sub(
+        r" \(Possible options: .*?\)", "", error.removeprefix("error: ")
+    )  # as typer's version has it
     return suggested.replace(f"vitlens {words[0]} --help", "vitlens COMMAND --help")
 
 
@@ -148,7 +176,9 @@ def expected(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     known: dict[str, str] = {} if rewrite else read()
     yield known
     if rewrite:
-        FILE.write_text(as_text({call: known[call] for call in (*LINES, *FUNCTIONS) if call in known}))
+        FILE.write_text(
+            as_text({call: known[call] for call in (*LINES, *FUNCTIONS) if call in known})
+        )
 
 
 @pytest.mark.parametrize("name", [*LINES, *FUNCTIONS])
@@ -175,16 +205,33 @@ def test_python_is_told_of_arguments_and_not_of_flags(name):
 @pytest.mark.parametrize(
     ("call", "names"),
     [
-        (lambda: vitlens.load("vit-digits", random_weights=True), ["weights=", "random_weights=True"]),
+        (
+            lambda: vitlens.load("vit-digits", random_weights=True),
+            ["weights=", "random_weights=True"],
+        ),
         (lambda: vitlens.load("no.safetensors"), []),
-        (lambda: vitlens.load("timm:vit_tiny_patch16_224", weights="no.safetensors"), ["weights='FILE'"]),
+        (
+            lambda: vitlens.load("timm:vit_tiny_patch16_224", weights="no.safetensors"),
+            ["weights='FILE'"],
+        ),
         (lambda: vitlens.load("vit-digits", classes=("a",)), ["classes="]),
         (lambda: vitlens.load("my.py:build"), ["code_files=('my.py:build',)"]),
         (lambda: vitlens.load_data("digits", limit=0), ["limit="]),
         (lambda: vitlens.Refinement(layers=(0,)), ["refine='affinity'", "layers="]),
-        (lambda: vitlens.rollout(shared("ours"), batch_of(shared("ours")), discard=2), ["discard="]),
-        (lambda: vitlens.rollout(shared("ours"), batch_of(shared("ours")), start_layer=99), ["start_layer="]),
-        (lambda: vitlens.ablate(shared("ours"), batch_of(shared("ours")), "predicted", replace="mean"), ["replace='"]),
+        (
+            lambda: vitlens.rollout(shared("ours"), batch_of(shared("ours")), discard=2),
+            ["discard="],
+        ),
+        (
+            lambda: vitlens.rollout(shared("ours"), batch_of(shared("ours")), start_layer=99),
+            ["start_layer="],
+        ),
+        (
+            lambda: vitlens.ablate(
+                shared("ours"), batch_of(shared("ours")), "predicted", replace="mean"
+            ),
+            ["replace='"],
+        ),
     ],
 )
 def test_arguments_are_named_as_python_has_them(call, names, tmp_path, monkeypatch):

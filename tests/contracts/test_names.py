@@ -1,4 +1,6 @@
-"""The words that the command line offers are those that are there: names, registries, choices, the public API."""
+"""The words that the command line offers are those that are there: names, registries, choices, the
+public API.
+"""
 
 import ast
 from collections.abc import Callable
@@ -27,7 +29,9 @@ def test_every_preset_can_be_built_and_every_bundled_model_has_its_folder():
     for name in names.PRESETS:
         if not name.endswith("-224"):
             assert untrained(name, classes=("a", "b")).parameter_count() > 0
-    assert {path.name for path in (HOME / "models" / "bundled").iterdir() if path.is_dir()} == set(names.BUNDLED)
+    assert {path.name for path in (HOME / "models" / "bundled").iterdir() if path.is_dir()} == set(
+        names.BUNDLED
+    )
 
 
 def test_public_names_are_there_documented_and_what_the_type_checker_is_told():
@@ -39,19 +43,31 @@ def test_public_names_are_there_documented_and_what_the_type_checker_is_told():
     }
     assert told == vitlens._HOMES
     assert all(name == "__version__" or getattr(vitlens, name).__doc__ for name in vitlens.__all__)
-    modules = {path.stem for path in HOME.glob("*.py")} | {path.parent.name for path in HOME.glob("*/__init__.py")}
-    assert not modules & set(vitlens.__all__)  # importing the module would put it in the function's place
+    modules = {path.stem for path in HOME.glob("*.py")} | {
+        path.parent.name for path in HOME.glob("*/__init__.py")
+    }
+    assert not modules & set(
+        vitlens.__all__
+    )  # importing the module would put it in the function's place
     for misspelled, meant in (("roll", "rollout"), ("statistcs", "statistics")):
         with pytest.raises(AttributeError, match=f"did you mean .*'{meant}'"):
             getattr(vitlens, misspelled)
 
 
 CHOICES: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
-    "fusion": (names.FUSIONS, lambda word: vitlens.rollout(shared_odd(), odd_images(), fusion=word)),
-    "pooling": (names.FEATURE_POOLS, lambda word: vitlens.features(shared_odd(), odd_images(), pool=word).at()),
+    "fusion": (
+        names.FUSIONS,
+        lambda word: vitlens.rollout(shared_odd(), odd_images(), fusion=word),
+    ),
+    "pooling": (
+        names.FEATURE_POOLS,
+        lambda word: vitlens.features(shared_odd(), odd_images(), pool=word).at(),
+    ),
     "replacement": (
         names.REPLACEMENTS,
-        lambda word: vitlens.ablate(shared_odd(), odd_images(8), "predicted", replace=word).delta_loss,
+        lambda word: (
+            vitlens.ablate(shared_odd(), odd_images(8), "predicted", replace=word).delta_loss
+        ),
     ),
 }
 
@@ -70,11 +86,19 @@ def test_every_word_of_a_choice_does_something_of_its_own_and_no_other_word_does
 
 def test_every_projection_weighting_and_substrate_is_one_of_its_own(golden, tiny_vit, tmp_path):
     record = golden("features").record
-    assert {row.weighting for row in record.depth} - {None} == set(names.WEIGHTINGS)  # the votes: golden/test_features
+    assert {row.weighting for row in record.depth} - {None} == set(
+        names.WEIGHTINGS
+    )  # the votes: golden/test_features
     clouds = [record.spaces["a"].points[f"{word}_images"] for word in names.PROJECTIONS]
     assert not any(np.allclose(*pair) for pair in combinations(clouds, 2))
-    line = f"explain {tiny_vit} --data digits --limit 2 --method saliency --verify --no-stability --no-counterfactuals"
-    words = f"{line} --composites none --other-substrates {','.join(names.SUBSTRATES)} --device cpu --quiet --out"
+    line = (
+        f"explain {tiny_vit} --data digits --limit 2 --method saliency --verify --no-stability "
+        "--no-counterfactuals"
+    )
+    words = (
+        f"{line} --composites none --other-substrates {','.join(names.SUBSTRATES)} --device "
+        "cpu --quiet --out"
+    )
     assert run([*words.split(), str(tmp_path / "out")]) == 0
     rows = read_folder(tmp_path / "out").substrates
     measured = {row.substrate: row.gap.value for row in rows if row.method == "saliency"}
@@ -86,7 +110,10 @@ def test_every_projection_weighting_and_substrate_is_one_of_its_own(golden, tiny
 def test_every_format_of_figures_is_written_as_such(tiny_vit, tmp_path):
     beginnings = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     assert set(names.FORMATS) == beginnings.keys()
-    line = f"profile {tiny_vit} --batch-sizes 1 --device cpu --quiet --format png,svg,pdf --out {tmp_path / 'out'}"
+    line = (
+        f"profile {tiny_vit} --batch-sizes 1 --device cpu --quiet --format png,svg,pdf --out "
+        f"{tmp_path / 'out'}"
+    )
     with few_passes():
         assert run(line.split()) == 0
     for form, beginning in beginnings.items():
@@ -98,7 +125,9 @@ def test_every_format_of_figures_is_written_as_such(tiny_vit, tmp_path):
 def test_every_precision_is_taken_and_no_other_word():
     model = vitlens.load("vit-digits")
     batch = vitlens.load_data("digits", limit=2)
-    fp32, auto, bf16 = (vitlens.evaluate(model, batch, precision=word).logits for word in ("fp32", "auto", "bf16"))
+    fp32, auto, bf16 = (
+        vitlens.evaluate(model, batch, precision=word).logits for word in ("fp32", "auto", "bf16")
+    )
     assert torch.equal(fp32, auto)
     assert not torch.equal(fp32, bf16)
     torch.testing.assert_close(bf16, fp32, atol=0.2, rtol=0.1)

@@ -1,4 +1,6 @@
-"""Commands on folders, files and classes of any name: reports, figures and the terminal only show them."""
+"""Commands on folders, files and classes of any name: reports, figures and the terminal only show
+them.
+"""
 
 import os
 import warnings
@@ -17,8 +19,15 @@ from vitlens.record import read_run
 
 
 def on_disk(name: str) -> bool:
-    """Whether a folder, and a file of that name and .png, can be made and is not passed over as hidden."""
-    return bool(name) and "/" not in name and name[0] not in "._" and len(os.fsencode(f"{name}.png")) < 256
+    """Whether a folder, and a file of that name and .png, can be made and is not passed over as
+    hidden.
+    """
+    return (
+        bool(name)
+        and "/" not in name
+        and name[0] not in "._"
+        and len(os.fsencode(f"{name}.png")) < 256
+    )
 
 
 CLASSES = tuple(sorted({name for name in NASTY if on_disk(name)}))
@@ -39,10 +48,13 @@ SMALL = {  # what makes a command short; another one is given four images
     "explain --auto": "--method gradcam,saliency --limit 24",
     "explain --verify": "--method gradcam,rollout --limit 4",
 }
-# take no trained model alone (a study shows what the others do); the page of the demo is tests/ui/demo's
+# take no trained model alone (a study shows what the others do); the page of the demo is
+# tests/ui/demo's
 APART = ("train", "study", *(word for word, command in COMMANDS.items() if command.serves))
 WORDS = [word for word, command in COMMANDS.items() if command.reports and word not in APART]
-LINES = {word: SMALL.get(word, "--limit 4") for word in (*WORDS, "explain --auto", "explain --verify")}
+LINES = {
+    word: SMALL.get(word, "--limit 4") for word in (*WORDS, "explain --auto", "explain --verify")
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +73,11 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(command, marks=() if command in QUICK else pytest.mark.slow) for command in LINES]
+    "command",
+    [
+        pytest.param(command, marks=() if command in QUICK else pytest.mark.slow)
+        for command in LINES
+    ],
 )
 def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     model, data = odd
@@ -75,7 +91,9 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert not warned
-    assert all(line.isprintable() or "\u200d" in line for line in (shown.out + shown.err).splitlines())
+    assert all(
+        line.isprintable() or "\u200d" in line for line in (shown.out + shown.err).splitlines()
+    )
     if word == "predict":
         assert len(shown.out.splitlines()) == 20  # each image is one line
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
@@ -88,12 +106,17 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
 def test_a_table_shows_the_names_and_json_keeps_them(part, odd, tmp_path):
     model, data = odd
     images = sorted(data.glob("test/*/*.png"))[8 * part : 8 * part + 8]  # as many as a table shows
-    assert run(["predict", str(model), "--images", *map(str, images), "--out", str(tmp_path / "out")]) == 0
+    assert (
+        run(["predict", str(model), "--images", *map(str, images), "--out", str(tmp_path / "out")])
+        == 0
+    )
     rows = read_run(tmp_path / "out").results["tables"]["predictions"]
     assert [row["image"] for row in rows] == [str(path) for path in images]
     assert {row["class_1"] for row in rows} <= set(CLASSES)
     read = [row[0] for row in cells((tmp_path / "out" / "report.md").read_text(encoding="utf-8"))]
     assert len(read) == 1 + len(images)
-    for path, cell in zip(images, read[1:], strict=True):  # what can be shown of it is shown, to the end of a line
+    for path, cell in zip(
+        images, read[1:], strict=True
+    ):  # what can be shown of it is shown, to the end of a line
         if path.name.isascii() and path.name.isprintable() and len(path.name) < 60:
             assert cell == path.name.strip()

@@ -1,4 +1,6 @@
-"""Records outlive the code that wrote them: folders of earlier and later versions of a schema are read and reported."""
+"""Records outlive the code that wrote them: folders of earlier and later versions of a schema are
+read and reported.
+"""
 
 import json
 import shutil
@@ -17,7 +19,9 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.record import SCHEMA
 
 LONG = ("study", "audit", "compare", "attack", "features")  # folders that take seconds to make
-WORDS = [pytest.param(word, marks=pytest.mark.slow if word in LONG else ()) for word in sorted(MADE)]
+WORDS = [
+    pytest.param(word, marks=pytest.mark.slow if word in LONG else ()) for word in sorted(MADE)
+]
 Results = dict[str, Any]
 
 
@@ -51,12 +55,16 @@ def has_default(field: Field[Any]) -> bool:
 
 
 def drop_optional_columns(kinds: Mapping[str, type]) -> Callable[[Results], None]:
-    """Return a change that leaves the cells without a default, as in rows that are older than the other columns."""
+    """Return a change that leaves the cells without a default, as in rows that are older than the
+    other columns.
+    """
 
     def change(results: Results) -> None:
         for name, rows in results["tables"].items():
             optional = {field.name for field in fields(kinds[name]) if has_default(field)}
-            results["tables"][name] = [{key: row[key] for key in row if key not in optional} for row in rows]
+            results["tables"][name] = [
+                {key: row[key] for key in row if key not in optional} for row in rows
+            ]
 
     return change
 
@@ -92,7 +100,9 @@ def test_a_folder_is_compared_with_one_of_an_earlier_version(word, golden, folde
 
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.usefixtures("undrawn")
-def test_tables_that_are_missing_are_empty_and_a_report_that_needs_them_is_refused_in_a_line(word, folder, capsys):
+def test_tables_that_are_missing_are_empty_and_a_report_that_needs_them_is_refused_in_a_line(
+    word, folder, capsys
+):
     change_results(folder, drop_all_tables)
     read = vitlens.read(folder)
     assert not any(read.table(name) for name in read.tables)
@@ -112,14 +122,20 @@ def test_rows_without_a_column_that_has_a_default_take_it(word, folder):
                 default = field.default if field.default is not MISSING else field.default_factory()
                 assert getattr(row, field.name) == default
                 optional += 1
-    assert optional > 0 or not any(has_default(field) for kind in kinds.values() for field in fields(kind))
+    assert optional > 0 or not any(
+        has_default(field) for kind in kinds.values() for field in fields(kind)
+    )
 
 
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
-def test_a_folder_of_another_schema_is_refused_in_a_line_that_says_what_to_type(word, schema, folder, capsys):
+def test_a_folder_of_another_schema_is_refused_in_a_line_that_says_what_to_type(
+    word, schema, folder, capsys
+):
     change_results(folder, lambda results: results.update(schema=schema))
-    (folder / "config.json").write_text(json.dumps({**json.loads((folder / "config.json").read_text()), "models": 0}))
+    (folder / "config.json").write_text(
+        json.dumps({**json.loads((folder / "config.json").read_text()), "models": 0})
+    )
     assert refused(run(["report", str(folder)]), said := capsys.readouterr().err)
     assert (f"vitlens {word} " in said) == (schema < SCHEMA)
     assert ("pip install" in said) == (schema > SCHEMA)

@@ -1,4 +1,6 @@
-"""Every command on tiny models and a few images leaves a complete folder, and `report` makes the same one again."""
+"""Every command on tiny models and a few images leaves a complete folder, and `report` makes the
+same one again.
+"""
 
 import shutil
 from pathlib import Path
@@ -9,8 +11,13 @@ from tests.kit.golden import LINES, SAVED_TWICE
 from tests.kit.whole_folder import whole_folder
 from vitlens.commands.registry import COMMANDS
 
-MADE = {word for word, command in COMMANDS.items() if command.reports and not command.serves}  # others: tests/ui/demo
-NAMES = [*LINES, *sorted(MADE - {line.split()[0] for line in LINES.values()})]  # and a command that was added
+MADE = {
+    word for word, command in COMMANDS.items() if command.reports and not command.serves
+}  # others: tests/ui/demo
+NAMES = [
+    *LINES,
+    *sorted(MADE - {line.split()[0] for line in LINES.values()}),
+]  # and a command that was added
 
 # long ones that no test of the default suite asks for, and whose parts it makes by hand
 BY_HAND = (
@@ -28,7 +35,8 @@ BY_HAND = (
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in BY_HAND else ()) for name in NAMES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in BY_HAND else ()) for name in NAMES],
 )
 def test_a_command_leaves_a_whole_folder_that_can_be_made_again(name, golden, tmp_path):
     made = golden(name)

@@ -1,5 +1,6 @@
-"""The repository is what it says of itself: committed reports can be read and are light, CONTRIBUTING.md is true to the
-code, and the kernels are few."""
+"""The repository is what it says of itself: committed reports can be read and are light,
+CONTRIBUTING.md is true to the code, and the kernels are few.
+"""
 
 import ast
 import os
@@ -20,20 +21,26 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 REPORTS = ROOT / "reports"
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
 (SEAMS,) = [contract for contract in CONTRACTS if contract["name"].startswith("Tests go through")]
 KERNELS = 41  # modules of vitlens that the kernels may import directly
 
 
 def committed_files(folder):
-    """Return the files below a folder that git tracks or would add; a user's ignored runs do not count."""
+    """Return the files below a folder that git tracks or would add; a user's ignored runs do not
+    count.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", str(folder)]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listing.split("\0") if name]
     return [file for file in files if file.is_file()]
 
 
-FOLDERS = sorted({path.relative_to(REPORTS).parts[0] for path in committed_files(REPORTS)} - {"README.md"})
+FOLDERS = sorted(
+    {path.relative_to(REPORTS).parts[0] for path in committed_files(REPORTS)} - {"README.md"}
+)
 
 
 def test_the_suite_uses_one_thread_per_process_unless_the_user_says_otherwise():
@@ -42,13 +49,19 @@ def test_the_suite_uses_one_thread_per_process_unless_the_user_says_otherwise():
 
 def test_the_formatter_decides_the_layout_of_all_code():
     exceptions = re.compile(r"#\s*fmt:\s*(skip|off)")
-    sources = [path for path in committed_files(ROOT) if path.suffix == ".py" and path != Path(__file__)]
+    sources = [
+        path for path in committed_files(ROOT) if path.suffix == ".py" and path != Path(__file__)
+    ]
     assert len(sources) > 500
     assert not [path for path in sources if exceptions.search(path.read_text())]
 
 
 def test_every_committed_report_is_listed_and_light():
-    listed = re.findall(r"^\| \[([^\]]+)\]\(([^)]+)/report\.md\) \|", (REPORTS / "README.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^\| \[([^\]]+)\]\(([^)]+)/report\.md\) \|",
+        (REPORTS / "README.md").read_text(),
+        re.MULTILINE,
+    )
     assert sorted(listed) == [(name, name) for name in FOLDERS]
     files = committed_files(REPORTS)
     assert sum(path.stat().st_size for path in files) <= 20e6
@@ -62,8 +75,12 @@ def test_a_report_can_be_read_shows_each_of_its_figures_and_names_no_path_of_the
     assert run.status == "done"
     if run.results["schema"] == SCHEMA:  # else older, and made again with all others of minutes
         metrics = COMMANDS[run.command].contents.metrics
-        assert all(any(kind.parts(metric) is not None for kind in metrics) for metric in read(run).metrics)
-    shown = re.findall(r"^!\[[^\]]*\]\(figures/([^)]+)\)$", (folder / "report.md").read_text(), re.MULTILINE)
+        assert all(
+            any(kind.parts(metric) is not None for kind in metrics) for metric in read(run).metrics
+        )
+    shown = re.findall(
+        r"^!\[[^\]]*\]\(figures/([^)]+)\)$", (folder / "report.md").read_text(), re.MULTILINE
+    )
     assert set(shown) == {path.name for path in (folder / "figures").iterdir()}
     for file in ("config.json", "results.json", "report.md"):
         assert not re.search(r"""["' =(@]/[\w.-]+/""", (folder / file).read_text()), file
@@ -105,7 +122,11 @@ def imported(path: Path) -> set[str]:
 
 def test_the_kernels_are_few_and_no_other_folder_is_left_out_of_the_contract():
     """What import-linter's contract on tests (pyproject.toml) leaves free."""
-    free = [line.partition(" -> ")[2] for line in SEAMS["ignore_imports"] if line.startswith("tests.** ")]
+    free = [
+        line.partition(" -> ")[2]
+        for line in SEAMS["ignore_imports"]
+        if line.startswith("tests.** ")
+    ]
     seams = [re.escape(name).replace(r"\*\*", r".+").replace(r"\*", r"[^.]+") for name in free]
     names = {name for path in (TESTS / "kernels").rglob("test_*.py") for name in imported(path)}
     direct = {name for name in names if not any(re.fullmatch(seam, name) for seam in seams)}

@@ -1,5 +1,6 @@
-"""A section is declared once: from columns and templates follow the record's files, metrics, table, chart, glossary,
-requirements, comparison, JUnit and CSV; shown for a throw-away command."""
+"""A section is declared once: from columns and templates follow the record's files, metrics, table,
+chart, glossary, requirements, comparison, JUnit and CSV; shown for a throw-away command.
+"""
 
 import csv
 import json
@@ -43,7 +44,10 @@ class FurRow:
     layer: int = col("layer")
     head: int = col("head")
     fur: Estimate = col(
-        "furriness", term="the share of fur", better="higher", metric="furriness/{model}/{layer}/{head}"
+        "furriness",
+        term="the share of fur",
+        better="higher",
+        metric="furriness/{model}/{layer}/{head}",
     )
     weight: float | None = col("weight", unit="kg", default=None)
 
@@ -74,11 +78,19 @@ REPORT = Report(
         Section(
             "How furry?",
             "furs",
-            says="L{{ layer }}.H{{ head }} of {{ model }} is {{ fur }} fur and weighs {{ weight }} kg.",
+            says="L{{ layer }}.H{{ head }} of {{ model }} is {{ fur }} fur and weighs {{ weight }} "
+            "kg.",
             otherwise="L{{ layer }}.H{{ head }} of {{ model }} was not weighed.",
             columns=("model", "layer", "fur", "weight"),
             about=("fur",),
-            charts=(Chart("furs", intervals("head", "fur", of="model"), "Furriness of every head.", title="Fur"),),
+            charts=(
+                Chart(
+                    "furs",
+                    intervals("head", "fur", of="model"),
+                    "Furriness of every head.",
+                    title="Fur",
+                ),
+            ),
         ),
         Section("Never there?", lambda _: []),
     ),
@@ -141,7 +153,9 @@ def test_a_column_says_everything(written):
     document = REPORT(record)
     suite = ElementTree.fromstring(junit(document, (), suite="fur", seconds=1.0))
     assert [case.get("name") for case in suite.iter("testcase")] == ["fur of cat"]
-    assert document.first.glance.rows[0][-1] == "pass: share of fur (pass from 50 %, warn from 10 %)"
+    assert (
+        document.first.glance.rows[0][-1] == "pass: share of fur (pass from 50 %, warn from 10 %)"
+    )
 
 
 def test_a_fall_is_worse_as_the_column_says_and_a_name_is_no_markup(written):
@@ -166,7 +180,9 @@ class CoatRow:
 
 def test_a_sentence_of_ours_in_a_table_is_not_cut_as_a_name_is():
     section = build_section(
-        Section("Which coat?", "", columns=("animal", "in_words")), FurRecord(), rows=[CoatRow("y" * 100)]
+        Section("Which coat?", "", columns=("animal", "in_words")),
+        FurRecord(),
+        rows=[CoatRow("y" * 100)],
     )
     ((name, words),) = section.tables[0].rows
     assert "…" in finalize(name)
@@ -214,7 +230,13 @@ def reports(word: str) -> tuple[Report, ...]:
 def templates(made: Report) -> Iterator[str]:
     for section in made.sections:
         if isinstance(section, Section):  # not of chapters, whose reports are tested themselves
-            texts = (section.question, section.opening, section.says, section.otherwise, section.without)
+            texts = (
+                section.question,
+                section.opening,
+                section.says,
+                section.otherwise,
+                section.without,
+            )
             yield from (text for text in texts if isinstance(text, str))
             for chart in section.charts:
                 yield from (chart.title, chart.caption)
@@ -227,9 +249,15 @@ def test_a_template_only_looks_and_counts_and_every_command_says_how_to_read_it(
     for text in (text for made in reports(word) for text in templates(made)):
         tree = environment().parse(text)
         assert not list(tree.find_all(arithmetic))
-        assert all(compared.expr.as_const() in (0, 1) for compared in tree.find_all(nodes.Operand)), text
-        said = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`|\([^()]*\d{4}[^()]*\)", "", text).replace("95 %", "")
-        assert not re.search(r"(?<![\w.])\d+(?:\.\d+)?(?![\w/])", said), f"a number is typed: {text}"
+        assert all(
+            compared.expr.as_const() in (0, 1) for compared in tree.find_all(nodes.Operand)
+        ), text
+        said = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`|\([^()]*\d{4}[^()]*\)", "", text).replace(
+            "95 %", ""
+        )
+        assert not re.search(r"(?<![\w.])\d+(?:\.\d+)?(?![\w/])", said), (
+            f"a number is typed: {text}"
+        )
     for made in reports(word):
         parts = help_of(made.package or package_of(word))
         assert {"How to read it", "Pitfalls"} <= parts.keys()
@@ -250,7 +278,9 @@ def test_marks_stand_where_the_numbers_are():
     some = heads[:4]
     percent = [100 * row.fur.value for row in heads[:4]]
     (axes,) = intervals("head", "fur")(some, "").axes
-    assert np.concatenate([np.asarray(line.get_xdata(), float) for line in axes.lines]) == pytest.approx(percent)
+    assert np.concatenate(
+        [np.asarray(line.get_xdata(), float) for line in axes.lines]
+    ) == pytest.approx(percent)
     assert axes.get_xlabel() == "furriness (%)"
     (axes,) = lines("head", "fur")(some, "").axes
     np.testing.assert_allclose(axes.lines[0].get_xydata(), list(enumerate(percent)))
@@ -258,7 +288,11 @@ def test_marks_stand_where_the_numbers_are():
     (axes,) = bars("head", "weight")(some, "").axes
     assert [bar.get_width() for bar in axes.patches] == [row.weight for row in some]
     (axes,) = scatter("weight", "fur")(some, "").axes
-    np.testing.assert_allclose(axes.lines[0].get_xydata(), list(zip([row.weight for row in some], percent)))
+    np.testing.assert_allclose(
+        axes.lines[0].get_xydata(), list(zip([row.weight for row in some], percent))
+    )
     for draw in (board("fur"), matrix("layer", "head", "fur")):
         found = np.asarray(draw(heads, "").axes[0].images[0].get_array())
-        np.testing.assert_allclose(found, np.reshape([100 * row.fur.value for row in heads], (3, 4)))
+        np.testing.assert_allclose(
+            found, np.reshape([100 * row.fur.value for row in heads], (3, 4))
+        )

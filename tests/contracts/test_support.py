@@ -36,7 +36,8 @@ LACKS = {  # what a family does not have, by what the family is, not by the code
     "class-attention": {"walkthrough"},
 }
 EACH = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES],
 )
 
 
@@ -66,17 +67,26 @@ FUNCTIONS: dict[str, Callable[[Model, Tensor, Tensor], object]] = {
     "explain": lambda model, batch, _: vitlens.explain(
         model, batch, method="saliency" if model.has_classifier else "eigencam"
     ),
-    "attack": lambda model, batch, _: vitlens.attack(model, batch, "predicted", method="fgsm", epsilon=0.01),
+    "attack": lambda model, batch, _: vitlens.attack(
+        model, batch, "predicted", method="fgsm", epsilon=0.01
+    ),
     "features": lambda model, batch, _: vitlens.features(model, batch),
     "profile": lambda model, _, __: vitlens.profile(model, batch_sizes=(1,)),
     "demo": lambda model, batch, _: every_view(model, batch),
     "walkthrough": lambda model, batch, _: vitlens.walkthrough(model, batch[:1]),
 }
-DEMO = ("class-attention", "windows", "channels")  # by default; of a plain ViT and a CNN it is in tests/ui/demo
+DEMO = (
+    "class-attention",
+    "windows",
+    "channels",
+)  # by default; of a plain ViT and a CNN it is in tests/ui/demo
 
 
 def test_every_command_that_takes_a_model_has_its_needs():
-    fields = {word: {field.name for field in dataclasses.fields(command.options)} for word, command in COMMANDS.items()}
+    fields = {
+        word: {field.name for field in dataclasses.fields(command.options)}
+        for word, command in COMMANDS.items()
+    }
     assert set(NEEDS) == {word for word, names in fields.items() if {"model", "models"} & names}
     assert FUNCTIONS.keys() <= NEEDS.keys()
 
@@ -88,7 +98,9 @@ def test_a_family_supports_what_it_is_made_for_and_the_rest_is_refused_with_the_
     reasons = {command: model.supports(command) for command in NEEDS}
     able = [command for command, reason in reasons.items() if reason is None]
     lacking = LACKS.get(name, set())
-    assert set(reasons) - set(able) == {command for command, needs in NEEDS.items() if lacking & set(needs)}
+    assert set(reasons) - set(able) == {
+        command for command, needs in NEEDS.items() if lacking & set(needs)
+    }
     for command, reason in reasons.items():
         function = FUNCTIONS.get(command)
         if reason is None:
@@ -114,11 +126,17 @@ LINES = {  # a command line for each, as short as it can be; another is given tw
 # study and audit have the others as chapters; demo runs until it is stopped
 ON_A_MODEL = [command for command in NEEDS if command not in ("study", "audit", "demo")]
 PAIRS = [("headless", "evaluate"), ("resnet20", "rollout"), ("cls", "predict")]
-MORE = [pytest.param(*each, marks=pytest.mark.slow) for each in product(FAMILIES, ON_A_MODEL) if each not in PAIRS]
+MORE = [
+    pytest.param(*each, marks=pytest.mark.slow)
+    for each in product(FAMILIES, ON_A_MODEL)
+    if each not in PAIRS
+]
 
 
 @pytest.mark.parametrize(("name", "command"), [*PAIRS, *MORE])
-def test_a_command_runs_where_it_is_supported_and_is_refused_elsewhere(name, command, pictures, tmp_path, capsys):
+def test_a_command_runs_where_it_is_supported_and_is_refused_elsewhere(
+    name, command, pictures, tmp_path, capsys
+):
     reason = family(name).supports(command)
     out = tmp_path / "out"
     line = [f"made:{name}", *LINES.get(command, "--data digits --limit 2").split()]

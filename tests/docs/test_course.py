@@ -18,17 +18,29 @@ WORDS = re.sub(r"\s+", " ", PAGE)
 
 
 def test_every_exercise_is_whole_and_has_a_hint():
-    exercises = dict(re.findall(r"^### (\d\.\d) [^\n]+\n(.*?)(?=^##)", PAGE, flags=re.DOTALL | re.MULTILINE))
-    assert re.findall(r"^## Week (\d): ", PAGE, flags=re.MULTILINE) == [str(week) for week in range(1, 9)]
-    assert all(sum(number.startswith(str(week)) for number in exercises) >= 2 for week in range(1, 9))
+    exercises = dict(
+        re.findall(r"^### (\d\.\d) [^\n]+\n(.*?)(?=^##)", PAGE, flags=re.DOTALL | re.MULTILINE)
+    )
+    assert re.findall(r"^## Week (\d): ", PAGE, flags=re.MULTILINE) == [
+        str(week) for week in range(1, 9)
+    ]
+    assert all(
+        sum(number.startswith(str(week)) for number in exercises) >= 2 for week in range(1, 9)
+    )
     hints = PAGE.partition("\n## Hints\n")[2]
     assert re.findall(r"(?:^-|\.)\s+(\d\.\d):", hints, flags=re.MULTILINE) == list(exercises)
     for number, text in exercises.items():
         goal, command, rest = re.split(r"^```(?:sh)?\n", text, flags=re.MULTILINE)
         assert goal.strip().endswith((".", "?")), number
         assert re.search(r"vitlens |python docs/|python3 -c ", command), number
-        assert re.findall(r"^- \*\*([^*]+)\*\*:", rest, flags=re.MULTILINE) == ["Look for", "Right", "Mistake"]
-        assert re.search(r"\d", rest.partition("**Right**")[2].partition("**Mistake**")[0]), f"{number}: no number"
+        assert re.findall(r"^- \*\*([^*]+)\*\*:", rest, flags=re.MULTILINE) == [
+            "Look for",
+            "Right",
+            "Mistake",
+        ]
+        assert re.search(r"\d", rest.partition("**Right**")[2].partition("**Mistake**")[0]), (
+            f"{number}: no number"
+        )
 
 
 def test_numbers_that_follow_from_arithmetic():
@@ -38,8 +50,15 @@ def test_numbers_that_follow_from_arithmetic():
     *some, last = ((32 // side) ** 2 + 1 for side in (2, 4, 8, 16))
     assert f"{', '.join(map(str, some))} and {last} tokens" in WORDS
     for side, patch in ((32, 4), (224, 16)):  # the mean distance of uniform attention
-        places = [(patch * row, patch * column) for row in range(side // patch) for column in range(side // patch)]
-        mean = math.fsum(itertools.starmap(math.dist, itertools.product(places, repeat=2))) / len(places) ** 2
+        places = [
+            (patch * row, patch * column)
+            for row in range(side // patch)
+            for column in range(side // patch)
+        ]
+        mean = (
+            math.fsum(itertools.starmap(math.dist, itertools.product(places, repeat=2)))
+            / len(places) ** 2
+        )
         assert f"{mean:.2f} px at {side} px" in WORDS
 
 
@@ -55,14 +74,27 @@ def test_the_loss_of_a_reversal_without_positions_and_the_program_learns_with_th
 def test_parameters():
     for preset, width, depth in (("vit-mini", 128, 4), ("vit-micro", 128, 6), ("vit-tiny", 192, 6)):
         count = load(preset, random_weights=True).parameter_count()
-        assert count == 49 * width + 66 * width + depth * (12 * width**2 + 13 * width) + 2 * width + 10 * width + 10
+        assert (
+            count
+            == 49 * width
+            + 66 * width
+            + depth * (12 * width**2 + 13 * width)
+            + 2 * width
+            + 10 * width
+            + 10
+        )
         assert f"{count:,}" in WORDS
 
 
 @pytest.mark.parametrize(("kind", "words"), [("sine", "1-D"), ("sine-2d", "2-D")])
 def test_the_order_of_fixed_positions(kind, words):
     layout = load("vit-mini", random_weights=True).layout
-    placed = torch.nn.functional.normalize(fixed_positions(kind, grid=layout.grid, prefix=0, dim=64)[0].float(), dim=-1)
+    placed = torch.nn.functional.normalize(
+        fixed_positions(kind, grid=layout.grid, prefix=0, dim=64)[0].float(), dim=-1
+    )
     order = rank_correlation(placed @ placed.T, layout)
     assert f"{words} sines {order[0]:.2f}" in WORDS
-    assert kind != "sine" or f"rows are ordered ({order[1]:.2f}), columns less ({order[2]:.2f})" in WORDS
+    assert (
+        kind != "sine"
+        or f"rows are ordered ({order[1]:.2f}), columns less ({order[2]:.2f})" in WORDS
+    )

@@ -1,4 +1,6 @@
-"""What pages and the README state is so: links lead somewhere, commands are taken, Python compiles, works are known."""
+"""What pages and the README state is so: links lead somewhere, commands are taken, Python compiles,
+works are known.
+"""
 
 import ast
 import re
@@ -19,14 +21,20 @@ from vitlens.commands.registry import COMMANDS, Command
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "reports/README.md")] + [
-    page for pattern in ("*.md", "commands/*.md", "parts/*.md") for page in sorted(DOCS.glob(pattern))
+    page
+    for pattern in ("*.md", "commands/*.md", "parts/*.md")
+    for page in sorted(DOCS.glob(pattern))
 ]
-TYPED = [page for page in PAGES if page.parent in (DOCS, DOCS / "commands") or page == ROOT / "README.md"]
+TYPED = [
+    page for page in PAGES if page.parent in (DOCS, DOCS / "commands") or page == ROOT / "README.md"
+]
 BLOCKS = r"^```{}\n(.*?)^```"
 
 
 def on(pages: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", pages, ids=[str(path.relative_to(ROOT)) for path in pages])
+    return pytest.mark.parametrize(
+        "path", pages, ids=[str(path.relative_to(ROOT)) for path in pages]
+    )
 
 
 def blocks(path: Path, kind: str) -> list[str]:
@@ -65,7 +73,11 @@ def test_every_page_is_in_the_table_of_contents():
 
 
 def test_a_link_that_leaves_the_site_becomes_an_address_of_the_repository():
-    text = "[a]({}/reports/x/report.md#b), ![a figure](../reports/x/figures/y.png), [c](stats.md), [d](https://e.f/g)"
+    text = (
+        "[a]({}/reports/x/report.md#b), ![a figure](../reports/x/figures/y.png), "
+        "[c](stats.md), "
+        "[d](https://e.f/g)"
+    )
     assert outward(text.format(".."), "") == text.format(REPOSITORY)
     below = outward("[a](../stats.md) [b](../../README.md)", "commands")
     assert below == f"[a](../stats.md) [b]({REPOSITORY}/README.md)"
@@ -75,13 +87,18 @@ def typed(path: Path) -> list[str]:
     """What a page says to type after the word vitlens."""
     code = "\n".join(blocks(path, "(?:sh|bash)")).replace("\\\n", " ")
     lines = [part for line in code.splitlines() for part in re.split(r" && | \| ", line)]
-    lines += [with_model(inline) for inline in re.findall(r"(?<!`)`(vitlens [^`\n]+)`(?!`)", path.read_text())]
+    lines += [
+        with_model(inline)
+        for inline in re.findall(r"(?<!`)`(vitlens [^`\n]+)`(?!`)", path.read_text())
+    ]
     found = [re.search(r"(?:^|\s|/)vitlens (.+)$", line.split(" # ")[0].rstrip()) for line in lines]
     return [match[1] for match in found if match and '"${' not in match[1]]  # which is of a script
 
 
 def with_model(inline: str) -> str:
-    """A command within a sentence, without brackets, and with a model where it names only an option."""
+    """A command within a sentence, without brackets, and with a model where it names only an
+    option.
+    """
     words = inline.replace("\\|", "|").replace("[", "").replace("]", "").split()
     entry = COMMANDS.get(words[1])
     option = words[2:] and words[2].startswith("--")
@@ -92,14 +109,20 @@ def with_model(inline: str) -> str:
 
 @on(TYPED)
 def test_the_command_line_takes_what_a_page_says_to_type(path, tmp_path, monkeypatch, capsys):
-    (tmp_path / "runs" / "train-my-digits").mkdir(parents=True)  # a trained model that docs/python.md names
+    (tmp_path / "runs" / "train-my-digits").mkdir(
+        parents=True
+    )  # a trained model that docs/python.md names
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Command, "measure", property(lambda _: lambda _options: ()))  # parsed, checked and not run
+    monkeypatch.setattr(
+        Command, "measure", property(lambda _: lambda _options: ())
+    )  # parsed, checked and not run
     for arguments in typed(path):
         words = [word for word in shlex.split(arguments) if word not in ("...", "\\")]
         if words[0] not in COMMANDS and not words[0].startswith("--"):
             assert words[0] == "COMMAND", arguments  # the word for any of them
-        elif "..." not in arguments and len(words) > 1:  # else a part of a command, or a command's name
+        elif (
+            "..." not in arguments and len(words) > 1
+        ):  # else a part of a command, or a command's name
             assert run(words) == 0, f"vitlens {arguments}: {capsys.readouterr().err}"
 
 
@@ -113,7 +136,9 @@ def test_commands_are_found_and_python_on_a_page_compiles():
 def test_every_work_is_cited_once_by_one_key():
     keys = [work.key for work in works()]
     assert len(keys) == len(set(keys)) > 50
-    assert (DOCS / "references.bib").read_text().count("@misc{") == len(keys)  # none was lost while reading
+    assert (DOCS / "references.bib").read_text().count("@misc{") == len(
+        keys
+    )  # none was lost while reading
     assert all(re.fullmatch(r"(\d{4}\.\d{4,5})?", work.arxiv) for work in works())
 
 
@@ -125,10 +150,16 @@ def test_registries_and_pages_cite_known_works():
         **{f"method {name}": method.paper for name, method in ATTENTION_METHODS.items()},
         **{f"statistic {name}": statistic.source for name, statistic in STATISTICS.items()},
         **{f"command {word}": command.help for word, command in COMMANDS.items()},
-        **{path.name: path.read_text() for path in DOCS.glob("*.md") if path.name != "references.md"},
+        **{
+            path.name: path.read_text()
+            for path in DOCS.glob("*.md")
+            if path.name != "references.md"
+        },
     }
     cited = {where: set(citations(text)) for where, text in texts.items()}
     assert sum(map(len, cited.values())) > 100
-    missing = {where: [key for key in keys - known if key[0] != "ICLR"] for where, keys in cited.items()}  # a venue
+    missing = {
+        where: [key for key in keys - known if key[0] != "ICLR"] for where, keys in cited.items()
+    }  # a venue
     assert not any(missing.values()), missing
     assert all(cited[f"attribution {name}"] for name in ATTRIBUTIONS if name != "attention")

@@ -1,4 +1,6 @@
-"""The generated pages of the documentation: current, whole, and a clear error for a command without its parts."""
+"""The generated pages of the documentation: current, whole, and a clear error for a command without
+its parts.
+"""
 
 import re
 
@@ -49,7 +51,13 @@ def test_a_command_without_its_parts_says_what_to_write(text, found, tmp_path):
 def test_a_command_that_is_added_gets_its_page(tmp_path):
     (tmp_path / f"{WORD}.md").write_text(WHOLE)
     page = command_page(ENTRY, tmp_path)
-    for text in (f"# vitlens {WORD}\n\n{ENTRY.help}", ENTRY.example, "`--scale", "Bright is bright.", "Glare."):
+    for text in (
+        f"# vitlens {WORD}\n\n{ENTRY.help}",
+        ENTRY.example,
+        "`--scale",
+        "Bright is bright.",
+        "Glare.",
+    ):
         assert text in page
     for table in ENTRY.contents.tables:
         assert f"| `{table}` |" in page
@@ -59,7 +67,9 @@ def test_a_page_has_every_option_of_the_command_line_and_all_that_the_record_dec
     texts = {word: (DOCS / "commands" / f"{word}.md").read_text() for word in (*COMMANDS, "shared")}
     parsers = typer.main.get_command(application()).commands
     for word, command in COMMANDS.items():
-        names = {name for each in parsers[word].params for name in (*each.opts, *each.secondary_opts)}
+        names = {
+            name for each in parsers[word].params for name in (*each.opts, *each.secondary_opts)
+        }
         for name in names - {"--help", "--debug"}:
             shown = re.search(rf"[`/]{name}[` /]", texts[word] + texts["shared"])
             assert shown or not name.startswith("-"), (word, name)
@@ -68,7 +78,9 @@ def test_a_page_has_every_option_of_the_command_line_and_all_that_the_record_dec
             continue
         assert all(f"| `{table}` |" in texts[word] for table in contents.tables), word
         assert all(f"`arrays/{arrays}.npz`" in texts[word] for arrays in contents.arrays), word
-        linked = [text for name, text in texts.items() if name == word or f"]({name}.md)" in texts[word]]
+        linked = [
+            text for name, text in texts.items() if name == word or f"]({name}.md)" in texts[word]
+        ]
         for metric in contents.metrics:
             assert any(f"- `{metric.pattern}`" in text for text in linked), metric.pattern
 
@@ -85,7 +97,11 @@ def test_writing_the_pages_changes_only_what_is_outdated(pages, tmp_path, monkey
     monkeypatch.setattr(make, "DOCS", docs)
     monkeypatch.setattr(make, "outdated", lambda pages: outdated(pages, docs))
     make.main()
-    done = ["wrote docs/commands/attention.md", "removed docs/commands/gone.md", "wrote docs/glossary.md"]
+    done = [
+        "wrote docs/commands/attention.md",
+        "removed docs/commands/gone.md",
+        "wrote docs/glossary.md",
+    ]
     assert capsys.readouterr().out.splitlines() == done
     assert outdated(pages, docs) == []
 
@@ -97,7 +113,9 @@ def page(tmp_path, monkeypatch):
 
     def fill(text: str) -> str:
         (tmp_path / "page.md").write_text(text)
-        return measured.filled(tmp_path / "page.md", measured.REPORTS.parent / "docs" / "page.md").partition("\n\n")[2]
+        return measured.filled(
+            tmp_path / "page.md", measured.REPORTS.parent / "docs" / "page.md"
+        ).partition("\n\n")[2]
 
     return fill
 
@@ -105,7 +123,10 @@ def page(tmp_path, monkeypatch):
 def test_a_number_on_a_page_is_the_reports_own(page):
     estimate = read(measured.REPORTS / "study-digits").metrics["accuracy/vit-digits"]
     text = "{% set it = value('study-digits', 'accuracy/vit-digits') %}{{ it }}; {{ it|value }}"
-    assert page(text) == f"{in_words(estimate)}; {in_words(Estimate(estimate.value, unit=estimate.unit))}\n"
+    assert (
+        page(text)
+        == f"{in_words(estimate)}; {in_words(Estimate(estimate.value, unit=estimate.unit))}\n"
+    )
     assert page("`{{ line('study-shortcut') }}`") == "`vitlens study`\n"
     assert page("{{ link('study-digits') }}") == "[report](../reports/study-digits/report.md)\n"
 

@@ -1,4 +1,6 @@
-"""The site itself: built without a warning and without the network, whole when it is opened from the disk."""
+"""The site itself: built without a warning and without the network, whole when it is opened from
+the disk.
+"""
 
 import re
 import subprocess
@@ -12,7 +14,14 @@ import pytest
 from docs.make.site import mathml
 
 ROOT = Path(__file__).parents[2]
-RESOURCES = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "video": "src"}
+RESOURCES = {
+    "script": "src",
+    "img": "src",
+    "link": "href",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+}
 
 
 class Page(HTMLParser):
@@ -40,8 +49,22 @@ def site(tmp_path_factory):
     for package in ("sphinx", "furo", "myst_parser", "latex2mathml"):
         pytest.importorskip(package, reason=f"{package} is in the extra docs")
     out = tmp_path_factory.mktemp("site")
-    line = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E", "-d", str(out / "doctrees"), "-b", "html"]
-    done = subprocess.run([*line, "docs", str(out / "html")], cwd=ROOT, capture_output=True, text=True, check=False)
+    line = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-E",
+        "-d",
+        str(out / "doctrees"),
+        "-b",
+        "html",
+    ]
+    done = subprocess.run(
+        [*line, "docs", str(out / "html")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return out / "html"
 
@@ -67,7 +90,9 @@ def test_the_site_is_built_without_a_warning_and_is_whole(site):
     assert science.count("<math ") > 30
     assert "$" not in re.sub(r"<(script|style).*?</\1>", "", science, flags=re.DOTALL)
     for style in site.rglob("*.css"):
-        assert not re.search(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), f"{style.name} fetches"
+        assert not re.search(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), (
+            f"{style.name} fetches"
+        )
     for path in (*pages, *site.rglob("*.js")):
         assert str(ROOT) not in path.read_text(), path.name
 

@@ -1,4 +1,6 @@
-"""A folder in which the command line is run, and what must hold of every run in it, whatever it is given."""
+"""A folder in which the command line is run, and what must hold of every run in it, whatever it is
+given.
+"""
 
 import contextlib
 import io
@@ -36,20 +38,25 @@ class Outcome:
     seconds: float
 
     def faults(self) -> list[str]:
-        """What is wrong with it, whatever was asked: a hang, a traceback, a code or error line that should not be."""
+        """What is wrong with it, whatever was asked: a hang, a traceback, a code or error line that
+        should not be.
+        """
         lines = len(re.findall(r"^error: ", self.err, re.MULTILINE))
         faults = {
             f"hung after {self.seconds:.0f} s": self.code is None,
             f"exit code {self.code}": self.code not in (None, *CODES),
             "a traceback": "Traceback (most recent" in self.err and "--debug" not in self.words,
             "an unexpected error": "error: unexpected " in self.err,
-            f"{lines} error lines with exit code {self.code}": lines != {0: 0, 1: 1, 2: 1}.get(self.code, lines),
+            f"{lines} error lines with exit code {self.code}": lines
+            != {0: 0, 1: 1, 2: 1}.get(self.code, lines),
         }
         return [fault for fault, found in faults.items() if found]
 
     def description(self) -> str:
         """The run and its faults, as a failed test prints them."""
-        line = " ".join(repr(word) if not word or not word.isprintable() else word for word in self.words)
+        line = " ".join(
+            repr(word) if not word or not word.isprintable() else word for word in self.words
+        )
         return f"{', '.join(self.faults())}: vitlens {line[:600]}\n    {self.err.strip()[-600:]}"
 
 
@@ -73,7 +80,9 @@ def alarm(seconds: float) -> Iterator[None]:
 
 @dataclass
 class Box:
-    """A folder with inputs, which no run may change, and a working folder, in which runs write below WRITABLE alone."""
+    """A folder with inputs, which no run may change, and a working folder, in which runs write
+    below WRITABLE alone.
+    """
 
     root: Path
     inputs: Path = field(init=False)
@@ -93,10 +102,16 @@ class Box:
     def trespasses(self) -> list[str]:
         """What appeared, changed or went away since `seal` where no run may write."""
         now = self._everything()
-        return sorted(path for path in now.keys() | self._before.keys() if now.get(path) != self._before.get(path))
+        return sorted(
+            path
+            for path in now.keys() | self._before.keys()
+            if now.get(path) != self._before.get(path)
+        )
 
     def run(self, words: Sequence[str]) -> Outcome:
-        """One command line in this process, in the working folder. A crash ends the worker: pytest-xdist says so."""
+        """One command line in this process, in the working folder. A crash ends the worker:
+        pytest-xdist says so.
+        """
         err = io.StringIO()
         code = None
         start = time.monotonic()
@@ -120,17 +135,28 @@ class Box:
             folders[:] = [name for name in folders if f"{place}/{name}" not in allowed]
             for name in [*files, *folders]:
                 facts = os.lstat(f"{place}/{name}")
-                found[f"{place}/{name}"] = (0, 0) if name in folders else (facts.st_mtime_ns, facts.st_size)
+                found[f"{place}/{name}"] = (
+                    (0, 0) if name in folders else (facts.st_mtime_ns, facts.st_size)
+                )
         return found
 
 
 def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
-    """A command line as a process of its own, not waited for: this tree's vitlens, one thread, no hub."""
+    """A command line as a process of its own, not waited for: this tree's vitlens, one thread, no
+    hub.
+    """
     tree = str(Path(__file__).parents[2])
     nowhere = subprocess.DEVNULL
-    settings = {"PYTHONPATH": tree, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
+    settings = {
+        "PYTHONPATH": tree,
+        "OMP_NUM_THREADS": "1",
+        "MPLBACKEND": "Agg",
+        "HF_HUB_OFFLINE": "1",
+    }
     line = [sys.executable, "-m", "vitlens", *words]
-    return subprocess.Popen(line, cwd=folder, env={**os.environ, **settings}, stdout=nowhere, stderr=nowhere)
+    return subprocess.Popen(
+        line, cwd=folder, env={**os.environ, **settings}, stdout=nowhere, stderr=nowhere
+    )
 
 
 def require_sound(outcomes: Sequence[Outcome], box: Box) -> None:

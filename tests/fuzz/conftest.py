@@ -28,7 +28,9 @@ def box(tmp_path: Path) -> Box:
     """A sealed box with valid inputs of every kind, and the report of a rollout in out/rolled."""
     made = Box(tmp_path / "box")
     make_inputs(made.inputs)
-    rolled = made.run(["rollout", str(made.inputs / "vit"), "--limit", "2", "--out", "out/rolled", "--quiet"])
+    rolled = made.run(
+        ["rollout", str(made.inputs / "vit"), "--limit", "2", "--out", "out/rolled", "--quiet"]
+    )
     assert rolled.code == 0, rolled.err
     made.seal()
     return made

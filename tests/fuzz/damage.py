@@ -1,4 +1,6 @@
-"""Ways to damage a file: any file's bytes, JSON's values, the arrays of an .npz, what safetensors say of themselves."""
+"""Ways to damage a file: any file's bytes, JSON's values, the arrays of an .npz, what safetensors
+say of themselves.
+"""
 
 import io
 import json
@@ -41,25 +43,41 @@ _VALUES: tuple[Any, ...] = (
     list(range(2_000)),
     {"": None},
 )
-_TEXTS = ("x", "[" * 100_000, '{"a":' * 100_000, "\0" * 100_000, "null", "[]", "1e999", "NaN", '{"a": 1, "a": 2}')
+_TEXTS = (
+    "x",
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    "\0" * 100_000,
+    "null",
+    "[]",
+    "1e999",
+    "NaN",
+    '{"a": 1, "a": 2}',
+)
 
 
 def flip_head(path: Path, draw: random.Random) -> None:
     """Some of the first bytes are others: headers stand there."""
     content = bytearray(path.read_bytes())
     for _ in range(draw.choice((1, 2, 4))):
-        content[draw.randrange(min(96, len(content)))] = draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))
+        content[draw.randrange(min(96, len(content)))] = draw.choice(
+            (0, 1, 127, 128, 255, draw.randrange(256))
+        )
     path.write_bytes(content)
 
 
 def cut(path: Path, draw: random.Random) -> None:
     """The end is missing, up to all of it."""
     content = path.read_bytes()
-    path.write_bytes(content[: draw.choice((0, 1, 7, 8, 9, draw.randrange(len(content)), len(content) - 1))])
+    path.write_bytes(
+        content[: draw.choice((0, 1, 7, 8, 9, draw.randrange(len(content)), len(content) - 1))]
+    )
 
 
 def replace(path: Path, draw: random.Random) -> None:
-    """Something else altogether: text, deep JSON, zeros, a folder, a link to itself, to nothing, to a device."""
+    """Something else altogether: text, deep JSON, zeros, a folder, a link to itself, to nothing, to
+    a device.
+    """
     path.unlink()
     target = draw.choice((path.name, "/nowhere/at/all", "/dev/zero", None, *[""] * 4))
     if target is None:
@@ -156,14 +174,18 @@ def state_dict(path: Path, draw: random.Random) -> None:
 
 
 def arrays(path: Path, draw: random.Random) -> None:
-    """An .npz whose arrays have other shapes, types or names, or whose headers promise what is not there."""
+    """An .npz whose arrays have other shapes, types or names, or whose headers promise what is not
+    there.
+    """
     with np.load(path, allow_pickle=False) as archive:
         held: dict[str, Any] = {name: archive[name] for name in archive.files}
     name = draw.choice(sorted(held))
     now = held.pop(name)
     types = ("float64", "int8", "complex64", "U3", "bool", "uint64", "S1", "float16")
     changes: tuple[Callable[[], Any], ...] = (
-        lambda: draw.choice((now[:0], now[:1], now[None], now.reshape(-1), np.array(1), np.zeros((0, 0)))),
+        lambda: draw.choice(
+            (now[:0], now[:1], now[None], now.reshape(-1), np.array(1), np.zeros((0, 0)))
+        ),
         lambda: now.astype(draw.choice(types)),
         lambda: np.full(now.shape, draw.choice((np.nan, np.inf, -1, 2**33, 2**62, 1e300))),
         lambda: np.full(now.shape, draw.choice((-1, 2**33, 2**62, 10**9)), dtype=np.int64),

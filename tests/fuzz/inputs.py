@@ -13,11 +13,21 @@ SIDE = 32
 
 
 def make_inputs(folder: Path) -> None:
-    """Fill a folder: photos/, classed/, parts/, masked/, boxed/, data.npz, classes.txt, vit/, cnn/, plain.pth ..."""
+    """Fill a folder: photos/, classed/, parts/, masked/, boxed/, data.npz, classes.txt, vit/, cnn/,
+    plain.pth ...
+    """
     draw = np.random.default_rng(0)
-    parts = [f"{part}/{name}/{index}.png" for name in ("cat", "dog") for index, part in enumerate(("test", "train"))]
+    parts = [
+        f"{part}/{name}/{index}.png"
+        for name in ("cat", "dog")
+        for index, part in enumerate(("test", "train"))
+    ]
     pictures = [
-        *(f"{place}/{index}.png" for place in ("photos", "masked/images", "boxed/images") for index in range(3)),
+        *(
+            f"{place}/{index}.png"
+            for place in ("photos", "masked/images", "boxed/images")
+            for index in range(3)
+        ),
         *(f"classed/{name}/{index}.png" for name in ("cat", "dog") for index in range(4)),
         *(f"parts/{name}" for name in parts),
         "photos/3.jpg",
@@ -28,22 +38,33 @@ def make_inputs(folder: Path) -> None:
     mask[8:20, 8:20] = 255
     for index in range(3):
         _written(folder / "masked" / "masks" / f"{index}.png", mask)
-    named = [{"file": f"{index}.png", "imagenet_class": index, "category": "cat"} for index in range(3)]
+    named = [
+        {"file": f"{index}.png", "imagenet_class": index, "category": "cat"} for index in range(3)
+    ]
     (folder / "masked" / "index.json").write_text(json.dumps(named))
     boxes = {
-        "images": [{"id": index, "file_name": f"{index}.png", "width": SIDE, "height": SIDE} for index in range(3)],
+        "images": [
+            {"id": index, "file_name": f"{index}.png", "width": SIDE, "height": SIDE}
+            for index in range(3)
+        ],
         "annotations": [
-            {"id": index, "image_id": index, "category_id": 1, "bbox": [4, 4, 12, 12]} for index in range(3)
+            {"id": index, "image_id": index, "category_id": 1, "bbox": [4, 4, 12, 12]}
+            for index in range(3)
         ],
         "categories": [{"id": 1, "name": "cat"}],
     }
     (folder / "boxed" / "annotations.json").write_text(json.dumps(boxes))
     images = draw.integers(0, 256, (12, SIDE, SIDE, 3), dtype=np.uint8)
-    np.savez(folder / "data.npz", images=images, labels=np.arange(12) % 10, classes=np.array(CLASSES))
+    np.savez(
+        folder / "data.npz", images=images, labels=np.arange(12) % 10, classes=np.array(CLASSES)
+    )
     (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n")
     (folder / "text.txt").write_text("no image, no weights\n")
     (folder / "empty").mkdir()
-    for name, model in (("vit", little_vit()), ("cnn", untrained("resnet20", classes=CLASSES, seed=1))):
+    for name, model in (
+        ("vit", little_vit()),
+        ("cnn", untrained("resnet20", classes=CLASSES, seed=1)),
+    ):
         save(model, folder / name / "model.safetensors")
         torch.save({"state_dict": model.module.state_dict()}, folder / f"{name}.pth")
 

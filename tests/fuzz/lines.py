@@ -1,4 +1,5 @@
-"""Command lines drawn from the command line's own options, most of them wrong in one place or more."""
+"""Command lines drawn from the command line's own options, most of them wrong in one place or
+more."""
 
 import random
 from collections.abc import Sequence
@@ -67,7 +68,14 @@ NASTY = (
     "vit-tiny",
     *NAMES[::4],
 )
-MODELS = ("vit-digits", "cnn-digits", "timm:vit_tiny_patch16_224", "vit-micro", "torchvision:resnet18", "open-clip:x/y")
+MODELS = (
+    "vit-digits",
+    "cnn-digits",
+    "timm:vit_tiny_patch16_224",
+    "vit-micro",
+    "torchvision:resnet18",
+    "open-clip:x/y",
+)
 WORDS = {
     option: words.split()
     for option, words in {
@@ -107,7 +115,8 @@ SHORT = {
     "audit": "--limit 2 --budget 0.001",
 }
 PATHS = (
-    "photos photos/0.png photos/3.jpg classed parts masked boxed data.npz empty text.txt none vit classes.txt vit.pth"
+    "photos photos/0.png photos/3.jpg classed parts masked boxed data.npz empty text.txt none "
+    "vit classes.txt vit.pth"
 )
 
 
@@ -119,7 +128,11 @@ class Lines:
 
         self._commands = dict(typer.main.get_command(application()).commands)  # type: ignore[attr-defined]
         self._tiny = [str(box.inputs / name) for name in ("vit", "cnn")]
-        self._models = [*MODELS, *self._tiny, *(str(box.inputs / name) for name in ("vit.pth", "text.txt", "none"))]
+        self._models = [
+            *MODELS,
+            *self._tiny,
+            *(str(box.inputs / name) for name in ("vit.pth", "text.txt", "none")),
+        ]
         self._paths = [str(box.inputs / name) for name in PATHS.split()]
         self._count = 0
 
@@ -147,17 +160,26 @@ class Lines:
         if name == "report":
             return [draw.choice(["out/rolled", *self._paths, *NASTY])]
         if name in ("models", "data"):
-            return [draw.choice(["digits", "deit3", "cifar10", *self._paths, *NASTY])] if draw.random() < 0.8 else []
+            return (
+                [draw.choice(["digits", "deit3", "cifar10", *self._paths, *NASTY])]
+                if draw.random() < 0.8
+                else []
+            )
         count = (2 if name in ("compare", "study") else 1) + draw.choice((-1, 0, 0, 0, 0, 1))
         words = [self._model(draw) for _ in range(count)]
         if name not in ("train", "profile", "study") and draw.random() < 0.5:
-            words += [draw.choice(("--data", "--images" if name != "evaluate" else "--data")), draw.choice(self._paths)]
+            words += [
+                draw.choice(("--data", "--images" if name != "evaluate" else "--data")),
+                draw.choice(self._paths),
+            ]
         return words
 
     def _model(self, draw: random.Random) -> str:
         if draw.random() < 0.5:
             return draw.choice((*MODELS[:2], *self._tiny))
-        return draw.choice((draw.choice(self._models), draw.choice(NASTY), f"a={draw.choice(self._models)}"))
+        return draw.choice(
+            (draw.choice(self._models), draw.choice(NASTY), f"a={draw.choice(self._models)}")
+        )
 
     def _option(self, option: Any, draw: random.Random) -> list[str]:
         opt = draw.choice([*option.opts, *option.secondary_opts])

@@ -23,19 +23,31 @@ FINISHED: dict[str, str] = {
     "walkthrough": "walkthrough {vit}",
     "train": "train vit-mini --dim 16 --depth 2 --heads 2 --patch-size 8 --epochs 1 --limit 20",
 }
-BEGUN: dict[str, tuple[str, str, int]] = {  # runs to be killed: words; the files, and their number, that show work done
+BEGUN: dict[
+    str, tuple[str, str, int]
+] = {  # runs to be killed: words; the files, and their number, that show work done
     "train": (
-        "train vit-mini --dim 32 --depth 2 --heads 2 --patch-size 8 --batch-size 50 --epochs 20 --limit 200",
+        "train vit-mini --dim 32 --depth 2 --heads 2 --patch-size 8 --batch-size 50 --epochs 20 "
+        "--limit 200",
         "checkpoint/*",
         1,
     ),
-    "ablate": ("ablate {vit} --limit 60 --batch-size 10 --replace mean,resample", "progress/*.npz", 2),
+    "ablate": (
+        "ablate {vit} --limit 60 --batch-size 10 --replace mean,resample",
+        "progress/*.npz",
+        2,
+    ),
     "attack": (
-        "attack {vit} --attack pgd,cw --no-corruptions --no-inside --limit 20 --batch-size 5 --steps 10",
+        "attack {vit} --attack pgd,cw --no-corruptions --no-inside --limit 20 --batch-size 5 "
+        "--steps 10",
         "progress/*.npz",
         1,
     ),
-    "study": ("study --kind pooling --seeds 1 --epochs 1 --limit 40", "points/*/seed-*/results.json", 2),
+    "study": (
+        "study --kind pooling --seeds 1 --epochs 1 --limit 40",
+        "points/*/seed-*/results.json",
+        2,
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""1,000 damaged files of every format that is read: one line and exit code 2, or a run without the damaged part."""
+"""1,000 damaged files of every format that is read: one line and exit code 2, or a run without the
+damaged part.
+"""
 
 import random
 import shutil
@@ -17,7 +19,8 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Target:
-    """A file to damage, below a folder of valid things, and the line that reads it; own: ways of its own format.
+    """A file to damage, below a folder of valid things, and the line that reads it; own: ways of
+    its own format.
 
     The line's {place} is the copy in which it was damaged.
     """
@@ -32,16 +35,30 @@ DATA = {
     "png": Target("photos/0.png", f"{PREDICT} {{place}}/photos"),
     "jpg": Target("photos/3.jpg", f"{PREDICT} {{place}}/photos/3.jpg"),
     "class-folder": Target(
-        "classed/cat/0.png", "features {vit} --data {place}/classed --no-tsne --no-cache --no-probe --k 1"
+        "classed/cat/0.png",
+        "features {vit} --data {place}/classed --no-tsne --no-cache --no-probe --k 1",
     ),
     "npz": Target("data.npz", "evaluate {vit} --data {place}/data.npz", (damage.arrays,)),
     "mask": Target("masked/masks/0.png", "rollout {vit} --data {place}/masked"),
-    "masks-index": Target("masked/index.json", "rollout {vit} --data {place}/masked", (damage.json_file,)),
-    "boxes": Target("boxed/annotations.json", "rollout {vit} --data {place}/boxed", (damage.json_file,)),
-    "classes": Target("classes.txt", "predict {place}/cnn.pth --arch resnet20 --classes {place}/classes.txt --limit 1"),
-    "safetensors": Target("vit/model.safetensors", "predict {place}/vit --limit 1", (damage.safetensors_header,)),
-    "cnn-safetensors": Target("cnn/model.safetensors", "predict {place}/cnn --limit 1", (damage.safetensors_header,)),
-    "pth": Target("cnn.pth", "predict {place}/cnn.pth --arch resnet20 --limit 1", (damage.state_dict,)),
+    "masks-index": Target(
+        "masked/index.json", "rollout {vit} --data {place}/masked", (damage.json_file,)
+    ),
+    "boxes": Target(
+        "boxed/annotations.json", "rollout {vit} --data {place}/boxed", (damage.json_file,)
+    ),
+    "classes": Target(
+        "classes.txt",
+        "predict {place}/cnn.pth --arch resnet20 --classes {place}/classes.txt --limit 1",
+    ),
+    "safetensors": Target(
+        "vit/model.safetensors", "predict {place}/vit --limit 1", (damage.safetensors_header,)
+    ),
+    "cnn-safetensors": Target(
+        "cnn/model.safetensors", "predict {place}/cnn --limit 1", (damage.safetensors_header,)
+    ),
+    "pth": Target(
+        "cnn.pth", "predict {place}/cnn.pth --arch resnet20 --limit 1", (damage.state_dict,)
+    ),
 }
 SETTINGS = ("results.json", "config.json")
 
@@ -63,13 +80,20 @@ def damaged(file: Path, own: tuple[damage.Damage, ...], seed: int) -> str:
     way = draw.choice(own) if own and draw.random() < 0.7 else draw.choice(damage.BYTES)
     try:
         way(file, draw)
-    except (EOFError, IndexError, TypeError, ValueError):  # no damage of its kind is there to be done
+    except (
+        EOFError,
+        IndexError,
+        TypeError,
+        ValueError,
+    ):  # no damage of its kind is there to be done
         way = damage.cut if file.stat().st_size else damage.replace
         way(file, draw)
     return way.__name__
 
 
-def check(ground: Box, file: Path, own: tuple[damage.Damage, ...], words: list[str], seed: int) -> None:
+def check(
+    ground: Box, file: Path, own: tuple[damage.Damage, ...], words: list[str], seed: int
+) -> None:
     way = damaged(file, own, seed)
     outcome = ground.run(words)
     faults = outcome.faults()
@@ -103,8 +127,14 @@ def test_damaged_reports(ground: Box, name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", BEGUN)
 def test_damaged_runs_to_resume(ground: Box, name: str, seed: int) -> None:
     folder = copy(ground.work / "out" / "begun" / name, ground.work / "out" / "case")
-    files = sorted(path for path in folder.rglob("[!.]*") if path.is_file() and path.suffix != ".png")
+    files = sorted(
+        path for path in folder.rglob("[!.]*") if path.is_file() and path.suffix != ".png"
+    )
     file = files[seed % len(files)]
-    own = {".json": (damage.json_file,), ".npz": (damage.arrays,), ".safetensors": (damage.safetensors_header,)}
+    own = {
+        ".json": (damage.json_file,),
+        ".npz": (damage.arrays,),
+        ".safetensors": (damage.safetensors_header,),
+    }
     words = [name] if name in ("train", "study") else words_of(BEGUN[name][0], ground)
     check(ground, file, own.get(file.suffix, ()), [*words, "--resume", str(folder)], seed)

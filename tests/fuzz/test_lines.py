@@ -1,4 +1,6 @@
-"""2,000 command lines, most of them wrong: each ends with a right code, one line, and nothing outside its folder."""
+"""2,000 command lines, most of them wrong: each ends with a right code, one line, and nothing
+outside its folder.
+"""
 
 import pytest
 

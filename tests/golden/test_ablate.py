@@ -1,4 +1,6 @@
-"""The record of `vitlens ablate` holds what the functions compute; killed runs are resumed, and no other."""
+"""The record of `vitlens ablate` holds what the functions compute; killed runs are resumed, and no
+other.
+"""
 
 import re
 
@@ -21,7 +23,9 @@ DIGITS = "--data digits --limit 12 --batch-size 6"
 PLAIN = "--no-curves --pairs 0 --no-patch"
 
 
-def test_numbers_are_those_of_the_function_and_one_row_holds_every_replacement(tiny_vit, golden, tmp_path):
+def test_numbers_are_those_of_the_function_and_one_row_holds_every_replacement(
+    tiny_vit, golden, tmp_path
+):
     """Each image's: tests/public/ablation."""
     record = ran(tmp_path / "out", f"ablate {tiny_vit} {DIGITS} {PLAIN} --replace zero")
     split = digits("test").limit(12)
@@ -30,12 +34,17 @@ def test_numbers_are_those_of_the_function_and_one_row_holds_every_replacement(t
     for index, (unit, row) in enumerate(zip(importance.units, record.units, strict=True)):
         part = unit.kind if unit.head is None else unit.head
         assert (row.kind, row.layer, row.head) == (unit.kind, unit.layer, unit.head)
-        for name, own, change in (("loss", row.loss, importance.loss), ("accuracy", row.accuracy, importance.accuracy)):
+        for name, own, change in (
+            ("loss", row.loss, importance.loss),
+            ("accuracy", row.accuracy, importance.accuracy),
+        ):
             assert record.metric(f"importance/tiny-vit/delta_{name}/{unit.layer}/{part}") == own
             assert own.value == pytest.approx(change.mean[index].item(), rel=1e-4, abs=1e-6)
             assert own.low <= own.value <= own.high
         assert row.matters == (row.p <= LEVEL)
-    assert record.metric("heads_that_matter/tiny-vit").value == np.mean([row.matters for row in record.heads])
+    assert record.metric("heads_that_matter/tiny-vit").value == np.mean(
+        [row.matters for row in record.heads]
+    )
     spared = [row.effect == "no effect" for row in record.heads]
     assert record.metric("heads_without_effect/tiny-vit").value == np.mean(spared)
     assert record.effects["zero"].units.tolist() == [row.unit for row in record.units]
@@ -68,24 +77,40 @@ def test_a_note_says_that_all_images_are_misclassified(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.neg_()
     save(model, tmp_path / "wrong" / "model.safetensors")
-    line = f"ablate {tmp_path / 'wrong'} --data digits --limit 12 {PLAIN} --units head --replace zero"
+    line = (
+        f"ablate {tmp_path / 'wrong'} --data digits --limit 12 {PLAIN} --units head --replace zero"
+    )
     notes = ran(tmp_path / "out", line).model.notes
     (note,) = [each for each in notes if "none of the 12 images" in each]
     assert note[1:] in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
-    """Labels become columns of the logits exactly once: the two classes of the data are 3 and 9 of the model."""
-    data = written_digits(tmp_path / "data", 40, lambda at, label: f"test/{label}/{at}.png" if label in (3, 9) else "")
+    """Labels become columns of the logits exactly once: the two classes of the data are 3 and 9 of
+    the model.
+    """
+    data = written_digits(
+        tmp_path / "data", 40, lambda at, label: f"test/{label}/{at}.png" if label in (3, 9) else ""
+    )
     record = ran(tmp_path / "out", f"ablate {tiny_vit} --data {data} {PLAIN} --replace mean")
     assert sorted(set(record.effects["mean"].labels.tolist())) == [3, 9]
 
 
 @pytest.mark.parametrize(("images", "by"), [(1, "zero"), (5, "resample"), (8, "mean")])
-def test_few_images_take_another_replacement_than_their_mean(images, by, tiny_vit, pictures, tmp_path):
-    """Nor are heads ranked without a significant effect: no removal in order, no removable share, no such figure."""
-    given = f"--images {pictures}/0.png --predicted" if images == 1 else f"--data digits --limit {images}"
-    record = ran(tmp_path / "out", f"ablate {tiny_vit} {given} --pairs 5 --prune 0.5 --units head --no-patch")
+def test_few_images_take_another_replacement_than_their_mean(
+    images, by, tiny_vit, pictures, tmp_path
+):
+    """Nor are heads ranked without a significant effect: no removal in order, no removable share,
+    no such figure.
+    """
+    given = (
+        f"--images {pictures}/0.png --predicted"
+        if images == 1
+        else f"--data digits --limit {images}"
+    )
+    record = ran(
+        tmp_path / "out", f"ablate {tiny_vit} {given} --pairs 5 --prune 0.5 --units head --no-patch"
+    )
     assert record.options["replace"] == [by]
     assert {row.replace for row in record.units} == {record.model.replace} == {by}
     assert bool(record.model.reason) == (by != "mean")
@@ -109,8 +134,14 @@ def test_a_ranking_needs_enough_images():
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
-    record = ran(tmp_path / "out", "ablate vit-digits --data digits --limit 24 --units head --replace zero --pairs 0")
-    [patching], arrays = record.patching, record.patched  # by default an image and its corrupted copy
+    record = ran(
+        tmp_path / "out",
+        "ablate vit-digits --data digits --limit 24 --units head --replace zero --pairs 0",
+    )
+    [patching], arrays = (
+        record.patching,
+        record.patched,
+    )  # by default an image and its corrupted copy
     assert arrays.clean.shape == arrays.corrupted.shape
     assert np.abs(arrays.clean - arrays.corrupted).max() > 0
     model = load("vit-digits")
@@ -118,7 +149,9 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
         both = model(torch.from_numpy(np.stack([arrays.clean, arrays.corrupted])).float())
     target, other = (model.classes.index(name) for name in (patching.target, patching.other))
     difference = (both[:, target] - both[:, other]).tolist()
-    assert [patching.difference_clean, patching.difference_corrupted] == pytest.approx(difference, rel=1e-4)
+    assert [patching.difference_clean, patching.difference_corrupted] == pytest.approx(
+        difference, rel=1e-4
+    )
     assert difference[0] > 0 > difference[1]
     assert patching.corrupted.startswith(f"{patching.clean}, ")
     assert patching.target == patching.clean != patching.other
@@ -134,36 +167,57 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     last = record.lens[-1]
     assert last.accuracy.value == pytest.approx(record.model.accuracy.value)
     half = next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2)
-    (section,) = [each for each in report(record).sections if "lens" in {figure.name for figure in each.figures}]
+    (section,) = [
+        each
+        for each in report(record).sections
+        if "lens" in {figure.name for figure in each.figures}
+    ]
     told = section.sentences[0].text
     assert f" {half.depth} block" in told
-    assert {f"{100 * row.accuracy.value:.1f}" for row in (half, last)} <= {*re.findall(r"\d+\.\d", told)}
+    assert {f"{100 * row.accuracy.value:.1f}" for row in (half, last)} <= {
+        *re.findall(r"\d+\.\d", told)
+    }
     for count in (0, len(record.heads)):
         ends = {(row.accuracy.value, row.loss) for row in record.curves if row.removed == count}
         assert len(ends) == 1  # of every order
-    named = f"--clean {pictures}/0.png --corrupted {pictures}/1.png --no-curves --pairs 0 --units head"
+    named = (
+        f"--clean {pictures}/0.png --corrupted {pictures}/1.png --no-curves --pairs 0 --units head"
+    )
     [pair] = ran(tmp_path / "named", f"ablate vit-digits --data digits --limit 2 {named}").patching
     assert (pair.clean, pair.corrupted, pair.corruption) == ("0.png", "1.png", "")
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_exemplars_are_the_images_of_whose_label_a_head_raises_the_logit_most(tmp_path):
-    """The logit is that above the mean of all classes, of which `direct_logit_attribution` says every one."""
-    record = ran(tmp_path / "out", "ablate vit-digits --data digits --limit 20 --units head --pairs 0 --no-curves")
+    """The logit is that above the mean of all classes, of which `direct_logit_attribution` says
+    every one.
+    """
+    record = ran(
+        tmp_path / "out",
+        "ablate vit-digits --data digits --limit 20 --units head --pairs 0 --no-curves",
+    )
     model = load("vit-digits")
     split = digits("test").limit(20)
     (batch,) = split.batches(20)
-    by_class = [vitlens.direct_logit_attribution(model, batch.images, name).heads for name in model.classes]
+    by_class = [
+        vitlens.direct_logit_attribution(model, batch.images, name).heads for name in model.classes
+    ]
     added = torch.stack(by_class, -1)
-    above = added.gather(-1, batch.labels[:, None, None, None].expand(*added.shape[:3], 1))[..., 0] - added.mean(-1)
+    above = added.gather(-1, batch.labels[:, None, None, None].expand(*added.shape[:3], 1))[
+        ..., 0
+    ] - added.mean(-1)
     shown = [row for row in record.exemplars if (row.layer, row.head) == (3, 2)]
     best = above[:, 3, 2].argsort(descending=True)[: len(shown)].tolist()
     assert [row.image for row in shown] == [split.names[index] for index in best]
-    assert [row.class_name for row in shown] == [model.classes[int(batch.labels[index])] for index in best]
+    assert [row.class_name for row in shown] == [
+        model.classes[int(batch.labels[index])] for index in best
+    ]
     assert [row.adds for row in shown] == pytest.approx(above[best, 3, 2].tolist(), abs=1e-4)
     pixels = record.pictures.images[[row.picture for row in shown]] / 255
     assert np.abs(pixels - batch.images[best].numpy()).max() < 0.01
-    assert {(row.layer, row.head) for row in record.exemplars} == {(row.layer, row.head) for row in record.heads}
+    assert {(row.layer, row.head) for row in record.exemplars} == {
+        (row.layer, row.head) for row in record.heads
+    }
 
 
 def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_path, capsys):
@@ -189,7 +243,9 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_
         (tiny_vit, "--replace zero", "with its replace"),
     ):
         assert says in refusal(capsys, f"ablate {model} {line} --quiet --resume {out} {typed}")
-    assert "folder of a run" in refusal(capsys, f"ablate {tiny_vit} {line} --quiet --resume {tmp_path / 'nothing'}")
+    assert "folder of a run" in refusal(
+        capsys, f"ablate {tiny_vit} {line} --quiet --resume {tmp_path / 'nothing'}"
+    )
     np.savez(data, images=255 - pixels, labels=batch.labels.numpy())
     assert "found others" in refusal(capsys, f"ablate {tiny_vit} {line} --quiet --resume {out}")
     np.savez(data, images=pixels, labels=(batch.labels.numpy() + 1) % 10)
@@ -199,6 +255,8 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_
     with stopping("ablate", at=0) as calls:
         again = gone_on(out, "ablate")
     assert calls[0] == every - stored < every  # what was stored was not measured again
-    assert again.metrics == whole.metrics  # also the forward equivalents: recalled outcomes are counted at their cost
+    assert (
+        again.metrics == whole.metrics
+    )  # also the forward equivalents: recalled outcomes are counted at their cost
     assert (again.status, again.tables) == ("done", whole.tables)
     assert not (out / "progress").exists()

@@ -1,4 +1,6 @@
-"""All commands: progress reaches its total, several processes find what one finds, copies name no path."""
+"""All commands: progress reaches its total, several processes find what one finds, copies name no
+path.
+"""
 
 import json
 import math
@@ -54,7 +56,11 @@ def test_every_bar_reaches_its_total(name, golden):
 PHASES = {  # besides those of every command
     "attack": ("checking the attacks on", "What changes inside the model"),
     "ablate": ("What each head attends to", "Activation patching", "Logit lens", "Pruning"),
-    "attention": ("Attention of every layer", "Rollout up to each layer", "Attention of every head"),
+    "attention": (
+        "Attention of every layer",
+        "Rollout up to each layer",
+        "Attention of every head",
+    ),
     "look": ("Which heads matter", "Attention of every head"),
     "walkthrough": ("Computing the head step by step",),
     "compare": ("Why images are misclassified",),
@@ -64,7 +70,13 @@ PHASES = {  # besides those of every command
 @pytest.mark.parametrize("name", PHASES)
 def test_each_phase_is_named(name, golden):
     lines = golden(name).said
-    for words in ("Importing libraries", "Loading", "Reading images", "Writing the report", *PHASES[name]):
+    for words in (
+        "Importing libraries",
+        "Loading",
+        "Reading images",
+        "Writing the report",
+        *PHASES[name],
+    ):
         assert any(line.startswith(words) for line in lines), words
 
 
@@ -72,8 +84,10 @@ SHARED = {  # evaluate: test_evaluate.py; stats: test_stats.py
     "rollout": LINES["rollout"],
     "ablate": LINES["ablate"],
     "stats over a training": "stats {kept} --data digits --limit 7 --over-training",
-    "attack": "attack {vit} --data digits --limit 4 --batch-size 2 --predicted --steps 3 --no-corruptions --no-inside "
-    "--attack fgsm,low-frequency --epsilon 0,4,32 --self-checks few --single-epsilon low-frequency=64",
+    "attack": "attack {vit} --data digits --limit 4 --batch-size 2 --predicted --steps 3 "
+    "--no-corruptions --no-inside "
+    "--attack fgsm,low-frequency --epsilon 0,4,32 --self-checks few --single-epsilon "
+    "low-frequency=64",
 }
 
 
@@ -83,38 +97,58 @@ def test_two_processes_find_what_one_finds(name, places, golden, tmp_path, monke
     kept = kept_run(tmp_path / "taught", kept=(0, 2), epochs=3) if "training" in name else None
     line = SHARED[name].format(**places, kept=kept, beside=tmp_path)
     with quick_attacks():
-        one = golden(name).record if SHARED[name] == LINES.get(name) else ran(tmp_path / "one", line)
+        one = (
+            golden(name).record if SHARED[name] == LINES.get(name) else ran(tmp_path / "one", line)
+        )
         words = f"{line} --device cpu --quiet --out {tmp_path / 'two'}".split()
         assert run_in_processes(2, lambda _: run(words), monkeypatch) == [0, 0]
     two = read_folder(tmp_path / "two")
     assert two.metrics.keys() == one.metrics.keys()
     for metric, expected in one.metrics.items():
         if not metric.startswith("cost"):
-            assert two.metrics[metric].value == pytest.approx(expected.value, rel=1e-4, abs=1e-6), metric
+            assert two.metrics[metric].value == pytest.approx(expected.value, rel=1e-4, abs=1e-6), (
+                metric
+            )
     if name == "rollout":
         assert (two.methods, two.shown) == (one.methods, one.shown)
         np.testing.assert_allclose(two.maps.maps, one.maps.maps, atol=1e-6)
     if name == "attack":
         first, second = (asdict(each.attacked["tiny-vit"]) for each in (one, two))
         np.testing.assert_equal(second, first)
-        epsilons = {attack: [row.epsilon for row in one.curves if row.attack == attack] for attack in first["distance"]}
+        epsilons = {
+            attack: [row.epsilon for row in one.curves if row.attack == attack]
+            for attack in first["distance"]
+        }
         assert epsilons == {"fgsm-linf": [0.0, 4.0, 32.0], "low-frequency-linf": [0.0, 64.0]}
-    for row, other in zip(getattr(one, "learning_heads", ()), getattr(two, "learning_heads", ()), strict=True):
+    for row, other in zip(
+        getattr(one, "learning_heads", ()), getattr(two, "learning_heads", ()), strict=True
+    ):
         assert other.statistics == pytest.approx(row.statistics, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("word", "more"),
-    [("attention", ""), ("attention", "--limit 30"), ("rollout", "--method rollout"), ("explain", "--method rollout")],
+    [
+        ("attention", ""),
+        ("attention", "--limit 30"),
+        ("rollout", "--method rollout"),
+        ("explain", "--method rollout"),
+    ],
 )
-def test_of_many_images_the_first_are_drawn_which_is_said(word, more, tiny_vit, pictures, tmp_path, capsys, request):
-    """Six on a sheet. The maps of attention, which stores no others, are as many as are asked for."""
+def test_of_many_images_the_first_are_drawn_which_is_said(
+    word, more, tiny_vit, pictures, tmp_path, capsys, request
+):
+    """Six on a sheet. The maps of attention, which stores no others, are as many as are asked
+    for."""
     if word != "explain":  # whose sheets are made here
         request.getfixturevalue("undrawn")
     (tmp_path / "many").mkdir()
     for number in range(30):
         shutil.copy(pictures / "0.png", tmp_path / "many" / f"{number:02}.png")
-    line = f"{word} {tiny_vit} --images {tmp_path / 'many'} {more} --device cpu --out {tmp_path / 'out'}"
+    line = (
+        f"{word} {tiny_vit} --images {tmp_path / 'many'} {more} --device cpu --out "
+        f"{tmp_path / 'out'}"
+    )
     assert run(line.split()) == 0
     said = [text for text in capsys.readouterr().err.splitlines() if "of the 30 images" in text]
     record = read_folder(tmp_path / "out")
@@ -130,7 +164,10 @@ PICTURED = {  # the figure of each command that draws some of the images, and ho
     "predict": ("predictions", lambda record: len(record.images_drawn.pixels)),
     "evaluate": ("surest_errors", lambda record: sum(map(len, errors_shown(record)))),
     "head": ("exemplars", lambda record: len(record.exemplars)),
-    "attack": ("examples", lambda record: sum(len(each.image[:3]) for each in record.examples.values())),
+    "attack": (
+        "examples",
+        lambda record: sum(len(each.image[:3]) for each in record.examples.values()),
+    ),
     "compare": ("panels", lambda record: min(6, len(record.images_shown))),
     "features": ("patches", lambda record: len(record.shown["a"].pixels)),
 }
@@ -146,8 +183,13 @@ def test_a_figure_of_some_images_says_how_many_of_how_many(name, golden):
     wanted, count = PICTURED[name]
     run_of = golden(name)
     document = run_of.document
-    every = [document.first.picture, *(figure for section in document.sections for figure in section.figures)]
-    (caption,) = (figure.caption for figure in every if figure is not None and figure.name == wanted)
+    every = [
+        document.first.picture,
+        *(figure for section in document.sections for figure in section.figures),
+    ]
+    (caption,) = (
+        figure.caption for figure in every if figure is not None and figure.name == wanted
+    )
     numbers = re.findall(r"\d[\d,]*", caption)
     assert numbers[:2] == [str(count(run_of.record)), str(run_of.record.images)]
 
@@ -178,12 +220,24 @@ def own(pictures: Path, tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory
     """A run on photographs in a folder whose name has a space."""
     root = tmp_path_factory.mktemp("sharing")
     photos = Path(shutil.copytree(pictures, root / "my photos"))
-    line = ["rollout", str(tiny_vit), "--images", str(photos), "--fusion", "mean", "--quiet", "--device", "cpu"]
+    line = [
+        "rollout",
+        str(tiny_vit),
+        "--images",
+        str(photos),
+        "--fusion",
+        "mean",
+        "--quiet",
+        "--device",
+        "cpu",
+    ]
     assert run([*line, "--out", str(root / "run")]) == 0
     return root / "run"
 
 
-def test_the_copy_has_the_numbers_and_no_path_and_goes_outside_into_a_new_folder(own, tmp_path, capsys):
+def test_the_copy_has_the_numbers_and_no_path_and_goes_outside_into_a_new_folder(
+    own, tmp_path, capsys
+):
     copy = tmp_path / "copy"
     place = str(own.parent)
     assert place in (own / "config.json").read_text()

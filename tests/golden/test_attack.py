@@ -29,7 +29,9 @@ def _checked_on_few():
 
 @pytest.fixture(scope="module")
 def record(golden) -> AttackRecord:
-    """A sharp ViT and the bundled CNN, attacked with its predictions as labels, with all measurements."""
+    """A sharp ViT and the bundled CNN, attacked with its predictions as labels, with all
+    measurements.
+    """
     return golden("attack").record
 
 
@@ -41,18 +43,29 @@ def test_numbers_are_those_of_the_arrays(record):
     assert len(record.curves) == 2 * (3 + 3 + 3)
     for row in record.curves:
         name = f"robust_accuracy/{row.model}/{row.attack}/{row.epsilon:g}"
-        assert record.metric(name).value == pytest.approx(robust(row.model, row.attack, row.epsilon).mean())
-        assert (row.accuracy.n, row.epsilon or row.accuracy.value) == (4, row.epsilon or 1)  # its own predictions
+        assert record.metric(name).value == pytest.approx(
+            robust(row.model, row.attack, row.epsilon).mean()
+        )
+        assert (row.accuracy.n, row.epsilon or row.accuracy.value) == (
+            4,
+            row.epsilon or 1,
+        )  # its own predictions
     for row in record.pairs:
         attack = "pgd-linf" if row.attack == "clean" else row.attack
         first, second = (robust(model, attack, row.epsilon) for model in PAIR)
-        assert (row.only_first, row.only_second) == ((first & ~second).sum(), (second & ~first).sum())
+        assert (row.only_first, row.only_second) == (
+            (first & ~second).sum(),
+            (second & ~first).sum(),
+        )
         assert row.difference.value == pytest.approx(100 * (first.mean() - second.mean()))
         assert row.p <= row.p_holm <= 1
     assert [row.attack for row in record.pairs].count("clean") == 1
     for row in record.attacks:
         values = record.attacked[row.model].broken_at[row.attack]
-        assert (row.right, row.broken) == ((values > 0).sum(), (np.isfinite(values) & (values > 0)).sum())
+        assert (row.right, row.broken) == (
+            (values > 0).sum(),
+            (np.isfinite(values) & (values > 0)).sum(),
+        )
 
 
 def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_recorded(record):
@@ -67,14 +80,26 @@ def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_
             assert row.rate.value == 1
             assert row.accuracy.value == pytest.approx(1 - fooled[row.made_for] / 4)
     names = {name for name in record.metrics if name.startswith("map_agreement")}
-    assert names >= {f"map_agreement/vit/spearman/{maps}" for maps in ("best-for-each-prediction", "rollout")}
+    assert names >= {
+        f"map_agreement/vit/spearman/{maps}" for maps in ("best-for-each-prediction", "rollout")
+    }
     cnn = ("the-true-class", "each-prediction")
     assert names >= {f"map_agreement/cnn-digits/top/gradcam-for-{maps}" for maps in cnn}
     assert all(0 <= row.distance.low <= row.distance.value <= 2 for row in record.blocks)
-    for row in record.overall:  # the first block at which the attack changes half as much as another image
-        own = {(each.kind, each.block): each.distance.value for each in record.blocks if each.model == row.model}
+    for row in (
+        record.overall
+    ):  # the first block at which the attack changes half as much as another image
+        own = {
+            (each.kind, each.block): each.distance.value
+            for each in record.blocks
+            if each.model == row.model
+        }
         blocks = [block for kind, block in own if kind == "noise"]
-        halfway = [block for block in blocks if 2 * own["adversarial", block] >= own["another image", block]]
+        halfway = [
+            block
+            for block in blocks
+            if 2 * own["adversarial", block] >= own["another image", block]
+        ]
         assert (None if row.halfway is None else row.halfway.value) == min(halfway, default=None)
     arrays = record.examples["vit"]
     assert np.abs(arrays.change).max() <= 32 / 255 + 1e-3
@@ -82,7 +107,8 @@ def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_
 
 
 @pytest.mark.parametrize(
-    ("name", "alias", "model"), [("attack", "vit", "sharp"), ("attack of predictions", "tiny-vit", "vit")]
+    ("name", "alias", "model"),
+    [("attack", "vit", "sharp"), ("attack of predictions", "tiny-vit", "vit")],
 )
 def test_noise_beside_an_attack_is_as_large_as_its_perturbation(name, alias, model, golden, places):
     record = golden(name).record
@@ -93,11 +119,15 @@ def test_noise_beside_an_attack_is_as_large_as_its_perturbation(name, alias, mod
     noise = draws.choice((-1, 1), clean.shape) * np.abs(change).max((1, 2, 3), keepdims=True)
     if name == "attack of predictions":  # by PGD in L2
         noise = draws.standard_normal(clean.shape)
-        noise *= np.sqrt((change**2).sum((1, 2, 3), keepdims=True) / (noise**2).sum((1, 2, 3), keepdims=True))
+        noise *= np.sqrt(
+            (change**2).sum((1, 2, 3), keepdims=True) / (noise**2).sum((1, 2, 3), keepdims=True)
+        )
     images = torch.from_numpy(np.concatenate([clean, (clean + noise).clip(0, 1)])).float()
     (outputs,) = vitlens.capture(load(str(places[model])), images, ["blocks.1.input"]).values()
     distance = 1 - torch.cosine_similarity(*outputs.flatten(1).chunk(2)).mean().item()
-    found = {(row.kind, row.block): row.distance.value for row in record.blocks if row.model == alias}
+    found = {
+        (row.kind, row.block): row.distance.value for row in record.blocks if row.model == alias
+    }
     assert found["noise", 0] == pytest.approx(distance, rel=0.5)  # of other random numbers
 
 
@@ -105,7 +135,10 @@ def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record)
     rows = [row for row in record.checks if row.model == "vit"]
     (of_cw,) = [row for row in rows if (row.name, row.attack) == ("no limit", "cw-l2")]
     assert (of_cw.state != "failed") is (of_cw.found == "none found for 0 of 4")
-    assert {row.attack for row in rows if row.name == "epsilon 0"} == {"fgsm-linf", "pgd-linf"}  # cw has none
+    assert {row.attack for row in rows if row.name == "epsilon 0"} == {
+        "fgsm-linf",
+        "pgd-linf",
+    }  # cw has none
     assert {row.name for row in rows if row.attack == "pgd-linf"} == {
         "curve",
         "gradients read",
@@ -115,19 +148,32 @@ def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record)
         "more steps",
         "no limit",
     }
-    assert all(row.state != "failed" for row in rows if row.name in ("curve", "epsilon 0", "within the budget"))
+    assert all(
+        row.state != "failed"
+        for row in rows
+        if row.name in ("curve", "epsilon 0", "within the budget")
+    )
     document = report(record)
     assert not document.first.answer
-    assert {each.state for each in judged(document) if each.question == "robustness"} <= {"inconclusive"}
+    assert {each.state for each in judged(document) if each.question == "robustness"} <= {
+        "inconclusive"
+    }
 
 
 def test_few_checks_are_three_a_model_and_look_at_the_strongest_attack(tiny_vit, tmp_path):
-    line = f"attack {tiny_vit} --data digits --limit 12 --batch-size 2 --no-corruptions --no-inside --no-transfer"
+    line = (
+        f"attack {tiny_vit} --data digits --limit 12 --batch-size 2 --no-corruptions "
+        "--no-inside --no-transfer"
+    )
     found = {}
     for kind in ("few", "all"):
         typed = f"{line} --attack fgsm,pgd --epsilon 1,4 --steps pgd=3 --self-checks {kind}"
         found[kind] = {(row.name, row.attack): row for row in ran(tmp_path / kind, typed).checks}
-    assert {name for name, _ in found["few"]} == {"gradients", "more steps", "one step against many"}
+    assert {name for name, _ in found["few"]} == {
+        "gradients",
+        "more steps",
+        "one step against many",
+    }
     assert all("pgd" in attack for name, attack in found["few"] if name != "gradients")
     assert found["few"].items() <= found["all"].items()  # the same checks with the same outcomes
 
@@ -146,8 +192,12 @@ def test_a_stopped_run_is_resumed_and_no_other(tmp_path, tiny_vit, capsys):
         with stopping("attack", at=5):
             assert run(f"{typed} {ENDS} {out}".split()) == 1
         assert read_folder(out).status == "failed"
-        assert "its seed" in refusal(capsys, f"{typed} --seed 3 --device cpu --quiet --resume {out}")
-        assert "its attacks" in refusal(capsys, f"{line} --attack fgsm --device cpu --quiet --resume {out}")
+        assert "its seed" in refusal(
+            capsys, f"{typed} --seed 3 --device cpu --quiet --resume {out}"
+        )
+        assert "its attacks" in refusal(
+            capsys, f"{line} --attack fgsm --device cpu --quiet --resume {out}"
+        )
         assert len(list((out / "progress").glob("*.npz"))) == 4
         with stopping("attack", at=0) as calls:
             again = gone_on(out, typed)
@@ -157,7 +207,9 @@ def test_a_stopped_run_is_resumed_and_no_other(tmp_path, tiny_vit, capsys):
     assert (again.status, again.metrics) == ("done", whole.metrics)
 
 
-def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_that_resumes(tmp_path, tiny_vit, capsys):
+def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_that_resumes(
+    tmp_path, tiny_vit, capsys
+):
     typed = f"attack mine={tiny_vit} {FEW} --epsilon 0,4,32 --self-checks few --attack fgsm,noise"
     out = tmp_path / "stopped"
     with quick_attacks(part=1):
@@ -168,7 +220,9 @@ def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_tha
         assert len(list((out / "progress").glob("*.npz"))) == 2
         line = said.partition("go on with vitlens ")[2].split()
         assert line == ["attack", "--resume", str(out)]
-        assert "leave it out" in refusal(capsys, f"{' '.join(line)} --attack pgd --device cpu --quiet")
+        assert "leave it out" in refusal(
+            capsys, f"{' '.join(line)} --attack pgd --device cpu --quiet"
+        )
         with stopping("attack", at=0) as calls:
             assert run([*line, "--device", "cpu", "--quiet"]) == 0
     assert calls[0] == 2
@@ -178,24 +232,35 @@ def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_tha
     assert "--resume FOLDER" in refusal(capsys, "attack --data digits")
 
 
-def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(tmp_path, tiny_vit, capsys):
+def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(
+    tmp_path, tiny_vit, capsys
+):
     line = f"attack {tiny_vit} {FEW} --attack pgd,deepfool --steps 2 --epsilon 1,8"
     up = ran(tmp_path / "up", line)
     down = ran(tmp_path / "down", f"{line} --downwards")
     same_arrays(up, down)
-    assert up.attacks[0].forwards > down.attacks[0].forwards > 0  # what stays correct at the largest epsilon is done
-    (check,) = [row for row in down.checks if row.name == "from below"]  # deepfool has no epsilons to try
+    assert (
+        up.attacks[0].forwards > down.attacks[0].forwards > 0
+    )  # what stays correct at the largest epsilon is done
+    (check,) = [
+        row for row in down.checks if row.name == "from below"
+    ]  # deepfool has no epsilons to try
     assert check.attack == "pgd-linf"
     assert check.found.startswith("0 of ")
     assert not [row for row in up.checks if row.name == "from below"]
     assert any("--downwards" in each.text for each in report(down).first.unknown)
-    assert "with its epsilons" in refusal(capsys, f"{line} --device cpu --quiet --resume {tmp_path / 'down'}")
+    assert "with its epsilons" in refusal(
+        capsys, f"{line} --device cpu --quiet --resume {tmp_path / 'down'}"
+    )
 
 
 @pytest.fixture(scope="module")
 def corrupted(tmp_path_factory):
     """A trained and an untrained model on corruptions."""
-    line = "attack cnn-digits other=cnn-digits@random --data digits --limit 24 --attack fgsm --epsilon 2,8 --no-inside"
+    line = (
+        "attack cnn-digits other=cnn-digits@random --data digits --limit 24 --attack fgsm "
+        "--epsilon 2,8 --no-inside"
+    )
     folder = tmp_path_factory.mktemp("corrupted") / "run"
     return ran(folder, f"{line} --no-transfer --self-checks few --baseline other")
 
@@ -204,12 +269,16 @@ def test_differences_under_corruptions_are_paired_and_corrected_together(corrupt
     rows = corrupted.corruption_pairs
     assert len(rows) == 7 * 5
     assert [row.p_holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
-    kept = {(row.model, row.kind, row.severity): row.accuracy.value for row in corrupted.corruptions}
+    kept = {
+        (row.model, row.kind, row.severity): row.accuracy.value for row in corrupted.corruptions
+    }
     for row in rows:
         gap = kept[row.first, row.kind, row.severity] - kept[row.second, row.kind, row.severity]
         assert row.difference.value == pytest.approx(100 * gap)
     most = max(row.difference.value for row in rows if row.p_holm <= 0.05)
-    (claim,) = [each for each in report(corrupted).claims if each.question.startswith("corruption: ")]
+    (claim,) = [
+        each for each in report(corrupted).claims if each.question.startswith("corruption: ")
+    ]
     assert (claim.effect.value, claim.subject) == (most, "cnn-digits and other")
 
 
@@ -225,7 +294,9 @@ def test_corruptions_of_labelled_images(corrupted):
     assert not record.transfer
     document = report(record)
     assert states(document)["common corruptions of cnn-digits"] in ("pass", "warn", "fail")
-    assert states(document)["common corruptions of other"] == "inconclusive"  # at chance: nothing to lose
+    assert (
+        states(document)["common corruptions of other"] == "inconclusive"
+    )  # at chance: nothing to lose
     assert [figure.name for figure in document.figures] == ["curves", "pairs", "corruptions"]
 
 
@@ -239,7 +310,10 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
     images = np.zeros((30, 32, 32, 3), np.uint8)
     labels = np.zeros(30, np.int64)
     np.savez(tmp_path / "zeros.npz", images=images, labels=labels)
-    line = f"attack {tmp_path / 'nine'} --data {tmp_path / 'zeros.npz'} --batch-size 2 --attack pgd --steps 2"
+    line = (
+        f"attack {tmp_path / 'nine'} --data {tmp_path / 'zeros.npz'} --batch-size 2 --attack "
+        "pgd --steps 2"
+    )
     record = ran(tmp_path / "run", line)
     assert {(row.accuracy.value, row.accuracy.n) for row in record.curves} == {(0.0, 6)}
     assert record.checks == ()
@@ -247,7 +321,10 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
 
 
 def test_one_image_without_a_label(tmp_path, tiny_vit, pictures):
-    line = f"attack {tiny_vit} --images {pictures / '0.png'} --predicted --attack fgsm --epsilon 1,200 --no-corruptions"
+    line = (
+        f"attack {tiny_vit} --images {pictures / '0.png'} --predicted --attack fgsm --epsilon "
+        "1,200 --no-corruptions"
+    )
     assert ran(tmp_path / "run", line).curves[0].accuracy.value == 1  # of its own prediction
 
 
@@ -255,7 +332,10 @@ def test_a_model_that_classifies_no_image_correctly_is_not_judged(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.neg_()
     save(model, tmp_path / "bad" / "model.safetensors")
-    record = ran(tmp_path / "out", f"attack {tmp_path / 'bad'} --data digits --limit 3 --attack fgsm --no-corruptions")
+    record = ran(
+        tmp_path / "out",
+        f"attack {tmp_path / 'bad'} --data digits --limit 3 --attack fgsm --no-corruptions",
+    )
     assert (record.metric("accuracy/bad").value, record.checks) == (0, ())
     assert set(states(report(record)).values()) == {"inconclusive"}
     assert not clear_effects(report(record))

@@ -1,4 +1,6 @@
-"""`vitlens attention` and `rollout`: numbers are those of the functions, reports claim no more than they show."""
+"""`vitlens attention` and `rollout`: numbers are those of the functions, reports claim no more than
+they show.
+"""
 
 import re
 from dataclasses import replace
@@ -32,14 +34,20 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
     for block in model.module.blocks:
         block.attn.qkv.weight.data *= 30  # maps that differ from layer to layer
     save(model, tmp_path / "three.safetensors")
-    record = ran(tmp_path / "out", f"attention {tmp_path / 'three.safetensors'} --data digits --limit 9")
+    record = ran(
+        tmp_path / "out", f"attention {tmp_path / 'three.safetensors'} --data digits --limit 9"
+    )
     model = load(str(tmp_path / "three.safetensors"))
     maps = record.maps.layer
     for layer, weights in enumerate(vitlens.attention(model, pixels(record))):
         own = weights[:, :, 0, 3:].numpy()
         np.testing.assert_allclose(maps[layer].reshape(own.shape), own, atol=1e-6)
-        assert record.layers[layer].prefix_mass == pytest.approx(weights[:, :, 0, :3].sum(-1).mean().item(), rel=1e-4)
-    np.testing.assert_allclose(record.maps.rollout[:, -1], vitlens.rollout(model, pixels(record)), atol=1e-6)
+        assert record.layers[layer].prefix_mass == pytest.approx(
+            weights[:, :, 0, :3].sum(-1).mean().item(), rel=1e-4
+        )
+    np.testing.assert_allclose(
+        record.maps.rollout[:, -1], vitlens.rollout(model, pixels(record)), atol=1e-6
+    )
     assert {"layers", "layers_more"} <= figures(record)
     masks = load_data("digits", limit=9).masks.numpy()
     rows = {(row.maps, row.layer, row.head): row for row in record.on_object}
@@ -49,7 +57,9 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
         large = enlarged(maps[layer][:, head] if kind == "head" else own, masks.shape[1:])
         expected = (large * masks).sum((1, 2)) / large.sum((1, 2))
         assert row.estimate.value == pytest.approx(expected.mean(), abs=1e-6)
-        assert row.of_baseline.value >= masks.mean() - 1e-6  # of a uniform map, one of the baselines
+        assert (
+            row.of_baseline.value >= masks.mean() - 1e-6
+        )  # of a uniform map, one of the baselines
         gain = 100 * (row.estimate.value - row.of_baseline.value)
         assert row.difference.value == pytest.approx(gain, abs=1e-4)
     for row in record.layers:
@@ -57,7 +67,9 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
         assert (row.share, row.share_of_baseline) == (known.estimate, known.of_baseline)
         assert row.share_difference == known.difference
         hits = on_highest(maps[row.layer].mean(1), masks).mean()
-        assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(hits)
+        assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(
+            hits
+        )
     overview = golden("attention").record
     assert record.layers[0].previous is None
     assert figures(overview) == OVERVIEW
@@ -88,7 +100,10 @@ def test_views_of_a_patch(golden, tiny_vit):
 @pytest.mark.slow
 def test_attention_to_padding_is_recorded(pictures, tmp_path):
     """10x10 patches in windows of 7x7."""
-    line = f"attention torchvision:swin_t --random-weights --image-size 40 --images {pictures / '0.png'}"
+    line = (
+        "attention torchvision:swin_t --random-weights --image-size 40 --images "
+        f"{pictures / '0.png'}"
+    )
     record = ran(tmp_path / "out", f"{line} --query 9,9 --key 9,9")
     assert record.query[0].grid == (10, 10)
     assert 0.1 < record.query[0].padding < 1
@@ -97,24 +112,36 @@ def test_attention_to_padding_is_recorded(pictures, tmp_path):
 def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
     """Of a model whose positions were made so that near ones are alike."""
     model = load(str(tiny_vit))
-    rows, columns = (part.flatten().float() for part in torch.meshgrid(*[torch.arange(4)] * 2, indexing="ij"))
+    rows, columns = (
+        part.flatten().float() for part in torch.meshgrid(*[torch.arange(4)] * 2, indexing="ij")
+    )
     apart = (rows[:, None] - rows[None]) ** 2 + (columns[:, None] - columns[None]) ** 2
-    model.module.pos_embed.data[0, 1:] = torch.linalg.cholesky(torch.exp(-apart / 8) + 1e-4 * torch.eye(16))
+    model.module.pos_embed.data[0, 1:] = torch.linalg.cholesky(
+        torch.exp(-apart / 8) + 1e-4 * torch.eye(16)
+    )
     save(model, tmp_path / "ordered.safetensors")
     similar = torch.exp(-apart / 8) / (1 + 1e-4) + torch.eye(16) * 1e-4 / (1 + 1e-4)
     upper = torch.ones(16, 16).triu(1) > 0
     expected = torch.corrcoef(torch.stack((similar[upper], apart[upper].sqrt())))[0, 1].item()
-    record = ran(tmp_path / "out", f"attention {tmp_path / 'ordered.safetensors'} --images {pictures / '0.png'}")
+    record = ran(
+        tmp_path / "out",
+        f"attention {tmp_path / 'ordered.safetensors'} --images {pictures / '0.png'}",
+    )
     metric = record.metric("positions/ordered/distance_correlation")
     assert (metric.value, metric.n) == (pytest.approx(expected, abs=1e-3), 16)
     for pairs in ("all", "rows", "columns"):
-        assert record.metric(f"positions/ordered/rank_correlation/{pairs}").value == pytest.approx(1, abs=1e-3)
+        assert record.metric(f"positions/ordered/rank_correlation/{pairs}").value == pytest.approx(
+            1, abs=1e-3
+        )
     (claim,) = report(record).claims  # of one image nothing else is said
     assert " more similar" in claim.says
 
 
 def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pictures, tmp_path):
-    line = f"attention timm:gcvit_xxtiny --random-weights --image-size 64 --images {pictures / '0.png'}"
+    line = (
+        "attention timm:gcvit_xxtiny --random-weights --image-size 64 --images "
+        f"{pictures / '0.png'}"
+    )
     record = ran(tmp_path / "out", line)
     assert [row.layer for row in record.layers] == list(range(4, 12))
     assert [row.layer for row in record.without_map] == list(range(4))
@@ -137,24 +164,34 @@ def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path
     assert record.field_maps.field[0].shape == (32, 32)
     places = [(row.grid, row.row, row.column) for row in record.query[::2]]
     assert places == [((16, 16), 13, 7), ((8, 8), 6, 3), ((4, 4), 3, 1)]
-    assert all(row.prefix is None and (row.padding is None or row.padding < 1e-5) for row in record.query)
+    assert all(
+        row.prefix is None and (row.padding is None or row.padding < 1e-5) for row in record.query
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("preset", ["swin-micro", "vit-micro"])
 def test_images_of_another_size_than_the_models_are_resized_by_it(preset, tmp_path):
     """Digits keep their 32 px, and the model resizes them to its 40."""
-    record = ran(tmp_path / "out", f"attention {preset} --random-weights --image-size 40 --data digits --limit 2")
+    record = ran(
+        tmp_path / "out",
+        f"attention {preset} --random-weights --image-size 40 --data digits --limit 2",
+    )
     assert record.layers[0].map == ((20, 20) if preset == "swin-micro" else (10, 10))
     for row in record.layout:
-        assert row.image_size == tuple(side * patch for side, patch in zip(row.grid, row.patch_size))
+        assert row.image_size == tuple(
+            side * patch for side, patch in zip(row.grid, row.patch_size)
+        )
     assert [row.map for row in record.windows[:1]] == [(20, 20)] * (preset == "swin-micro")
 
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("command", ["attention", "rollout"])
 def test_weights_before_talking_heads_are_said_to_be(golden, pictures, tmp_path, command):
-    line = f"{command} timm:cait_xxs24_224 --random-weights --image-size 32 --images {pictures / '0.png'}"
+    line = (
+        f"{command} timm:cait_xxs24_224 --random-weights --image-size 32 --images "
+        f"{pictures / '0.png'}"
+    )
     for record in (ran(tmp_path / "out", line), golden(command).record):
         mixed = record.folder == tmp_path / "out"
         assert bool(record.mixed_heads) == mixed
@@ -204,19 +241,28 @@ def test_numbers_of_rollout_are_those_of_the_function(tiny_vit, golden):
     split = digits("test").limit(12)
     model = load(str(tiny_vit))
     found = {fusion: vitlens.rollout(model, split, fusion=fusion) for fusion in ("max", "min")}
-    torch.testing.assert_close(torch.from_numpy(record.maps.maps[:, 0]), found["max"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        torch.from_numpy(record.maps.maps[:, 0]), found["max"], atol=1e-6, rtol=0
+    )
     for at, row in enumerate(record.methods):
         shares = on_highest(record.maps.maps[:, at], split.masks.numpy())
         assert record.maps.hits[:, at].tolist() == (shares > 0.5).tolist()
         metric = record.metric(f"localisation/tiny-vit/pointing/{row.maps}")
         assert (metric, metric.n, metric.value) == (row.pointing, 12, pytest.approx(shares.mean()))
-        assert row.difference.value == pytest.approx(100 * (row.pointing.value - row.of_baseline.value))
-        assert row.of_baseline.value >= split.masks.float().mean().item() - 1e-6  # of a uniform map, one of them
+        assert row.difference.value == pytest.approx(
+            100 * (row.pointing.value - row.of_baseline.value)
+        )
+        assert (
+            row.of_baseline.value >= split.masks.float().mean().item() - 1e-6
+        )  # of a uniform map, one of them
     assert [row.name for row in record.methods] == ["rollout (max)", "rollout (min)"]
     mass = found["max"].flatten(1).sum(1).mean().item()
     assert record.metric("rollout/tiny-vit/patch_mass/max").value == pytest.approx(mass, rel=1e-5)
     (pair,) = record.pairs
-    ranked = [stats.spearmanr(*map(torch.flatten, both)).statistic for both in zip(found["max"], found["min"])]
+    ranked = [
+        stats.spearmanr(*map(torch.flatten, both)).statistic
+        for both in zip(found["max"], found["min"])
+    ]
     assert pair.agreement.value == pytest.approx(sum(ranked) / len(ranked), rel=1e-5)
 
 
@@ -235,7 +281,9 @@ def test_maps_that_are_zero_everywhere_are_said(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.zero_()  # no weight of attention changes a logit
     save(model, tmp_path / "blind" / "model.safetensors")
-    record = ran(tmp_path / "out", f"rollout {tmp_path / 'blind'} --data digits --limit 12 --fusion mean")
+    record = ran(
+        tmp_path / "out", f"rollout {tmp_path / 'blind'} --data digits --limit 12 --fusion mean"
+    )
     assert {row.name: row.zero for row in record.methods} == {"rollout (mean)": 0, "relevance": 12}
     area = digits("test").limit(12).masks.float().mean().item()
     hits = record.metric("localisation/blind/pointing/relevance").value
@@ -249,13 +297,19 @@ def test_what_was_planted_is_found_and_nothing_beyond_its_limit():
     assert found.keys() == {"pointing game", "information", "fusion of heads"}
     assert "1 of 3" in found["pointing game"]
     assert "**relevance**" in found["pointing game"]
-    flat, not_flat = (said(rollout(information=Estimate(v, v - 0.1, v + 0.1, 40, "bits"))) for v in (0.2, 0.45))
+    flat, not_flat = (
+        said(rollout(information=Estimate(v, v - 0.1, v + 0.1, 40, "bits"))) for v in (0.2, 0.45)
+    )
     assert "**mean-map** is nearly uniform" in flat["information"]
     assert "nearly uniform" not in not_flat["information"]
-    fixed, not_fixed = (said(rollout(by_place=Estimate(v, v - 0.03, v + 0.03, 40))) for v in (0.95, 0.77))
+    fixed, not_fixed = (
+        said(rollout(by_place=Estimate(v, v - 0.03, v + 0.03, 40))) for v in (0.95, 0.77)
+    )
     assert "**mean-map**" in fixed["fixed places"]
     assert "fixed places" not in not_fixed
     missing = said(rollout(difference=Estimate(-40.0, -50.0, -30.0, 40, "points")))
     assert "**mean-map**" in missing["maps that miss the object"]
     none = rollout()
-    assert "None of 2" in said(replace(none, methods=none.methods[:2]))["pointing game"]  # gains of 0 and 1 points
+    assert (
+        "None of 2" in said(replace(none, methods=none.methods[:2]))["pointing game"]
+    )  # gains of 0 and 1 points

@@ -1,4 +1,6 @@
-"""An audit from beginning to end on tiny models: chapters, verdicts, what is said without labels, JUnit, exit codes."""
+"""An audit from beginning to end on tiny models: chapters, verdicts, what is said without labels,
+JUnit, exit codes.
+"""
 
 import json
 from dataclasses import replace
@@ -13,7 +15,14 @@ from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Record
 
-SUBJECTS = {"accuracy", "calibration", "maps", "robustness", "common corruptions", "attention health"}
+SUBJECTS = {
+    "accuracy",
+    "calibration",
+    "maps",
+    "robustness",
+    "common corruptions",
+    "attention health",
+}
 WHOLE = "--batch-size 4 --budget 60"  # with quick_attacks(()) FGSM is the only attack
 
 
@@ -48,14 +57,27 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     for row in record.chapters:  # a metric of the audit is that of its chapter
         chapter = read_folder(labelled / "run" / row.folder)
         shared = chapter.metrics.keys() & record.metrics.keys()
-        assert {name: record.metrics[name] for name in shared} == {name: chapter.metrics[name] for name in shared}
+        assert {name: record.metrics[name] for name in shared} == {
+            name: chapter.metrics[name] for name in shared
+        }
 
 
-def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(labelled, tiny_vit, tmp_path):
+def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(
+    labelled, tiny_vit, tmp_path
+):
     """With next to no time accuracy alone; with more, all chapters."""
-    little = ran(tmp_path / "run", f"audit mine={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 1e-6")
+    little = ran(
+        tmp_path / "run",
+        f"audit mine={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 1e-6",
+    )
     assert set(little.named) == {"evaluate"}
-    assert {row.part for row in little.untested} == {"stats", "corruptions", "explain", "failures", "reliance"}
+    assert {row.part for row in little.untested} == {
+        "stats",
+        "corruptions",
+        "explain",
+        "failures",
+        "reliance",
+    }
     found = states(little)
     for subject in SUBJECTS - {"accuracy", "calibration"}:
         assert found[subject] == "not tested"
@@ -67,7 +89,9 @@ def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(labelle
 
 def test_the_title_says_first_whether_the_requirement_holds(labelled):
     record = read_folder(labelled / "run")
-    assert report(record).title.startswith("Do not release mine: accuracy at least 0.999 does not hold")
+    assert report(record).title.startswith(
+        "Do not release mine: accuracy at least 0.999 does not hold"
+    )
     run = {**record.config.options["run"], "at_least": ["accuracy=0.0"]}
     config = replace(record.config, options={**record.config.options, "run": run})
     assert report(replace(record, config=config)).title.startswith("mine meets accuracy at least 0")
@@ -80,13 +104,18 @@ def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_
     cases = {(case.get("classname"), case.get("name")): case for case in suite}
     unmet = cases["vitlens audit.requirement", "accuracy at least 0.999 (accuracy/mine)"]
     assert unmet.find("failure") is not None
-    assert ("vitlens audit.verdict", "accuracy of mine") not in cases  # the requirement is the verdict, and one failure
+    assert (
+        "vitlens audit.verdict",
+        "accuracy of mine",
+    ) not in cases  # the requirement is the verdict, and one failure
     assert suite.get("failures") == str(len(suite.findall("testcase/failure")))
     assert cases["vitlens audit.verdict", "calibration of mine"].find("skipped") is not None
     assert {path.name for path in labelled.iterdir()} == {"run", "junit.xml"}  # no temporary file
 
 
-def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_command(labelled, tiny_vit, tmp_path):
+def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_command(
+    labelled, tiny_vit, tmp_path
+):
     with quick_attacks(()):
         record = ran(tmp_path / "run", f"audit mine={tiny_vit} --data digits --limit 4 {WHOLE}")
     assert all(row.cached for row in record.chapters)
@@ -109,10 +138,14 @@ def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_comma
 
 @pytest.mark.slow
 def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pictures, tmp_path):
-    with quick_attacks([CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long")]):  # whatever a pass takes here
+    with quick_attacks(
+        [CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long")]
+    ):  # whatever a pass takes here
         record = ran(tmp_path / "run", f"audit {tiny_cnn} --images {pictures / '0.png'} --budget 9")
     found = states(record)
-    assert (found["accuracy"], found["calibration"], found["attention health"]) == ("not tested",) * 3
+    assert (found["accuracy"], found["calibration"], found["attention health"]) == (
+        "not tested",
+    ) * 3
     assert found["common corruptions"] == "inconclusive"  # one image shows little
     assert {row.part for row in record.untested} == {"evaluate", "stats"}
     assert "accuracy/tiny-cnn" not in record.metrics  # 1 by construction
@@ -121,5 +154,9 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
     attack = next(row for row in record.chapters if (row.word, row.part) == ("attack", ""))
     chapter = read_folder(tmp_path / "run" / attack.folder)
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
-    (corruptions,) = [each for each in judged(report(record)) if each.question == "common corruptions"]
-    assert corruptions.effect.value == pytest.approx(1 - record.metric("mean_error_on_corruptions/tiny-cnn").value)
+    (corruptions,) = [
+        each for each in judged(report(record)) if each.question == "common corruptions"
+    ]
+    assert corruptions.effect.value == pytest.approx(
+        1 - record.metric("mean_error_on_corruptions/tiny-cnn").value
+    )

@@ -1,4 +1,5 @@
-"""The record of `vitlens compare`: its numbers agree with each other and with what was asked for."""
+"""The record of `vitlens compare`: its numbers agree with each other and with what was asked
+for."""
 
 from dataclasses import replace
 from itertools import product
@@ -31,12 +32,17 @@ def record(golden) -> CompareRecord:
 def pair(folder: Path, classes: tuple[str, ...]) -> str:
     """A ViT and a CNN of these classes, as they are typed."""
     for name, preset, overrides in (("vit", "vit-mini", SHAPE), ("cnn", "resnet20", None)):
-        save(untrained(preset, classes=classes, seed=1, overrides=overrides), folder / name / "model.safetensors")
+        save(
+            untrained(preset, classes=classes, seed=1, overrides=overrides),
+            folder / name / "model.safetensors",
+        )
     return f"{folder / 'vit'} {folder / 'cnn'}"
 
 
 def test_panels_by_rising_agreement_say_and_show_what_the_rows_hold(record):
-    shown = sorted((row for row in record.images_shown if row.panel is not None), key=lambda row: row.panel)
+    shown = sorted(
+        (row for row in record.images_shown if row.panel is not None), key=lambda row: row.panel
+    )
     assert [row.panel for row in shown] == list(range(6))
     assert [row.agreement for row in shown] == sorted(row.agreement for row in shown)
     (section,) = [section for section in report(record).sections if section.panels]
@@ -62,7 +68,11 @@ def test_unusable_maps_are_counted(tmp_path, tiny_vit):
     with torch.no_grad():
         dead.module.head.weight.zero_()
     save(dead, tmp_path / "dead" / "model.safetensors")
-    line = f"compare {tmp_path / 'dead'} {tiny_vit} --data digits --limit 4 --disturbed 3 --panels 3 --method saliency"
+    line = (
+        f"compare {tmp_path / 'dead'} {tiny_vit} --data digits --limit 4 --disturbed 3 "
+        "--panels "
+        "3 --method saliency"
+    )
     record = ran(tmp_path / "run", line)
     text = tmp_path / "run" / "report.md"
     usable = record.metric("maps/dead/usable")
@@ -71,7 +81,11 @@ def test_unusable_maps_are_counted(tmp_path, tiny_vit):
     assert not record.agreement
     assert not [row for row in record.images_shown if row.panel is not None]
     assert "4 of 4 maps of dead are uniform" in text.read_text()
-    assert {row.accuracy.n for row in record.robustness} == {row.difference.n for row in record.disturbed_pairs} == {3}
+    assert (
+        {row.accuracy.n for row in record.robustness}
+        == {row.difference.n for row in record.disturbed_pairs}
+        == {3}
+    )
     assert "Only 3 images are disturbed" in text.read_text()
 
 
@@ -82,11 +96,15 @@ def test_levels_of_disturbances_are_the_interventions_and_few_images_are_said_to
     more = "--limit 24 --panels 1 --maps 1 --checked 0 --method saliency"
     run = ran(tmp_path / "run", f"compare {tiny_vit} {tiny_cnn} --data digits {more}")
     levels = {("fine-detail", "low-pass"): "low-pass/0.3", ("parts", "covered"): "occlusion/0.25"}
-    compared = [row for row in run.reliance if (row.cue, row.intervention) in levels and row.unchanged == 0]
+    compared = [
+        row for row in run.reliance if (row.cue, row.intervention) in levels and row.unchanged == 0
+    ]
     assert compared
     for row in compared:
         clean = run.metric(f"accuracy/{row.model}").value
-        after = run.metric(f"hardened_accuracy/{row.model}/{levels[row.cue, row.intervention]}").value
+        after = run.metric(
+            f"hardened_accuracy/{row.model}/{levels[row.cue, row.intervention]}"
+        ).value
         assert after == pytest.approx(clean + (row.fixed - row.broken) / row.n)
     assert {row.n + row.unchanged for row in run.reliance} == {24}
     assert not record.reliance, "12 images are too few"
@@ -100,7 +118,10 @@ def test_one_image_and_one_class_whose_name_is_markup(tmp_path):
     (tmp_path / "data" / "test" / "_").mkdir()
     pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(place / "0.png")
-    line = f"compare {pair(tmp_path, classes)} --data {tmp_path / 'data'} --limit 1 --panels 1 --no-harder --html"
+    line = (
+        f"compare {pair(tmp_path, classes)} --data {tmp_path / 'data'} --limit 1 --panels 1 "
+        "--no-harder --html"
+    )
     record = ran(tmp_path / "run", f"{line} --method saliency")
     document = report(record)
     check_first_page(document)
@@ -110,11 +131,18 @@ def test_one_image_and_one_class_whose_name_is_markup(tmp_path):
     assert "<b>**x" not in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(record, tiny_vit, tiny_cnn):
-    found = vitlens.compare(load(str(tiny_vit)), load(str(tiny_cnn)), load_data("digits", limit=COUNT))
+def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
+    record, tiny_vit, tiny_cnn
+):
+    found = vitlens.compare(
+        load(str(tiny_vit)), load(str(tiny_cnn)), load_data("digits", limit=COUNT)
+    )
     counts = list(found.counts.values())
     cells = [(row.cell, row.count, row.share.value) for row in record.cells]
-    assert cells == [(cell, count, pytest.approx(count / COUNT)) for cell, count in zip(CELLS, counts, strict=True)]
+    assert cells == [
+        (cell, count, pytest.approx(count / COUNT))
+        for cell, count in zip(CELLS, counts, strict=True)
+    ]
     (pair,) = record.pairs
     assert [pair.both_right, pair.only_second_right, pair.only_first_right] == counts[:3]
     assert pair.both_wrong == counts[3] + counts[4]
@@ -137,26 +165,47 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(rec
         assert row.difference.value == pytest.approx(100 * (first - second))
         assert row.p_holm >= row.p
     assert not record.cue_conflicts
-    assert {row.margin.n for row in record.map_checks if row.margin} == {2}  # as many as were asked for
-    scores = {row.model: {"mass": row.inside.value, "pointing": row.pointing.value} for row in record.methods}
+    assert {row.margin.n for row in record.map_checks if row.margin} == {
+        2
+    }  # as many as were asked for
+    scores = {
+        row.model: {"mass": row.inside.value, "pointing": row.pointing.value}
+        for row in record.methods
+    }
     on_object = {(row.model, row.score): row.estimate.value for row in record.on_object}
-    assert on_object == {(alias, name): value for alias, own in scores.items() for name, value in own.items()}
+    assert on_object == {
+        (alias, name): value for alias, own in scores.items() for name, value in own.items()
+    }
 
 
-def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_shape_is_named(tmp_path):
+def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_shape_is_named(
+    tmp_path,
+):
     draws = np.random.default_rng(0)
     animals = ("bear", "cat", "dog")
     for shape, texture, number in product(animals, animals, range(2)):
         place = tmp_path / "data" / shape / f"{shape}{number}-{texture}{number}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draws.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(place)
-    line = f"compare {pair(tmp_path, animals)} --data {tmp_path / 'data'} --no-harder --panels 1 --checked 0"
+    line = (
+        f"compare {pair(tmp_path, animals)} --data {tmp_path / 'data'} --no-harder --panels 1 "
+        "--checked 0"
+    )
     record = ran(tmp_path / "run", line)
     for row in record.shape_bias:
         model = load(str(tmp_path / row.model))
-        found = vitlens.shape_bias(model, load_data(str(tmp_path / "data"), preprocessing=model.preprocessing))
-        assert (row.bias, row.shape, row.texture, row.n) == (found.bias, found.shape, found.texture, 12)
-        own = [(each.shape, each.texture) for each in record.cue_conflicts if each.model == row.model]
+        found = vitlens.shape_bias(
+            model, load_data(str(tmp_path / "data"), preprocessing=model.preprocessing)
+        )
+        assert (row.bias, row.shape, row.texture, row.n) == (
+            found.bias,
+            found.shape,
+            found.texture,
+            12,
+        )
+        own = [
+            (each.shape, each.texture) for each in record.cue_conflicts if each.model == row.model
+        ]
         assert own == [(each.shape, each.texture) for each in found.by_class]
     assert record.metric("shape_bias/vit") == record.shape_bias[0].bias
     high, low = (Estimate(value, value - 0.1, value + 0.1, 100, "fraction") for value in (0.8, 0.3))
@@ -165,13 +214,21 @@ def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_sha
         ((low, high), "**cnn** relies on shape more than **vit**"),
         ((low, low), "do not differ significantly"),
     ):
-        rows = tuple(replace(row, bias=bias) for row, bias in zip(record.shape_bias, biases, strict=True))
-        (section,) = (each for each in report(replace(record, shape_bias=rows)).sections if "texture" in each.title)
+        rows = tuple(
+            replace(row, bias=bias) for row, bias in zip(record.shape_bias, biases, strict=True)
+        )
+        (section,) = (
+            each
+            for each in report(replace(record, shape_bias=rows)).sections
+            if "texture" in each.title
+        )
         assert words in section.sentences[0].text
 
 
 def test_maps_are_drawn_from_all_images_alike_so_that_accuracies_on_them_are_those_of_all(tmp_path):
-    """Nine of ten images are of one class, of which both models are right; of the others neither is."""
+    """Nine of ten images are of one class, of which both models are right; of the others neither
+    is.
+    """
     line = pair(tmp_path, ("a", "b"))
     vit = load(str(tmp_path / "vit"))
     pixels = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
@@ -180,7 +237,11 @@ def test_maps_are_drawn_from_all_images_alike_so_that_accuracies_on_them_are_tho
     np.savez(tmp_path / "data.npz", test_images=pixels, test_labels=labels, classes=("a", "b"))
     more = "--maps 20 --checked 0 --panels 1 --no-harder --method saliency"
     record = ran(tmp_path / "out", f"compare {line} --data {tmp_path / 'data.npz'} {more}")
-    quarters = [row for row in record.quarters if row.covariate == "map_size" and row.model == record.scores[0].model]
+    quarters = [
+        row
+        for row in record.quarters
+        if row.covariate == "map_size" and row.model == record.scores[0].model
+    ]
     images = sum(row.accuracy.n for row in quarters)
     right = sum(row.accuracy.n * row.accuracy.value for row in quarters)
     assert images == 20

@@ -1,4 +1,6 @@
-"""`vitlens evaluate` and `predict`: records against arrays, several processes, models trained differently."""
+"""`vitlens evaluate` and `predict`: records against arrays, several processes, models trained
+differently.
+"""
 
 import os
 import re
@@ -61,20 +63,38 @@ def test_numbers_are_those_of_the_models_and_of_the_arrays(record):
         assert (np.diff(arrays.probability[surest]) <= 0).all()
     (pair,), (first, second) = record.pairs, both
     assert record.errors == (~first).sum() + (~second).sum()
-    counts = (first & second).sum(), (first & ~second).sum(), (~first & second).sum(), (~first & ~second).sum()
-    assert (pair.both_right, pair.only_first_right, pair.only_second_right, pair.both_wrong) == counts
+    counts = (
+        (first & second).sum(),
+        (first & ~second).sum(),
+        (~first & second).sum(),
+        (~first & ~second).sum(),
+    )
+    assert (
+        pair.both_right,
+        pair.only_first_right,
+        pair.only_second_right,
+        pair.both_wrong,
+    ) == counts
     assert record.metric("accuracy_difference/vit-digits/cnn-digits").value == pair.difference.value
     assert pair.difference.value == pytest.approx(100 * (first.mean() - second.mean()))
     assert pair.p == pair.p_holm == record.metric("mcnemar_p/vit-digits/cnn-digits").value
 
 
 def test_the_figures_of_the_confusion_have_the_counts_of_each_model(record):
-    rows = [replace(row, count=20 * row.count + at) for at, row in enumerate(record.confusion)]  # errors are many
-    drawn = [each for each in report(replace(record, confusion=tuple(rows))).figures if "confusion" in each.name]
+    rows = [
+        replace(row, count=20 * row.count + at) for at, row in enumerate(record.confusion)
+    ]  # errors are many
+    drawn = [
+        each
+        for each in report(replace(record, confusion=tuple(rows))).figures
+        if "confusion" in each.name
+    ]
     assert len(drawn) == 2
     for figure, model in zip(drawn, PAIR, strict=True):
         shown = set(texts(figure.draw()))
-        assert {str(row.count) for row in rows if row.model == model and row.truth != row.prediction} <= shown
+        assert {
+            str(row.count) for row in rows if row.model == model and row.truth != row.prediction
+        } <= shown
 
 
 def require_same(one: EvaluateRecord, other: EvaluateRecord, *, rel: float) -> None:
@@ -83,7 +103,9 @@ def require_same(one: EvaluateRecord, other: EvaluateRecord, *, rel: float) -> N
     assert one.metrics.keys() == other.metrics.keys()
     for name, metric in one.metrics.items():
         found, expected = (asdict(each) for each in (other.metrics[name], metric))
-        assert found == {k: pytest.approx(v, rel=rel) if isinstance(v, float) else v for k, v in expected.items()}
+        assert found == {
+            k: pytest.approx(v, rel=rel) if isinstance(v, float) else v for k, v in expected.items()
+        }
     for name, values in asdict(one.predictions["vit-digits"]).items():
         found = getattr(other.predictions["vit-digits"], name)
         if values.dtype.kind == "f":
@@ -92,12 +114,17 @@ def require_same(one: EvaluateRecord, other: EvaluateRecord, *, rel: float) -> N
             np.testing.assert_array_equal(found, values)
 
 
-# shares of 20 fill batches of 10 as the whole does; batches of other sizes are rounded otherwise (1e-7)
+# shares of 20 fill batches of 10 as the whole does; batches of other sizes are rounded
+# otherwise, by 1e-7
 @pytest.mark.parametrize(("count", "rel"), [(2, 1e-9), (3, 1e-5)])
-def test_several_processes_give_the_results_of_one(count, rel, record, tmp_path, monkeypatch, capsys):
+def test_several_processes_give_the_results_of_one(
+    count, rel, record, tmp_path, monkeypatch, capsys
+):
     with impatient():
         line = f"{LINE} --device cpu --out"
-        codes = run_in_processes(count, lambda each: run([*line.split(), str(tmp_path / str(each.index))]), monkeypatch)
+        codes = run_in_processes(
+            count, lambda each: run([*line.split(), str(tmp_path / str(each.index))]), monkeypatch
+        )
     assert codes == [0] * count
     assert [each.name for each in tmp_path.iterdir()] == ["0"]
     require_same(record, read_folder(tmp_path / "0"), rel=rel)
@@ -115,17 +142,35 @@ def test_a_wrong_call_ends_all_processes(tmp_path, monkeypatch, capsys):
     assert "an image for each of 3 processes, found 2" in said
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
-    assert all(run_in_processes(2, lambda _: run(f"{LINE} --out {tmp_path / 'run'}".split()), monkeypatch))
+    assert all(
+        run_in_processes(2, lambda _: run(f"{LINE} --out {tmp_path / 'run'}".split()), monkeypatch)
+    )
     assert not any((tmp_path / "run").iterdir())
 
 
 @pytest.mark.slow  # torchrun and two processes: 15 s of one core
 def test_torchrun_gives_the_results_of_one(record, tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vitlens"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "vitlens",
+    ]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MPLBACKEND": "Agg",
+    }
     line = [*launch, *LINE.split(), "--device", "cpu", "--out", str(tmp_path / "two")]
     place = Path(__file__).parents[2]
-    two = subprocess.run(line, cwd=place, env=environment, timeout=HANGS, check=False, capture_output=True, text=True)
+    two = subprocess.run(
+        line, cwd=place, env=environment, timeout=HANGS, check=False, capture_output=True, text=True
+    )
     assert two.returncode == 0, two.stderr
     assert two.stdout == f"{tmp_path}/two/report.md\n"
     require_same(record, read_folder(tmp_path / "two"), rel=1e-9)
@@ -136,8 +181,13 @@ def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path):
         (tmp_path / "conflicts" / name).parent.mkdir(exist_ok=True, parents=True)
         Image.new("RGB", (32, 32), (10, 20, 200)).save(tmp_path / "conflicts" / f"{name}.png")
     overrides = {"dim": 16, "depth": 2, "heads": 2}
-    save(untrained("vit-micro", classes=imagenet_classes(), overrides=overrides), tmp_path / "vit.safetensors")
-    record = ran(tmp_path / "run", f"evaluate {tmp_path / 'vit.safetensors'} --data {tmp_path / 'conflicts'}")
+    save(
+        untrained("vit-micro", classes=imagenet_classes(), overrides=overrides),
+        tmp_path / "vit.safetensors",
+    )
+    record = ran(
+        tmp_path / "run", f"evaluate {tmp_path / 'vit.safetensors'} --data {tmp_path / 'conflicts'}"
+    )
     arrays = record.predictions["vit"]
     notes = record.config.data.notes
     assert len(set(arrays.classes)) == 16
@@ -169,14 +219,23 @@ def test_what_differs_of_two_trainings_is_said(changes, said, record):
     assert all(words in text for words in said)
 
 
-def test_runs_of_unequal_budgets_say_so_first_and_what_nobody_knows_is_not_made_up(tiny_vit, tmp_path):
+def test_runs_of_unequal_budgets_say_so_first_and_what_nobody_knows_is_not_made_up(
+    tiny_vit, tmp_path
+):
     shape = "--dim 8 --depth 1 --heads 2 --patch-size 8 --set crop_padding=0"
     for name, more in (("long", "--epochs 3"), ("short", "--epochs 1 --set flip=True")):
         ran(tmp_path / name, f"train vit-micro --data digits --limit 20 {shape} {more}")
-    unknown, known = ran(tmp_path / "out", f"evaluate {tiny_vit} cnn-digits --data digits --limit 2").training
-    assert {name: value for name, value in asdict(unknown).items() if value is not None} == {"model": "tiny-vit"}
+    unknown, known = ran(
+        tmp_path / "out", f"evaluate {tiny_vit} cnn-digits --data digits --limit 2"
+    ).training
+    assert {name: value for name, value in asdict(unknown).items() if value is not None} == {
+        "model": "tiny-vit"
+    }
     assert known.epochs == 7
-    record = ran(tmp_path / "both", f"evaluate {tmp_path / 'long'} {tmp_path / 'short'} --data digits --limit 20")
+    record = ran(
+        tmp_path / "both",
+        f"evaluate {tmp_path / 'long'} {tmp_path / 'short'} --data digits --limit 20",
+    )
     rows = record.training
     assert [(row.model, row.epochs, row.steps) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
     assert [row.augmentation for row in rows] == ["none", "flip"]
@@ -187,7 +246,9 @@ def test_runs_of_unequal_budgets_say_so_first_and_what_nobody_knows_is_not_made_
 
 
 @pytest.mark.parametrize("kind", ["photos", "digits"])
-def test_one_line_an_image_and_a_folder_only_when_asked(kind, tiny_vit, pictures, tmp_path, monkeypatch, capsys):
+def test_one_line_an_image_and_a_folder_only_when_asked(
+    kind, tiny_vit, pictures, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     given = f"--images {pictures}" if kind == "photos" else "--data digits --limit 3"
     line = f"predict {tiny_vit} {given} --device cpu --quiet"
@@ -204,7 +265,12 @@ def test_one_line_an_image_and_a_folder_only_when_asked(kind, tiny_vit, pictures
     assert len(found.images_drawn.pixels) == len(rows) == 3
     if kind == "photos":
         assert [row[0] for row in REPORT(found).first.glance.rows] == ["0.png", "1.png", "2.png"]
-        pixels = torch.from_numpy(np.array(Image.open(pictures / "0.png"))).permute(2, 0, 1)[None].float() / 255
+        pixels = (
+            torch.from_numpy(np.array(Image.open(pictures / "0.png")))
+            .permute(2, 0, 1)[None]
+            .float()
+            / 255
+        )
         expected = load(str(tiny_vit))(pixels).softmax(-1)[0].sort(descending=True)
         names, probabilities = zip(*rows[0].top_classes)
         assert probabilities == pytest.approx(expected.values[:5].tolist(), abs=1e-6)
@@ -222,7 +288,9 @@ def test_one_line_an_image_and_a_folder_only_when_asked(kind, tiny_vit, pictures
         ("7" * 21, None, None, None),  # no labels
     ],
 )
-def test_one_class_for_everything_comes_first(predicted: str, labels: str | None, right, one_class) -> None:
+def test_one_class_for_everything_comes_first(
+    predicted: str, labels: str | None, right, one_class
+) -> None:
     rows = tuple(
         prediction(f"{at % 2}/{at // 2}.png", name, 0.6 + 0.01 * at, labels and labels[at])
         for at, name in enumerate(predicted)
@@ -234,13 +302,21 @@ def test_one_class_for_everything_comes_first(predicted: str, labels: str | None
     assert document.title == document.claims[0].title
     check_first_page(document)
     if len(rows) > 1:  # names that two files share are whole paths
-        assert [row[0] for row in document.first.glance.rows][:3] == ["0/0.png", "1/0.png", "0/1.png"]
+        assert [row[0] for row in document.first.glance.rows][:3] == [
+            "0/0.png",
+            "1/0.png",
+            "0/1.png",
+        ]
 
 
-def test_more_scenes_are_drawn_where_errors_are_too_few_and_never_more_than_asked_for(tiny_vit, tmp_path):
+def test_more_scenes_are_drawn_where_errors_are_too_few_and_never_more_than_asked_for(
+    tiny_vit, tmp_path
+):
     usual = len(vitlens.load_data("digits"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitlens.commands.shared.saturation.FEWEST_ERRORS", 10**6)  # so that any model is saturated
+        patch.setattr(
+            "vitlens.commands.shared.saturation.FEWEST_ERRORS", 10**6
+        )  # so that any model is saturated
         patch.setattr("vitlens.commands.evaluate.measure.MOST_SCENES", usual + 20)
         patch.setattr("vitlens.commands.evaluate.measure.SAMPLED", 20)
         more = ran(tmp_path / "more", f"evaluate {tiny_vit} --data digits")
@@ -259,6 +335,10 @@ def test_calibration_by_class_and_confusions_need_errors(record):
     (line,) = [each.text for each in document.first.unknown if "Left out" in each.text]
     assert all(f"**{alias}** {count}" in line for alias, count in errors.items())
     more = EvaluateRecord.contents().tables["confusion"](PAIR[0], "3", "8", 30)
-    scores = tuple(replace(row, cross_entropy=replace(row.cross_entropy, value=0.3)) for row in record.scores)
-    explained = COMMANDS["evaluate"].report(replace(record, confusion=(*record.confusion, more), scores=scores))
+    scores = tuple(
+        replace(row, cross_entropy=replace(row.cross_entropy, value=0.3)) for row in record.scores
+    )
+    explained = COMMANDS["evaluate"].report(
+        replace(record, confusion=(*record.confusion, more), scores=scores)
+    )
     assert [section.title for section in explained.sections if "confused" in section.title]

@@ -19,7 +19,9 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
 
 FIVE = "--data digits --limit 5 --batch-size 3"
-PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best")
+PATCHES = tuple(
+    name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best"
+)
 NAMES = ("relevance", "gradcam", "saliency")  # to choose from
 COUNT = 20
 IMAGES = 6
@@ -30,26 +32,39 @@ USUAL = ("relevance", "rollout", "best", "gradcam", "integrated-gradients", "occ
 def test_maps_are_the_functions(tiny_vit, tmp_path):
     methods = ("relevance", "gradcam", "smoothgrad", "integrated-gradients")
     out = tmp_path / "out"
-    record = ran(out, f"explain {tiny_vit} {FIVE} --method {','.join(methods)} --target true --seed 4")
+    record = ran(
+        out, f"explain {tiny_vit} {FIVE} --method {','.join(methods)} --target true --seed 4"
+    )
     model = load(str(tiny_vit))
     split = digits("test", seed=4).limit(5, seed=4)
     (batch,) = split.batches(5)
-    maps = dict(zip(methods, map(torch.from_numpy, record.maps[model.alias].maps.values()), strict=True))
+    maps = dict(
+        zip(methods, map(torch.from_numpy, record.maps[model.alias].maps.values()), strict=True)
+    )
     assert [row.method for row in record.methods] == list(methods)
     for row in record.methods:
         expected = explain(model, batch.images, targets=batch.labels, method=row.method, seed=4)
-        torch.testing.assert_close(maps[row.method], expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-3)
+        torch.testing.assert_close(
+            maps[row.method], expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-3
+        )
         assert row.map == "x".join(map(str, expected.shape[1:]))
         assert (row.gain is None) == (row.method != "integrated-gradients")
     assert [row.target for row in record.shown] == [str(int(label)) for label in batch.labels]
     with torch.no_grad():
-        gain = (model(batch.images) - model(torch.zeros_like(batch.images)))[torch.arange(5), batch.labels]
+        gain = (model(batch.images) - model(torch.zeros_like(batch.images)))[
+            torch.arange(5), batch.labels
+        ]
     error = maps["integrated-gradients"].sum((1, 2)) - gain
     metric = record.metric(f"completeness/{model.alias}/integrated-gradients")
-    assert (metric.value, metric.n) == (pytest.approx(error.abs().mean().item(), rel=1e-2, abs=1e-5), 5)
+    assert (metric.value, metric.n) == (
+        pytest.approx(error.abs().mean().item(), rel=1e-2, abs=1e-5),
+        5,
+    )
 
 
-def as_functions(record: ExplainRecord, place: Path, given: object, **more: object) -> tuple[str, ...]:
+def as_functions(
+    record: ExplainRecord, place: Path, given: object, **more: object
+) -> tuple[str, ...]:
     """The methods of a model, whose maps are those of their functions."""
     model = load(str(place))
     rows = [row for row in record.methods if row.model == model.alias]
@@ -57,7 +72,9 @@ def as_functions(record: ExplainRecord, place: Path, given: object, **more: obje
         expected = explain(model, vitlens.images(given, model), method=row.method, **more).numpy()
         # a ReLU near 0 is active in only one of the two
         tolerance = 1e-3 if ATTRIBUTIONS[row.method].gradients else 1e-4
-        np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method)
+        np.testing.assert_allclose(
+            found, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method
+        )
     return tuple(row.method for row in rows)
 
 
@@ -71,15 +88,22 @@ def test_every_method_is_the_function_of_its_name(golden, tiny_vit, tiny_cnn, pi
 
 @pytest.mark.slow
 def test_every_method_of_a_cnn_is_the_function_of_its_name(tiny_cnn, pictures, tmp_path):
-    record = ran(tmp_path / "out", f"explain {tiny_cnn} --images {pictures} --method all --target 3")
-    assert {"scorecam", "ablationcam", "rise", "kernel-shap"} < {*as_functions(record, tiny_cnn, pictures, targets=3)}
+    record = ran(
+        tmp_path / "out", f"explain {tiny_cnn} --images {pictures} --method all --target 3"
+    )
+    assert {"scorecam", "ablationcam", "rise", "kernel-shap"} < {
+        *as_functions(record, tiny_cnn, pictures, targets=3)
+    }
 
 
 def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden):
     record = golden("explain").record
     names = ("relevance", "gradcam", "integrated-gradients", "occlusion")
     rows = [(row.model, row.method) for row in record.methods]
-    assert rows == [*(("tiny-vit", name) for name in names), *(("tiny-cnn", name) for name in names[1:])]
+    assert rows == [
+        *(("tiny-vit", name) for name in names),
+        *(("tiny-cnn", name) for name in names[1:]),
+    ]
     assert not record.checks
     document = report(record)
     assert [(each.state, each.effect) for each in judged(document)] == [("not tested", None)] * 2
@@ -104,7 +128,9 @@ def test_images_too_few_to_show_any_difference_of_removal_scores_are_said(golden
 
 def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(golden):
     without = golden("explain verified").record
-    record = replace(without, methods=(without.methods[0], replace(without.methods[1], method="best")))
+    record = replace(
+        without, methods=(without.methods[0], replace(without.methods[1], method="best"))
+    )
     data = replace(record.config.data, title="Other images")
     elsewhere = replace(record, config=replace(record.config, data=data))
     for own, warned in ((record, True), (without, False), (elsewhere, False)):
@@ -117,12 +143,18 @@ def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golde
     record = golden("explain by every method").record
     record = replace(record, methods=record.methods[:8])
     names = [row.method for row in record.methods]
-    rows = [checks("tiny-vit", name, cascade=(FALLING, STAYING)[at % 2]) for at, name in enumerate(names)]
+    rows = [
+        checks("tiny-vit", name, cascade=(FALLING, STAYING)[at % 2])
+        for at, name in enumerate(names)
+    ]
     document = report(replace(record, checks=tuple(row for own in rows for row in own)))
     sheets = [figure for figure in document.figures if figure.name.startswith("explain")]
     assert [figure.name for figure in sheets] == ["explain", "explain_more"]
     panels = [figure.draw().axes[:-1] for figure in sheets]
-    assert sum(bool(crosses(axes)) for sheet in panels for axes in sheet[: len(sheet) // 3]) == len(names) // 2
+    assert (
+        sum(bool(crosses(axes)) for sheet in panels for axes in sheet[: len(sheet) // 3])
+        == len(names) // 2
+    )
 
 
 def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictures, tmp_path):
@@ -140,7 +172,12 @@ def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictu
             Refinement("affinity", layers=(1,), steps=4),
             "4x4",
         ),
-        ("integrated-gradients", "--views 3", Refinement(views=3), "32x32"),  # whose sum is no longer the method's
+        (
+            "integrated-gradients",
+            "--views 3",
+            Refinement(views=3),
+            "32x32",
+        ),  # whose sum is no longer the method's
         ("gradcam", "--times rollout", Refinement(times="rollout"), "4x4"),
         ("gradcam", "--upsample image", Refinement(upsample="image"), "32x32"),
         (
@@ -152,7 +189,10 @@ def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictu
     ],
 )
 def test_refinements_as_typed(tiny_vit, tmp_path, method, line, refinement, size):
-    record = ran(tmp_path / "out", f"explain {tiny_vit} --data digits --limit 2 --method {method} --target 3 {line}")
+    record = ran(
+        tmp_path / "out",
+        f"explain {tiny_vit} --data digits --limit 2 --method {method} --target 3 {line}",
+    )
     (row,), model = record.methods, load(str(tiny_vit))
     assert (row.map, row.signed) == (size, refinement.times is None)
     assert row.title == f"{ATTRIBUTIONS[method].title}, {refinement.words}"
@@ -184,7 +224,10 @@ def test_the_methods_that_are_taken_where_none_is_named(line, of_vit, tiny_vit, 
 @pytest.mark.slow
 def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
     """A verified run removes patches in the order of the refined map."""
-    line = f"explain {tiny_vit} --data digits --limit 5 --method gradcam --verify --no-counterfactuals --no-stability"
+    line = (
+        f"explain {tiny_vit} --data digits --limit 5 --method gradcam --verify "
+        "--no-counterfactuals --no-stability"
+    )
     plain, refined = (
         ran(tmp_path / name, f"{line} --other-substrates none {more}")
         for name, more in (("plain", ""), ("refined", "--refine affinity --views 2"))
@@ -195,50 +238,90 @@ def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
     assert rows[1]["gradcam"].forwards.value > 2 * rows[0]["gradcam"].forwards.value
 
 
-def test_rows_and_metrics_of_a_choice_are_those_of_the_function_and_the_chosen_method_alone_is_drawn(golden, sharp_vit):
+def test_a_choice_has_the_numbers_of_the_function_and_only_the_chosen_method_is_drawn(
+    golden, sharp_vit
+):
     chosen = golden("explain by a chosen method").record
-    expected = vitlens.choose_method(load(str(sharp_vit)), digits("test").limit(COUNT), methods=NAMES)
+    expected = vitlens.choose_method(
+        load(str(sharp_vit)), digits("test").limit(COUNT), methods=NAMES
+    )
     (row,) = chosen.chosen
-    assert (row.method, row.runner_up, row.confirmation) == (expected.method, expected.runner_up, expected.confirmation)
+    assert (row.method, row.runner_up, row.confirmation) == (
+        expected.method,
+        expected.runner_up,
+        expected.confirmation,
+    )
     assert (row.candidates, row.checks, row.reason) == (NAMES, expected.checks, "")
-    assert (row.selection, row.report) == (len(expected.selection), len(expected.report)) == (COUNT // 2, COUNT // 2)
+    assert (
+        (row.selection, row.report)
+        == (len(expected.selection), len(expected.report))
+        == (COUNT // 2, COUNT // 2)
+    )
     certainty = chosen.metric("choice/sharp-vit/certainty")
-    assert (certainty.value, certainty.n) == (pytest.approx(expected.certainty, abs=0.01), COUNT // 2)
-    assert [each.method for each in chosen.choice_scores] == [each.method for each in expected.scores]
+    assert (certainty.value, certainty.n) == (
+        pytest.approx(expected.certainty, abs=0.01),
+        COUNT // 2,
+    )
+    assert [each.method for each in chosen.choice_scores] == [
+        each.method for each in expected.scores
+    ]
     for scored in expected.scores:
         for half, known in (("selection", scored.selection), ("report", scored.report)):
             for check, estimate in known.items():
                 metric = chosen.metric(f"choice/sharp-vit/{half}/{check}/{scored.method}")
-                assert (metric.value, metric.n) == (pytest.approx(estimate.value, abs=1e-3), estimate.n)
+                assert (metric.value, metric.n) == (
+                    pytest.approx(estimate.value, abs=1e-3),
+                    estimate.n,
+                )
     margins = {(each.against, each.check): each.difference for each in chosen.choice_margins}
     assert set(margins) == {(each.against, each.check) for each in expected.margins}
     assert {*BASELINES, expected.runner_up} <= {against for against, _ in margins}
     assert [each.method for each in chosen.methods] == [row.method]
     (check,) = chosen.checks
-    own = {name: value for name, value in chosen.metrics.items() if name.startswith("choice/sharp-vit/report")}
+    own = {
+        name: value
+        for name, value in chosen.metrics.items()
+        if name.startswith("choice/sharp-vit/report")
+    }
     (faithfulness,) = {name.split("/")[3] for name, value in own.items() if value == check.value}
     assert check.method == row.method
-    assert check.margin.value == min(expected.margin(name, faithfulness).value for name in BASELINES)
+    assert check.margin.value == min(
+        expected.margin(name, faithfulness).value for name in BASELINES
+    )
     document = report(chosen)
     assert row.method in document.title
     (claim,) = [claim for claim in document.claims if claim.question == "choice"]
-    assert claim.effect.value == pytest.approx(expected.margin(row.runner_up, "score").value, abs=1e-3)
+    assert claim.effect.value == pytest.approx(
+        expected.margin(row.runner_up, "score").value, abs=1e-3
+    )
     assert list(states(document).values()) != ["pass"]  # the weights were not randomised
     (section,) = (each for each in document.sections if "chosen" in each.title)
     assert len(section.tables[0].rows) == len(NAMES) + len(BASELINES)
     assert [figure.name for figure in section.figures] == ["choice"]
 
 
-def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evidence(tmp_path, sharp_vit):
-    record = ran(tmp_path / "out", f"explain {sharp_vit} --data digits --auto --limit 5 --engine grad-cam")
+def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evidence(
+    tmp_path, sharp_vit
+):
+    record = ran(
+        tmp_path / "out", f"explain {sharp_vit} --data digits --auto --limit 5 --engine grad-cam"
+    )
     (row,), (method,) = record.chosen, record.methods
     assert row.method in row.candidates
-    assert (row.certainty, row.confirmation, record.choice_scores, record.checks) == (None, None, (), ())
+    assert (row.certainty, row.confirmation, record.choice_scores, record.checks) == (
+        None,
+        None,
+        (),
+        (),
+    )
     assert "at least 20" in row.reason
     (answer,) = report(record).first.answer
     assert "not chosen by evidence" in answer.text
     # the package's own maps
-    assert (method.title, method.signed) == (f"{ATTRIBUTIONS[row.method].title} (grad-cam package)", False)
+    assert (method.title, method.signed) == (
+        f"{ATTRIBUTIONS[row.method].title} (grad-cam package)",
+        False,
+    )
     assert (method.source, method.map) == ("grad-cam package, ReLU and min-max scaled", "32x32")
     maps = record.maps["sharp-vit"].maps[0]
     assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
@@ -246,14 +329,22 @@ def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evide
 
 def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit):
     cnn = tmp_path / "tiny-cnn"
-    save(untrained("resnet20", classes=CLASSES, seed=1, image_size=(16, 16)), cnn / "model.safetensors")
-    line = f"explain {sharp_vit} {cnn} --data digits --auto --limit 20 --method saliency,gradcam --verify"
+    save(
+        untrained("resnet20", classes=CLASSES, seed=1, image_size=(16, 16)),
+        cnn / "model.safetensors",
+    )
+    line = (
+        f"explain {sharp_vit} {cnn} --data digits --auto --limit 20 --method saliency,gradcam "
+        "--verify"
+    )
     brief = "--composites none --other-substrates none --no-stability --no-counterfactuals"
     record = ran(tmp_path / "out", f"{line} {brief}")
     assert {each.question for each in report(record).claims} >= {"choice", "maps"}
     for row in record.chosen:
         checked = [(each.method, each.check) for each in record.checks if each.model == row.model]
-        assert checked == [(row.method, check) for check in ("imputed", "blur", "weights", "object")]
+        assert checked == [
+            (row.method, check) for check in ("imputed", "blur", "weights", "object")
+        ]
         for metric in ("faithfulness/{}/gap/{}", "randomisation/{}/{}"):
             assert metric.format(row.model, row.method) in record.metrics
         assert f"checks_{row.model}" in figures(record)
@@ -263,7 +354,8 @@ def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit):
 
 
 def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
-    """On six images with masks and labels; they are computed by hand in tests/public/faithfulness."""
+    """On six images with masks and labels; they are computed by hand in
+    tests/public/faithfulness."""
     masked = golden("explain verified").record
     league = {row.method: row for row in masked.league}
     assert 1.5 < league["relevance"].forwards.value < 3  # a forward and a cheap backward pass
@@ -271,11 +363,15 @@ def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
         rows = {row.check: row for row in masked.checks if row.method == method}
         assert len(rows) == 5
         (road,) = [
-            row for row in rows.values() if row.value and row.value.value == pytest.approx(league[method].road.value)
+            row
+            for row in rows.values()
+            if row.value and row.value.value == pytest.approx(league[method].road.value)
         ]
         margins = [league[method].road.value - league[name].road.value for name in BASELINES]
         assert road.margin.value <= min(margins) + 1e-6  # of the hardest baseline
-        assert league[method].roc_auc.value in [pytest.approx(row.value.value) for row in rows.values() if row.value]
+        assert league[method].roc_auc.value in [
+            pytest.approx(row.value.value) for row in rows.values() if row.value
+        ]
     assert list(states(report(masked)).values()) == ["inconclusive"]  # of six images
     scores = [row.road.value for row in masked.league]
     assert scores == sorted(scores, reverse=True)
@@ -297,16 +393,20 @@ def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
     assert [row.score for row in masked.on_object[::2]] == ["roc_auc", "mass", "pointing"]
 
 
-def test_other_replacements_are_measured_beside_the_first_and_composites_made_where_no_masks_are_known(
+def test_other_replacements_are_measured_too_and_composites_are_made_without_masks(
     tiny_vit, tmp_path
 ):
-    """On an .npz of digits and labels; composites of the trained ViT, which is sure of its digits."""
+    """On an .npz of digits and labels; composites of the trained ViT, which is sure of its
+    digits."""
     split = digits("test").limit(IMAGES)
     pixels = split.source.read(torch.arange(IMAGES)).permute(0, 2, 3, 1).numpy()
     np.savez(tmp_path / "digits.npz", images=pixels, labels=split.labels.numpy())
     given = f"--data {tmp_path / 'digits.npz'} --verify --no-counterfactuals"
     with no_figures():  # as those of "explain verified", which contracts draw
-        record = ran(tmp_path / "removed", f"explain {tiny_vit} {given} --method relevance,rollout --composites none")
+        record = ran(
+            tmp_path / "removed",
+            f"explain {tiny_vit} {given} --method relevance,rollout --composites none",
+        )
     methods = ("relevance", "rollout", *BASELINES)
     league = {row.method: row for row in record.league}
     found = {row.substrate for row in record.substrates}
@@ -327,7 +427,9 @@ def test_other_replacements_are_measured_beside_the_first_and_composites_made_wh
     model = load("vit-digits")
     record = ran(tmp_path / "composed", f"explain vit-digits {given} {few}")
     rows = {row.kind: row for row in record.composite_sets}
-    assert [(row.kind, row.composites, row.maps, row.refused, row.labels) for row in rows.values()] == [
+    assert [
+        (row.kind, row.composites, row.maps, row.refused, row.labels) for row in rows.values()
+    ] == [
         ("mosaic-2", 3, 12, "", "labels"),
         ("embedded", 3, 3, "", "labels"),
     ]
@@ -343,23 +445,32 @@ def test_other_replacements_are_measured_beside_the_first_and_composites_made_wh
         assert difference < 0.005 * float(found.abs().max())  # of its rounded pixels
     mass = record.metric("composites/vit-digits/mosaic-2/mass/relevance")
     assert (mass.n, mass.low <= mass.value <= mass.high) == (12, True)
-    (row,) = (row for row in record.composites if (row.kind, row.method) == ("mosaic-2", "relevance"))
+    (row,) = (
+        row for row in record.composites if (row.kind, row.method) == ("mosaic-2", "relevance")
+    )
     assert row.above == ()  # three composites show nothing
-    # the bundled ViT knows digits of one size: in a mosaic it names the classes as often as by guessing
+    # the bundled ViT knows digits of one size: in a mosaic it names the classes as often as by
+    # guessing
     assert not any(row.seen for row in record.composite_sets)
-    recognised = replace(record, composite_sets=tuple(replace(row, seen=True) for row in record.composite_sets))
+    recognised = replace(
+        record, composite_sets=tuple(replace(row, seen=True) for row in record.composite_sets)
+    )
     unseen, seen = (
         {sentence.text for section in report(each).sections for sentence in section.sentences}
         for each in (record, recognised)
     )
-    assert len(unseen - seen) == len(record.composite_sets)  # another sentence for each kind that shows nothing
+    assert len(unseen - seen) == len(
+        record.composite_sets
+    )  # another sentence for each kind that shows nothing
     assert "composite_maps_0" in figures(record)
     assert "composites" not in figures(record)
 
 
 @pytest.mark.slow
 def test_pasted_objects_are_seen_and_found(tmp_path):
-    line = "explain vit-digits --data digits --limit 40 --method relevance,rollout --composites pasted"
+    line = (
+        "explain vit-digits --data digits --limit 40 --method relevance,rollout --composites pasted"
+    )
     more = "--composite-count 12 --verify --no-counterfactuals --no-stability"
     found = ran(tmp_path / "out", f"{line} {more}")
     (row,) = found.composite_sets

@@ -1,4 +1,6 @@
-"""The attention explorer's data: what a run keeps is the model's attention, and its report gives it back."""
+"""The attention explorer's data: what a run keeps is the model's attention, and its report gives it
+back.
+"""
 
 import shutil
 from dataclasses import replace
@@ -24,19 +26,36 @@ def attended(golden) -> Any:
     return golden("attention of digits").record
 
 
-def test_the_report_of_attention_has_the_models_weights_where_the_folder_has_them(tiny_vit, attended, tmp_path):
+def test_the_report_of_attention_has_the_models_weights_where_the_folder_has_them(
+    tiny_vit, attended, tmp_path
+):
     shown = report(attended).explorer
     model = load(str(tiny_vit))
-    batch = torch.stack([torch.from_numpy(image.picture).permute(2, 0, 1) for image in shown.images]).float() / 255
-    assert (shown.model, shown.keys, shown.queries, shown.special) == ("tiny-vit", (4, 4), (4, 4), ("CLS",))
-    kept = [(image.weights is None, image.layer_weights is None, len(image.rollout)) for image in shown.images]
+    batch = (
+        torch.stack(
+            [torch.from_numpy(image.picture).permute(2, 0, 1) for image in shown.images]
+        ).float()
+        / 255
+    )
+    assert (shown.model, shown.keys, shown.queries, shown.special) == (
+        "tiny-vit",
+        (4, 4),
+        (4, 4),
+        ("CLS",),
+    )
+    kept = [
+        (image.weights is None, image.layer_weights is None, len(image.rollout))
+        for image in shown.images
+    ]
     assert kept == [(False, True, 2)] * 4 + [(True, False, 2)] * 2
     assert any("4 images every head" in note for note in shown.notes)
     weights = torch.stack(vitlens.attention(model, batch), 1).numpy()
     rollouts = vitlens.rollout(model, batch).numpy()
     for image, expected, rollout in zip(shown.images, weights, rollouts, strict=True):
         whole = image.weights is not None
-        found, wanted = (image.weights, expected) if whole else (image.layer_weights, expected.mean(1))
+        found, wanted = (
+            (image.weights, expected) if whole else (image.layer_weights, expected.mean(1))
+        )
         assert (np.abs(found - wanted) / wanted.max(-1, keepdims=True)).max() <= EXACT
         np.testing.assert_allclose(image.rollout[-1, 1:].reshape(4, 4), rollout, atol=1e-3)
     out = Path(shutil.copytree(attended.folder, tmp_path / "older"))
@@ -44,12 +63,16 @@ def test_the_report_of_attention_has_the_models_weights_where_the_folder_has_the
     assert report(read_folder(out)).explorer is None
 
 
-def test_rollout_and_explain_add_their_maps_and_predictions(tiny_vit, tiny_cnn, pictures, golden, tmp_path):
+def test_rollout_and_explain_add_their_maps_and_predictions(
+    tiny_vit, tiny_cnn, pictures, golden, tmp_path
+):
     rolled = report(golden("rollout of pictures").record).explorer
     assert set(rolled.images[0].maps) == {"rollout (mean)", "relevance"}
     model = load(str(tiny_vit))
     batch = vitlens.images(pictures, model)
-    np.testing.assert_allclose(rolled.images[1].maps["relevance"], vitlens.relevance(model, batch)[1], rtol=1e-5)
+    np.testing.assert_allclose(
+        rolled.images[1].maps["relevance"], vitlens.relevance(model, batch)[1], rtol=1e-5
+    )
     assert rolled.images[0].facts[0].startswith(f"{model.classes[int(model(batch)[0].argmax())]} (")
     line = f"explain {tiny_cnn} {tiny_vit} --images {pictures} --method gradcam,relevance"
     document = report(ran(tmp_path / "two", line))
@@ -60,7 +83,9 @@ def test_rollout_and_explain_add_their_maps_and_predictions(tiny_vit, tiny_cnn, 
 
 def test_many_tokens_are_pooled_to_means_of_queries():
     shape = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [8, 8]}
-    model = untrained("vit-mini", classes=("a", "b"), image_size=(224, 224), seed=1, overrides=shape).eval()
+    model = untrained(
+        "vit-mini", classes=("a", "b"), image_size=(224, 224), seed=1, overrides=shape
+    ).eval()
     batch = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     shown = vitlens.explorer(model, batch).explorer
     assert (shown.keys, shown.queries) == ((28, 28), (14, 14))
@@ -79,7 +104,9 @@ def test_a_folder_keeps_as_many_images_as_stay_small(means, whole, tiny_vit, tmp
         line = f"rollout {tiny_vit} --data digits --limit 6 --fusion mean --method rollout"
         shown = report(ran(tmp_path / "out", line)).explorer
     assert [image.weights is None for image in shown.images] == [False] * whole + [True] * means
-    assert any(f"first {whole + means} of 6 images" in note for note in shown.notes) == (whole + means < 6)
+    assert any(f"first {whole + means} of 6 images" in note for note in shown.notes) == (
+        whole + means < 6
+    )
 
 
 def test_the_public_explorer_is_the_same(tiny_vit, pictures, tmp_path):
@@ -88,14 +115,20 @@ def test_the_public_explorer_is_the_same(tiny_vit, pictures, tmp_path):
     relevance = vitlens.relevance(model, batch)
     found = vitlens.statistics(model, batch)
     effect = vitlens.ablate(model, batch, "predicted")
-    view = vitlens.explorer(model, batch, maps=relevance, statistics=found, ablation=effect, whole=1)
+    view = vitlens.explorer(
+        model, batch, maps=relevance, statistics=found, ablation=effect, whole=1
+    )
     shown = view.explorer
     assert [image.weights is None for image in shown.images] == [False, True, True]
     names = vitlens.name_heads(model, batch)
     named = vitlens.explorer(model, batch, names=names)
-    assert [words for layer in named.explorer.words for words in layer] == [head.words for head in names.heads]
+    assert [words for layer in named.explorer.words for words in layer] == [
+        head.words for head in names.heads
+    ]
     assert names.heads[0].words in named.save(tmp_path / "named.html").read_text()
-    with pytest.raises(vitlens.errors.InputError, match="names of 2 layers and 2 heads, found 1 and 2"):
+    with pytest.raises(
+        vitlens.errors.InputError, match="names of 2 layers and 2 heads, found 1 and 2"
+    ):
         vitlens.explorer(model, batch, names=replace(names, heads=names.heads[:2]))
     np.testing.assert_allclose(shown.importance, effect.delta_loss)
     assert (len(shown.labels), len(shown.labels[0])) == (2, 2)
@@ -108,7 +141,10 @@ def test_the_public_explorer_is_the_same(tiny_vit, pictures, tmp_path):
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "maps of other images": ({"maps": torch.zeros(2, 4, 4)}, "expected maps \\(3, rows, columns\\)"),
+    "maps of other images": (
+        {"maps": torch.zeros(2, 4, 4)},
+        "expected maps \\(3, rows, columns\\)",
+    ),
     "no maps": ({"maps": {"a": 3}}, "found a of int"),
     "no image whole": ({"whole": 0}, "whole of at least 1"),
 }
@@ -142,6 +178,8 @@ def test_a_report_of_photographs_says_where_much_attention_lies_on_few_patches(n
     last[:, -1, :, :, 1 + 9] = first[:, 0, :, :, 1 + 9] = 255
     assert said(even) == said(first) == []  # of the last quarter of the layers alone
     region[:, -1, :, :, 5:11] = 255 - 8 * np.arange(6)
-    assert not any("1 of 16" not in text for text in said(region))  # at most a tenth of the patches are sinks
+    assert not any(
+        "1 of 16" not in text for text in said(region)
+    )  # at most a tenth of the patches are sinks
     (text,) = said(last)
     assert all(words in text for words in ("layer 1", "1 of 16", " 50 %"))

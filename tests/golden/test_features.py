@@ -1,4 +1,6 @@
-"""The record of `vitlens features` holds what the functions compute, for one model or two, with or without labels."""
+"""The record of `vitlens features` holds what the functions compute, for one model or two, with or
+without labels.
+"""
 
 from dataclasses import replace
 
@@ -27,7 +29,9 @@ def pair(golden) -> FeaturesRecord:
     return golden("features").record
 
 
-def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorded(pair, tiny_vit, tiny_cnn, pictures):
+def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorded(
+    pair, tiny_vit, tiny_cnn, pictures
+):
     gap = pair.metric("knn_difference/a/b/3")
     first, second = (pair.metric(f"knn_accuracy/{alias}/3").value for alias in "ab")
     assert gap.value == pytest.approx(100 * (first - second))
@@ -35,15 +39,21 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
     assert [row.classifier for row in pair.pairs] == ["knn-1", "knn-3", "probe"]
     assert [row.difference for row in pair.pairs][1:] == [gap, pair.metric("probe_difference/a/b")]
     own = pair.metric("head_difference/a/probe").value
-    assert own == pytest.approx(100 * (pair.metric("probe_accuracy/a").value - pair.metric("accuracy/a").value))
-    vit, cnn = (features(load(str(model)), pixels()[0], embedding=True) for model in (tiny_vit, tiny_cnn))
+    assert own == pytest.approx(
+        100 * (pair.metric("probe_accuracy/a").value - pair.metric("accuracy/a").value)
+    )
+    vit, cnn = (
+        features(load(str(model)), pixels()[0], embedding=True) for model in (tiny_vit, tiny_cnn)
+    )
     expected = similarity(vit, cnn)
     for row, layer in enumerate(("embedding", 0, 1)):
         for column, other in enumerate(("embedding", 0, 1, 2)):
             cka = pair.metric(f"cka/a/b/{layer}/{other}")
             assert cka.value == pytest.approx(float(expected.values[row, column]))
             assert cka.low == pytest.approx(float(expected.low[row, column]))
-    [last] = [row for row in pair.depth if (row.model, row.classifier, row.layer) == ("a", "probe", 1)]
+    [last] = [
+        row for row in pair.depth if (row.model, row.classifier, row.layer) == ("a", "probe", 1)
+    ]
     assert pair.metric("probe_accuracy/a") == last.accuracy
     assert (last.c > 0, last.weighting) == (True, None)
     retrieved = pair.shown["a"]
@@ -62,8 +72,14 @@ def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
     models = [f"a={tiny_vit}", f"b={tiny_cnn}", f"c={tiny_vit}@random"]
     line = f"features {' '.join(models)} {FAST} --bank 20 --k 1 --objective b=self-supervised"
     record = ran(tmp_path / "out", line)
-    assert [row.objective for row in record.features] == ["supervised", "self-supervised", "random weights"]
-    assert [row.parameters for row in record.features] == [load(name).parameter_count() for name in models]
+    assert [row.objective for row in record.features] == [
+        "supervised",
+        "self-supervised",
+        "random weights",
+    ]
+    assert [row.parameters for row in record.features] == [
+        load(name).parameter_count() for name in models
+    ]
     glance = {row[0]: row[1:4] for row in report(record).first.glance.rows}
     assert glance["pretraining"] == ("supervised", "self-supervised", "random weights")
     assert tuple(record.metric(f"knn_accuracy/{alias}/1") for alias in "abc") in glance.values()
@@ -111,7 +127,10 @@ def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pi
     [row] = record.sets
     assert (row.bank, row.no_bank, row.chance) == (None, "the images have no labels", 0)
     assert {"patches", "matches", "space_patches"} <= figures(record)
-    assert not figures(record) & {"depth", "retrieval"}  # the nearest of three images need not be near
+    assert not figures(record) & {
+        "depth",
+        "retrieval",
+    }  # the nearest of three images need not be near
     retrieved = record.shown["tiny-vit"]
     assert retrieved.near.shape[:2] == (3, 2)  # of three images each has two others
     assert retrieved.same is None
@@ -134,7 +153,8 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_pa
     before, after = ([row.note for row in record.notes] for record in (first, second))
     assert sum("built again" in note for note in after) == 7
     assert [note.partition(": ")[2] for note in before] == [
-        "5 of the 10 classes of the test images have no training image, so none of their images can be correct",
+        "5 of the 10 classes of the test images have no training image, so none of their images "
+        "can be correct",
         "5 of the 10 classes of the test images have one training image",
     ]
 
@@ -148,7 +168,9 @@ def test_a_language_image_model_by_names_alone(tmp_path):
     # a set, and one
     templates = ("a photo of a {}.", "{}")
     typed = "--clip-templates photo --clip-templates {}"
-    record = ran(tmp_path / "out", f"features clip={name} {FAST} {typed} --prompt a_five --prompt grass")
+    record = ran(
+        tmp_path / "out", f"features clip={name} {FAST} {typed} --prompt a_five --prompt grass"
+    )
     images, labels = pixels()
     both = vitlens.zero_shot(load(name), digits("test").classes, templates=templates)
     right = float((both(images).argmax(1) == labels).double().mean())
@@ -161,13 +183,20 @@ def test_a_language_image_model_by_names_alone(tmp_path):
     gains = [100 * (row.accuracy.value - ensemble.accuracy.value) for row in single]
     assert [row.gain.value for row in single] == pytest.approx(gains)
     assert record.shown["clip"].prompts.shape == (6, 2, 4, 4)
-    assert [(row.image, row.prompt) for row in record.prompts[:3]] == [(0, "a_five"), (0, "grass"), (1, "a_five")]
+    assert [(row.image, row.prompt) for row in record.prompts[:3]] == [
+        (0, "a_five"),
+        (0, "grass"),
+        (1, "a_five"),
+    ]
     assert all(abs(row.cosine) <= 1 + 1e-6 for row in record.prompts)
     assert {"templates", "prompts"} <= figures(record)
 
 
 def test_a_model_without_an_embedding_has_its_layers(tmp_path):
-    record = ran(tmp_path / "out", f"features torchvision:squeezenet1_1@random --image-size 32 {FAST} --k 1 --bank 20")
+    record = ran(
+        tmp_path / "out",
+        f"features torchvision:squeezenet1_1@random --image-size 32 {FAST} --k 1 --bank 20",
+    )
     (row,) = record.features
     assert (row.embedding, row.layers > 0) == (None, True)
     assert {each.layer for each in record.depth} == set(range(row.layers))
@@ -175,24 +204,43 @@ def test_a_model_without_an_embedding_has_its_layers(tmp_path):
 
 
 def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
-    """Votes, probes, maps of patches and their neighbours, colours and matches: tests/public/features."""
+    """Votes, probes, maps of patches and their neighbours, colours and matches:
+    tests/public/features.
+    """
     images, labels = pixels()
     asked = ("a", 1, "knn-3", "majority")
-    [row] = [row for row in pair.depth if (row.model, row.layer, row.classifier, row.weighting) == asked]
+    [row] = [
+        row for row in pair.depth if (row.model, row.layer, row.classifier, row.weighting) == asked
+    ]
     assert pair.metric("knn_majority_accuracy/a/3") == row.accuracy
     wrong = load(str(tiny_vit))(images).argmax(1) != labels
     assert pair.metric("accuracy/a").value == pytest.approx(1 - float(wrong.double().mean()))
     space = pair.spaces["a"]
     np.testing.assert_array_equal(space.wrong_images, wrong.numpy())
     assert space.points["pca_images"].shape == space.points["tsne_images"].shape == (24, 2)
-    assert set(np.unique(space.labels_patches)) == {0, 1}  # digits have masks: background and object
+    assert set(np.unique(space.labels_patches)) == {
+        0,
+        1,
+    }  # digits have masks: background and object
     numbered = {"block 0": 0, "block 1": 1, "stage 0": 0, "stage 1": 1, "stage 2": 2}
-    assert {row.title: row.layer for row in pair.depth} == {"embedding": None, "stem": None, **numbered}
-    assert [row.depth for row in pair.depth if (row.model, row.classifier) == ("a", "probe")] == [0, 0.5, 1]
+    assert {row.title: row.layer for row in pair.depth} == {
+        "embedding": None,
+        "stem": None,
+        **numbered,
+    }
+    assert [row.depth for row in pair.depth if (row.model, row.classifier) == ("a", "probe")] == [
+        0,
+        0.5,
+        1,
+    ]
     for majority in (True, False):  # curves are of votes weighted by similarity
         own = tuple(row for row in pair.depth if (row.weighting == "majority") == majority)
-        assert ("depth" in {figure.name for figure in report(replace(pair, depth=own)).figures}) != majority
+        assert (
+            "depth" in {figure.name for figure in report(replace(pair, depth=own)).figures}
+        ) != majority
     assert pair.metric("patch_neighbours/a/embedding/class").n == 24 * 4 * 4
     known = {(row.model, row.title, row.share) for row in pair.patches}
     layers = [("a", "embedding"), ("a", "block 1"), ("b", "stem"), ("b", "stage 2")]
-    assert known == {(*layer, share) for layer in layers for share in ("position", "class", "object")}
+    assert known == {
+        (*layer, share) for layer in layers for share in ("position", "class", "object")
+    }

@@ -1,4 +1,6 @@
-"""`vitlens head`: its numbers are those of the functions, and a CSV gives attributes that a head may write."""
+"""`vitlens head`: its numbers are those of the functions, and a CSV gives attributes that a head
+may write.
+"""
 
 import pytest
 import torch
@@ -18,9 +20,17 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
     found = vitlens.name_heads(model, split, masks=split.masks, batch_size=30)
     (one,) = (each for each in found.heads if (each.layer, each.head) == (1, 0))
     (attends,), (looks,), (writes,) = record.attends, record.looks, record.writes
-    assert (attends.word, attends.holds, attends.share) == (one.attends.word, one.holds, one.attends.share)
+    assert (attends.word, attends.holds, attends.share) == (
+        one.attends.word,
+        one.holds,
+        one.attends.share,
+    )
     assert {row.part: row.share.value for row in record.parts} == pytest.approx(one.attends.shares)
-    assert (looks.word, looks.score, looks.moved) == (one.looks.word, one.looks.score, one.looks.moved)
+    assert (looks.word, looks.score, looks.moved) == (
+        one.looks.word,
+        one.looks.score,
+        one.looks.moved,
+    )
     assert (writes.word, writes.state, writes.auc, writes.p) == (
         one.writes.word,
         one.writes.state,
@@ -50,26 +60,41 @@ def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny
         chances = [each[own, split.labels[own]].double() for each in (clean, without)]
         fall = [chance - (-chance.expm1()).log() for chance in chances]  # of the log-odds
         assert row.fall.value == pytest.approx(float((fall[0] - fall[1]).mean()), abs=1e-4)
-        right = [(each[own].argmax(-1) == split.labels[own]).double().mean() for each in (clean, without)]
+        right = [
+            (each[own].argmax(-1) == split.labels[own]).double().mean() for each in (clean, without)
+        ]
         assert row.lost.value == pytest.approx(100 * float(right[0] - right[1]))
     adds = [row.adds for row in record.exemplars]
     assert adds == sorted(adds, reverse=True)
     assert [row.quantile for row in record.exemplars][::5] == [1, 0]
 
 
-def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_it_adds(golden, tiny_vit):
-    """By hand: weights times values, read by the classifier behind the final norm with its scale fixed."""
+def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_it_adds(
+    golden, tiny_vit
+):
+    """By hand: weights times values, read by the classifier behind the final norm with its scale
+    fixed.
+    """
     record = golden("head").record
     split = digits("test").limit(60)
     model = load(str(tiny_vit))
     images = split.source.read(torch.arange(60)).float() / 255
     weights, values, stream, rows = (
         vitlens.capture(model, images, place)[place]
-        for place in ("blocks.1.attention.weights", "blocks.1.attention.values", "blocks.1.residual", "blocks.1.heads")
+        for place in (
+            "blocks.1.attention.weights",
+            "blocks.1.attention.values",
+            "blocks.1.residual",
+            "blocks.1.heads",
+        )
     )
     norm = model.module.norm
     classifier = model.module.head
-    scaled = classifier.weight * norm.weight / stream[:, 0].var(-1, correction=0).add(norm.eps).sqrt()[:, None, None]
+    scaled = (
+        classifier.weight
+        * norm.weight
+        / stream[:, 0].var(-1, correction=0).add(norm.eps).sqrt()[:, None, None]
+    )
     read = scaled - scaled.mean(-1, keepdim=True)  # (images, classes, dim)
     output = model.module.blocks[1].attn.proj.weight[:, : values.shape[-1]]
     through = torch.einsum("nk,nkd,ed,nce->nck", weights[:, 0, 0], values[:, 0], output, read)
@@ -85,7 +110,9 @@ def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_i
         assert row.adds == pytest.approx(float(own.sum()), abs=1e-5)
         assert torch.allclose(torch.from_numpy(shown).flatten(), own[1:], atol=1e-5)
         assert row.patch == divmod(int(own[1:].abs().argmax()), shown.shape[1])
-        assert row.patch_adds == pytest.approx(float(own[1 + row.patch[0] * shown.shape[1] + row.patch[1]]), abs=1e-5)
+        assert row.patch_adds == pytest.approx(
+            float(own[1 + row.patch[0] * shown.shape[1] + row.patch[1]]), abs=1e-5
+        )
 
 
 def test_attention_on_the_object_stands_beside_that_on_the_objects_of_other_images(
@@ -112,7 +139,9 @@ def test_attention_on_the_object_stands_beside_that_on_the_objects_of_other_imag
 
 
 def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_path):
-    """Of sixty digits: yes and no in one column, three names in another, and numbers, which are none, in the third."""
+    """Of sixty digits: yes and no in one column, three names in another, and numbers, which are
+    none, in the third.
+    """
     split = digits("test").limit(60)
     pixels = split.source.read(torch.arange(60))
     (tmp_path / "data").mkdir()
@@ -122,11 +151,16 @@ def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_pat
         Image.fromarray(pixels[index].permute(1, 2, 0).numpy()).save(tmp_path / "data" / name)
         lines.append(f"{name},{'YES' if label < 4 else 'no'},{'abc'[label % 3]},{index}")
     (tmp_path / "table.csv").write_text("\n".join(lines))
-    line = f"head {tiny_vit} L1.H1 --images {tmp_path / 'data'} --attributes {tmp_path / 'table.csv'} --predicted"
+    line = (
+        f"head {tiny_vit} L1.H1 --images {tmp_path / 'data'} --attributes "
+        f"{tmp_path / 'table.csv'} --predicted"
+    )
     record = ran(tmp_path / "out", line)
     model = load(str(tiny_vit))
     turned = split.labels.flip(0)
-    attributes = {"small": turned < 4} | {f"third = {name}": turned % 3 == at for at, name in enumerate("abc")}
+    attributes = {"small": turned < 4} | {
+        f"third = {name}": turned % 3 == at for at, name in enumerate("abc")
+    }
     predicted = vitlens.evaluate(model, split.pick(torch.arange(60).flip(0))).logits.argmax(-1)
     found = vitlens.name_heads(model, tmp_path / "data", predicted, attributes=attributes).heads[3]
     (writes,) = record.writes
@@ -149,10 +183,15 @@ def folders(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "elsewhere/"])
-def test_attributes_of_files_with_the_same_name_go_by_their_folders(prefix, folders, tiny_vit, tmp_path):
+def test_attributes_of_files_with_the_same_name_go_by_their_folders(
+    prefix, folders, tiny_vit, tmp_path
+):
     table = tmp_path / "table.csv"
     files = sorted(folders.rglob("*.png"))
-    lines = [f"{prefix}{file.parent.name}/{file.name},{'yes' if file.parent.name < '4' else 'no'}" for file in files]
+    lines = [
+        f"{prefix}{file.parent.name}/{file.name},{'yes' if file.parent.name < '4' else 'no'}"
+        for file in files
+    ]
     table.write_text("\n".join(["file,small", *lines]))
     record = ran(tmp_path / "out", f"head {tiny_vit} L1.H1 --data {folders} --attributes {table}")
     images = {row.name: row.images for row in record.classes}
@@ -161,14 +200,18 @@ def test_attributes_of_files_with_the_same_name_go_by_their_folders(prefix, fold
 
 def test_a_line_that_may_be_of_several_images_is_refused(folders, tiny_vit, tmp_path, capsys):
     table = tmp_path / "table.csv"
-    line = f"head {tiny_vit} L1.H1 --data {folders} --attributes {table} --out {tmp_path / 'refused'}"
+    line = (
+        f"head {tiny_vit} L1.H1 --data {folders} --attributes {table} --out {tmp_path / 'refused'}"
+    )
     names = sorted({file.name for file in folders.rglob("*.png")})
     table.write_text("\n".join(["file,small", *(f"{name},yes" for name in names)]))
     said = refusal(capsys, line)
     assert "0.png" in said
     assert "0/0.png" in said
     assert "1/0.png" in said
-    table.write_text("\n".join(["file,small", *(f"{name},{value}" for name in names for value in ("yes", "no"))]))
+    table.write_text(
+        "\n".join(["file,small", *(f"{name},{value}" for name in names for value in ("yes", "no"))])
+    )
     assert "0/0.png" in refusal(capsys, line)
 
 
@@ -176,7 +219,10 @@ def test_of_a_column_of_two_values_one_is_an_attribute(folders, tiny_vit, tmp_pa
     """The other one is its opposite, which every head would separate as well."""
     table = tmp_path / "table.csv"
     files = sorted(folders.rglob("*.png"))
-    lines = [f"{file.parent.name}/{file.name},{'low' if file.parent.name < '4' else 'high'}" for file in files]
+    lines = [
+        f"{file.parent.name}/{file.name},{'low' if file.parent.name < '4' else 'high'}"
+        for file in files
+    ]
     table.write_text("\n".join(["file,size", *lines]))
     record = ran(tmp_path / "out", f"head {tiny_vit} L1.H1 --data {folders} --attributes {table}")
     assert [row.name for row in record.classes if "size" in row.name] == ["size = high"]
@@ -186,7 +232,10 @@ def test_a_csv_without_a_line_for_an_image_is_refused(tiny_vit, pictures, tmp_pa
     files = sorted(pictures.iterdir())
     table = tmp_path / "attributes.csv"
     table.write_text("file,dark,place\n" + "".join(f"{file.name},yes,in\n" for file in files))
-    record = ran(tmp_path / "out", f"head {tiny_vit} L0.H1 --images {pictures} --attributes {table} --predicted")
+    record = ran(
+        tmp_path / "out",
+        f"head {tiny_vit} L0.H1 --images {pictures} --attributes {table} --predicted",
+    )
     assert record.writes == ()
     assert "50 images" in " ".join(row.note for row in record.notes)
     assert report(record).title
@@ -202,6 +251,10 @@ def test_a_csv_without_a_line_for_an_image_is_refused(tiny_vit, pictures, tmp_pa
         assert said in refusal(capsys, f"{line} {table} --out {tmp_path / 'refused'}")
 
 
-@pytest.mark.parametrize(("head", "said"), [("7", "L3.H7"), ("L2.H0", "L0.H0 to L1.H1"), ("L0.H9", "L0.H0 to L1.H1")])
+@pytest.mark.parametrize(
+    ("head", "said"), [("7", "L3.H7"), ("L2.H0", "L0.H0 to L1.H1"), ("L0.H9", "L0.H0 to L1.H1")]
+)
 def test_a_head_that_is_not_there_is_refused(tiny_vit, pictures, tmp_path, capsys, head, said):
-    assert said in refusal(capsys, f"head {tiny_vit} {head} --images {pictures} --out {tmp_path / 'refused'}")
+    assert said in refusal(
+        capsys, f"head {tiny_vit} {head} --images {pictures} --out {tmp_path / 'refused'}"
+    )

@@ -1,4 +1,5 @@
-"""`vitlens look`: what it writes and shows, which images, model and weights of attention it takes."""
+"""`vitlens look`: what it writes and shows, which images, model and weights of attention it
+takes."""
 
 import pickle
 from dataclasses import replace
@@ -54,14 +55,24 @@ def test_what_is_no_image_is_one_line_each_and_does_not_count(tiny_vit, pictures
     assert not (tmp_path / "none").exists()
 
 
-def test_its_rows_and_arrays_are_what_the_function_gives_and_the_terminal_shows_them(record, seen, golden):
+def test_its_rows_and_arrays_are_what_the_function_gives_and_the_terminal_shows_them(
+    record, seen, golden
+):
     names, shares = zip(*record.predictions[1].top_classes)
     assert names == seen.names[1]
     assert shares == pytest.approx(seen.probabilities[1].tolist())
-    assert [Path(row.image).name for row in record.predictions] == record.names == ["0.png", "1.png", "2.png"]
+    assert (
+        [Path(row.image).name for row in record.predictions]
+        == record.names
+        == ["0.png", "1.png", "2.png"]
+    )
     heads = record.heads_of(1, most=4)
-    assert [(row.layer, row.head) for row in heads] == [(each.layer, each.head) for each in seen.heads(1, most=4)]
-    assert [row.delta_loss for row in heads] == pytest.approx([each.delta_loss for each in seen.heads(1, most=4)])
+    assert [(row.layer, row.head) for row in heads] == [
+        (each.layer, each.head) for each in seen.heads(1, most=4)
+    ]
+    assert [row.delta_loss for row in heads] == pytest.approx(
+        [each.delta_loss for each in seen.heads(1, most=4)]
+    )
     np.testing.assert_allclose(record.maps.prediction, seen.maps[:, 0])
     np.testing.assert_allclose(record.maps.runner_up, seen.maps[:, 1])
     (row,) = record.look
@@ -77,7 +88,11 @@ def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
     document = report(record)
     check_first_page(document)
     assert not judged(document)
-    assert [row[0] for row in document.first.glance.rows] == ["0.png", "1.png", "2.png"]  # files, not paths
+    assert [row[0] for row in document.first.glance.rows] == [
+        "0.png",
+        "1.png",
+        "2.png",
+    ]  # files, not paths
     assert set(document.explorer.images[0].maps) == {"prediction", "runner-up"}
     mean = np.mean([row.delta_loss for row in record.heads if (row.layer, row.head) == (1, 0)])
     assert document.explorer.importance[1, 0] == pytest.approx(mean)
@@ -104,14 +119,21 @@ def test_a_map_that_says_nothing_is_crossed_out_with_the_reason(record, change, 
         return [text.get_text() for axes in figure.axes for text in axes.texts].count(reason)
 
     assert crossed(record) == 0
-    assert crossed(replace(record, maps=replace(record.maps, prediction=change(record.maps.prediction)))) == 3
+    assert (
+        crossed(
+            replace(record, maps=replace(record.maps, prediction=change(record.maps.prediction)))
+        )
+        == 3
+    )
 
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty caches of the hubs, without a network; the checkpoints of torch.hub."""
     monkeypatch.delenv("TORCH_HOME", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "huggingface" / "hub"))
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "huggingface" / "hub")
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing answers there
     folder = tmp_path / "torch" / "hub" / "checkpoints"
@@ -137,11 +159,19 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
         assert words in why
     name, why = chosen(tmp_path / "offline", pictures / "0.png", capsys, "--offline")
     assert "nothing is downloaded offline" in why
-    for file in ("deit_base_patch16_224-b5f2ef4d.pth", "deit_tiny_patch16_224-a1311bcf.pth"):  # the first by name
+    for file in (
+        "deit_base_patch16_224-b5f2ef4d.pth",
+        "deit_tiny_patch16_224-a1311bcf.pth",
+    ):  # the first by name
         (caches / file).write_bytes(b"many weights" if "base" in file else b"weights")
-    assert run(["look", str(pictures / "0.png"), "--out", str(tmp_path / "disk")]) == 2  # they are broken
+    assert (
+        run(["look", str(pictures / "0.png"), "--out", str(tmp_path / "disk")]) == 2
+    )  # they are broken
     assert "takes timm:deit_tiny_patch16_224, the smallest" in capsys.readouterr().err
-    weights = f"look {pictures / '0.png'} --weights {caches / 'deit_tiny_patch16_224-a1311bcf.pth'} --quiet"
+    weights = (
+        f"look {pictures / '0.png'} --weights "
+        f"{caches / 'deit_tiny_patch16_224-a1311bcf.pth'} --quiet"
+    )
     assert "expected --model" in refusal(capsys, weights)
     (row,) = vitlens.read(tmp_path / "offline").table("look")
     assert (row.digits, row.replace) == (True, "zero")  # one image has no other to resample from
@@ -152,10 +182,20 @@ def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, se
     for layer, row in enumerate(record.stages):
         labels = [given.label for given in seen.labels[layer]]
         clear = [label for label in labels if label not in ("mixed", "no single pattern")]
-        assert (row.heads, sum(row.attends.values()), row.unclear) == (2, len(clear), 2 - len(clear))
+        assert (row.heads, sum(row.attends.values()), row.unclear) == (
+            2,
+            len(clear),
+            2 - len(clear),
+        )
         assert set(row.attends) == set(clear)
-        rises = {f"L{at}.H{head}": seen.delta_loss[:, n].mean() for n, (at, head) in enumerate(seen.places)}
-        most = max((name for name in rises if name.startswith(f"L{layer}.")), key=lambda name: float(rises[name]))
+        rises = {
+            f"L{at}.H{head}": seen.delta_loss[:, n].mean()
+            for n, (at, head) in enumerate(seen.places)
+        }
+        most = max(
+            (name for name in rises if name.startswith(f"L{layer}.")),
+            key=lambda name: float(rises[name]),
+        )
         assert row.head == most
         assert row.loss.value == pytest.approx(float(rises[most]), abs=1e-6)
         uniform = seen.statistics.uniform_distance()[layer]
@@ -167,7 +207,9 @@ def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, se
 
     assert len(told(record)) == 2
     harmless = tuple(replace(row, loss=Estimate(-0.1, unit="nats")) for row in record.stages)
-    assert not any(row.head in text for row in harmless for text in told(replace(record, stages=harmless)))
+    assert not any(
+        row.head in text for row in harmless for text in told(replace(record, stages=harmless))
+    )
 
 
 def weights_of(*shape: int, seed: int = 0) -> NDArray[np.float32]:
@@ -181,13 +223,25 @@ def saved(folder: Path, weights: NDArray[np.generic], name: str = "attention.npy
     return str(folder / name)
 
 
-def test_its_explorer_is_that_of_the_model_whose_weights_they_are(tiny_vit, pictures, tmp_path, capsys):
+def test_its_explorer_is_that_of_the_model_whose_weights_they_are(
+    tiny_vit, pictures, tmp_path, capsys
+):
     model = load(str(tiny_vit))
     image = pictures / "0.png"
     seen = vitlens.explorer(model, vitlens.images(image, model)).explorer.images[0]
-    captured = vitlens.capture(model, vitlens.images(image, model), [f"blocks.{n}.attention.weights" for n in (0, 1)])
+    captured = vitlens.capture(
+        model, vitlens.images(image, model), [f"blocks.{n}.attention.weights" for n in (0, 1)]
+    )
     exact = torch.cat(list(captured.values())).numpy()
-    line = ["look", "--attention", saved(tmp_path, exact), "--image", str(image), "--out", str(tmp_path / "out")]
+    line = [
+        "look",
+        "--attention",
+        saved(tmp_path, exact),
+        "--image",
+        str(image),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert run(line) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "report.html")
     record = read_folder(tmp_path / "out")
@@ -198,8 +252,17 @@ def test_its_explorer_is_that_of_the_model_whose_weights_they_are(tiny_vit, pict
     np.testing.assert_allclose(shown.images[0].weights, seen.weights, atol=1e-6)
     np.testing.assert_allclose(shown.images[0].rollout, seen.rollout, atol=2e-3)
     (row,) = record.given
-    assert (row.layers, row.heads, row.tokens, row.prefix, row.found, row.off) == (2, 2, 17, 1, True, 0)
-    np.testing.assert_allclose(record.given_maps.maps[1].ravel(), exact[1].mean(0)[0, 1:], atol=1e-6)
+    assert (row.layers, row.heads, row.tokens, row.prefix, row.found, row.off) == (
+        2,
+        2,
+        17,
+        1,
+        True,
+        0,
+    )
+    np.testing.assert_allclose(
+        record.given_maps.maps[1].ravel(), exact[1].mean(0)[0, 1:], atol=1e-6
+    )
     places = [(number // 4, number % 4) for number in range(16)]
     for layer, each in enumerate(record.given_layers):
         patches = exact[layer].mean(0)[1:, 1:]
@@ -224,11 +287,14 @@ def test_rows_that_do_not_sum_to_1_are_said_and_others_are_not(pictures, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("tokens", "given", "prefix"), [(16, None, 0), (17, None, 1), (18, None, 2), (21, None, 5), (25, 9, 9)]
+    ("tokens", "given", "prefix"),
+    [(16, None, 0), (17, None, 1), (18, None, 2), (21, None, 5), (25, 9, 9)],
 )
 def test_prefix_tokens_are_found_or_given(tokens, given, prefix):
     pixels = np.zeros((32, 48, 3), np.uint8)
-    shown = vitlens.attention_explorer(weights_of(1, 2, tokens, tokens), pixels, prefix=given).explorer
+    shown = vitlens.attention_explorer(
+        weights_of(1, 2, tokens, tokens), pixels, prefix=given
+    ).explorer
     side = int(np.sqrt(tokens - prefix))
     assert (len(shown.special), shown.keys) == (prefix, (side, side))
     assert shown.images[0].picture.shape[0] == shown.images[0].picture.shape[1]  # the centre square
@@ -237,18 +303,23 @@ def test_prefix_tokens_are_found_or_given(tokens, given, prefix):
 def test_many_tokens_in_half_precision_are_pooled_and_more_than_a_page_holds_are_refused(tmp_path):
     tokens = 1 + 24 * 24
     weights = weights_of(2, 1, tokens, tokens)
-    shown = vitlens.attention_explorer(torch.tensor(weights).half(), np.zeros((9, 9, 3), np.uint8)).explorer
+    shown = vitlens.attention_explorer(
+        torch.tensor(weights).half(), np.zeros((9, 9, 3), np.uint8)
+    ).explorer
     assert (shown.keys, shown.queries) == ((24, 24), (14, 14))
     assert not shown.images[0].facts  # its rows sum to 1, to rounding
     np.testing.assert_allclose(shown.images[0].weights.sum(-1), 1, atol=0.02)
     path = tmp_path / "many.npy"
-    header = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197))  # of holes
+    header = np.lib.format.open_memmap(
+        path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197)
+    )  # of holes
     del header
     with pytest.raises(InputError, match=r"save some layers: weights\[-4:\]"):
         vitlens.attention_explorer(np.load(path, mmap_mode="r"), np.zeros((9, 9, 3), np.uint8))
 
 
-WRONG = {  # what is in the file, as a function of good weights (layers, heads, 17, 17); what is said
+# what is in the file, as a function of good weights (layers, heads, 17, 17); what is said
+WRONG = {
     "save weights[None]": lambda good: good[0],
     "weights[:, 0]": lambda good: good[:, None],
     "(2, 2, 16, 17)": lambda good: good[:, :, 1:],
@@ -276,7 +347,9 @@ CALLS = """
 
 
 @pytest.mark.parametrize("case", [*WRONG, *CALLS.strip().splitlines()])
-def test_other_arrays_files_and_calls_are_one_line_and_leave_no_folder(case, pictures, tmp_path, capsys):
+def test_other_arrays_files_and_calls_are_one_line_and_leave_no_folder(
+    case, pictures, tmp_path, capsys
+):
     weights = weights_of(2, 2, 17, 17)
     good = saved(tmp_path, weights)
     (tmp_path / "pickle.npy").write_bytes(pickle.dumps([1]))

@@ -1,4 +1,6 @@
-"""`vitlens models`, `data` and `profile`: what is listed and supported, and what a model costs; no time is asserted."""
+"""`vitlens models`, `data` and `profile`: what is listed and supported, and what a model costs; no
+time is asserted.
+"""
 
 import numpy as np
 import pytest
@@ -74,7 +76,9 @@ def test_every_name_of_data_is_listed_digits_are_counted_and_skipped_files_named
     assert names == [*SETS, *(layout.usage for layout in LAYOUTS if layout.usage)]
     title, train, test = listed(capsys, "data digits")
     assert "10 classes (0, 1, 2" in title
-    assert train.startswith(f"train: {len(load_data('digits', part='train')):,} images of 32x32 px, with labels")
+    assert train.startswith(
+        f"train: {len(load_data('digits', part='train')):,} images of 32x32 px, with labels"
+    )
     assert test.startswith(f"test: {len(load_data('digits', part='test')):,} images")
     assert test.endswith("masks")
     for name in ("a.png", "b.png"):
@@ -115,7 +119,9 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
         parts = [each for each in record.parts if each.model == row.model]
         for name in ("parameters", "flops"):
             known = {part: value for part, value in getattr(again, name).items() if value}
-            assert {each.part: getattr(each, name) for each in parts if getattr(each, name)} == known
+            assert {
+                each.part: getattr(each, name) for each in parts if getattr(each, name)
+            } == known
         metric = record.metric(f"flops/{row.model}")
         assert (metric.value, metric.unit) == (sum(again.flops.values()), "FLOPs")
         for name in ("by_formula", "tokens", "training_bytes", "inference_bytes"):
@@ -126,18 +132,26 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
         assert (row.latency.unit, row.spread >= 1) == ("ms", True)
         assert row.rate.value == pytest.approx(1000 * row.images / row.latency.value)
         assert row.rate.low == pytest.approx(1000 * row.images / row.latency.high)
-    assert (vit.products, vit.untrained) == (2 * 4 * 17**2 * 16, False)  # 4 N² d in each of two blocks
+    assert (vit.products, vit.untrained) == (
+        2 * 4 * 17**2 * 16,
+        False,
+    )  # 4 N² d in each of two blocks
     assert (vit.by_formula, cnn.by_formula) == (True, False)
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_exponents_are_those_of_the_points(tmp_path):
     """That of all FLOPs of a ViT: tests/public/cost."""
-    record = ran(tmp_path / "out", "profile vit-micro resnet20 swin-micro --batch-sizes 1 --sizes 32,64,96")
+    record = ran(
+        tmp_path / "out", "profile vit-micro resnet20 swin-micro --batch-sizes 1 --sizes 32,64,96"
+    )
     assert [row.tokens for row in record.tokens if row.model == "vit-micro"] == [65, 257, 577]
     assert record.metric("exponent/resnet20/image-size/flops").value == pytest.approx(1, abs=1e-3)
     assert "exponent/resnet20/image-size/products" not in record.metrics
-    for model, power in (("vit-micro", 2.0), ("swin-micro", 1.0)):  # exact, with intervals without width
+    for model, power in (
+        ("vit-micro", 2.0),
+        ("swin-micro", 1.0),
+    ):  # exact, with intervals without width
         each = record.metric(f"exponent/{model}/image-size/products")
         assert (each.value, each.low, each.high) == pytest.approx((power,) * 3, abs=1e-6)
     both = [each for each in report(record).claims if each.subject == "vit-micro and swin-micro"]
@@ -149,7 +163,9 @@ def test_exponents_are_those_of_the_points(tmp_path):
 
 
 def test_patch_sizes_stand_side_by_side_and_a_size_that_does_not_run_is_said(tmp_path):
-    record = ran(tmp_path / "out", "profile vit-mini resnet20 --patch-size 4,8,8x16 --batch-sizes 1")
+    record = ran(
+        tmp_path / "out", "profile vit-mini resnet20 --patch-size 4,8,8x16 --batch-sizes 1"
+    )
     assert [(row.model, row.tokens) for row in record.costs] == [
         ("vit-mini-p4", 65),
         ("vit-mini-p8", 17),
@@ -161,7 +177,9 @@ def test_patch_sizes_stand_side_by_side_and_a_size_that_does_not_run_is_said(tmp
     assert sweeps == {("vit-mini", "patch-size"), ("resnet20", "image-size")}
     assert record.metric("exponent/vit-mini/patch-size/products").value == pytest.approx(2)
     assert "growth_patch-size" in figures(record)
-    record = ran(tmp_path / "small", "profile torchvision:squeezenet1_1 --image-size 32 --batch-sizes 1")
+    record = ran(
+        tmp_path / "small", "profile torchvision:squeezenet1_1 --image-size 32 --batch-sizes 1"
+    )
     (left,) = record.left_out
     assert (left.size, left.sweep) == ((16, 16), "image-size")
     assert [row.size for row in record.tokens] == [(side, side) for side in (24, 32, 48, 64)]

@@ -1,4 +1,6 @@
-"""The record of `vitlens stats` holds what the functions compute, also over a training and in two processes."""
+"""The record of `vitlens stats` holds what the functions compute, also over a training and in two
+processes.
+"""
 
 from collections import Counter
 from itertools import product
@@ -33,7 +35,9 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
             assert metric.low == pytest.approx(table.low(name)[layer, head].item(), rel=1e-6)
             assert metric.n == 12
     assert [row.name for row in rows] == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
-    assert [row.statistics["gini"].high for row in rows] == pytest.approx(table.high("gini").flatten().tolist())
+    assert [row.statistics["gini"].high for row in rows] == pytest.approx(
+        table.high("gini").flatten().tolist()
+    )
     assert offsets.layer[1].shape == (2, 7, 7)  # a grid of 4 x 4
     np.testing.assert_allclose(offsets.layer[1], table.offset_mass[1].numpy(), rtol=1e-5, atol=1e-8)
     assert record.means[0].labels == Counter(row.label for row in rows)
@@ -47,7 +51,9 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
         assert row.local == int((shares[layer] <= 0.5).sum())
         assert row.share == pytest.approx(shares[layer].mean().item())
     assert (record.layers[0].grid, record.layers[0].unplaced) == ((4, 4), None)
-    assert record.layers[0].statistics["token_norm"].value == pytest.approx(table.token_norm[0, 0].item())
+    assert record.layers[0].statistics["token_norm"].value == pytest.approx(
+        table.token_norm[0, 0].item()
+    )
 
 
 def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):
@@ -57,7 +63,9 @@ def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):
     assert [row.words for row in record.names] == [head.words for head in found.heads]
     assert [row.share for row in record.names] == [head.attends.share for head in found.heads]
     assert [row.looks_hold for row in record.names] == [head.looks.holds for head in found.heads]
-    assert [row.note for row in record.notes] == ["what heads write: expected at least 50 images with labels, found 12"]
+    assert [row.note for row in record.notes] == [
+        "what heads write: expected at least 50 images with labels, found 12"
+    ]
     assert all(row.state is None for row in record.names)
 
 
@@ -73,10 +81,15 @@ def test_words_rest_on_the_statistics_of_all_images_and_attributes_are_read_befo
     assert record.notes[-1].note.endswith("add --names")
     (tmp_path / "a.csv").write_text("file,dark\nother.png,yes\n")
     for word, more in (("stats", ""), ("head", " L0.H0")):
-        line = f"{word} {tiny_vit}{more} --images {pictures} --attributes {tmp_path / 'a.csv'} --out {tmp_path / word}"
+        line = (
+            f"{word} {tiny_vit}{more} --images {pictures} --attributes {tmp_path / 'a.csv'} "
+            f"--out {tmp_path / word}"
+        )
         assert "found none for 3" in refusal(capsys, line)
         assert not (tmp_path / word).exists()
-    assert "leave one out" in refusal(capsys, f"{line.replace('head', 'stats').replace(' L0.H0', '')} --no-names")
+    assert "leave one out" in refusal(
+        capsys, f"{line.replace('head', 'stats').replace(' L0.H0', '')} --no-names"
+    )
 
 
 def test_heads_have_words_where_images_have_no_labels_or_other_classes_and_none_where_nobody_asks(
@@ -86,7 +99,11 @@ def test_heads_have_words_where_images_have_no_labels_or_other_classes_and_none_
     assert len(record.names) == 4
     assert "labelled images" in record.notes[-1].note
     assert ran(tmp_path / "none", f"stats {tiny_vit} --images {pictures} --no-names").names == ()
-    np.savez(tmp_path / "other.npz", images=np.zeros((9, 32, 32, 3), np.uint8), labels=np.zeros(9, np.int64))
+    np.savez(
+        tmp_path / "other.npz",
+        images=np.zeros((9, 32, 32, 3), np.uint8),
+        labels=np.zeros(9, np.int64),
+    )
     record = ran(tmp_path / "other", f"stats {tiny_vit} --data {tmp_path / 'other.npz'} --limit 9")
     assert len(record.names) == 4
 
@@ -95,10 +112,14 @@ def test_the_interval_of_a_models_mean_is_that_of_its_images(tiny_vit, golden):
     record = golden("stats").record
     model = load(str(tiny_vit))
     images = next(digits("test").limit(12).batches(12)).images
-    means = np.array([statistics(model, image[None]).entropy.double().mean().item() for image in images])
+    means = np.array(
+        [statistics(model, image[None]).entropy.double().mean().item() for image in images]
+    )
     low, high = scipy_stats.t.interval(0.95, 11, means.mean(), scipy_stats.sem(means))
     metric = record.metric("entropy/tiny-vit")
-    assert (metric.value, metric.low, metric.high) == pytest.approx((means.mean(), low, high), rel=1e-5)
+    assert (metric.value, metric.low, metric.high) == pytest.approx(
+        (means.mean(), low, high), rel=1e-5
+    )
 
 
 def test_two_processes_find_what_one_does(tiny_vit, golden, tmp_path, monkeypatch):
@@ -116,7 +137,8 @@ def test_two_processes_find_what_one_does(tiny_vit, golden, tmp_path, monkeypatc
     for row, other in zip(one.heads, two.heads, strict=True):
         assert (other.label, other.best, other.other) == (row.label, row.best, row.other)
         found, expected = (
-            (each.score.value, each.score.low, each.score.high, each.explained_by_offset) for each in (other, row)
+            (each.score.value, each.score.low, each.score.high, each.explained_by_offset)
+            for each in (other, row)
         )
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
     for layer, mass in one.offsets["tiny-vit"].layer.items():
@@ -136,15 +158,21 @@ def test_a_model_whose_heads_are_all_uniform(word, tiny_vit, tmp_path):
     document = report(record)
     check_first_page(document)
     claims = " ".join(each.text for each in document.first.answer)
-    assert {"attention": "are uniform", "rollout": "nearly uniform", "stats": "(4 uniform)"}[word] in claims
+    assert {"attention": "are uniform", "rollout": "nearly uniform", "stats": "(4 uniform)"}[
+        word
+    ] in claims
     assert "fixed place" not in claims
     assert "same for every image" not in claims
     if word == "stats":
-        assert [(name.looks, name.looks_hold, name.tested) for name in record.names] == [("uniform", None, False)] * 4
+        assert [(name.looks, name.looks_hold, name.tested) for name in record.names] == [
+            ("uniform", None, False)
+        ] * 4
 
 
 def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(tmp_path):
-    trained = kept_run(tmp_path / "taught", kept=(0, 2, 4), epochs=5)  # before training and after epochs 2 and 4
+    trained = kept_run(
+        tmp_path / "taught", kept=(0, 2, 4), epochs=5
+    )  # before training and after epochs 2 and 4
     record = ran(tmp_path / "out", f"stats {trained} {LINE} --over-training --no-names")
     images = next(digits("test").limit(12).batches(12)).images
     files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
@@ -157,7 +185,9 @@ def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(t
         for name in ("distance", "normalised_entropy", "cls_normalised_entropy"):
             expected = getattr(table, name)
             for layer, head in product(range(2), range(2)):
-                assert rows[epochs, layer, head][name] == pytest.approx(expected[layer, head].item(), rel=1e-5)
+                assert rows[epochs, layer, head][name] == pytest.approx(
+                    expected[layer, head].item(), rel=1e-5
+                )
             mean = record.metric(f"learning/taught/{name}/{epochs}")
             assert mean.value == pytest.approx(expected.mean().item(), rel=1e-5)
             assert mean.low < mean.value < mean.high
@@ -166,12 +196,22 @@ def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(t
     assert {"learning_distance", "learning_normalised_entropy"} <= figures(record)
 
 
-def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(tmp_path, capsys, monkeypatch):
+def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr("vitlens.commands.stats.measure.CHECKPOINTS", 3)
     monkeypatch.setattr("vitlens.commands.stats.measure.IMAGES", 4)
     trained = kept_run(tmp_path / "taught", kept=(0, 1, 2, 3, 4, 5), epochs=6)
-    learning = ran(tmp_path / "out", f"stats {trained} --data digits --limit 5 --over-training --no-names").learning
-    assert [(row.epochs, row.statistics["distance"].n) for row in learning] == [(0, 4), (3, 4), (6, 4)]
+    learning = ran(
+        tmp_path / "out", f"stats {trained} --data digits --limit 5 --over-training --no-names"
+    ).learning
+    assert [(row.epochs, row.statistics["distance"].n) for row in learning] == [
+        (0, 4),
+        (3, 4),
+        (6, 4),
+    ]
     for text in ("{", '{"epoch": 1}\n', '["a"]\n', "\xff"):
         (trained / "metrics.jsonl").write_text(text, encoding="latin-1")
-        assert "metrics.jsonl" in refusal(capsys, f"stats {trained} --limit 2 --over-training --device cpu --quiet")
+        assert "metrics.jsonl" in refusal(
+            capsys, f"stats {trained} --limit 2 --over-training --device cpu --quiet"
+        )

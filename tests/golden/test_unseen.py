@@ -1,4 +1,6 @@
-"""Data given for evaluation is evaluated whole, but for what the model was trained on, which is known by content."""
+"""Data given for evaluation is evaluated whole, but for what the model was trained on, which is
+known by content.
+"""
 
 import json
 import shutil
@@ -24,13 +26,17 @@ def painted(folder: Path, *, seed: int) -> Path:
     for name in ("green", "red"):
         (folder / name).mkdir(parents=True)
         for index in range(EACH):
-            Image.fromarray(draws.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(folder / name / f"{index}.png")
+            Image.fromarray(draws.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(
+                folder / name / f"{index}.png"
+            )
     return folder
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pictures/ (trained on by run/), others/ (never seen), moved/ (the pictures under other names and some others)."""
+    """pictures/ (trained on by run/), others/ (never seen), moved/ (the pictures under other names
+    and some others).
+    """
     root = tmp_path_factory.mktemp("unseen")
     painted(root / "pictures", seed=0)
     painted(root / "others", seed=1)
@@ -64,9 +70,13 @@ def test_of_the_training_folder_what_was_held_out_wherever_it_lies(place, tmp_pa
     assert record.config.data.images == record.metric("accuracy/run").n == count
 
 
-def test_a_command_without_labels_leaves_out_the_same_but_for_weights_from_elsewhere(place, tmp_path, capsys):
+def test_a_command_without_labels_leaves_out_the_same_but_for_weights_from_elsewhere(
+    place, tmp_path, capsys
+):
     out = tmp_path / "out"
-    assert run(f"stats {place / 'run'} --data {place / 'pictures'} --seed 7 --out {out} --device cpu".split()) == 0
+    data = place / "pictures"
+    line = f"stats {place / 'run'} --data {data} --seed 7 --out {out} --device cpu"
+    assert run(line.split()) == 0
     data = json.loads((out / "config.json").read_text())["data"]
     assert data["images"] == 6
     assert data["notes"][0] in capsys.readouterr().err
@@ -89,7 +99,10 @@ def test_images_that_were_all_trained_on_are_said_to_be_no_test(place, held_out,
 @pytest.mark.parametrize("order", ["{run} vit-digits", "vit-digits {run}"])
 def test_models_beside_each_other_answer_the_same_unseen_images(place, held_out, tmp_path, order):
     """What is left out is asked of all models together."""
-    line = f"explain {order.format(run=place / 'run')} --data {place / 'pictures'} --method saliency --seed 7"
+    line = (
+        f"explain {order.format(run=place / 'run')} --data {place / 'pictures'} --method "
+        "saliency --seed 7"
+    )
     shown = ran(tmp_path / "both", line).shown
     for model in ("run", "vit-digits"):
         names = [Path(row.image.split(": ")[-1]).name for row in shown if row.model == model]
@@ -97,7 +110,10 @@ def test_models_beside_each_other_answer_the_same_unseen_images(place, held_out,
 
 
 def test_the_bank_of_features_and_the_usual_batches_are_of_what_was_trained_on(place, tmp_path):
-    line = f"features {place / 'run'} --data {place / 'pictures'} --k 1 --no-probe --no-tsne --no-cache --seed 5"
+    line = (
+        f"features {place / 'run'} --data {place / 'pictures'} --k 1 --no-probe --no-tsne "
+        "--no-cache --seed 5"
+    )
     (row,) = ran(tmp_path / "out", line).sets
     assert (row.test, row.bank) == (6, 24)
     results = json.loads((place / "run" / "results.json").read_text())["tables"]
@@ -135,14 +151,20 @@ def test_arrays_are_known_by_their_pixels(tmp_path):
     ran(tmp_path / "run", f"{TINY} --data {tmp_path / 'a.npz'} --epochs 1")
     seen = []
     for name in ("a", "b"):
-        record = ran(tmp_path / name, f"predict {tmp_path / 'run'} --data {tmp_path / f'{name}.npz'}")
+        record = ran(
+            tmp_path / name, f"predict {tmp_path / 'run'} --data {tmp_path / f'{name}.npz'}"
+        )
         seen.append(sorted(int(each.sum()) for each in record.images_drawn.pixels))
     assert seen[0] == seen[1]
     assert len(seen[0]) == 4
 
 
-def test_attention_before_and_after_a_training_is_of_the_same_images_and_compared_head_by_head(place, tmp_path):
-    """The model that was trained first, as it leaves out more images; the other is given its images in its order."""
+def test_attention_before_and_after_a_training_is_of_the_same_images_and_compared_head_by_head(
+    place, tmp_path
+):
+    """The model that was trained first, as it leaves out more images; the other is given its images
+    in its order.
+    """
     data = place / "pictures"
     after = ran(tmp_path / "after", f"attention {place / 'run'} --data {data} --limit 5")
     line = f"attention {place / 'run'}@random --data {data} --same-as {after.folder} --seed 3"
@@ -155,7 +177,9 @@ def test_attention_before_and_after_a_training_is_of_the_same_images_and_compare
     assert runs.same_images == "the same"
     paired = {row.metric: row for row in runs.changes if row.test == "paired"}
     assert set(paired) == {
-        f"{word}/run/L0.H{head}" for word in ("map_information", "prefix_attention") for head in range(2)
+        f"{word}/run/L0.H{head}"
+        for word in ("map_information", "prefix_attention")
+        for head in range(2)
     }
     was, now = (record.by_image.information[1].astype(float) for record in (before, after))
     change = paired["map_information/run/L0.H1"]
@@ -167,6 +191,8 @@ def test_attention_refuses_images_that_are_not_there(place, golden, tmp_path, ca
     line = f"attention vit-digits --data {place / 'pictures'}"
     whole = ran(tmp_path / "whole", line)
     same = f"--same-as {whole.folder}"
-    assert str(whole.folder) in refusal(capsys, f"attention {place / 'run'} --data {place / 'pictures'} {same} --quiet")
+    assert str(whole.folder) in refusal(
+        capsys, f"attention {place / 'run'} --data {place / 'pictures'} {same} --quiet"
+    )
     assert "--limit" in refusal(capsys, f"{line} {same} --limit 3")
     assert "stats" in refusal(capsys, f"{line} --same-as {golden('stats').folder}")

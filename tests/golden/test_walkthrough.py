@@ -1,4 +1,6 @@
-"""`vitlens walkthrough`: its rows are the function's, its report is whole, and wrong calls are one line."""
+"""`vitlens walkthrough`: its rows are the function's, its report is whole, and wrong calls are one
+line.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +28,27 @@ def record(golden) -> WalkthroughRecord:
 def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictures):
     walk = vitlens.walkthrough(load(str(tiny_vit)), pictures / "1.png", layer=1, head=1)
     (row,) = record.walk
-    assert (row.name, row.tokens, row.patches, row.layers, row.heads, row.named) == ("L1.H1", 17, 16, 2, 2, True)
+    assert (row.name, row.tokens, row.patches, row.layers, row.heads, row.named) == (
+        "L1.H1",
+        17,
+        16,
+        2,
+        2,
+        True,
+    )
     assert (row.query, row.query_name, row.key) == (0, "CLS", walk.key)
     assert row.key_name == f"the patch in row {(walk.key - 1) // 4}, column {(walk.key - 1) % 4}"
-    own = [float(walk.scores[0, walk.key]), float(walk.weights[0, walk.key]), float(walk.weights[0].max())]
+    own = [
+        float(walk.scores[0, walk.key]),
+        float(walk.weights[0, walk.key]),
+        float(walk.weights[0].max()),
+    ]
     assert [row.score, row.weight, row.largest] == pytest.approx(own, rel=1e-4)
     assert row.product * row.scale == pytest.approx(row.score, rel=1e-4)
     assert row.times_uniform == pytest.approx(17 * row.weight)
-    assert [(each.step, each.note or "") for each in record.steps] == [(each.step, each.note) for each in walk.checks]
+    assert [(each.step, each.note or "") for each in record.steps] == [
+        (each.step, each.note) for each in walk.checks
+    ]
     for name in ("queries", "keys", "values", "scores", "weights"):
         np.testing.assert_allclose(getattr(record.head, name), getattr(walk, name), atol=1e-5)
     assert row.unscaled_largest == pytest.approx(float(walk.unscaled[0].max()), rel=1e-4)
@@ -44,10 +59,14 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
     assert embedding.numbers[0] == strongest
     assert embedding.responses[0] == embedding.convolved[walk.key - 1, strongest]
     classes = load(str(tiny_vit)).classes
-    assert [each.prediction for each in record.answers] == [classes[int(each.logits.argmax())] for each in walk.changed]
+    assert [each.prediction for each in record.answers] == [
+        classes[int(each.logits.argmax())] for each in walk.changed
+    ]
     assert len({each.change for each in record.answers}) == len(walk.changed)
     assert [each.positions for each in record.permutations] == [True, False]
-    assert [each.norm for each in record.added] == pytest.approx(walk.head_norms[:, 0].tolist(), rel=1e-4)
+    assert [each.norm for each in record.added] == pytest.approx(
+        walk.head_norms[:, 0].tolist(), rel=1e-4
+    )
     ends = [float(each[0].norm()) for each in (walk.input, walk.after)]
     assert [record.block[0].norm, record.block[-1].norm] == pytest.approx(ends, rel=1e-4)
     assert record.block[1].norm == pytest.approx(record.added[1].norm, rel=1e-4)
@@ -97,7 +116,9 @@ def test_of_several_images_the_first_is_taken_and_said(tiny_vit, pictures, tmp_p
 
 @pytest.mark.slow
 def test_a_headless_model_has_no_predictions_but_all_steps(pictures, tmp_path):
-    record = ran(tmp_path / "out", f"walkthrough {HEADLESS} --images {pictures / '0.png'} --no-html")
+    record = ran(
+        tmp_path / "out", f"walkthrough {HEADLESS} --images {pictures / '0.png'} --no-html"
+    )
     assert {each.prediction for each in record.answers} == {None}
     assert "answers" not in {figure.name for figure in REPORT(record).figures}
     assert len(record.steps) == 9

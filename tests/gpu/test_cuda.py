@@ -1,9 +1,10 @@
-"""Every command on a CUDA device: the numbers of the CPU in fp32 within a stated tolerance (test_same_numbers.py).
+"""Every command on a CUDA device: the numbers of the CPU in fp32 within a stated tolerance
+(test_same_numbers.py).
 
     pytest -m gpu
 
-The bundled, trained pair: untrained models answer so alike that no difference would show. In fp32 products on a card
-are computed in all 24 bits, convolutions too: cuDNN's TF32 is off here.
+The bundled, trained pair: untrained models answer so alike that no difference would show. In fp32
+products on a card are computed in all 24 bits, convolutions too: cuDNN's TF32 is off here.
 """
 
 import os
@@ -20,7 +21,9 @@ from vitlens.cli.main import run
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none"
+    ),
 ]
 
 
@@ -35,7 +38,9 @@ def test_a_command_measures_on_cuda_what_it_measures_on_the_cpu(name, places, tm
     for device in ("cpu", "cuda"):
         beside = tmp_path / device
         beside.mkdir()
-        found[device] = results(make(name, places, beside, device=("--device", device, "--precision", "fp32")))
+        found[device] = results(
+            make(name, places, beside, device=("--device", device, "--precision", "fp32"))
+        )
     assert found["cuda"]["status"] == "done"
     assert differences(found["cpu"], found["cuda"]) == []
 
@@ -53,7 +58,17 @@ def test_too_little_memory_is_one_line_with_a_batch_size(tmp_path, capsys):
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
-        line = ["evaluate", "vit-digits", "--data", "digits", "--device", "cuda", "--batch-size", "400", "--quiet"]
+        line = [
+            "evaluate",
+            "vit-digits",
+            "--data",
+            "digits",
+            "--device",
+            "cuda",
+            "--batch-size",
+            "400",
+            "--quiet",
+        ]
         assert run([*line, "--out", str(tmp_path / "out")]) == 1
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -64,10 +79,22 @@ def test_too_little_memory_is_one_line_with_a_batch_size(tmp_path, capsys):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("word", ["evaluate", "stats", "ablate", "attack"])
 def test_two_gpus_measure_what_one_does(word, tmp_path):
-    line = [*LINES[word].format(vit="vit-digits", cnn="cnn-digits", pictures="").split(), "--device", "cuda"]
+    line = [
+        *LINES[word].format(vit="vit-digits", cnn="cnn-digits", pictures="").split(),
+        "--device",
+        "cuda",
+    ]
     line = [*line, "--precision", "fp32", "--quiet", "--out"]
     assert run([*line, str(tmp_path / "one")]) == 0
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "-m", "vitlens"]
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--num_processes",
+        "2",
+        "-m",
+        "vitlens",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([*launch, *line, str(tmp_path / "two")], check=True, env=environment)
     assert differences(results(tmp_path / "one"), results(tmp_path / "two")) == []

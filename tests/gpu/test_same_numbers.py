@@ -1,6 +1,8 @@
-"""Whether two runs of one command measured the same: all metrics but those of time and memory, and all tables' sizes.
+"""Whether two runs of one command measured the same: all metrics but those of time and memory, and
+all tables' sizes.
 
-Tolerance, for fp32 on two devices: TOLERANCE of a value above 1, else absolute; of a share of n images, one image.
+Tolerance, for fp32 on two devices: TOLERANCE of a value above 1, else absolute; of a share of n
+images, one image.
 """
 
 import json
@@ -12,9 +14,11 @@ import pytest
 
 TOLERANCE = 1e-3
 MACHINE = ("s", "ms", "images/s", "bytes")  # units of what depends on the machine
-# words in the names of what is fitted to such numbers, and of what multiplies differences of rounding
+# words in the names of what is fitted to such numbers, and of what multiplies differences of
+# rounding
 VARYING = ("latency", "throughput", "seconds", "tsne")
-ANSWERED = "confusion"  # one row for each pair of classes that occurs: an image that rounds to another class adds one
+# one row for each pair of classes that occurs: an image that rounds to another class adds one
+ANSWERED = "confusion"
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -24,12 +28,21 @@ def results(folder: Path) -> dict[str, Any]:
 
 def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
     """A line for each metric or table that differs."""
-    lines = [f"{name}: only in one run" for name in sorted(expected["metrics"].keys() ^ found["metrics"].keys())]
+    lines = [
+        f"{name}: only in one run"
+        for name in sorted(expected["metrics"].keys() ^ found["metrics"].keys())
+    ]
     for name in sorted(expected["metrics"].keys() & found["metrics"].keys()):
         one = expected["metrics"][name]
         other = found["metrics"][name]
-        if one["unit"] not in MACHINE and not any(word in name for word in VARYING) and not same(one, other):
-            lines.append(f"{name}: {one['value']} and {other['value']} {one['unit']} (n {one.get('n')})")
+        if (
+            one["unit"] not in MACHINE
+            and not any(word in name for word in VARYING)
+            and not same(one, other)
+        ):
+            lines.append(
+                f"{name}: {one['value']} and {other['value']} {one['unit']} (n {one.get('n')})"
+            )
     for name, rows in expected["tables"].items():
         if name != ANSWERED and len(rows) != len(found["tables"][name]):
             lines.append(f"table {name}: {len(rows)} and {len(found['tables'][name])} rows")
@@ -48,7 +61,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     if whole is None or not n or other.get("n") != n:
         return False
     counts = [value * n / whole for value in (first, second)]
-    return all(abs(count - round(count)) < 1e-6 for count in counts) and abs(counts[0] - counts[1]) <= 1 + 1e-6
+    return (
+        all(abs(count - round(count)) < 1e-6 for count in counts)
+        and abs(counts[0] - counts[1]) <= 1 + 1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +84,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     ],
 )
 def test_the_tolerance(first, second, unit, n, is_same):
-    one, two = ({"metrics": {"a": {"value": each, "unit": unit, "n": n}}, "tables": {}} for each in (first, second))
+    one, two = (
+        {"metrics": {"a": {"value": each, "unit": unit, "n": n}}, "tables": {}}
+        for each in (first, second)
+    )
     assert (differences(one, two) == []) is is_same
     assert differences(one, {"metrics": {}, "tables": {}}) == ["a: only in one run"]
     more, fewer = ({"metrics": {}, "tables": {"rows": rows}} for rows in ([{}], []))

@@ -28,7 +28,9 @@ ALL = dict.fromkeys((0.0, 1.0, 2.0, 4.0, 8.0), 1.0)
 
 def considered_in(seconds, *, images=100, defined=lambda _: True):
     budget = BudgetRow(seconds / 60, 0.0, seconds / 60, PASS)
-    return considered(CANDIDATES, budget, images=images, shares=ALL, defined=lambda attack: defined(attack.name))
+    return considered(
+        CANDIDATES, budget, images=images, shares=ALL, defined=lambda attack: defined(attack.name)
+    )
 
 
 def chosen(rows):
@@ -53,19 +55,33 @@ def test_the_strongest_that_fits_is_chosen_and_more_time_is_never_a_weaker_one()
     assert places == sorted(places, reverse=True)
     assert len(set(places)) > 5
     assert (places[0], rows[-1].attacks, places[-1]) == (len(rows) - 1, FGSM, 0)
-    assert (rows[0].attacks, rows[0].images, rows[0].epsilons) == (("auto",), 300, (1.0, 2.0, 4.0, 8.0))
+    assert (rows[0].attacks, rows[0].images, rows[0].epsilons) == (
+        ("auto",),
+        300,
+        (1.0, 2.0, 4.0, 8.0),
+    )
 
 
 def test_the_time_of_a_rung_by_hand():
-    """PGD: 20 steps at two epsilons; a tenth of the images is fooled at the first, so not attacked at the second."""
+    """PGD: 20 steps at two epsilons; a tenth of the images is fooled at the first, so not attacked
+    at the second.
+    """
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
     few, many = (candidate_of("pgd", 3, (1.0, 8.0), images) for images in (300, 400))
-    run = 3 * ATTACKS["pgd"].steps * 3  # restarts, steps, and forward passes that a step with its gradient takes
-    assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(100 * run * (0.9 + 0.8))
+    run = (
+        3 * ATTACKS["pgd"].steps * 3
+    )  # restarts, steps, and forward passes that a step with its gradient takes
+    assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(
+        100 * run * (0.9 + 0.8)
+    )
     (row, _) = considered([many], BudgetRow(1.0, 0.0, 1.0, PASS), images=400, shares=shares)
     fgsm = candidate_of("fgsm", 1, (1.0, 8.0), 400)  # runs with it
-    assert 60 * row.minutes == pytest.approx(PASS * (passes_of(many, shares) + passes_of(fgsm, shares)))
-    checks = passes_of(many, dict.fromkeys(shares, 0.0))  # the self-checks and the sample have all images
+    assert 60 * row.minutes == pytest.approx(
+        PASS * (passes_of(many, shares) + passes_of(fgsm, shares))
+    )
+    checks = passes_of(
+        many, dict.fromkeys(shares, 0.0)
+    )  # the self-checks and the sample have all images
     assert checks == (8 * 16 + 256) * run
 
 
@@ -86,7 +102,9 @@ def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
     assert swept("auto", shares) == pytest.approx(swept("apgd-ce", shares))
     assert swept("auto", ALL) > 5 * swept("auto", shares)
-    assert swept("square", ALL) == 10 * ATTACKS["square"].passes()  # without gradients: forward passes
+    assert (
+        swept("square", ALL) == 10 * ATTACKS["square"].passes()
+    )  # without gradients: forward passes
 
 
 def test_what_is_not_defined_is_passed_over_and_rungs_that_are_the_same_stand_once():
@@ -98,7 +116,9 @@ def test_what_is_not_defined_is_passed_over_and_rungs_that_are_the_same_stand_on
     assert {row.images for row in rows} == {40}
 
 
-@pytest.mark.parametrize(("work", "seconds"), [((0, 0, None, 0, 0, 0.0), 0.0), ((9, 0, None, 20, 10, 8.0), 0.2)])
+@pytest.mark.parametrize(
+    ("work", "seconds"), [((0, 0, None, 0, 0, 0.0), 0.0), ((9, 0, None, 20, 10, 8.0), 0.2)]
+)
 def test_the_time_of_a_pass_is_that_of_an_attack_and_none_of_one_without_images(work, seconds):
     """Of 20 passes forward 10 are also backward, as long as two more."""
     row = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, *work)
@@ -109,7 +129,9 @@ COSTS = MapCosts({"best": 20 * PASS, "rollout": PASS, "occlusion": 65 * PASS}, 0
 
 
 def test_maps_that_are_checked_fit_their_share():
-    """The first methods on as many images as fit, else the cheapest on the fewest that judge a map, else none."""
+    """The first methods on as many images as fit, else the cheapest on the fewest that judge a map,
+    else none.
+    """
     assert [fitting_methods(COSTS, seconds, 1000) for seconds in (0, 4.9)] == [((), 0), ((), 0)]
     assert [fitting_methods(COSTS, seconds, 1000) for seconds in (5, 1e6)] == [
         (("rollout",), 20),
@@ -123,7 +145,8 @@ def test_maps_that_are_checked_fit_their_share():
 
 
 def test_the_checks_of_a_method_by_hand():
-    """20 images: of one map and two baselines patches are removed, and the map is made 1 + 6 times."""
+    """20 images: of one map and two baselines patches are removed, and the map is made 1 + 6
+    times."""
     assert COSTS.seconds(("rollout",), 20) == pytest.approx(20 * 3 * 0.08 + 7 * 20 * PASS)
 
 
@@ -131,7 +154,12 @@ def test_corruptions_and_fgsm_take_their_share_of_the_budget_on_enough_images_fo
     """0.7 s of an image, and 0.003 s of each of its 5 steps; 16 images are attacked 8 times."""
     costs = CorruptionCosts(0.7, 0.001, 4)
     assert costs.seconds(20) == pytest.approx(20 * 0.7 + 0.003 * (20 * 5 + 16 * 8))
-    assert [corrupted_images(costs, seconds, 1000) for seconds in (0, 14, 15, 1e6)] == [0, 0, 20, 1000]
+    assert [corrupted_images(costs, seconds, 1000) for seconds in (0, 14, 15, 1e6)] == [
+        0,
+        0,
+        20,
+        1000,
+    ]
     assert [corrupted_images(costs, seconds, 12) for seconds in (0, 60)] == [0, 12]
 
 
@@ -162,22 +190,30 @@ def test_a_stage_has_its_share_or_what_is_left_and_the_report_keeps_its_own():
 @pytest.mark.parametrize("error", [1.0, 1.15])
 @pytest.mark.parametrize("minutes", [2, 3, 5, 10, 60])
 def test_stages_that_take_what_was_planned_keep_the_budget(minutes, error):
-    """DeiT-tiny on one thread and 60 photographs; error: how much longer than planned each stage takes."""
+    """DeiT-tiny on one thread and 60 photographs; error: how much longer than planned each stage
+    takes.
+    """
     clock = Clock()
     one_pass = 0.035
     images = 60
     budget = Budget(minutes, clock)
     clock.now = 10 + images * one_pass
     clock.now += error * images * 2 * one_pass
-    maps = MapCosts({"best": 0.39, "gradcam": 0.07, "rollout": 0.08, "occlusion": 5.6}, 1.77, one_pass)
+    maps = MapCosts(
+        {"best": 0.39, "gradcam": 0.07, "rollout": 0.08, "occlusion": 5.6}, 1.77, one_pass
+    )
     clock.now += 8
     methods, explained = fitting_methods(maps, budget.share(EXPLAIN_SHARE), images)
     clock.now += error * maps.seconds(methods, explained) if methods else 0.0
     corruptions = CorruptionCosts(1.42, one_pass, 4)
     share = CORRUPTED_SHARE + (0 if methods else EXPLAIN_SHARE)
-    clock.now += error * corruptions.seconds(corrupted_images(corruptions, budget.share(share), images))
+    clock.now += error * corruptions.seconds(
+        corrupted_images(corruptions, budget.share(share), images)
+    )
     mapped = mapped_images(0.39, one_pass, budget.share(MAPPED_SHARE), images)
     clock.now += error * (mapped * 0.39 + images * one_pass)
-    rows = considered(CANDIDATES, BudgetRow(minutes, 0, budget.left / 60, one_pass), images=images, shares=ALL)
+    rows = considered(
+        CANDIDATES, BudgetRow(minutes, 0, budget.left / 60, one_pass), images=images, shares=ALL
+    )
     clock.now += error * 60 * chosen(rows).minutes
     assert clock.now + 0.1 * budget.seconds <= 1.15 * budget.seconds

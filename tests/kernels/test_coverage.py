@@ -1,8 +1,10 @@
-"""How often intervals of a nominal 95 % hold the truth, by simulation: 92 to 98 % where the data are not extreme.
+"""How often intervals of a nominal 95 % hold the truth, by simulation: 92 to 98 % where the data
+are not extreme.
 
-Exceptions are stated where they are made: Wilson's interval is discrete at small n, so at extreme shares it may hold
-less or more; the interval of a median, Newcombe's and those of a difference of accuracies are conservative, so they may
-hold the truth in up to 100 %. Of skewed data (exponential) fewer than 16 values hold less, as for every method.
+Exceptions are stated where they are made: Wilson's interval is discrete at small n, so at extreme
+shares it may hold less or more; the interval of a median, Newcombe's and those of a difference of
+accuracies are conservative, so they may hold the truth in up to 100 %. Of skewed data (exponential)
+fewer than 16 values hold less, as for every method.
 """
 
 from collections.abc import Callable
@@ -26,7 +28,13 @@ pytestmark = pytest.mark.slow
 
 RUNS = 1500
 MOST = 100.0  # of intervals that are conservative
-LEAST_GROUPS = ([8] * 5, [8] * 10, [1, 1, 2, 2, 4, 4, 8, 8, 16, 16], [40] + [5] * 7, [100, 20, 5, 1, 1, 1, 1, 1])
+LEAST_GROUPS = (
+    [8] * 5,
+    [8] * 10,
+    [1, 1, 2, 2, 4, 4, 8, 8, 16, 16],
+    [40] + [5] * 7,
+    [100, 20, 5, 1, 1, 1, 1, 1],
+)
 
 Draw = Callable[[np.random.Generator], tuple[Estimate, float]]
 
@@ -77,7 +85,9 @@ def grouped(generator: np.random.Generator, sizes: list[int]) -> tuple[np.ndarra
 @pytest.mark.parametrize("sizes", LEAST_GROUPS, ids=str)
 @pytest.mark.parametrize("which", ["bootstrap", "student", "moments", "rows"])
 def test_of_a_mean_over_groups(which, sizes):
-    """The most unequal groups are worth so few that the degrees of freedom, and the width, are conservative."""
+    """The most unequal groups are worth so few that the degrees of freedom, and the width, are
+    conservative.
+    """
 
     def draw(generator: np.random.Generator) -> tuple[Estimate, float]:
         values, members = grouped(generator, sizes)
@@ -86,9 +96,15 @@ def test_of_a_mean_over_groups(which, sizes):
         if which == "student":
             return ours.student_mean(values, groups=members), 0.0
         if which == "rows":
-            return estimates(torch.from_numpy(values[None]), groups=torch.from_numpy(members))[0], 0.0
+            return estimates(torch.from_numpy(values[None]), groups=torch.from_numpy(members))[
+                0
+            ], 0.0
         moments = Moments(clusters=len(sizes))
-        moments.add({("x", 0): torch.from_numpy(values[:, None])}, len(values), groups=torch.from_numpy(members))
+        moments.add(
+            {("x", 0): torch.from_numpy(values[:, None])},
+            len(values),
+            groups=torch.from_numpy(members),
+        )
         return moments.estimate(("x", 0), 0, ""), 0.0
 
     found = coverage(draw, runs=400 if which == "rows" else RUNS)
@@ -99,18 +115,24 @@ def test_of_a_mean_over_groups(which, sizes):
 @pytest.mark.parametrize("within", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize(("groups", "size"), [(10, 8), (30, 8), (60, 4)])
 def test_of_an_accuracy_over_groups(groups, size, within, share):
-    """within: the correlation of two images of a source. At 0.9 few groups are wrong, and the share is discrete."""
+    """within: the correlation of two images of a source. At 0.9 few groups are wrong, and the share
+    is discrete.
+    """
     scale = (1 - within) / within
     members = np.repeat(np.arange(groups), size)
 
     def draw(generator: np.random.Generator) -> tuple[Estimate, float]:
         known = generator.beta(share * scale, (1 - share) * scale, groups)
-        return ours.share_of(generator.random(groups * size) < known[members], groups=members), share
+        return ours.share_of(
+            generator.random(groups * size) < known[members], groups=members
+        ), share
 
     assert (88 if share == 0.9 else 92) <= coverage(draw) <= 99.5
 
 
-@pytest.mark.parametrize(("n", "share", "least"), [(10, 0.5, 92), (50, 0.5, 92), (50, 0.9, 92), (200, 0.98, 91)])
+@pytest.mark.parametrize(
+    ("n", "share", "least"), [(10, 0.5, 92), (50, 0.5, 92), (50, 0.9, 92), (200, 0.98, 91)]
+)
 def test_of_a_share(n, share, least):
     """Exactly, over all counts: Wilson's is discrete."""
     held = [
@@ -137,7 +159,9 @@ def test_of_a_difference_of_accuracies(n):
 
 @pytest.mark.parametrize("n", [6, 10, 31])
 def test_of_a_median(n):
-    found = coverage(lambda generator: (ours.median_of(generator.exponential(size=n)), float(np.log(2))))
+    found = coverage(
+        lambda generator: (ours.median_of(generator.exponential(size=n)), float(np.log(2)))
+    )
     assert 92 <= found <= MOST  # exact, conservative
 
 
@@ -150,15 +174,21 @@ def test_of_welchs_difference(first, second):
     assert 92 <= coverage(draw) <= 98
 
 
-def seeded(generator: np.random.Generator, seeds: int, of_images: np.ndarray, spread: float) -> np.ndarray:
-    """Whether each seed is right on each image: the logit is that of the image plus that of the seed."""
+def seeded(
+    generator: np.random.Generator, seeds: int, of_images: np.ndarray, spread: float
+) -> np.ndarray:
+    """Whether each seed is right on each image: the logit is that of the image plus that of the
+    seed.
+    """
     logits = of_images + spread * generator.normal(size=(seeds, 1)) + 1.5
     return generator.random(logits.shape) < 1 / (1 + np.exp(-logits))
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(1, 0.0), (2, 0.0), (3, 0.2), (5, 0.2), (5, 0.5)])
 def test_of_an_accuracy_over_seeds(seeds, spread):
-    """Two seeds that differ much tell too little of other seeds: 89 % at a spread of 0.5, so they are left out."""
+    """Two seeds that differ much tell too little of other seeds: 89 % at a spread of 0.5, so they
+    are left out.
+    """
     values = 1.5 * stats.norm.ppf((np.arange(2000) + 0.5) / 2000)
     total = np.sqrt(1.5**2 + spread**2) / 1.5
     truth = float((1 / (1 + np.exp(-(values * total + 1.5)))).mean())

@@ -20,7 +20,12 @@ def pretend(monkeypatch, *, cuda: int = 0, mps: bool = False, bf16: bool = True)
 
 
 def test_auto_takes_the_best_there_is_and_what_is_not_there_is_refused(monkeypatch):
-    for cuda, mps, found in ((0, False, "cpu"), (0, True, "mps"), (1, False, "cuda"), (2, True, "cuda")):
+    for cuda, mps, found in (
+        (0, False, "cpu"),
+        (0, True, "mps"),
+        (1, False, "cuda"),
+        (2, True, "cuda"),
+    ):
         pretend(monkeypatch, cuda=cuda, mps=mps)
         assert resolve_device() == torch.device(found)
     for name in ("cpu", "cuda", "cuda:1", "mps"):  # of two cards and Apple's
@@ -28,7 +33,13 @@ def test_auto_takes_the_best_there_is_and_what_is_not_there_is_refused(monkeypat
     for name in ("gpu", "cuda:", "cpu:0", "", "CUDA", "cuda:-1"):
         with pytest.raises(InputError, match="auto, cpu, cuda, cuda:N or mps"):
             resolve_device(name)
-    for name, meant in (("gpu", "cuda"), ("GPU:1", "cuda:1"), ("0", "cuda:0"), ("cuda1", "cuda:1"), ("metal", "mps")):
+    for name, meant in (
+        ("gpu", "cuda"),
+        ("GPU:1", "cuda:1"),
+        ("0", "cuda:0"),
+        ("cuda1", "cuda:1"),
+        ("metal", "mps"),
+    ):
         with pytest.raises(InputError, match=f"did you mean '{meant}'"):
             resolve_device(name)
     for name, cuda in (("cuda", 0), ("cuda:1", 1), ("mps", 0)):
@@ -39,7 +50,11 @@ def test_auto_takes_the_best_there_is_and_what_is_not_there_is_refused(monkeypat
 
 def test_precision(monkeypatch):
     assert device_name(CPU)
-    for precision, dtype in (("fp32", torch.float32), ("auto", torch.float32), ("bf16", torch.bfloat16)):
+    for precision, dtype in (
+        ("fp32", torch.float32),
+        ("auto", torch.float32),
+        ("bf16", torch.bfloat16),
+    ):
         with autocast(CPU, precision):
             assert (torch.rand(2, 2) @ torch.rand(2, 2)).dtype == dtype
     with pytest.raises(UnknownNameError):
@@ -52,7 +67,8 @@ def test_precision(monkeypatch):
 
 @pytest.mark.parametrize("before", [True, False])
 def test_fp32_on_cuda_is_fp32_in_convolutions(before, monkeypatch):
-    """cuDNN would compute them in TF32, with 11 bits; the setting is the user's again afterwards."""
+    """cuDNN would compute them in TF32, with 11 bits; the setting is the user's again
+    afterwards."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
     inside = []
     with suppress(ZeroDivisionError), autocast(torch.device("cuda"), "fp32"):
@@ -76,10 +92,14 @@ def test_threads_come_back():
 
 def heads(tokens: int, dim: int = 8) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    return [torch.randn(2, 2, tokens, dim, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    return [
+        torch.randn(2, 2, tokens, dim, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    ]
 
 
-def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted_and_products_are_slow(monkeypatch):
+def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted_and_products_are_slow(
+    monkeypatch,
+):
     monkeypatch.setattr("vitlens.devices.multiplies_bf16", lambda _: False)
     query, key, value = heads(5)
     with autocast(CPU, "bf16"):
@@ -88,11 +108,15 @@ def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted_and_products_a
         found = attention(query, key, value, attn_mask=torch.zeros(5, 5, dtype=torch.bfloat16))
         with torch.no_grad():
             assert attention(query, key, value).dtype == torch.bfloat16
-    torch.testing.assert_close(found, attention(query.float(), key.float(), value.float()), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        found, attention(query.float(), key.float(), value.float()), atol=1e-6, rtol=1e-5
+    )
     assert attention(query, key, value).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("options", [{"scale": 0.2}, {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}])
+@pytest.mark.parametrize(
+    "options", [{"scale": 0.2}, {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}]
+)
 def test_attention_by_products_is_attention_to_the_rounding_of_bf16(monkeypatch, options):
     monkeypatch.setattr("vitlens.devices.multiplies_bf16", lambda _: True)
     parts = heads(5)
@@ -100,12 +124,17 @@ def test_attention_by_products_is_attention_to_the_rounding_of_bf16(monkeypatch,
         found = attention(*parts, **options)
         masked = {"attn_mask": torch.zeros(5, 5, dtype=torch.bfloat16)}
         to_kernel = [(41, {}), (5, {"dropout_p": 0.5}), (5, {"is_causal": True}), (5, masked)]
-        assert {attention(*heads(tokens), **more).dtype for tokens, more in to_kernel} == {torch.float32}
+        assert {attention(*heads(tokens), **more).dtype for tokens, more in to_kernel} == {
+            torch.float32
+        }
     assert found.dtype == torch.bfloat16
     wide = [part.detach().float().requires_grad_() for part in parts]
     exact = attention(*wide, **options)
     weights = torch.randn_like(exact)
-    pairs = zip(torch.autograd.grad((found * weights).sum(), parts), torch.autograd.grad((exact * weights).sum(), wide))
+    pairs = zip(
+        torch.autograd.grad((found * weights).sum(), parts),
+        torch.autograd.grad((exact * weights).sum(), wide),
+    )
     for ours, theirs in [(found, exact), *pairs]:
         error = (ours.float() - theirs).abs().max() / theirs.abs().max()
         assert 0 < error < 2**-5

@@ -1,4 +1,6 @@
-"""Variants beside those from pixels, imputation beside the grad-cam package, and the rules by which maps pass."""
+"""Variants beside those from pixels, imputation beside the grad-cam package, and the rules by which
+maps pass.
+"""
 
 import pytest
 import torch
@@ -39,7 +41,9 @@ def grid_of(model: Model) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def by_pixels(model: Model, batch: Tensor, which: Tensor, removed: Tensor, substrate: str) -> Tensor:
+def by_pixels(
+    model: Model, batch: Tensor, which: Tensor, removed: Tensor, substrate: str
+) -> Tensor:
     """The logits of each variant, put together from pixels."""
     cells = removed.view(-1, 1, *grid_of(model)).float()
     holes = F.interpolate(cells, size=model.input_size, mode="nearest-exact") > 0.5
@@ -57,7 +61,8 @@ def variants(model: Model, count: int = 11, batch: int = 3) -> tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize(
-    ("name", "substrate"), [*((name, "mean") for name in MODELS if name != "ours"), ("ours", "blur"), ("ours", "black")]
+    ("name", "substrate"),
+    [*((name, "mean") for name in MODELS if name != "ours"), ("ours", "blur"), ("ours", "black")],
 )
 def test_variants_are_those_that_are_put_together_from_pixels(name, substrate):
     model = MODELS[name]()
@@ -77,7 +82,9 @@ def test_absent_patches_are_no_tokens():
     found = Variants(model, batch, substrate="absent", batch_size=2).logits(which, removed)
     module = model.module
     for row, index, gone in zip(found, which, removed):
-        kept = module.tokens(model.prepare(batch[index : index + 1]))[:, torch.cat([torch.tensor([True]), ~gone])]
+        kept = module.tokens(model.prepare(batch[index : index + 1]))[
+            :, torch.cat([torch.tensor([True]), ~gone])
+        ]
         for block in module.blocks:
             kept = block(kept)
         torch.testing.assert_close(row, module.forward_head(module.norm(kept))[0], **SAME)
@@ -87,7 +94,9 @@ def test_images_of_another_size_are_resized_first():
     model = ours()
     batch, which, removed = variants(model)
     large = F.interpolate(batch, size=(64, 96), mode="bilinear")
-    small = F.interpolate(large, size=model.input_size, mode="bilinear", antialias=True, align_corners=False)
+    small = F.interpolate(
+        large, size=model.input_size, mode="bilinear", antialias=True, align_corners=False
+    )
     found, expected = (Variants(model, each).logits(which, removed) for each in (large, small))
     torch.testing.assert_close(found, expected)
 
@@ -105,9 +114,17 @@ def test_the_curves_of_imputed_patches_are_those_of_a_plain_loop():
             assert curve.shares.tolist() == pytest.approx((counts / 12).tolist())
             for index in range(3):  # without ties there is one order
                 ranks = (sign * one[index]).flatten().argsort(descending=True).argsort()
-                answers = by_pixels(model, batch, torch.full((len(counts),), index), ranks < counts[:, None], "imputed")
+                answers = by_pixels(
+                    model,
+                    batch,
+                    torch.full((len(counts),), index),
+                    ranks < counts[:, None],
+                    "imputed",
+                )
                 expected = answers.softmax(-1)[:, targets[index]]
-                torch.testing.assert_close(curve.probability[index], expected, atol=1e-4, rtol=1e-3)  # of the pixels
+                torch.testing.assert_close(
+                    curve.probability[index], expected, atol=1e-4, rtol=1e-3
+                )  # of the pixels
                 assert torch.equal(curve.predicted[index], answers.argmax(-1))
                 assert torch.equal(curve.kept[index], answers.argmax(-1) == targets[index])
 
@@ -116,11 +133,15 @@ def test_an_image_does_not_depend_on_its_neighbours_or_the_other_maps():
     model = ours()
     batch = images((32, 48), batch=3)
     targets = torch.tensor([1, 3, 0])
-    maps = torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(1)).round(decimals=1)  # with ties
+    maps = torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(1)).round(
+        decimals=1
+    )  # with ties
     (together, _) = faithfulness(model, batch, targets, [maps, maps.flip(0)], steps=4)
     assert together.deletion.shares.tolist() == [0, 0.25, 0.5, 0.75, 1]
     (alone,) = faithfulness(model, batch[1:2], targets[1:2], [maps[1:2]], steps=4)
-    torch.testing.assert_close(together.deletion.probability[1:2], alone.deletion.probability, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        together.deletion.probability[1:2], alone.deletion.probability, atol=1e-6, rtol=1e-5
+    )
 
 
 def test_ranks_and_ties():
@@ -128,9 +149,14 @@ def test_ranks_and_ties():
     first, last = both_orders(maps, (2, 2), images=1)
     assert (int(first[0, 1]), int(first[0, 0])) == (0, 3)
     assert torch.equal(last, 3 - first)
-    ties = {tuple(both_orders(maps, (2, 2), images=1, seed=seed)[0][0].tolist()) for seed in range(8)}
+    ties = {
+        tuple(both_orders(maps, (2, 2), images=1, seed=seed)[0][0].tolist()) for seed in range(8)
+    }
     assert len(ties) == 2  # the two that tie stand either way, by the seed
-    constant = {tuple(both_orders(torch.ones(1, 2, 2), (2, 2), images=1, seed=s)[0][0].tolist()) for s in range(20)}
+    constant = {
+        tuple(both_orders(torch.ones(1, 2, 2), (2, 2), images=1, seed=s)[0][0].tolist())
+        for s in range(20)
+    }
     assert len(constant) > 5
 
 
@@ -160,7 +186,9 @@ def holes(kind: str, size: tuple[int, int] = (24, 20)) -> Tensor:
 
 
 def package_fills(image: Tensor, hole: Tensor) -> Tensor:
-    """The grad-cam package's linear system, solved by scipy; the package's own call stumbles over NumPy 2."""
+    """The grad-cam package's linear system, solved by scipy; the package's own call stumbles over
+    NumPy 2.
+    """
     from pytorch_grad_cam.metrics.road import NoisyLinearImputer, neighbors_weights
 
     known = (~hole).float().numpy()
@@ -172,7 +200,13 @@ def package_fills(image: Tensor, hole: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("kind", "size"),  # with one, no and three coarser grids
-    [("middle", (24, 20)), ("chequers", (23, 17)), ("corner", (23, 17)), ("chequers", (96, 80)), ("corner", (96, 80))],
+    [
+        ("middle", (24, 20)),
+        ("chequers", (23, 17)),
+        ("corner", (23, 17)),
+        ("chequers", (96, 80)),
+        ("corner", (96, 80)),
+    ],
 )
 def test_holes_are_filled_as_the_grad_cam_package_does(kind, size):
     # one corner of 96 x 80 is beyond float32's rounding
@@ -199,7 +233,9 @@ def test_imputed_images():
         imputed(batch, torch.ones_like(hole))
 
 
-def judged(*means: float, kept: float | None = None, n: int = 32, names: tuple[str, ...] = STAGES) -> Judgement:
+def judged(
+    *means: float, kept: float | None = None, n: int = 32, names: tuple[str, ...] = STAGES
+) -> Judgement:
     known = [Estimate(mean, mean - 0.02, mean + 0.02, n, "") for mean in means]
     return judged_cascade([Stage(name, own, kept) for name, own in zip(names, known)])
 
@@ -208,9 +244,17 @@ def judged(*means: float, kept: float | None = None, n: int = 32, names: tuple[s
     ("means", "state", "decisive"),
     [
         (FALLING, "pass", 2),
-        (STAYING, "fail", 2),  # below 0.5 only in the lower half; the least down to the middle block decides
+        (
+            STAYING,
+            "fail",
+            2,
+        ),  # below 0.5 only in the lower half; the least down to the middle block decides
         ((1.0, 0.4, 0.9, 0.9, 0.2, 0.0), "pass", 1),
-        ((0.1, 0.1, 0.1, 0.1, 0.1, 0.6), "fail", 5),  # all weights random, and the maps are the old ones
+        (
+            (0.1, 0.1, 0.1, 0.1, 0.1, 0.6),
+            "fail",
+            5,
+        ),  # all weights random, and the maps are the old ones
         ((0.9, 0.8, 0.49, 0.1, 0.1, 0.0), "inconclusive", 2),  # its interval holds 0.5
         ((0.1, 0.1, 0.1, 0.1, 0.1, 0.49), "inconclusive", 0),
     ],
@@ -222,7 +266,9 @@ def test_the_rule_of_the_cascade(means, state, decisive):
 
 def test_a_cascade_that_could_not_have_failed_and_the_least_similarity_down_to_the_middle_block():
     for means in (FALLING, STAYING):
-        assert {judged(*means, n=n, kept=kept).state for n, kept in ((9, None), (32, 0.9))} == {"inconclusive"}
+        assert {judged(*means, n=n, kept=kept).state for n, kept in ((9, None), (32, 0.9))} == {
+            "inconclusive"
+        }
     for names in (("head", "block 1", "block 0", "embedding"), ("head", "block 0")):
         assert judged(0.9, 0.89, 0.88, 0.87, names=names).value.value == 0.89
 

@@ -1,4 +1,6 @@
-"""Files: what an .npz claims is held against what it has before memory is taken; whole files or none; none outside."""
+"""Files: what an .npz claims is held against what it has before memory is taken; whole files or
+none; none outside.
+"""
 
 import errno
 import hashlib
@@ -54,7 +56,9 @@ FORMS: dict[str, bytes] = {
 def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Duplicate name")  # zipfile's, of a name that is written twice
+        warnings.filterwarnings(
+            "ignore", "Duplicate name"
+        )  # zipfile's, of a name that is written twice
         for _ in range(2 if form == "twice" else 1):
             archive.writestr(zipfile.ZipInfo("x.npy"), FORMS[form])
     tracemalloc.start()
@@ -70,7 +74,9 @@ def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
 def test_what_is_no_archive_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(InputError, match="expected plain arrays" if content is not None else "no such file"):
+    with pytest.raises(
+        InputError, match="expected plain arrays" if content is not None else "no such file"
+    ):
         read_arrays(tmp_path / "a.npz")
 
 
@@ -94,7 +100,9 @@ def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
         "g": np.array(["", ""]),
         "h": np.arange(4, dtype=">i4"),
     }
-    np.savez(tmp_path / "a.npz", **{name: array for name, array in arrays.items() if name != "file"})
+    np.savez(
+        tmp_path / "a.npz", **{name: array for name, array in arrays.items() if name != "file"}
+    )
     write_arrays(tmp_path / "b.npz", arrays)
     for found in (read_arrays(tmp_path / "a.npz"), read_arrays(tmp_path / "b.npz")):
         for name, array in found.items():
@@ -107,7 +115,12 @@ def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
 def test_arrays_of_another_form_are_refused():
     found = {"a": np.zeros((2, 3)), "digest": np.array("x")}
     require_forms(found, {"a": Form("f", (2, None)), "digest": Form("U")}, Path("p"), hint="again")
-    for name, form in (("a", Form("f", (2, 4))), ("a", Form("iu", (2, 3))), ("a", Form("f", (2,))), ("b", Form("f"))):
+    for name, form in (
+        ("a", Form("f", (2, 4))),
+        ("a", Form("iu", (2, 3))),
+        ("a", Form("f", (2,))),
+        ("b", Form("f")),
+    ):
         with pytest.raises(InputError, match=name):
             require_forms(found, {name: form}, Path("p"), hint="again")
 
@@ -137,9 +150,21 @@ def test_a_disk_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch,
 
 
 def test_json_comes_back_with_numpy_and_paths_as_plain(tmp_path):
-    given = {"n": np.int64(3), "x": np.float32(0.5), "list": np.arange(2), "path": Path("a/b"), "é\udcff": None}
+    given = {
+        "n": np.int64(3),
+        "x": np.float32(0.5),
+        "list": np.arange(2),
+        "path": Path("a/b"),
+        "é\udcff": None,
+    }
     write_json(tmp_path / "a.json", given)
-    assert read_json(tmp_path / "a.json") == {"n": 3, "x": 0.5, "list": [0, 1], "path": "a/b", "é\udcff": None}
+    assert read_json(tmp_path / "a.json") == {
+        "n": 3,
+        "x": 0.5,
+        "list": [0, 1],
+        "path": "a/b",
+        "é\udcff": None,
+    }
 
 
 @pytest.mark.parametrize("bad", [float("nan"), np.float32("inf"), np.array([1.0, np.nan])])
@@ -150,7 +175,9 @@ def test_json_holds_no_nan_and_says_where(tmp_path, bad):
 
 
 def test_no_place_outside_no_link_and_no_path_in_a_name(tmp_path):
-    """That links are neither read nor written through: tests/contracts. The folder itself may be one."""
+    """That links are neither read nor written through: tests/contracts. The folder itself may be
+    one.
+    """
     (tmp_path / "latest").symlink_to(tmp_path)
     with pytest.raises(InputError, match="no link"):
         inside(tmp_path, "latest", "y.npz")

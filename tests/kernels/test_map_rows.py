@@ -1,4 +1,6 @@
-"""Maps of a run as rows: other images are of other sources, and no interval holds what is impossible."""
+"""Maps of a run as rows: other images are of other sources, and no interval holds what is
+impossible.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ from vitlens.uncertainty import Side
 def test_other_images_are_of_other_sources(sources):
     def others(count, known):
         given = SimpleNamespace(seed=3)
-        return CheckedMaps(None, torch.zeros(count, 3, 2, 2), None, {}, (), given, sources=known).other_images()
+        return CheckedMaps(
+            None, torch.zeros(count, 3, 2, 2), None, {}, (), given, sources=known
+        ).other_images()
 
     own = None if sources is None else torch.tensor(sources)
     other = others(7, own)
@@ -33,7 +37,11 @@ def test_no_method_chooses_by_the_removals_that_judge_and_the_object_does_not_co
     assert own
     for row in own:
         found = checked[row.maps]
-        assert (found.state, found.needed, found.value) == ("pass" if row.above else "warn", False, row.estimate)
+        assert (found.state, found.needed, found.value) == (
+            "pass" if row.above else "warn",
+            False,
+            row.estimate,
+        )
 
 
 def test_intervals_end_at_what_is_possible():
@@ -65,7 +73,11 @@ def test_no_hits_on_few_images_are_not_shown_to_be_fewer_than_by_chance():
         masks[image, :, image % 7] = True
     maps[:, 0, 7] = 1.0
     (row,) = on_object_rows("vit", [("map", maps)], "pointing", masks)
-    assert (row.estimate.value, row.of_baseline.value < 0.2, row.side) == (0.0, True, Side.UNDECIDED)
+    assert (row.estimate.value, row.of_baseline.value < 0.2, row.side) == (
+        0.0,
+        True,
+        Side.UNDECIDED,
+    )
 
 
 def test_no_baseline_is_of_the_same_photograph_stored_twice():
@@ -76,5 +88,8 @@ def test_no_baseline_is_of_the_same_photograph_stored_twice():
     named = [("map", masks.float())]
     (apart,) = on_object_rows("vit", named, "mass", masks, sources=twice)
     (mixed,) = on_object_rows("vit", named, "mass", masks)
-    assert apart.baseline in ("a uniform map", "a map of the centre")  # of the others, none is on the object
+    assert apart.baseline in (
+        "a uniform map",
+        "a map of the centre",
+    )  # of the others, none is on the object
     assert mixed.of_baseline.value > apart.of_baseline.value

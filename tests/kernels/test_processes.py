@@ -1,4 +1,6 @@
-"""Sums and gathered results of several processes, simulated by threads, and once with real processes."""
+"""Sums and gathered results of several processes, simulated by threads, and once with real
+processes.
+"""
 
 import multiprocessing
 import os
@@ -37,7 +39,11 @@ def test_without_a_world_size_a_process_is_alone(rank, monkeypatch):
         monkeypatch.setenv(name, value)
     assert join(torch.device("meta")) == Processes(0, 1, torch.device("meta"))
     accelerator, processes = accelerated(CPU)
-    assert (accelerator.num_processes, processes, processes.is_first) == (1, Processes(0, 1, CPU), True)
+    assert (accelerator.num_processes, processes, processes.is_first) == (
+        1,
+        Processes(0, 1, CPU),
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,9 @@ def test_half_a_launch_is_refused(said, device, found, monkeypatch):
 
 def test_results_are_gathered_bit_for_bit_and_totals_exact_and_copies(monkeypatch):
     """In the order of the images: also tests/golden."""
-    whole = torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0)).mul(3).to(torch.bfloat16)
+    whole = (
+        torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0)).mul(3).to(torch.bfloat16)
+    )
     whole[3, 1, 1] = torch.nan
     for values in run_in_processes(3, lambda own: own.gathered(whole[own.index :: 3]), monkeypatch):
         assert values.dtype == torch.bfloat16
@@ -92,7 +100,9 @@ def test_other_images_than_the_share_and_a_process_that_ended_are_told(monkeypat
     found = run_in_processes(2, lambda own: own.gathered(torch.zeros(1 + own.index)), monkeypatch)
     assert all(isinstance(error, RunError) for error in found)
     assert "found [1, 2]" in str(found[0])
-    _, *others = run_in_processes(3, lambda own: own.is_first or own.gathered(torch.zeros(2)), monkeypatch)
+    _, *others = run_in_processes(
+        3, lambda own: own.is_first or own.gathered(torch.zeros(2)), monkeypatch
+    )
     assert all(isinstance(error, RunError) for error in others)
 
 
@@ -100,8 +110,16 @@ def work_for_real(index: int, port: int, folder: Path) -> None:
     """What one of three real processes does: join, share, sum, gather, write what it found."""
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # a fork has what its parent found out about itself
-    place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    AcceleratorState._reset_state(
+        reset_partial_state=True
+    )  # a fork has what its parent found out about itself
+    place = {
+        "RANK": index,
+        "LOCAL_RANK": index,
+        "WORLD_SIZE": 3,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     os.environ.update({name: str(value) for name, value in place.items()})
     torch.set_num_threads(1)
     processes = join(CPU)
@@ -122,7 +140,9 @@ def test_three_real_processes(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    children = [fork.Process(target=work_for_real, args=(index, port, tmp_path)) for index in range(3)]
+    children = [
+        fork.Process(target=work_for_real, args=(index, port, tmp_path)) for index in range(3)
+    ]
     for child in children:
         child.start()
     for child in children:

@@ -14,7 +14,18 @@ from vitlens.arrays import Form, read_arrays
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError
-from vitlens.record import MetricName, Record, arrays, by, col, flat, joined, read_record, read_run, table
+from vitlens.record import (
+    MetricName,
+    Record,
+    arrays,
+    by,
+    col,
+    flat,
+    joined,
+    read_record,
+    read_run,
+    table,
+)
 from vitlens.uncertainty import Estimate
 
 
@@ -22,7 +33,9 @@ from vitlens.uncertainty import Estimate
 class Point:
     name: str = col("name")
     value: float | None = col("value", metric="value/{name}", better="lower")
-    shares: Mapping[str, Estimate | None] = col("share", metric="share/{name}/{key}", keys=lambda: ("a", "b"))
+    shares: Mapping[str, Estimate | None] = col(
+        "share", metric="share/{name}/{key}", keys=lambda: ("a", "b")
+    )
     note: str | None = col("note", default=None)
 
 
@@ -61,14 +74,24 @@ def back(path: Path, **parts: object) -> PointsRecord:
 def test_rows_come_back_as_they_were_and_columns_name_the_metrics(tmp_path):
     record = back(tmp_path / "run", points=ROWS)
     cat, dog = record.points
-    assert (cat.name, cat.value, dog.value, cat.note, dog.note) == ("cat\n*1*", 1.0, None, "odd", None)
+    assert (cat.name, cat.value, dog.value, cat.note, dog.note) == (
+        "cat\n*1*",
+        1.0,
+        None,
+        "odd",
+        None,
+    )
     assert cat.shares == {"a": HALF, "c": HALF}  # what is None is left out
     written = json.loads((tmp_path / "run" / "results.json").read_text())
     assert written["tables"]["points"][1] == {"name": "dog", "value": None, "shares": {}}
     assert (record.status, record.folder) == ("done", tmp_path / "run")
     assert record.metrics == {"value/cat\n*1*": Estimate(1.0, unit=""), "share/cat\n*1*/a": HALF}
     assert set(written["metrics"]) == set(record.metrics)
-    assert (record.better("value/cat"), record.better("share/cat/a"), record.better("other")) == ("lower", None, None)
+    assert (record.better("value/cat"), record.better("share/cat/a"), record.better("other")) == (
+        "lower",
+        None,
+        None,
+    )
     with pytest.raises(InputError, match="value/cnn"):
         record.metric("value/cnn")
     importance = MetricName("importance/{model}/{layer}/{head}")
@@ -96,13 +119,17 @@ def test_contents_cells_rows_by_a_field_and_several_records_in_one():
     }
     assert by((*ROWS, ROWS[0]), "name") == {"cat\n*1*": (ROWS[0], ROWS[0]), "dog": (ROWS[1],)}
     grids = [Grid(np.ones((1, 2))), Grid(np.zeros((1, 2)))]
-    whole = joined([PointsRecord(points=(row,), grid={row.name: grid}) for row, grid in zip(ROWS, grids)])
+    whole = joined(
+        [PointsRecord(points=(row,), grid={row.name: grid}) for row, grid in zip(ROWS, grids)]
+    )
     assert (whole.points, list(whole.grid.values())) == (ROWS, grids)
 
 
 def test_arrays_come_back_optional_or_not_and_several_of_one_form_by_number_and_by_name(tmp_path):
     several = Several(
-        {0: np.zeros((2, 2)), 10: np.ones((3, 1))}, {"own weight": np.zeros(2), "x_low": np.ones(3)}, {"x": np.ones(1)}
+        {0: np.zeros((2, 2)), 10: np.ones((3, 1))},
+        {"own weight": np.zeros(2), "x_low": np.ones(3)},
+        {"x": np.ones(1)},
     )
     given = {"vit": Grid(np.ones((3, 2)), np.array([True, False])), "a-b": Grid(np.zeros((1, 2)))}
     record = back(tmp_path / "run", grid=given, several=several)
@@ -117,7 +144,10 @@ def test_arrays_come_back_optional_or_not_and_several_of_one_form_by_number_and_
         "mean_x_low",
         "low_x",
     }
-    assert {key: array.shape for key, array in record.several.layer.items()} == {0: (2, 2), 10: (3, 1)}
+    assert {key: array.shape for key, array in record.several.layer.items()} == {
+        0: (2, 2),
+        10: (3, 1),
+    }
     assert ({*record.several.mean}, {*record.several.low}) == ({"own weight", "x_low"}, {"x"})
     assert back(tmp_path / "none").several is None
     with pytest.raises(InputError, match="numbers"):
@@ -144,14 +174,20 @@ MODEL = {"alias": "m", "name": "vit", "parameters": 3}
         ("config", {"models": [{**MODEL, "parameters": -1}]}, "parameters"),
         ("config", {"data": {"size": [1, 2, 3]}}, "size"),
         ("config", {"seed": 1.5}, "seed"),
-        ("config", {"models": [{**MODEL, "alias": 3}]}, "alias"),  # paths as aliases: tests/contracts
+        (
+            "config",
+            {"models": [{**MODEL, "alias": 3}]},
+            "alias",
+        ),  # paths as aliases: tests/contracts
     ],
 )
 def test_what_does_not_fit_is_one_line_with_its_place(tmp_path, file, changes, place):
     back(tmp_path / "run", points=ROWS[:1])
     path = tmp_path / "run" / f"{file}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    with pytest.raises(InputError, match=rf"(?s){file}\.json.*{place}|{place}.*{file}\.json") as caught:
+    with pytest.raises(
+        InputError, match=rf"(?s){file}\.json.*{place}|{place}.*{file}\.json"
+    ) as caught:
         read_record(PointsRecord, read_run(tmp_path / "run"))
     assert "\n" not in str(caught.value)
 
@@ -159,7 +195,12 @@ def test_what_does_not_fit_is_one_line_with_its_place(tmp_path, file, changes, p
 def test_what_fits_is_read_as_its_types_and_unknown_names_are_left_alone(tmp_path):
     back(tmp_path / "run", points=ROWS[:1])
     config, results = (tmp_path / "run" / f"{name}.json" for name in ("config", "results"))
-    given = {"models": [{**MODEL, "alias": "é", "later": 1}], "data": {"size": [2, 3]}, "formats": ["svg"], "new": {}}
+    given = {
+        "models": [{**MODEL, "alias": "é", "later": 1}],
+        "data": {"size": [2, 3]},
+        "formats": ["svg"],
+        "new": {},
+    }
     config.write_text(json.dumps({**json.loads(config.read_text()), **given}))
     results.write_text(json.dumps({**json.loads(results.read_text()), "tables": {"later": [{}]}}))
     record = read_record(PointsRecord, read_run(tmp_path / "run"))
@@ -179,6 +220,10 @@ def test_what_is_not_json_is_one_line(tmp_path, text):
 
 def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    for place, words in (("none", "nothing there"), ("", r"found no results\.json"), ("config.json", "a file")):
+    for place, words in (
+        ("none", "nothing there"),
+        ("", r"found no results\.json"),
+        ("config.json", "a file"),
+    ):
         with pytest.raises(InputError, match=words):
             read_run(tmp_path / place)

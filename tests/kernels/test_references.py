@@ -1,4 +1,6 @@
-"""Libraries are imported without torch's compiler, and work with it once it is there; ImageNet's are torchvision's."""
+"""Libraries are imported without torch's compiler, and work with it once it is there; ImageNet's
+are torchvision's.
+"""
 
 import subprocess
 import sys
@@ -12,7 +14,8 @@ PROGRAM = """
 import sys, vitlens
 from vitlens.references import import_without_compiler
 sys.path.insert(0, sys.argv[1])
-[vitlens.load(name, random_weights=True) for name in ("torchvision:resnet18", "timm:vit_tiny_patch16_224")]
+for name in ("torchvision:resnet18", "timm:vit_tiny_patch16_224"):
+    vitlens.load(name, random_weights=True)
 marks = import_without_compiler("marks")
 assert not [name for name in sys.modules if name.startswith(("torch._dynamo", "sympy"))]
 assert marks.compiling() is False and marks.compiling.__doc__
@@ -34,7 +37,9 @@ def compiling():
 @pytest.mark.slow  # imports torch, and its compiler, in a process of its own: 4 s
 def test_the_compiler_stays_out_and_a_marked_function_is_not_compiled_once_there_is_one(tmp_path):
     (tmp_path / "marks.py").write_text(MARKS)
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -55,7 +60,9 @@ def test_the_thousand_classes_are_different_in_order_of_wnid_and_as_torchvision_
     assert list(imagenet_indices().values()) == list(range(1000))
     assert len(set(names)) == 1000
     theirs = ResNet50_Weights.IMAGENET1K_V2.meta["categories"]
-    assert sum(ours == name for ours, name in zip(names, theirs)) > 950  # a shift by one would leave next to none
+    assert (
+        sum(ours == name for ours, name in zip(names, theirs)) > 950
+    )  # a shift by one would leave next to none
     assert are_imagenet(wnids[:2])
     assert not are_imagenet(["n01440764", "cat"])
     assert not are_imagenet([])

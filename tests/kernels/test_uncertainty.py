@@ -1,4 +1,6 @@
-"""Intervals and tests are those of scipy or of a paper; a few values, and copies of a value, show nothing more."""
+"""Intervals and tests are those of scipy or of a paper; a few values, and copies of a value, show
+nothing more.
+"""
 
 import numpy as np
 import pytest
@@ -31,12 +33,16 @@ def test_wilson_of_repeated_observations_is_as_wide_as_of_their_sources():
     assert found.low <= once.value <= found.high
 
 
-def test_the_bootstrap_of_the_mean_is_close_to_the_normal_interval_and_chunks_do_not_show(monkeypatch):
+def test_the_bootstrap_of_the_mean_is_close_to_the_normal_interval_and_chunks_do_not_show(
+    monkeypatch,
+):
     values = np.random.default_rng(0).normal(3, 2, size=400)
     found = ours.bootstrap_mean(values, seed=1, unit="nats")
     half = 1.96 * values.std() / np.sqrt(len(values))
     assert found.value == pytest.approx(values.mean())
-    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.05 * half)
+    assert (found.low, found.high) == pytest.approx(
+        (values.mean() - half, values.mean() + half), abs=0.05 * half
+    )
     assert (found.n, found.unit) == (400, "nats")
     assert found != ours.bootstrap_mean(values, seed=4, unit="nats")
     whole = ours.bootstrap_mean(np.arange(50.0), seed=3)
@@ -51,9 +57,13 @@ def test_groups_of_one_are_no_groups_and_copies_add_no_certainty(function):
     assert function(VALUES, groups=np.arange(60)) == alone
     copied = function(np.repeat(VALUES, 5), groups=np.repeat(np.arange(60), 5))
     assert copied.n == 300
-    assert (copied.value, copied.low, copied.high) == pytest.approx((alone.value, alone.low, alone.high))
+    assert (copied.value, copied.low, copied.high) == pytest.approx(
+        (alone.value, alone.low, alone.high)
+    )
     assert function([1, 1, 1, 0], groups=["a", "a", "a", "b"]).value == 0.75  # the mean over images
-    assert function([0.3], unit="nats") == Estimate(0.3, n=1, unit="nats")  # few values or groups have no interval
+    assert function([0.3], unit="nats") == Estimate(
+        0.3, n=1, unit="nats"
+    )  # few values or groups have no interval
     assert function([0.0, 1.0], groups=[4, 4]) == Estimate(0.5, n=2)
     assert function([0.0, 1.0]).low is not None
 
@@ -116,12 +126,18 @@ def test_copies_of_a_value_make_a_median_no_more_certain():
 def test_a_change_of_correctness_that_is_the_same_everywhere_has_a_width():
     nothing = ours.mean_points([0.0] * 20)
     whole = ours.wilson(0, 20).high
-    assert (nothing.low, nothing.value, nothing.high) == (-nothing.high, 0, pytest.approx(100 * whole))
+    assert (nothing.low, nothing.value, nothing.high) == (
+        -nothing.high,
+        0,
+        pytest.approx(100 * whole),
+    )
     copied = ours.mean_points([0.0] * 20, groups=np.arange(20) // 4)
     assert copied.high == pytest.approx(100 * ours.wilson(0, 5).high)
     assert ours.mean_points([100.0] * 20).high == 100
     varied = ours.mean_points([100.0, 0.0, 0.0, -100.0, 0.0])
-    assert varied == ours.student_mean([100.0, 0.0, 0.0, -100.0, 0.0], unit="points", least=-100.0, most=100.0)
+    assert varied == ours.student_mean(
+        [100.0, 0.0, 0.0, -100.0, 0.0], unit="points", least=-100.0, most=100.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,14 +162,18 @@ def test_a_side_is_shown_by_the_intervals_alone(estimate, value, side):
 def test_students_interval_and_test_are_scipys():
     values = VALUES[:6]
     found = ours.student_mean(values, unit="px")
-    assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 5, values.mean(), stats.sem(values)))
+    assert (found.low, found.high) == pytest.approx(
+        stats.t.interval(0.95, 5, values.mean(), stats.sem(values))
+    )
     assert (found.n, found.unit) == (6, "px")
     free = ours.student_mean([1.0, 1.0, 0.5])
     ended = ours.student_mean([1.0, 1.0, 0.5], least=0.6, most=1.0)
     assert free.low < 0.6 < 1.0 < free.high
     assert (ended.low, ended.high) == (0.6, 1.0)
     for row in VALUES.reshape(15, 4):
-        assert ours.student_test(row) == pytest.approx(float(stats.ttest_1samp(row, 0).pvalue), abs=1e-12)
+        assert ours.student_test(row) == pytest.approx(
+            float(stats.ttest_1samp(row, 0).pvalue), abs=1e-12
+        )
     assert ours.student_test([0.1, 0.1, 0.1]) < 1e-12
     assert ours.student_test([0.0, 0.0]) == ours.student_test([3.0]) == 1.0
 
@@ -180,7 +200,9 @@ def test_a_detectable_difference_is_that_of_a_power_of_80_percent_and_copies_add
 
 
 def test_models_that_never_differ_are_not_shown_to_be_equal():
-    """Two models right on both of two images: the interval of their difference is not 0 points wide."""
+    """Two models right on both of two images: the interval of their difference is not 0 points
+    wide.
+    """
     for n, groups, independent in ((2, None, 2), (300, None, 300), (300, np.arange(300) // 10, 30)):
         found = ours.accuracy_difference(np.ones(n), np.ones(n), groups=groups)
         assert (found.value, found.high, found.n) == (0, 100 * ours.wilson(0, independent).high, n)
@@ -213,7 +235,9 @@ def test_groups_count_once_in_a_paired_test():
 
 @pytest.mark.parametrize("sizes", [[8] * 4, [40, 5, 5, 5, 5, 5, 5, 5], [1, 1, 2, 2, 4, 4, 8, 8]])
 def test_unequal_groups_weigh_as_their_images_do(sizes):
-    """The error is the delete-a-group jackknife's, the degrees of freedom those of as many groups of equal size."""
+    """The error is the delete-a-group jackknife's, the degrees of freedom those of as many groups
+    of equal size.
+    """
     members = np.repeat(np.arange(len(sizes)), sizes)
     values = np.random.default_rng(1).normal(size=len(sizes))[members] + VALUES[0]
     left_out = [values[members != group].mean() for group in range(len(sizes))]
@@ -230,7 +254,9 @@ def test_unequal_groups_weigh_as_their_images_do(sizes):
 
 
 def test_a_bootstrap_interval_is_expanded_for_the_number_of_values():
-    """Hesterberg (2015): the quantile of n values is that of a normal approximation with n - 1 degrees of freedom."""
+    """Hesterberg (2015): the quantile of n values is that of a normal approximation with n - 1
+    degrees of freedom.
+    """
     values = VALUES[:8]
     means = ours.resampled_means(values, np.ones(8), seed=3, draws=10_000)
     below = stats.norm.cdf(-np.sqrt(8 / 7) * stats.t.ppf(0.975, 7))
@@ -247,7 +273,9 @@ def test_the_share_of_grouped_successes_is_bounded_and_copies_add_no_certainty()
     assert alone == ours.wilson(8, 10)
     copied = ours.share_of(np.repeat(right, 6), groups=np.repeat(np.arange(10), 6))
     assert (copied.value, copied.n) == (0.8, 60)
-    assert copied.low < alone.low < alone.high < copied.high < 1  # Student's quantile instead of the normal one
+    assert (
+        copied.low < alone.low < alone.high < copied.high < 1
+    )  # Student's quantile instead of the normal one
     nearly = ours.share_of([1] * 59 + [0], groups=np.repeat(np.arange(3), 20))
     assert 0 <= nearly.low < nearly.high <= 1
 
@@ -274,7 +302,11 @@ def test_welchs_difference_is_scipys_and_what_does_not_vary_shows_nothing():
     gap, p = ours.welch(one, other, unit="points")
     test = stats.ttest_ind(one, other, equal_var=False)
     assert (gap.low, gap.high) == pytest.approx(tuple(test.confidence_interval()))
-    assert (gap.value, gap.n, p) == (pytest.approx(one.mean() - other.mean()), 14, pytest.approx(test.pvalue))
+    assert (gap.value, gap.n, p) == (
+        pytest.approx(one.mean() - other.mean()),
+        14,
+        pytest.approx(test.pvalue),
+    )
     for pair in (([1.0], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0 + 1e-12])):
         gap, p = ours.welch(*pair, unit="points")
         assert (gap.low, p) == (None, 1.0)

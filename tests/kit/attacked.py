@@ -23,7 +23,9 @@ class Wave(nn.Module):
 
 def made(module: nn.Module, size: Size, *, classes: int | tuple[str, ...] = 5) -> Model:
     """Return a model around any module, without normalisation."""
-    return bare(module, size, classes=tuple("abcdefghij"[:classes]) if isinstance(classes, int) else classes)
+    return bare(
+        module, size, classes=tuple("abcdefghij"[:classes]) if isinstance(classes, int) else classes
+    )
 
 
 def _layers(size: Size, seed: int, classes: int, *between: nn.Module) -> Model:
@@ -45,13 +47,17 @@ def perceptron(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Model
 
 
 def robust(size: Size = (8, 8), *, seed: int = 0) -> Model:
-    """Losses with many maxima, and always the prediction 0: no attack ends early. In double precision."""
+    """Losses with many maxima, and always the prediction 0: no attack ends early. In double
+    precision.
+    """
     model = _layers(size, seed, 5, Wave())
     model.module[3].bias.data[0] = 4  # type: ignore[index]
     return model.double()
 
 
-def pictures(count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:
+def pictures(
+    count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float = 0.0, high: float = 1.0
+) -> Tensor:
     draws = torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(seed))
     return low + (high - low) * draws
 
@@ -66,7 +72,9 @@ def predictions(model: Model, images: Tensor) -> Tensor:
 def asked(model: Model) -> Iterator[list[Tensor]]:
     """The images of each pass inside."""
     seen: list[Tensor] = []
-    handle = model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].clone()))
+    handle = model.module.register_forward_pre_hook(
+        lambda _module, inputs: seen.append(inputs[0].clone())
+    )
     try:
         yield seen
     finally:
@@ -74,7 +82,11 @@ def asked(model: Model) -> Iterator[list[Tensor]]:
 
 
 def outcome(
-    name: str, broken_at: Sequence[float], *, epsilons: Sequence[float] = (0.1, 0.2), groups: Tensor | None = None
+    name: str,
+    broken_at: Sequence[float],
+    *,
+    epsilons: Sequence[float] = (0.1, 0.2),
+    groups: Tensor | None = None,
 ) -> Outcome:
     """Return an attack that broke images at these epsilons; 0: wrong before."""
     at = torch.tensor(broken_at)

@@ -1,4 +1,6 @@
-"""Attention methods as whole matrices, written out from the papers, over the weights and gradients that a model has."""
+"""Attention methods as whole matrices, written out from the papers, over the weights and gradients
+that a model has.
+"""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,11 +23,14 @@ def close(found: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
 def explicit_gradients(
     model: Model, batch: Tensor, targets: Tensor | None = None, *, libra: bool = False
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights of every layer and ∂logit/∂weights, the model's attention made of matrix products that autograd sees;
-    libra: under LibraGrad's rules."""
+    """Weights of every layer and ∂logit/∂weights, the model's attention made of matrix products
+    that autograd sees; libra: under LibraGrad's rules.
+    """
     layers: list[Tensor] = []
     with libra_gradients(model) if libra else nullcontext():
-        logits = vitlens.observe(model, batch, lambda call: layers.append(call.weights()), explicit=True)
+        logits = vitlens.observe(
+            model, batch, lambda call: layers.append(call.weights()), explicit=True
+        )
         chosen = logits.argmax(-1) if targets is None else targets
         target_logits = [logits[image, int(chosen[image])] for image in range(len(logits))]
         gradients = torch.autograd.grad(torch.stack(target_logits).sum(), layers)
@@ -33,19 +38,24 @@ def explicit_gradients(
 
 
 def raising(weights: Tensor, gradient: Tensor) -> Tensor:
-    """Chefer 2021, equation 5: the mean over heads of the positive part of ∂logit/∂A ⊙ A (batch, query, key)."""
+    """Chefer 2021, equation 5: the mean over heads of the positive part of ∂logit/∂A ⊙ A (batch,
+    query, key).
+    """
     heads = [weights[:, head] * gradient[:, head] for head in range(weights.shape[1])]
     return torch.stack([torch.where(one > 0, one, 0.0) for one in heads]).sum(0) / len(heads)
 
 
-def raised(model: Model, batch: Tensor, targets: Tensor | None = None, *, libra: bool = False) -> list[Tensor]:
+def raised(
+    model: Model, batch: Tensor, targets: Tensor | None = None, *, libra: bool = False
+) -> list[Tensor]:
     """Ā of every layer."""
     return [raising(*each) for each in zip(*explicit_gradients(model, batch, targets, libra=libra))]
 
 
 def among_all(fused: Tensor, tokens: int) -> Tensor:
-    """Return a layer as a square matrix over (reader, tokens): the reader is a pooling query or a CLS that joins
-    late."""
+    """Return a layer as a square matrix over (reader, tokens): the reader is a pooling query or a
+    CLS that joins late.
+    """
     whole = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
     if fused.shape[1] == tokens:
         whole[:, 1:, 1:] = fused
@@ -66,8 +76,9 @@ def by_equation_six(layers: Sequence[Tensor], tokens: int) -> Tensor:
 
 
 def by_rollout(layers: Sequence[Tensor], tokens: int, alpha: float = 0.5) -> Tensor:
-    """R = Â_L ... Â_1 over (reader, tokens), Â = rows of (1 - alpha) A + alpha I divided by their sums (Abnar & Zuidema
-    2020); who attends to nothing keeps itself."""
+    """R = Â_L ... Â_1 over (reader, tokens), Â = rows of (1 - alpha) A + alpha I divided by their
+    sums (Abnar & Zuidema 2020); who attends to nothing keeps itself.
+    """
     eye = torch.eye(tokens + 1, dtype=layers[0].dtype)
     product = eye.expand(len(layers[0]), -1, -1)
     for fused in layers:
@@ -80,7 +91,12 @@ def by_rollout(layers: Sequence[Tensor], tokens: int, alpha: float = 0.5) -> Ten
 
 
 def as_read(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
-    """Return the row of a matrix over (reader, tokens) that the classifier reads (None: the reader's), patches as a
-    map."""
-    tokens = matrix[:, 0, 1:] if row is None else torch.tensor(row, dtype=matrix.dtype) @ matrix[:, 1:, 1:]
+    """Return the row of a matrix over (reader, tokens) that the classifier reads (None: the
+    reader's), patches as a map.
+    """
+    tokens = (
+        matrix[:, 0, 1:]
+        if row is None
+        else torch.tensor(row, dtype=matrix.dtype) @ matrix[:, 1:, 1:]
+    )
     return tokens[:, len(model.layout.prefix) :].unflatten(1, model.layout.grid)

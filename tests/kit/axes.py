@@ -48,7 +48,9 @@ def cut_off(figure: Figure) -> list[str]:
     height = figure.bbox.height
     boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in _visible(figure)]
     return [
-        word for word, box in boxes if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
+        word
+        for word, box in boxes
+        if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
     ]
 
 
@@ -62,7 +64,8 @@ def overlapping(figure: Figure) -> bool:
     boxes = [axes.get_position() for axes in figure.axes]
     pairs = [(one, other) for index, one in enumerate(boxes) for other in boxes[:index]]
     return any(
-        min(one.x1, other.x1) - max(one.x0, other.x0) > 1e-6 and min(one.y1, other.y1) - max(one.y0, other.y0) > 1e-6
+        min(one.x1, other.x1) - max(one.x0, other.x0) > 1e-6
+        and min(one.y1, other.y1) - max(one.y0, other.y0) > 1e-6
         for one, other in pairs
     )
 
@@ -70,12 +73,16 @@ def overlapping(figure: Figure) -> bool:
 def _visible(figure: Figure) -> list[Text]:
     drawn(figure)
     unseen = {id(text) for axes in figure.axes for text in _unseen_ticks(axes)}
-    found = figure.findobj(lambda artist: isinstance(artist, Text) and bool(artist.get_text().strip()))
+    found = figure.findobj(
+        lambda artist: isinstance(artist, Text) and bool(artist.get_text().strip())
+    )
     return [text for text in found if text.get_visible() and id(text) not in unseen]
 
 
 def _unseen_ticks(axes: Axes) -> list[Text]:
-    """Labels that matplotlib keeps but does not draw: beyond the ends of an axis, or of one switched off."""
+    """Labels that matplotlib keeps but does not draw: beyond the ends of an axis, or of one
+    switched off.
+    """
     found = []
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())

@@ -1,4 +1,6 @@
-"""Few images at a time, so that a test sees what happens in several batches; and a source that counts what is read."""
+"""Few images at a time, so that a test sees what happens in several batches; and a source that
+counts what is read.
+"""
 
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -30,11 +32,15 @@ class Counting:
         return self.pixels[indices]
 
 
-def counted(size: tuple[int, int], classes: tuple[str, ...], *, count: int = 11, length: int | None = None) -> Split:
+def counted(
+    size: tuple[int, int], classes: tuple[str, ...], *, count: int = 11, length: int | None = None
+) -> Split:
     """Noise whose source counts; length: that it pretends to have."""
     drawn = torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(0))
     source = Counting((255 * drawn).byte(), length=length)
-    return Split("lazy", "test", source, size, classes, labels=torch.arange(len(source)) % len(classes))
+    return Split(
+        "lazy", "test", source, size, classes, labels=torch.arange(len(source)) % len(classes)
+    )
 
 
 def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Where a forward pass uses each parameter, tried by hand, and where the randomization check counts it."""
+"""Where a forward pass uses each parameter, tried by hand, and where the randomization check counts
+it.
+"""
 
 from contextlib import ExitStack
 
@@ -22,7 +24,11 @@ def new_at_each_stage(model: Model) -> dict[str, set[str]]:
 
 def used_behind(model: Model) -> set[str]:
     """Return the parameters on which the logits depend, and the last block's output does not."""
-    return {name for name, (first, last, logits) in _effects(model).items() if logits and not last and not first}
+    return {
+        name
+        for name, (first, last, logits) in _effects(model).items()
+        if logits and not last and not first
+    }
 
 
 def used_before(model: Model) -> set[str]:
@@ -32,7 +38,9 @@ def used_before(model: Model) -> set[str]:
 
 @torch.no_grad()
 def _effects(model: Model) -> dict[str, tuple[bool, bool, bool]]:
-    """Return whether a parameter changes the first block's input, the last block's output, and the logits."""
+    """Return whether a parameter changes the first block's input, the last block's output, and the
+    logits.
+    """
     plain = _seen(model)
     found = {}
     for name, parameter in model.module.named_parameters():
@@ -47,7 +55,11 @@ def _seen(model: Model) -> tuple[Tensor, ...]:
     kept: dict[str, Tensor] = {}
     first, last = (model.module.get_submodule(model.anatomy.blocks[at]) for at in (0, -1))
     with ExitStack() as stack:
-        stack.enter_context(first.register_forward_pre_hook(lambda _m, args: kept.update(first=args[0].clone())))
-        stack.enter_context(last.register_forward_hook(lambda _m, _a, output: kept.update(last=output.clone())))
+        stack.enter_context(
+            first.register_forward_pre_hook(lambda _m, args: kept.update(first=args[0].clone()))
+        )
+        stack.enter_context(
+            last.register_forward_hook(lambda _m, _a, output: kept.update(last=output.clone()))
+        )
         logits = model(images(model.input_size))
     return kept["first"], kept["last"], logits

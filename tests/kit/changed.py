@@ -1,10 +1,11 @@
 """Models whose modules are really changed, in the way in which `intervene` changes a place.
 
-    other = really_changed(model, "blocks.1.mlp")             # a copy, in which no context and no hook is in force
+    other = really_changed(model, "blocks.1.mlp")             # a copy, in which no context and no
+        hook is in force
     with intervened(model, "blocks.1.mlp", "intervene"): ...  # gives what `other` gives
 
-A module's input or output is changed by a class with another forward. Queries, keys, values and heads are changed by
-their weights, as a half of them is a half of the rows that compute them.
+A module's input or output is changed by a class with another forward. Queries, keys, values and
+heads are changed by their weights, as a half of them is a half of the rows that compute them.
 """
 
 import copy
@@ -42,11 +43,15 @@ def change_of(access: Access) -> Callable[[Tensor], Tensor] | KnockOut:
 
 
 def changed_places(model: Model) -> list[str]:
-    """Return one place of each kind in the first and in the last layer, as far as they can be changed by hand."""
+    """Return one place of each kind in the first and in the last layer, as far as they can be
+    changed by hand.
+    """
     found: dict[tuple[str, str], str] = {}
     for place in vitlens.places(model):
         inside = place.kind in (*BY_WEIGHTS, "weights")
-        if not place.changeable or (inside and not _can_change_inside(model, accesses(model)[place.name])):
+        if not place.changeable or (
+            inside and not _can_change_inside(model, accesses(model)[place.name])
+        ):
             continue
         found.setdefault((place.kind, "first"), place.name)
         found[place.kind, "last"] = place.name
@@ -117,7 +122,9 @@ def _can_change_inside(model: Model, access: Access) -> bool:
     module: Any = model.module.get_submodule(access.module)
     if access.place.kind == "weights":
         return isinstance(module, MultiHeadSelfAttention)
-    if access.place.kind == "scores" and model.anatomy.family == "windowed":  # to which a bias is added
+    if (
+        access.place.kind == "scores" and model.anatomy.family == "windowed"
+    ):  # to which a bias is added
         return False
     is_normed = not isinstance(getattr(module, "q_norm", nn.Identity()), nn.Identity)
     return any(hasattr(module, name) for name in ("qkv", "in_proj_weight")) and not is_normed
@@ -126,7 +133,11 @@ def _can_change_inside(model: Model, access: Access) -> bool:
 def _rows(attention: Any, access: Access) -> Iterator[Tensor]:
     """Yield the rows of weights and biases that compute what is changed."""
     joint = attention.qkv if hasattr(attention, "qkv") else None
-    weight, bias = (attention.in_proj_weight, attention.in_proj_bias) if joint is None else (joint.weight, joint.bias)
+    weight, bias = (
+        (attention.in_proj_weight, attention.in_proj_bias)
+        if joint is None
+        else (joint.weight, joint.bias)
+    )
     part = {"queries": 0, "scores": 0, "keys": 1}.get(access.place.kind, 2)
     for each in (weight, bias):
         rows = each.unflatten(0, (3, access.heads, -1))[part]
@@ -135,7 +146,9 @@ def _rows(attention: Any, access: Access) -> Iterator[Tensor]:
 
 @contextmanager
 def intervened(model: Model, place: str, how: str) -> Iterator[None]:
-    """Inside, a place is changed: by `intervene`, by a user's forward hook, or by a forward put into its module."""
+    """Inside, a place is changed: by `intervene`, by a user's forward hook, or by a forward put
+    into its module.
+    """
     access = accesses(model)[place]
     module = model.module.get_submodule(access.module)
     if how == "intervene":
@@ -150,7 +163,9 @@ def intervened(model: Model, place: str, how: str) -> Iterator[None]:
         finally:
             del module.forward
         return
-    with module.register_forward_hook(lambda _module, _args, output: around(lambda: output, access)()):
+    with module.register_forward_hook(
+        lambda _module, _args, output: around(lambda: output, access)()
+    ):
         yield
 
 

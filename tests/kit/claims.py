@@ -1,4 +1,6 @@
-"""What tests of claims use: verdicts, findings, next steps and the consistency pass, and a run with other chapters."""
+"""What tests of claims use: verdicts, findings, next steps and the consistency pass, and a run with
+other chapters.
+"""
 
 from dataclasses import replace
 
@@ -28,7 +30,8 @@ __all__ = [
 def with_chapter(study: Record, word: str, **changes: object) -> Record:
     """Return a copy of a study in one of whose chapters these fields differ."""
     parts = [
-        Chapter(each.row, replace(each.record, **changes)) if each.row.word == word else each for each in study.parts
+        Chapter(each.row, replace(each.record, **changes)) if each.row.word == word else each
+        for each in study.parts
     ]
     copy = replace(study)
     vars(copy)["parts"] = tuple(parts)  # in place of those of its folder

@@ -1,4 +1,5 @@
-"""A command as typed: the record and the report that it leaves, or the line with which it refuses."""
+"""A command as typed: the record and the report that it leaves, or the line with which it
+refuses."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,9 @@ from vitlens.report.document import Document
 
 
 def ran(out: Path, line: str, *, code: int = 0) -> Any:
-    """Return the record of a line such as "stats {model} --limit 3", quiet and on the CPU, with its folder at out."""
+    """Return the record of a line such as "stats {model} --limit 3", quiet and on the CPU, with its
+    folder at out.
+    """
     assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(out)]) == code, line
     return read_folder(out)
 
@@ -55,7 +58,9 @@ def digest_of_code(name: str) -> str:
     return content_digest(load(name, code_files=[name]))
 
 
-def refusal(capsys: pytest.CaptureFixture[str], line: str, *, code: int = 2, unexpected: bool = False) -> str:
+def refusal(
+    capsys: pytest.CaptureFixture[str], line: str, *, code: int = 2, unexpected: bool = False
+) -> str:
     """Return what a line says that fails as it should: one line on stderr, nothing else."""
     capsys.readouterr()
     assert run(shlex.split(line)) == code, line
@@ -73,7 +78,9 @@ def figures(record: Record) -> set[str]:
 
 
 def written_digits(folder: Path, count: int, place: Callable[[int, int], str]) -> Path:
-    """Return the first test digits as PNG, each at place(number, label) below the folder; "" leaves one out."""
+    """Return the first test digits as PNG, each at place(number, label) below the folder; "" leaves
+    one out.
+    """
     for batch in digits("test").limit(count).batches(1):
         where = place(int(batch.indices[0]), int(batch.labels[0]))
         if where:
@@ -84,7 +91,8 @@ def written_digits(folder: Path, count: int, place: Callable[[int, int], str]) -
 
 
 def shown_now(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what an announced run shows on stderr at this moment, after what it has shown before."""
+    """Return what an announced run shows on stderr at this moment, after what it has shown
+    before."""
     show_again()
     return capsys.readouterr().err
 
@@ -100,15 +108,22 @@ def impatient() -> Iterator[None]:
 
 
 @contextmanager
-def quick_attacks(candidates: Sequence[CandidateRow] | None = None, *, part: int | None = None) -> Iterator[None]:
-    """Inside, attacks are checked on two images, which are attacked about a hundred times, and C&W searches four times.
+def quick_attacks(
+    candidates: Sequence[CandidateRow] | None = None, *, part: int | None = None
+) -> Iterator[None]:
+    """Inside, attacks are checked on two images, which are attacked about a hundred times, and C&W
+    searches four times.
 
-    candidates: the attacks that an audit has to choose from beside FGSM (None: all); part: so many batches are
-    attacked, and stored, together.
+    candidates: the attacks that an audit has to choose from beside FGSM (None: all); part: so many
+    batches are attacked, and stored, together.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.commands.attack.checks.CHECKED", 2)
-        patch.setattr(carlini_wagner, "__kwdefaults__", {**(carlini_wagner.__kwdefaults__ or {}), "searches": 4})
+        patch.setattr(
+            carlini_wagner,
+            "__kwdefaults__",
+            {**(carlini_wagner.__kwdefaults__ or {}), "searches": 4},
+        )
         if candidates is not None:
             patch.setattr("vitlens.commands.audit.measure.CANDIDATES", candidates)
         if part is not None:
@@ -117,8 +132,11 @@ def quick_attacks(candidates: Sequence[CandidateRow] | None = None, *, part: int
 
 
 @contextmanager
-def stopping(word: Literal["ablate", "attack"], *, at: int, error: BaseException | None = None) -> Iterator[list[int]]:
-    """Inside, the measurement of that number in a run fails (0: none does); gives the number of them so far.
+def stopping(
+    word: Literal["ablate", "attack"], *, at: int, error: BaseException | None = None
+) -> Iterator[list[int]]:
+    """Inside, the measurement of that number in a run fails (0: none does); gives the number of
+    them so far.
 
     error: with which it fails (None: a division by zero).
     """
@@ -140,8 +158,9 @@ def stopping(word: Literal["ablate", "attack"], *, at: int, error: BaseException
 
 @contextmanager
 def few_chapters(*left_out: str) -> Iterator[None]:
-    """Inside, a study leaves these chapters out, and the others are made with few steps and images, and empty figures,
-    which the tests of their commands draw."""
+    """Inside, a study leaves these chapters out, and the others are made with few steps and images,
+    and empty figures, which the tests of their commands draw.
+    """
     from matplotlib.figure import Figure
 
     plain = chapters.Chapters.run
@@ -173,7 +192,8 @@ def few_chapters(*left_out: str) -> Iterator[None]:
 
 @contextmanager
 def stopping_at(word: str) -> Iterator[None]:
-    """Inside, a run of chapters is stopped by Ctrl-C where the chapter of this command would begin."""
+    """Inside, a run of chapters is stopped by Ctrl-C where the chapter of this command would
+    begin."""
     plain = chapter_runs.ChapterRunner.run
 
     def stopped(self: chapter_runs.ChapterRunner, at: str, *given: Any, **part: Any) -> Any:
@@ -188,7 +208,9 @@ def stopping_at(word: str) -> Iterator[None]:
 
 @contextmanager
 def small_explorer(size: int) -> Iterator[None]:
-    """Inside, so many bytes are kept of the weights of every head for the explorer, and as many of their means."""
+    """Inside, so many bytes are kept of the weights of every head for the explorer, and as many of
+    their means.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.commands.shared.explorer_measure._BYTES", size)
         yield

@@ -1,4 +1,6 @@
-"""What no report may claim: two things about one question and subject, or a cause that nothing was changed to show."""
+"""What no report may claim: two things about one question and subject, or a cause that nothing was
+changed to show.
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,6 +9,7 @@ from vitlens.report.claims import Claim
 
 
 def contradictions(claims: Iterable[Claim]) -> Iterator[str]:
-    """Yield what two claims on one question and subject say differently, and causes that nothing was changed to
-    show."""
+    """Yield what two claims on one question and subject say differently, and causes that nothing
+    was changed to show.
+    """
     yield from (f"{each.about}: {each.error}" for each in claim_conflicts(claims))

@@ -17,8 +17,12 @@ from vitlens.preprocessing import Preprocessing
 
 def numbered(labels: Tensor, **fields: Any) -> Split:
     """Images of 2 x 5 px whose pixels are their numbers; those above 5 have a mask."""
-    pixels = torch.arange(len(labels)).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 5).contiguous()
-    return Split("toy", "train", InMemory(pixels), (2, 5), tuple("abcd"), labels, pixels[:, 0] > 5, **fields)
+    pixels = (
+        torch.arange(len(labels)).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 5).contiguous()
+    )
+    return Split(
+        "toy", "train", InMemory(pixels), (2, 5), tuple("abcd"), labels, pixels[:, 0] > 5, **fields
+    )
 
 
 def pixels_of(split: Split) -> Tensor:
@@ -27,7 +31,8 @@ def pixels_of(split: Split) -> Tensor:
 
 
 def seen_in_share(split: Split, share: float, *, seed: int = 0, epoch: int = 0) -> Tensor:
-    """Return the pixels of which a study's training on a share of the images consists in an epoch."""
+    """Return the pixels of which a study's training on a share of the images consists in an
+    epoch."""
     return pixels_of(share_of(split, share, seed=seed).epoch(epoch))
 
 
@@ -45,10 +50,14 @@ def put(folder: Path, *names: str, value: int = 100, size: tuple[int, int] = (5,
 
 @contextmanager
 def limited(**limits: float) -> Iterator[None]:
-    """MEMORY_LIMIT: bytes of pixels that are kept; TIMEOUT: seconds to wait for a server; CHUNK: pixels drawn at a
-    time."""
+    """MEMORY_LIMIT: bytes of pixels that are kept; TIMEOUT: seconds to wait for a server; CHUNK:
+    pixels drawn at a time.
+    """
     places = {
-        "MEMORY_LIMIT": ("vitlens.data.decode.MEMORY_LIMIT", "vitlens.data.torchvision_sets.MEMORY_LIMIT"),
+        "MEMORY_LIMIT": (
+            "vitlens.data.decode.MEMORY_LIMIT",
+            "vitlens.data.torchvision_sets.MEMORY_LIMIT",
+        ),
         "TIMEOUT": ("vitlens.data.torchvision_sets.TIMEOUT",),
         "CHUNK": ("vitlens.data.scenes._CHUNK",),
         "MANY": ("vitlens.data.walk.MANY",),

@@ -1,4 +1,6 @@
-"""Tiny models for attributions: ViTs with a grid that is not square and with registers, a CNN on images not square."""
+"""Tiny models for attributions: ViTs with a grid that is not square and with registers, a CNN on
+images not square.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -26,14 +28,18 @@ class Linear(nn.Module):
     def __init__(self, size: tuple[int, int]) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(len(CLASSES), 3 * size[0] * size[1], generator=generator))
+        self.weight = nn.Parameter(
+            torch.randn(len(CLASSES), 3 * size[0] * size[1], generator=generator)
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return images.flatten(1) @ self.weight.T + 0.5
 
 
 def linear(grid: tuple[int, int] = (4, 3), patch: tuple[int, int] = (2, 4)) -> Model:
-    """Return a linear model, of 8 x 12 px, that declares the patch layout of a ViT; pixels are not normalised."""
+    """Return a linear model, of 8 x 12 px, that declares the patch layout of a ViT; pixels are not
+    normalised.
+    """
     layout = TokenLayout(grid, patch)
     return bare(Linear(layout.image_size), layout.image_size, anatomy=Anatomy("other", (), layout))
 
@@ -45,9 +51,15 @@ def prompted(model: Model) -> Model:
 
 
 def affinity(model: Model, images: Tensor, layers: Sequence[int] | None = None) -> Tensor:
-    """Return the attention between patches, mean over heads, plus its transpose, rows scaled to sum to 1."""
+    """Return the attention between patches, mean over heads, plus its transpose, rows scaled to sum
+    to 1.
+    """
     first = len(model.layout.prefix)
-    own = [layer[:, :, first:, first:].double().mean(1) for layer in vitlens.attention(model, images)]
-    total = torch.stack([each for layer, each in enumerate(own) if layers is None or layer in layers]).sum(0)
+    own = [
+        layer[:, :, first:, first:].double().mean(1) for layer in vitlens.attention(model, images)
+    ]
+    total = torch.stack(
+        [each for layer, each in enumerate(own) if layers is None or layer in layers]
+    ).sum(0)
     both = total + total.mT
     return both / both.sum(-1, keepdim=True)

@@ -1,4 +1,6 @@
-"""What the attention explorer of a page shows, decoded as its script does (vitlens/report/html/explorer.js)."""
+"""What the attention explorer of a page shows, decoded as its script does
+(vitlens/report/html/explorer.js).
+"""
 
 import json
 import re
@@ -21,8 +23,9 @@ def shown_data(page: str) -> dict[str, Any]:
 
 
 def shown_weights(page: str, image: int) -> Shown | None:
-    """Return the weights (layers, heads, queries, keys) of one image, of layer means with one head; None without
-    any."""
+    """Return the weights (layers, heads, queries, keys) of one image, of layer means with one head;
+    None without any.
+    """
     data = shown_data(page)
     packed = data["images"][image]["weights"]
     special = len(data["special"])
@@ -42,7 +45,9 @@ def shown_rollout(page: str, image: int) -> Shown | None:
     if packed is None:
         return None
     keys = special + data["grid"][0] * data["grid"][1]
-    return _restored(b64decode(packed["data"]), (packed["layers"],), keys, special, packed["levels"])
+    return _restored(
+        b64decode(packed["data"]), (packed["layers"],), keys, special, packed["levels"]
+    )
 
 
 def shown_map(page: str, image: int, name: str) -> Shown:
@@ -65,7 +70,9 @@ def _script(page: str, name: str) -> str:
 
 
 def _restored(content: bytes, rows: tuple[int, ...], keys: int, special: int, levels: int) -> Shown:
-    """Bytes as weights: the square root of the share of a maximum of the row, of special tokens and of patches."""
+    """Bytes as weights: the square root of the share of a maximum of the row, of special tokens and
+    of patches.
+    """
     maxima = np.frombuffer(content, "<f4", count=2 * int(np.prod(rows))).reshape(*rows, 2)
     steps = np.frombuffer(content, np.uint8, offset=maxima.nbytes).reshape(*rows, keys)
     of = np.where(np.arange(keys) < special, maxima[..., :1], maxima[..., 1:])

@@ -1,5 +1,7 @@
-"""One small model of each mechanism that a library's models have, by a name of their own: `made:windows`, once a test
-has done `monkeypatch.setitem(SOURCES, "made", MADE)` (vitlens.models.sources.registry)."""
+"""One small model of each mechanism that a library's models have, by a name of their own:
+`made:windows`, once a test has done `monkeypatch.setitem(SOURCES, "made", MADE)`
+(vitlens.models.sources.registry).
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -41,14 +43,23 @@ FAMILIES: Final[dict[str, tuple[int, Callable[[], nn.Module]]]] = {  # side in p
     "no-projection": (224, partial(of_timm, "levit_128s")),
     "hybrid": (64, partial(of_timm, "vit_tiny_r_s16_p8_224", img_size=64)),
     "resnet20": (32, lambda: build_resnet("resnet20", classes=10, image_size=(32, 32))),
-    "torchvision-vit": (32, lambda: vision_transformer.VisionTransformer(**TORCHVISION_VIT, num_classes=10)),
-    "torchvision-swin": (32, lambda: swin_transformer.SwinTransformer(**TORCHVISION_SWIN, num_classes=10)),
+    "torchvision-vit": (
+        32,
+        lambda: vision_transformer.VisionTransformer(**TORCHVISION_VIT, num_classes=10),
+    ),
+    "torchvision-swin": (
+        32,
+        lambda: swin_transformer.SwinTransformer(**TORCHVISION_SWIN, num_classes=10),
+    ),
     "torchvision-resnet": (64, lambda: resnet18(num_classes=10)),
 }
 
 
 def build(
-    architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
+    architecture: Architecture,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    pretrained: bool = False,
 ) -> tuple[nn.Module, Preprocessing]:
     side, module = FAMILIES[architecture.name]
     return shaken(module, scale=0.1 if side == 32 else 0.01), Preprocessing((side, side))

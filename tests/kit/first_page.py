@@ -1,4 +1,6 @@
-"""What every report keeps to: a first page that is read in a minute, short sections and captions, claims that agree."""
+"""What every report keeps to: a first page that is read in a minute, short sections and captions,
+claims that agree.
+"""
 
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -30,7 +32,9 @@ def clear_effects(document: Document) -> list[Claim]:
 
 
 def findings_of(report: Report, record: Any) -> tuple[Claim, ...]:
-    """Return the largest effects of a report that survive correction and rest on no measurement in doubt."""
+    """Return the largest effects of a report that survive correction and rest on no measurement in
+    doubt.
+    """
     return largest(not_doubted(report.effects(record), report(record).claims))
 
 
@@ -59,8 +63,9 @@ def check_first_page(document: Document) -> None:
 
 
 def suite_of(claims: tuple[Claim, ...], *outcomes: Any) -> ElementTree.Element:
-    """Return the suite of a report with these claims, and of requirements, in the JUnit XML of an audit that took 1.5
-    s."""
+    """Return the suite of a report with these claims, and of requirements, in the JUnit XML of an
+    audit that took 1.5 s.
+    """
     document = Document("t", (), FirstPage(()), claims=claims)
     root = ElementTree.fromstring(junit(document, outcomes, suite="vitlens audit", seconds=1.5))
     assert root.tag == "testsuites"

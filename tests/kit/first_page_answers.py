@@ -43,7 +43,9 @@ def first_page(record: StudyRecord) -> FirstPage:
 
 def answer_to(record: StudyRecord, slot: Slot) -> str:
     """Return the text that answers a question of the first page."""
-    (text,) = [sentence.text for sentence in first_page(record).answer if sentence.lead == slot.lead]
+    (text,) = [
+        sentence.text for sentence in first_page(record).answer if sentence.lead == slot.lead
+    ]
     return text
 
 
@@ -55,4 +57,6 @@ def chapter_of(record: StudyRecord, word: str) -> Any:
 
 def score_row(alias: str, error: Estimate) -> Any:
     """Return a model with this calibration error, which is neither over- nor underconfident."""
-    return SimpleNamespace(model=alias, calibration_error=error, confidence_gap=Estimate(0.0, -0.01, 0.01, error.n))
+    return SimpleNamespace(
+        model=alias, calibration_error=error, confidence_gap=Estimate(0.0, -0.01, 0.01, error.n)
+    )

@@ -1,4 +1,6 @@
-"""foolbox, made to start where we start; imported with its own warnings left aside (it reads scipy by an old name)."""
+"""foolbox, made to start where we start; imported with its own warnings left aside (it reads scipy
+by an old name).
+"""
 
 import os
 import warnings
@@ -21,7 +23,9 @@ def foolbox() -> ModuleType:
     return found
 
 
-def standing(model: Model, images: Tensor, labels: Tensor, attack: object, epsilons: list[float]) -> list[Tensor]:
+def standing(
+    model: Model, images: Tensor, labels: Tensor, attack: object, epsilons: list[float]
+) -> list[Tensor]:
     """Return which images are right and stay so, at each epsilon, by foolbox's own verdict."""
     module = foolbox().PyTorchModel(model, bounds=(0, 1), device=model.device)
     _, _, broken = attack(module, images, labels, epsilons=epsilons)  # type: ignore[operator]
@@ -38,7 +42,9 @@ def pgd(images: Tensor, *, steps: int, seed: int) -> object:
     """PGD with steps of 2.5 epsilon / steps from our random starts."""
     module = foolbox()
     indices = torch.arange(len(images))
-    start = LINF.draw(keys(seed, indices, torch.zeros_like(indices), torch.zeros_like(indices)), images)
+    start = LINF.draw(
+        keys(seed, indices, torch.zeros_like(indices), torch.zeros_like(indices)), images
+    )
 
     class Started(module.attacks.LinfProjectedGradientDescentAttack):  # type: ignore[name-defined,misc]
         def get_random_start(self, x0, epsilon):
@@ -49,5 +55,10 @@ def pgd(images: Tensor, *, steps: int, seed: int) -> object:
 
 def carlini_wagner(*, searches: int, steps: int) -> object:
     return foolbox().attacks.L2CarliniWagnerAttack(
-        binary_search_steps=searches, steps=steps, stepsize=0.01, confidence=0, initial_const=1e-3, abort_early=True
+        binary_search_steps=searches,
+        steps=steps,
+        stepsize=0.01,
+        confidence=0,
+        initial_const=1e-3,
+        abort_early=True,
     )

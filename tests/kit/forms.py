@@ -21,7 +21,12 @@ from vitlens.models.model import Model
 def picture_of(models: Sequence[Model], *, seed: int = 0) -> Picture:
     """Return a scene of a digit as each of these models of digits sees it."""
     (batch,) = vitlens.load_data("digits", limit=1, seed=seed).batches(1)
-    return Picture("key", "scene.png", "", {model.alias: (batch.images * 255).round().byte() for model in models})
+    return Picture(
+        "key",
+        "scene.png",
+        "",
+        {model.alias: (batch.images * 255).round().byte() for model in models},
+    )
 
 
 def write(model: Model, picture: Picture, function: Write, place: Path, **options: Any) -> Path:
@@ -31,8 +36,9 @@ def write(model: Model, picture: Picture, function: Write, place: Path, **option
 
 
 def every_view(model: Model, batch: Tensor) -> list[str]:
-    """Return the HTML of every tab for the first image of a batch in [0, 1], as far as the model has them, as under
-    `vitlens demo`."""
+    """Return the HTML of every tab for the first image of a batch in [0, 1], as far as the model
+    has them, as under `vitlens demo`.
+    """
     (served,) = Pool((model,)).models
     picture = Picture("key", "a.png", "", {model.alias: (batch[:1] * 255).round().byte()})
     views: list[tuple[Write, dict[str, Any]]] = [
@@ -47,4 +53,10 @@ def every_view(model: Model, batch: Tensor) -> list[str]:
         views.append((intervene.write_intervened, {"off": off}))
         shown.append(intervene.board_html(served, picture, switches, {}))
     with typed_flags(), TemporaryDirectory() as place:
-        return [*shown, *(write(served, picture, each, Path(place), **more).read_text("utf-8") for each, more in views)]
+        return [
+            *shown,
+            *(
+                write(served, picture, each, Path(place), **more).read_text("utf-8")
+                for each, more in views
+            ),
+        ]

@@ -1,4 +1,6 @@
-"""One run of each command on tiny models, made when it is first asked for and shared by all tests of all processes."""
+"""One run of each command on tiny models, made when it is first asked for and shared by all tests
+of all processes.
+"""
 
 import os
 import shutil
@@ -27,46 +29,62 @@ LINES: Final = {
     "attention": "attention {vit} --images {pictures}",
     "attention of digits": "attention {vit} --data digits --limit 6",
     "attention of a patch": "attention {vit} --images {pictures} --query 1,2 --key 0,3 --layer 0",
-    "rollout": "rollout {vit} --data digits --limit 12 --batch-size 5 --fusion max,min --method rollout",
+    "rollout": "rollout {vit} --data digits --limit 12 --batch-size 5 --fusion max,min --method "
+    "rollout",
     "rollout of pictures": "rollout {vit} --images {pictures} --fusion mean --discard 0.5",
     "every method": "rollout {vit} --data digits --limit 5 --target true --alpha 0.4 --layer 0 "
     "--method rollout,relevance,gradient-rollout,attention,flow",
     "stats": "stats {vit} --data digits --limit 12 --batch-size 5",
     "stats of pictures": "stats {vit} --images {pictures} --predicted --no-renormalise",
     "head": "head {vit} L1.H0 --data digits --limit 60 --batch-size 30",
-    "ablate": "ablate tiny={vit} --data digits --limit 12 --batch-size 6 --replace mean,zero,resample --greedy "
+    "ablate": "ablate tiny={vit} --data digits --limit 12 --batch-size 6 --replace "
+    "mean,zero,resample --greedy "
     "--prune 0.25 --save {beside}/pruned",
-    "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
+    "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves "
+    "--pairs 0 --no-patch",
     "compare": "compare {vit} {cnn} --data digits --limit 12 --batch-size 5 --panels 6 --checked 2",
-    "compare of one family": "compare {vit} {vit}@random --data digits --limit 8 --panels 2 --no-harder "
+    "compare of one family": "compare {vit} {vit}@random --data digits --limit 8 --panels 2 "
+    "--no-harder "
     "--method attention,saliency --target true",
     "explain": "explain {vit} {cnn} --data digits --limit 3 --batch-size 2 "
     "--method relevance,gradcam,integrated-gradients,occlusion",
     "explain by every method": "explain {vit} --images {pictures} --method all --target 3",
-    "explain by a chosen method": "explain {sharp} --data digits --auto --limit 20 --method relevance,gradcam,saliency",
-    "explain verified": "explain {vit} --data digits --limit 6 --method relevance,attention --target true --verify",
-    "attack": "attack vit={sharp} cnn-digits --data digits --limit 4 --batch-size 2 --predicted --attack fgsm,pgd,cw "
+    "explain by a chosen method": "explain {sharp} --data digits --auto --limit 20 --method "
+    "relevance,gradcam,saliency",
+    "explain verified": "explain {vit} --data digits --limit 6 --method relevance,attention "
+    "--target true --verify",
+    "attack": "attack vit={sharp} cnn-digits --data digits --limit 4 --batch-size 2 --predicted "
+    "--attack fgsm,pgd,cw "
     "--steps 3 --epsilon 0,4,32 --epsilon-l2 0.5,2 --no-corruptions",
-    "attack of predictions": "attack {vit} --images {pictures} --predicted --attack pgd-l2,noise,patch --steps 2",
-    "features": "features a={vit} b={cnn} --data digits --limit 24 --batch-size 12 --k 1,3 --bank 40 --no-cache "
+    "attack of predictions": "attack {vit} --images {pictures} --predicted --attack "
+    "pgd-l2,noise,patch --steps 2",
+    "features": "features a={vit} b={cnn} --data digits --limit 24 --batch-size 12 --k 1,3 --bank "
+    "40 --no-cache "
     "--perplexity 4 --thumbnails --query {pictures}/1.png",
     "features of pictures": "features {vit} --images {pictures} --thumbnails --no-cache",
     "profile": "profile {vit} {cnn} --batch-sizes 1,2 --sizes 16,32",
-    "audit": "audit mine={vit} --data digits --limit 4 --batch-size 4 --budget 60 --at-least accuracy=0.999 "
+    "audit": "audit mine={vit} --data digits --limit 4 --batch-size 4 --budget 60 --at-least "
+    "accuracy=0.999 "
     "--junit {beside}/junit.xml",
     "profile by patch size": "profile vit-mini --patch-size 8,16 --batch-sizes 1",
-    "train": "train vit-micro --data digits --epochs 3 --limit 40 --batch-size 10 --dim 8 --depth 1 --heads 2 "
+    "train": "train vit-micro --data digits --epochs 3 --limit 40 --batch-size 10 --dim 8 --depth "
+    "1 --heads 2 "
     "--patch-size 8 --dropout 0.1 --pooling mean",
-    "train a head alone": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --freeze-backbone",
-    "train from a teacher": "train vit-mini --data digits --epochs 2 --limit 60 --batch-size 20 --dim 16 --depth 1 "
+    "train a head alone": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 "
+    "--freeze-backbone",
+    "train from a teacher": "train vit-mini --data digits --epochs 2 --limit 60 --batch-size 20 "
+    "--dim 16 --depth 1 "
     "--heads 2 --patch-size 8 --distill-from {vit} --beside cnn-digits",
     "study of points": "study --kind pooling --seeds 2 --epochs 2 --limit 20 --batch-size 10",
-    "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
-    "study of pretraining": "study --kind pretraining --seeds 2 --epochs 1 --limit 32 --batch-size 16",
+    "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size "
+    "10",
+    "study of pretraining": "study --kind pretraining --seeds 2 --epochs 1 --limit 32 --batch-size "
+    "16",
     "walkthrough": "walkthrough {vit} --images {pictures}/1.png --layer 1 --head 1",
 }  # the study with all its chapters is tests/golden/study/test_whole.py's
 UNMET: Final = ("audit",)  # under a requirement that does not hold: exit code 3
-# whose figures are saved by the command and again by `report`, and are the same byte by byte; the others' once
+# whose figures are saved by the command and again by `report`, and are the same byte by byte; the
+# others' once
 SAVED_TWICE: Final = (
     "look with a CNN",
     "attention",
@@ -116,7 +134,9 @@ def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> d
 
 
 @pytest.fixture(scope="session")
-def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
+def golden(
+    places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Golden]:
     """`golden("attack")`: the run of that name, or of a command that was added."""
     made: dict[str, Golden] = {}
     shared = of_all_processes(tmp_path_factory, "golden")
@@ -124,7 +144,9 @@ def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     def find(name: str) -> Golden:
         if name not in made:
             beside = shared / name.replace(" ", "-")
-            with FileLock(beside.with_suffix(".lock")):  # of another process that makes it at this moment
+            with FileLock(
+                beside.with_suffix(".lock")
+            ):  # of another process that makes it at this moment
                 if not beside.with_suffix(".made").is_file():
                     shutil.rmtree(beside, ignore_errors=True)  # of one that failed
                     beside.mkdir()
@@ -143,8 +165,16 @@ def undrawn() -> Iterator[None]:
         yield
 
 
-def make(name: str, places: Mapping[str, Path], beside: Path, *, device: Sequence[str] = ("--device", "cpu")) -> Path:
-    line = LINES.get(name, f"{name} {{vit}} --data digits --limit 4").format(**places, beside=beside)
+def make(
+    name: str,
+    places: Mapping[str, Path],
+    beside: Path,
+    *,
+    device: Sequence[str] = ("--device", "cpu"),
+) -> Path:
+    line = LINES.get(name, f"{name} {{vit}} --data digits --limit 4").format(
+        **places, beside=beside
+    )
     saving = saved_figures() if name in SAVED_TWICE else no_figures()
     with (
         beside.with_suffix(".said").open("w") as said,

@@ -1,4 +1,6 @@
-"""The examples of CONTRIBUTING.md, put where it says: into the running package, or a copy of the repository."""
+"""The examples of CONTRIBUTING.md, put where it says: into the running package, or a copy of the
+repository.
+"""
 
 import ast
 import gc
@@ -16,18 +18,25 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 GUIDE: Final = ROOT / "CONTRIBUTING.md"
-_EXAMPLE: Final = re.compile(r"^\*\*(An? [^*]+)\.\*\*(.*?)(?=^\*\*An? |^## )", re.DOTALL | re.MULTILINE)
-_BLOCK: Final = re.compile(r"^```(?:python|markdown)\n(?:# |<!-- )(.+?)(?: -->)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_EXAMPLE: Final = re.compile(
+    r"^\*\*(An? [^*]+)\.\*\*(.*?)(?=^\*\*An? |^## )", re.DOTALL | re.MULTILINE
+)
+_BLOCK: Final = re.compile(
+    r"^```(?:python|markdown)\n(?:# |<!-- )(.+?)(?: -->)?\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 _PLACE: Final = re.compile(
-    r'(?P<file>[\w./]+)(?:, (?P<where>in|above|below) (?P<name>[\w.-]+)(?: of "(?P<first>[^"]+)")?)?'
+    r"(?P<file>[\w./]+)"
+    r'(?:, (?P<where>in|above|below) (?P<name>[\w.-]+)(?: of "(?P<first>[^"]+)")?)?'
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of an example: the file to touch, the place in it (the end, or in, above or below what has a name).
+    """A block of an example: the file to touch, the place in it (the end, or in, above or below
+    what has a name).
 
-    first: the first argument of the call to which the name belongs, "" where the name is that of the module.
+    first: the first argument of the call to which the name belongs, "" where the name is that of
+    the module.
     """
 
     file: Path
@@ -54,7 +63,13 @@ def blocks(title: str) -> list[Block]:
         place = _PLACE.fullmatch(line)
         assert place is not None, f"{title}: no place in {line!r}"
         found.append(
-            Block(Path(place["file"]), place["where"] or "end", place["name"] or "", place["first"] or "", text)
+            Block(
+                Path(place["file"]),
+                place["where"] or "end",
+                place["name"] or "",
+                place["first"] or "",
+                text,
+            )
         )
     return found
 
@@ -72,7 +87,11 @@ def _with_block(text: str, block: Block) -> str:
         return f"{text}\n\n{block.text}" if text else block.text
     lines = text.splitlines(keepends=True)
     if block.where == "below":  # a row of a table
-        (row,) = [number for number, line in enumerate(lines) if re.match(rf"\| `?{block.name}`? \|", line)]
+        (row,) = [
+            number
+            for number, line in enumerate(lines)
+            if re.match(rf"\| `?{block.name}`? \|", line)
+        ]
         return "".join([*lines[: row + 1], block.text, *lines[row + 1 :]])
     tree: ast.AST = ast.parse(text)
     if block.first:
@@ -81,10 +100,24 @@ def _with_block(text: str, block: Block) -> str:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     if block.where == "above":
-        start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]) - 1
+        start = (
+            min(
+                [
+                    node.lineno,
+                    *(decorator.lineno for decorator in getattr(node, "decorator_list", [])),
+                ]
+            )
+            - 1
+        )
         return "".join([*lines[:start], block.text, "\n\n", *lines[start:]])
     if isinstance(node, ast.ClassDef):
-        return "".join([*lines[: node.end_lineno], textwrap.indent(block.text, "    "), *lines[node.end_lineno :]])
+        return "".join(
+            [
+                *lines[: node.end_lineno],
+                textwrap.indent(block.text, "    "),
+                *lines[node.end_lineno :],
+            ]
+        )
     code = text.encode()
     offsets = [0]
     for line in lines:
@@ -115,7 +148,9 @@ def _node(tree: ast.AST, name: str, *, outside: bool) -> ast.expr | ast.ClassDef
         if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
             return node
         value = _value_of(node, name)
-        if isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords:  # a read-only view
+        if (
+            isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords
+        ):  # a read-only view
             value = value.args[0]
         if isinstance(value, ast.Tuple | ast.List | ast.Dict) and not outside:
             return value
@@ -127,12 +162,15 @@ def _call(tree: ast.AST, first: str) -> ast.Call:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args and ast.unparse(node.args[0]) == repr(first):
             return node
-    raise AssertionError(f"expected a call that begins with {first!r} in a file of the guide, found none")
+    raise AssertionError(
+        f"expected a call that begins with {first!r} in a file of the guide, found none"
+    )
 
 
 def _value_of(node: ast.AST, name: str) -> ast.expr | None:
-    """Return the value that is assigned to a name, given as a keyword argument or returned by a function of this
-    name."""
+    """Return the value that is assigned to a name, given as a keyword argument or returned by a
+    function of this name.
+    """
     if isinstance(node, ast.FunctionDef):
         last = node.body[-1]
         return last.value if node.name == name and isinstance(last, ast.Return) else None
@@ -146,7 +184,8 @@ def _value_of(node: ast.AST, name: str) -> ast.expr | None:
 
 
 def add(monkeypatch: pytest.MonkeyPatch, title: str) -> Any:
-    """Add an example to the running package until the test ends; returns the entry of its registry."""
+    """Add an example to the running package until the test ends; returns the entry of its
+    registry."""
     entry: Any = None
     for block in blocks(title):
         if block.file.suffix != ".py" or block.file.parts[0] != "vitlens":
@@ -182,6 +221,10 @@ def _add_names(monkeypatch: pytest.MonkeyPatch, block: Block) -> None:
 def _registry(module: ModuleType, kind: type) -> Any:
     """Return the public mapping of a module to entries of a class."""
     for name, value in vars(module).items():
-        if not name.startswith("_") and isinstance(value, Mapping) and kind in set(map(type, value.values())):
+        if (
+            not name.startswith("_")
+            and isinstance(value, Mapping)
+            and kind in set(map(type, value.values()))
+        ):
             return value
     raise AssertionError(f"expected a registry of {kind.__name__} in {module.__name__}, found none")

@@ -1,4 +1,6 @@
-"""Models on which the lens is tried, and copies of a model that are cut by hand where the lens changes a place."""
+"""Models on which the lens is tried, and copies of a model that are cut by hand where the lens
+changes a place.
+"""
 
 import copy
 from collections.abc import Callable
@@ -8,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.kit.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT, wrapped
+from tests.kit.models.handwritten import (
+    EinsumViT,
+    EncoderViT,
+    InlineViT,
+    MultiheadViT,
+    SoftmaxViT,
+    wrapped,
+)
 from tests.kit.tiny import images, ours, shaken, shared_model, small_cnn
 from vitlens import AttentionCall, Model
 from vitlens.errors import UnknownNameError, UnsupportedError
@@ -19,7 +28,14 @@ from vitlens.lens.trace import layers
 SAME = {"atol": 1e-5, "rtol": 1e-4}
 
 
-PLAIN = ("ours", "ours-unfused", "vit", "dinov2-registers", "torchvision-vit", "registers")  # one sequence, by CLS
+PLAIN = (
+    "ours",
+    "ours-unfused",
+    "vit",
+    "dinov2-registers",
+    "torchvision-vit",
+    "registers",
+)  # one sequence, by CLS
 ATTENTIVE = (*PLAIN, "siglip", "cait", "swin", "torchvision-swin")
 MODELS: dict[str, Callable[[], Model]] = {
     **{name: partial(shared_model, name) for name in ATTENTIVE},
@@ -77,7 +93,9 @@ def removable(model: Model, layer: int) -> bool:
 
 
 def without_head(model: Model, layer: int, head: int, constant: Tensor | None = None) -> Model:
-    """Return a copy whose output projection does not read a head, but (its bias) a constant instead."""
+    """Return a copy whose output projection does not read a head, but (its bias) a constant
+    instead.
+    """
     cut = copy.deepcopy(model)
     known = layers(model)[layer]
     projection = projection_of(cut, known.attention)
@@ -86,7 +104,9 @@ def without_head(model: Model, layer: int, head: int, constant: Tensor | None = 
     with torch.no_grad():
         if constant is not None:
             added = projection.weight[:, columns] @ constant
-            projection.bias = nn.Parameter(added if projection.bias is None else projection.bias + added, False)
+            projection.bias = nn.Parameter(
+                added if projection.bias is None else projection.bias + added, False
+            )
         projection.weight[:, columns] = 0
     return cut
 
@@ -94,7 +114,11 @@ def without_head(model: Model, layer: int, head: int, constant: Tensor | None = 
 def entering(model: Model, layer: int, batch: Tensor, *, projection: bool = False) -> Tensor:
     """Return what a plain hook sees that enters a layer's block, or its output projection."""
     known = layers(model)[layer]
-    module = projection_of(model, known.attention) if projection else model.module.get_submodule(known.unit)
+    module = (
+        projection_of(model, known.attention)
+        if projection
+        else model.module.get_submodule(known.unit)
+    )
     which = 0 if projection else known.stream
     seen = []
     handle = module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[which]))
@@ -104,11 +128,15 @@ def entering(model: Model, layer: int, batch: Tensor, *, projection: bool = Fals
     return seen[0]
 
 
-def hooked(model: Model, batch: Tensor, path: str, write: Callable[[Tensor], Tensor], *, before: bool) -> Tensor:
+def hooked(
+    model: Model, batch: Tensor, path: str, write: Callable[[Tensor], Tensor], *, before: bool
+) -> Tensor:
     """Return the logits with a plain hook that rewrites the output of a module, or its input."""
     module = model.module.get_submodule(path)
     if before:
-        handle = module.register_forward_pre_hook(lambda _module, inputs: (write(inputs[0]), *inputs[1:]))
+        handle = module.register_forward_pre_hook(
+            lambda _module, inputs: (write(inputs[0]), *inputs[1:])
+        )
     else:
         handle = module.register_forward_hook(lambda _module, _inputs, output: write(output))
     with torch.no_grad():

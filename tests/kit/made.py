@@ -1,4 +1,6 @@
-"""Models whose attention is made: each image is answered with weights prepared for it, through a softmax."""
+"""Models whose attention is made: each image is answered with weights prepared for it, through a
+softmax.
+"""
 
 from collections.abc import Sequence
 
@@ -58,10 +60,16 @@ class Answering(nn.Module):
         return tokens.mean(1)
 
 
-def made_model(*layers: Tensor, grid: tuple[int, int], prefix: int = 0, patch_size: tuple[int, int] = (4, 4)) -> Model:
-    """Return a model whose layers have these weights (images, heads, query, key), rows of which sum to 1."""
+def made_model(
+    *layers: Tensor, grid: tuple[int, int], prefix: int = 0, patch_size: tuple[int, int] = (4, 4)
+) -> Model:
+    """Return a model whose layers have these weights (images, heads, query, key), rows of which sum
+    to 1.
+    """
     layout = TokenLayout(grid, patch_size, PREFIXES[prefix])
-    anatomy = Anatomy("vit", tuple(f"blocks.{layer}" for layer in range(len(layers))), layout, "mean")
+    anatomy = Anatomy(
+        "vit", tuple(f"blocks.{layer}" for layer in range(len(layers))), layout, "mean"
+    )
     return bare(Answering(layers), layout.image_size, anatomy=anatomy, classes=("a", "b", "c"))
 
 
@@ -75,13 +83,17 @@ def uniform(images: int, heads: int, tokens: int) -> Tensor:
     return torch.full((images, heads, tokens, tokens), 1 / tokens)
 
 
-def random_weights(images: int, heads: int, tokens: int, *, seed: int = 0, sharpness: float = 2.0) -> Tensor:
+def random_weights(
+    images: int, heads: int, tokens: int, *, seed: int = 0, sharpness: float = 2.0
+) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (sharpness * torch.randn(images, heads, tokens, tokens, generator=generator)).softmax(-1)
 
 
 def curve(*accuracies: float, n: int = 100) -> Outcomes:
-    """Return a curve over as many heads as there are numbers but one; images fail from the last one on."""
+    """Return a curve over as many heads as there are numbers but one; images fail from the last one
+    on.
+    """
     correct = torch.arange(n) < (torch.tensor(accuracies)[:, None] * n).round()
     units = tuple(Unit("head", 0, head) for head in range(len(accuracies) - 1))
     sets = tuple(units[:count] for count in range(len(accuracies)))

@@ -1,4 +1,6 @@
-"""Models, pictures and folders that all tests share, made once a process: the fixtures of `tests/conftest.py`."""
+"""Models, pictures and folders that all tests share, made once a process: the fixtures of
+`tests/conftest.py`.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,9 @@ def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sharp_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tiny_vit with a head 20 times as large: what is done to an image changes its answers by more than rounding."""
+    """tiny_vit with a head 20 times as large: what is done to an image changes its answers by more
+    than rounding.
+    """
     model = little_vit()
     model.module.head.weight.data.mul_(20)
     return folder_of(model, "sharp-vit", tmp_path_factory)

@@ -1,4 +1,6 @@
-"""What tests that go through the public API make their models and images with, in one place for all of them."""
+"""What tests that go through the public API make their models and images with, in one place for all
+of them.
+"""
 
 from typing import Any, Final
 

@@ -16,7 +16,17 @@ from vitlens.commands.shared.maps.record import (
 )
 from vitlens.uncertainty import Estimate
 
-__all__ = ["CENTRE", "FALLING", "IMPUTED", "RANDOM", "SHIFTS", "SHUFFLED", "STAYING", "WEIGHTS", "checks"]
+__all__ = [
+    "CENTRE",
+    "FALLING",
+    "IMPUTED",
+    "RANDOM",
+    "SHIFTS",
+    "SHUFFLED",
+    "STAYING",
+    "WEIGHTS",
+    "checks",
+]
 
 STAGES = ("head", "blocks 4 to 5", "blocks 2 to 3", "block 1", "block 0", "embedding")
 FALLING = (0.7, 0.3, 0.1, 0.0, 0.0, 0.0)
@@ -44,16 +54,28 @@ def checks(
     jumped: float | None = 0.0,
     behind: float | None = None,
 ) -> list[MapCheckRow]:
-    """Return a method that passes every check, but for what is changed. over: what its score exceeds each baseline by,
-    second: with the second replacement (None: not tried); without: baselines that were not compared."""
+    """Return a method that passes every check, but for what is changed. over: what its score
+    exceeds each baseline by, second: with the second replacement (None: not tried); without:
+    baselines that were not compared.
+    """
     margins = {RANDOM: 0.3, CENTRE: 0.2, SHUFFLED: 0.1} | dict(over or {})
     rows = []
     for substrate, changed in ((IMPUTED, {}), ("mean", second)):
         if changed is not None:
-            known = {name: estimate(value, n) for name, value in {**margins, **changed}.items() if name not in without}
+            known = {
+                name: estimate(value, n)
+                for name, value in {**margins, **changed}.items()
+                if name not in without
+            }
             less = None if behind is None else estimate(behind, n)
-            rows.append(removal_check(model, method, substrate, estimate(score, n), known, usable=usable, behind=less))
-    stages = [Stage(name, estimate(mean, randomised), kept) for name, mean in zip(STAGES, cascade or ())]
+            rows.append(
+                removal_check(
+                    model, method, substrate, estimate(score, n), known, usable=usable, behind=less
+                )
+            )
+    stages = [
+        Stage(name, estimate(mean, randomised), kept) for name, mean in zip(STAGES, cascade or ())
+    ]
     unranked = Judgement("inconclusive", lack="not finite")
     rows.append(map_check(model, method, WEIGHTS, judged_cascade(stages) if cascade else unranked))
     if jumped is not None:

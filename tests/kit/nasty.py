@@ -204,7 +204,9 @@ def problems(text: str) -> list[str]:
     found = [f"control character {one!r}" for one in set(text) if one != "\n" and hidden(one)]
     for token in (one for block in parsed(text) for one in (block, *(block.children or ()))):
         source = str(token.attrs.get("src", ""))
-        if token.type in ("html_block", "html_inline", "link_open") and not _FOLDED.fullmatch(token.content.strip()):
+        if token.type in ("html_block", "html_inline", "link_open") and not _FOLDED.fullmatch(
+            token.content.strip()
+        ):
             found.append(f"{token.type}: {token.content or token.attrs}")
         if token.type == "image" and not re.fullmatch(r"figures/[^/]+\.png", source):
             found.append(f"image {source!r}")
@@ -231,19 +233,28 @@ def cells(text: str) -> list[list[str]]:
 def read(token: Token) -> str:
     """Return what a reader sees of an inline token."""
     return "".join(
-        child.content if child.type in ("text", "code_inline", "text_special") else "" for child in token.children or ()
+        child.content if child.type in ("text", "code_inline", "text_special") else ""
+        for child in token.children or ()
     )
 
 
 def hidden(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and character not in "\u200c\u200d"
+    return (
+        unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+        and character not in "\u200c\u200d"
+    )
 
 
 def _crooked(text: str) -> list[str]:
     """Tables whose rows differ in length, before markdown's own mending of them."""
     found = []
     width = 0
-    code = {at for block in parsed(text) if block.type == "fence" for at in range(*(block.map or (0, 0)))}
+    code = {
+        at
+        for block in parsed(text)
+        if block.type == "fence"
+        for at in range(*(block.map or (0, 0)))
+    }
     for number, line in enumerate(text.split("\n")):
         if not line.startswith("| ") or number in code:
             width = 0

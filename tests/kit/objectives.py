@@ -13,7 +13,14 @@ from vitlens.training.objectives import clip, dino, mae, pretraining
 from vitlens.training.objectives.clip import text_classifier
 from vitlens.training.objectives.pretraining import make_objective
 
-__all__ = ["captions_of", "clip", "dino", "mae", "pretraining", "text_classifier"]  # beside what is made here
+__all__ = [
+    "captions_of",
+    "clip",
+    "dino",
+    "mae",
+    "pretraining",
+    "text_classifier",
+]  # beside what is made here
 
 NAMES = ("mae", "dino", "clip")
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
@@ -32,7 +39,9 @@ def headless(*, seed: int = 0, **shape: Any) -> Model:
     return untrained("vit-mini", classes=(), seed=seed, overrides={**SHAPE, **shape})
 
 
-def built(name: str, model: Model | None = None, *, train: Split | None = None, **settings: Any) -> Any:
+def built(
+    name: str, model: Model | None = None, *, train: Split | None = None, **settings: Any
+) -> Any:
     """Return what an objective trains."""
     train = train or scenes("train")
     objective = make_objective(name, train, train, {**SETTINGS[name], **settings})
@@ -56,4 +65,12 @@ def pretrained(
     test = test or scenes("test", 16)
     objective = make_objective(name, train, test, {**SETTINGS[name], **(settings or {})})
     recipe = recipe or plain_recipe(epochs=3)
-    return trained(folder, model or headless(), train=train, test=test, objective=objective, recipe=recipe, **changes)
+    return trained(
+        folder,
+        model or headless(),
+        train=train,
+        test=test,
+        objective=objective,
+        recipe=recipe,
+        **changes,
+    )

@@ -1,12 +1,14 @@
-"""The default model of tests: odd in every way in which a model can be, so that what holds for it alone shows.
+"""The default model of tests: odd in every way in which a model can be, so that what holds for it
+alone shows.
 
-    model = odd()                # evaluation mode; odd(training=True): as a user's module is when it is built
+    model = odd()                # evaluation mode; odd(training=True): as a user's module is when
+        it is built
     vitlens.relevance(model, odd_images()).shape    # (3, 4, 3): the grid of its patches
 
-A module written by hand, read from its forward passes: images of 32 x 48 px; patches of 8 x 16 px, cut by two
-convolutions with batch normalisation between them; CLS and a register first; 3 blocks of 2 heads, whose attention has
-0.3 dropout on its weights and returns (batch, tokens, heads, width), which the block flattens and projects; dropout
-between; 37 classes.
+A module written by hand, read from its forward passes: images of 32 x 48 px; patches of 8 x 16 px,
+cut by two convolutions with batch normalisation between them; CLS and a register first; 3 blocks of
+2 heads, whose attention has 0.3 dropout on its weights and returns (batch, tokens, heads, width),
+which the block flattens and projects; dropout between; 37 classes.
 """
 
 from functools import cache
@@ -36,7 +38,8 @@ class OddAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q(x), *self.kv(x).chunk(2, -1))
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.q(x), *self.kv(x).chunk(2, -1))
         )
         weights = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
         return (self.drop(weights) @ v).transpose(1, 2)
@@ -51,7 +54,9 @@ class OddBlock(nn.Module):
         self.between = nn.LayerNorm(dim)
         self.look = OddAttention(dim, heads)
         self.mix = nn.Linear(dim, dim)
-        self.think = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Dropout(0.2), nn.Linear(2 * dim, dim))
+        self.think = nn.Sequential(
+            nn.Linear(dim, 2 * dim), nn.GELU(), nn.Dropout(0.2), nn.Linear(2 * dim, dim)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mix(self.look(self.before(x)).flatten(2))
@@ -64,7 +69,10 @@ class OddViT(nn.Module):
     def __init__(self, dim: int = 20, depth: int = 3, heads: int = 2) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, 8, (2, 4), (2, 4)), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, dim, (4, 4), (4, 4))
+            nn.Conv2d(3, 8, (2, 4), (2, 4)),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, dim, (4, 4), (4, 4)),
         )
         self.first = nn.Parameter(torch.randn(1, PREFIX, dim))
         self.places = nn.Parameter(torch.randn(1, PREFIX + PATCHES, dim))
@@ -86,7 +94,9 @@ def odd(*, training: bool = False, **shape: int) -> vitlens.Model:
     module = shaken(lambda: OddViT(**shape)).train(training)
     norm = module.stem[1]
     draws = torch.Generator().manual_seed(0)
-    norm.running_mean.uniform_(-0.2, 0.2, generator=draws)  # no statistics of 0 and 1 that would hide a mistake
+    norm.running_mean.uniform_(
+        -0.2, 0.2, generator=draws
+    )  # no statistics of 0 and 1 that would hide a mistake
     norm.running_var.uniform_(0.5, 2, generator=draws)
     mean = (0.5, 0.4, 0.6)
     std = (0.2, 0.3, 0.25)

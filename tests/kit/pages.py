@@ -15,7 +15,16 @@ from PIL import Image
 from tests.kit.nasty import hidden
 from vitlens.record import Config, Record
 from vitlens.report.claims import found
-from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel, Section, Sentence, Table, Tags
+from vitlens.report.document import (
+    Document,
+    FigureSpec,
+    FirstPage,
+    ImagePanel,
+    Section,
+    Sentence,
+    Table,
+    Tags,
+)
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import page
 from vitlens.uncertainty import Estimate
@@ -76,8 +85,10 @@ _ELEMENTS = {  # that a page may hold
 
 
 def next_patch_weights() -> NDArray[np.float32]:
-    """Weights (layers, heads, queries, keys) that a reader can check: each token looks at CLS with 0.25, and with 0.75
-    in head 0 of layer l at the patch l + 1 places to the right, in head 1 at the first patch."""
+    """Weights (layers, heads, queries, keys) that a reader can check: each token looks at CLS with
+    0.25, and with 0.75 in head 0 of layer l at the patch l + 1 places to the right, in head 1 at
+    the first patch.
+    """
     weights = np.zeros((LAYERS, HEADS, TOKENS, TOKENS), np.float32)
     query = np.arange(TOKENS)
     weights[..., 0] = 0.25
@@ -92,17 +103,33 @@ def explorer(*, name: str = "cat.jpg", label: str = "sink") -> Explorer:
     weights = next_patch_weights()
     picture = np.linspace(0, 255, 80 * 100 * 3).reshape(80, 100, 3).astype(np.uint8)
     images = (
-        ExplorerImage(name, picture, weights, maps={f"relevance for {name}": np.arange(20.0).reshape(4, 5) - 8}),
+        ExplorerImage(
+            name,
+            picture,
+            weights,
+            maps={f"relevance for {name}": np.arange(20.0).reshape(4, 5) - 8},
+        ),
         ExplorerImage("second.jpg", picture[::-1].copy(), None, layer_weights=weights.mean(1)),
     )
     labels = [["next patch", label]] * LAYERS
     importance = np.array([[0.1, 0.0], [0.02, float("nan")], [0.3, -0.1]])
-    return Explorer("tiny", images, (ROWS, COLUMNS), ("CLS",), (ROWS, COLUMNS), labels, importance, ("Planted.",))
+    return Explorer(
+        "tiny",
+        images,
+        (ROWS, COLUMNS),
+        ("CLS",),
+        (ROWS, COLUMNS),
+        labels,
+        importance,
+        ("Planted.",),
+    )
 
 
 def document(*, name: str = "tabby") -> Document:
     """Return every part of a report; name: stands wherever a name from outside can stand."""
-    rows = tuple((f"{name} {number}", Estimate(0.5, 0.4, 0.6, 100, "fraction")) for number in range(60))
+    rows = tuple(
+        (f"{name} {number}", Estimate(0.5, 0.4, 0.6, 100, "fraction")) for number in range(60)
+    )
     bars = FigureSpec("bars", f"What {name} shows.", partial(Figure, (1, 1)))
     panels = tuple(
         ImagePanel(
@@ -125,7 +152,11 @@ def document(*, name: str = "tabby") -> Document:
             unknown=(Sentence("One seed."),),
         ),
         folded=(
-            Section("In full", (Sentence(f"What {name} is."),), (Table("All rows", ("class", "accuracy"), rows),)),
+            Section(
+                "In full",
+                (Sentence(f"What {name} is."),),
+                (Table("All rows", ("class", "accuracy"), rows),),
+            ),
         ),
         preface=(Sentence("Robust accuracy under PGD."),),
         explorer=explorer(name=name, label=name),
@@ -147,7 +178,9 @@ def written(folder: Path, content: Document, **config: object) -> str:
     """Return the page of a document whose figures are drawn in this folder."""
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for figure in content.figures:
-        Image.new("RGB", (300, 150), "orange").save(folder / "figures" / f"{figure.name}.png", dpi=(200, 200))
+        Image.new("RGB", (300, 150), "orange").save(
+            folder / "figures" / f"{figure.name}.png", dpi=(200, 200)
+        )
     return page(content, record(folder, **config))
 
 
@@ -186,9 +219,15 @@ class Elements(HTMLParser):
 def page_problems(text: str) -> list[str]:
     """Return what could act, load or lead out of a page, or says nothing; empty for a good one."""
     elements = Elements(text)
-    found = [f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and hidden(one)]
+    found = [
+        f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and hidden(one)
+    ]
     for tag, attributes in elements.found:
-        found += [f"{tag} with {name}" for name in attributes if name.startswith("on") or name in ("style", "srcset")]
+        found += [
+            f"{tag} with {name}"
+            for name in attributes
+            if name.startswith("on") or name in ("style", "srcset")
+        ]
         if not attributes.get("href", "#").startswith("#"):
             found.append(f"{tag} to {attributes['href']}")
         if not attributes.get("src", "data:image/").startswith("data:image/"):

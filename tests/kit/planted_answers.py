@@ -1,4 +1,6 @@
-"""Records of models whose answers are planted: which images each classifies correctly, and how surely."""
+"""Records of models whose answers are planted: which images each classifies correctly, and how
+surely.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,13 +34,18 @@ class Answers:
     groups: NDArray[np.integer] | None = None
 
 
-def answers(right: NDArray[np.bool_], confidence: NDArray[np.floating] | float = 0.9, *, classes: int = 5) -> Answers:
-    """Return predictions of images of the class of their number; a wrong answer is the next class."""
+def answers(
+    right: NDArray[np.bool_], confidence: NDArray[np.floating] | float = 0.9, *, classes: int = 5
+) -> Answers:
+    """Return predictions of images of the class of their number; a wrong answer is the next
+    class."""
     labels = np.arange(len(right)) % classes
     return Answers(np.broadcast_to(confidence, labels.shape), (labels + ~right) % classes, labels)
 
 
-def evaluations(models: Mapping[str, Answers], names: Sequence[str]) -> tuple[list[Evaluation], Config]:
+def evaluations(
+    models: Mapping[str, Answers], names: Sequence[str]
+) -> tuple[list[Evaluation], Config]:
     found = []
     for alias, own in models.items():
         rest = np.repeat(((1 - own.confidence) / (len(names) - 1))[:, None], len(names), 1)
@@ -51,22 +58,33 @@ def evaluations(models: Mapping[str, Answers], names: Sequence[str]) -> tuple[li
     return found, Config(models=tuple(map(ModelEntry, models)), data=data)
 
 
-def evaluate_record(models: Mapping[str, Answers], *, seed: int = 0, names: Sequence[str] = NAMES) -> EvaluateRecord:
+def evaluate_record(
+    models: Mapping[str, Answers], *, seed: int = 0, names: Sequence[str] = NAMES
+) -> EvaluateRecord:
     """Return what `vitlens evaluate` records of such models."""
     found, config = evaluations(models, names)
     return replace(recorded(found, classes=len(names), seed=seed), config=config)
 
 
 def compare_record(
-    models: Mapping[str, Answers], *, methods: Sequence[str] = ("relevance", "gradcam"), seed: int = 0
+    models: Mapping[str, Answers],
+    *,
+    methods: Sequence[str] = ("relevance", "gradcam"),
+    seed: int = 0,
 ) -> CompareRecord:
-    """Return what `vitlens compare` records of two such models, with maps by these methods that agree partly."""
+    """Return what `vitlens compare` records of two such models, with maps by these methods that
+    agree partly.
+    """
     found, config = evaluations(models, NAMES)
     return replace(
         prediction_record(compare_evaluations(*found), seed),
         config=config,
-        methods=tuple(MapRow(alias, name, around(1.0), around(0.2)) for alias, name in zip(models, methods)),
-        agreement=(AgreementRow(*models, around(0.3, unit=""), around(0.4), around(0.5), around(-0.2)),),
+        methods=tuple(
+            MapRow(alias, name, around(1.0), around(0.2)) for alias, name in zip(models, methods)
+        ),
+        agreement=(
+            AgreementRow(*models, around(0.3, unit=""), around(0.4), around(0.5), around(-0.2)),
+        ),
     )
 
 

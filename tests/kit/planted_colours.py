@@ -19,7 +19,9 @@ LEVELS = (0.0, 0.5, 1.0), (0.0, 1.0), (0.0, 1.0)  # of red, green and blue
 
 
 class Hues(nn.Module):
-    """Logits are the amounts of each class's colour, wherever it is (pixels are normalised to [-1, 1] before)."""
+    """Logits are the amounts of each class's colour, wherever it is (pixels are normalised to [-1,
+    1] before).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,13 +38,21 @@ class Hues(nn.Module):
         return (red[:, :, None, None] * (green[:, :, None] * blue[:, None])[:, None]).flatten(1, 3)
 
     def forward(self, images: Tensor) -> Tensor:
-        return 40 * self.nearness(self.block(images.movedim(1, 3)).movedim(3, 1) / 2 + 0.5).mean((2, 3))
+        return 40 * self.nearness(self.block(images.movedim(1, 3)).movedim(3, 1) / 2 + 0.5).mean(
+            (2, 3)
+        )
 
 
 def coloured() -> Model:
     half = (0.5, 0.5, 0.5)
     return vitlens.wrap(
-        Hues(), image_size=SIDE, mean=half, std=half, classes="abcdefghijkl", blocks=("block",), alias="hues"
+        Hues(),
+        image_size=SIDE,
+        mean=half,
+        std=half,
+        classes="abcdefghijkl",
+        blocks=("block",),
+        alias="hues",
     )
 
 
@@ -60,7 +70,9 @@ def near(model: Model, images: Tensor, targets: Tensor) -> Tensor:
 
 
 def write(folder: Path) -> str:
-    """Files of images that are one colour everywhere, with squares as masks; what to type after `vitlens explain`."""
+    """Files of images that are one colour everywhere, with squares as masks; what to type after
+    `vitlens explain`.
+    """
     masks = torch.zeros(CLASSES, SIDE, SIDE, dtype=torch.uint8)
     masks[:, 6:18, 4:16] = 255
     colours = (255 * Hues().colours).round().byte()[:, None, None].expand(-1, SIDE, SIDE, -1)

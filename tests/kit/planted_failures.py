@@ -1,4 +1,5 @@
-"""Scenes and models in which the cause of every error is known: a striped square whose stripes' direction is its class.
+"""Scenes and models in which the cause of every error is known: a striped square whose stripes'
+direction is its class.
 
 The class is read off the luminance's gradients, so that neither moving nor tinting changes it.
 """
@@ -35,7 +36,8 @@ GROUND = 0.3
 
 @cache
 def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 40) -> Split:
-    """Squares of any contrast, a third of them at the border, among none to 40 bright pixels (or `dots`).
+    """Squares of any contrast, a third of them at the border, among none to 40 bright pixels (or
+    `dots`).
 
     Shared: nobody changes them.
     """
@@ -47,7 +49,14 @@ def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 
     labels = torch.randint(0, 2, (count,), generator=draw)
     images = GROUND + 0.02 * torch.rand(count, 3, SIDE, SIDE, generator=draw)
     found = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
-    columns = zip(numbers(9, 14), numbers(0, 1), numbers(0, 1), numbers(0, 1), numbers(0.12, 0.5), numbers(0, dots + 1))
+    columns = zip(
+        numbers(9, 14),
+        numbers(0, 1),
+        numbers(0, 1),
+        numbers(0, 1),
+        numbers(0.12, 0.5),
+        numbers(0, dots + 1),
+    )
     for at, (size, down, across, edge, contrast, bright) in enumerate(columns):
         side = int(size)
         row, column = (2 + int(share * (SIDE - side - 3)) for share in (down, across))
@@ -59,7 +68,9 @@ def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 
         for y, x in free[torch.randperm(len(free), generator=draw)[: int(bright)]].tolist():
             images[at, :, y, x] = 1.0
         stripes = contrast * ((torch.arange(side) // 2) % 2 == 0).float()
-        images[(at, slice(None), *where)] += stripes[:, None] if labels[at] == 0 else stripes[None, :]
+        images[(at, slice(None), *where)] += (
+            stripes[:, None] if labels[at] == 0 else stripes[None, :]
+        )
     return split_of(images.clamp(0, 1), labels, CLASSES, masks=found if masks else None)
 
 
@@ -73,7 +84,10 @@ class Planted(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         planes = luminance(images)
         stripes = planes.clamp(max=0.85)  # without the bright pixels
-        down, across = (F.pad(stripes.diff(dim=axis).abs(), pad) for axis, pad in ((1, (0, 0, 0, 1)), (2, (0, 1))))
+        down, across = (
+            F.pad(stripes.diff(dim=axis).abs(), pad)
+            for axis, pad in ((1, (0, 0, 0, 1)), (2, (0, 1)))
+        )
         local = F.avg_pool2d((down - across)[:, None], 7, 1, 3)[:, 0]
         strongest = local.flatten(1).abs().argmax(1, keepdim=True)
         score = 30 * local.flatten(1).gather(1, strongest)[:, 0]
@@ -127,7 +141,12 @@ class Confusing(nn.Module):
 
 def model(rule: Callable[[Tensor, Tensor], Tensor], alias: str = "planted") -> Model:
     return vitlens.wrap(
-        Planted(rule), alias=alias, image_size=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), classes=CLASSES
+        Planted(rule),
+        alias=alias,
+        image_size=SIDE,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        classes=CLASSES,
     )
 
 
@@ -142,7 +161,8 @@ def boxes(*places: tuple[int, int, int, int], side: int = 16, masks: bool = True
 
 
 def pictures_of(split: Split, maps: Tensor | None = None) -> Pictures:
-    """Return all images of a split and their maps, as they are given to a change of one property."""
+    """Return all images of a split and their maps, as they are given to a change of one
+    property."""
     evaluation = Evaluation("made", split.classes, torch.zeros(len(split), 2), split.labels)
     return Pictures(Subject(None, split, evaluation, maps), torch.arange(len(split)))
 
@@ -165,13 +185,17 @@ def failures_of(
     maps: Tensor | None = None,
     indices: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Return what a record holds on why such models of these aliases fail; maps: of the images at these indices."""
+    """Return what a record holds on why such models of these aliases fail; maps: of the images at
+    these indices.
+    """
     models = [model(rule, alias) for alias, rule in rules.items()]
     subjects = [Subject(own, split, vitlens.evaluate(own, split), maps, indices) for own in models]
     return failure_fields(subjects, quiet=True)
 
 
-def chance_tests(property_of: Callable[[Generator], Numbers], draws: int) -> list[tuple[Estimate, float | None]]:
+def chance_tests(
+    property_of: Callable[[Generator], Numbers], draws: int
+) -> list[tuple[Estimate, float | None]]:
     """Return how a property of 450 images separates 20 errors at random."""
     generator = np.random.default_rng(0)
     results = []
@@ -183,8 +207,9 @@ def chance_tests(property_of: Callable[[Generator], Numbers], draws: int) -> lis
 
 
 def chance_tests_by_source(size: int, draws: int) -> list[float | None]:
-    """Return the p of a property that 8 % of 60 sources have, where 12 sources fail; all images of a source are
-    alike."""
+    """Return the p of a property that 8 % of 60 sources have, where 12 sources fail; all images of
+    a source are alike.
+    """
     generator = np.random.default_rng(0)
     results = []
     groups = torch.arange(60).repeat_interleave(size)
@@ -202,5 +227,7 @@ def audited(rule: Callable[[Tensor, Tensor], Tensor], split: Split) -> tuple[Qua
     settings = SimpleNamespace(seed=0, batch_size=None)
     passes = {"batch_size": None, "precision": "fp32"}
     run = SimpleNamespace(model=model(rule), split=split, run=settings, passes=passes)
-    quarters: tuple[QuarterRow, ...] = failure_fields([subject_of(run, MAPPED)], quiet=True)["quarters"]
+    quarters: tuple[QuarterRow, ...] = failure_fields([subject_of(run, MAPPED)], quiet=True)[
+        "quarters"
+    ]
     return quarters

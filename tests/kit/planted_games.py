@@ -1,4 +1,6 @@
-"""A model of which it is known what the removal of each patch does, its images, and methods of known maps."""
+"""A model of which it is known what the removal of each patch does, its images, and methods of
+known maps.
+"""
 
 from pathlib import Path
 
@@ -28,7 +30,9 @@ BRIGHT = slice(56, 64)
 
 
 def worth() -> Tensor:
-    """Return what a white patch adds to the margin: the first and last row, a pair, one patch, and little elsewhere."""
+    """Return what a white patch adds to the margin: the first and last row, a pair, one patch, and
+    little elsewhere.
+    """
     found = torch.rand(CELLS**2, generator=torch.Generator().manual_seed(0)) * 0.6 - 0.2
     found[CHANGED], found[BRIGHT] = 1.2, 0.4
     found[FIRST], found[list(PAIR)] = 3.0, 2.0
@@ -36,7 +40,9 @@ def worth() -> Tensor:
 
 
 def margins(cells: Tensor, values: Tensor) -> Tensor:
-    """Return how far the first class is ahead, of brightnesses (..., patches) and what they are worth."""
+    """Return how far the first class is ahead, of brightnesses (..., patches) and what they are
+    worth.
+    """
     gone = 1 - cells
     return (cells @ values + OFFSET - BONUS * gone[..., PAIR[0]] * gone[..., PAIR[1]]) / SCALE
 
@@ -58,7 +64,9 @@ class Game(nn.Module):
         for block in self.blocks:
             stream = block(stream)
         margin = margins(cells_of(stream), self.head.weight[0])
-        colour = (stream[:, 0] - stream[:, 1]).mean((1, 2))  # of grey images none, unless the blocks are changed
+        colour = (stream[:, 0] - stream[:, 1]).mean(
+            (1, 2)
+        )  # of grey images none, unless the blocks are changed
         return torch.stack([margin, 100 * colour.abs()], 1)
 
 
@@ -70,13 +78,20 @@ def cells_of(images: Tensor) -> Tensor:
 def game() -> Model:
     names = [f"blocks.{number}" for number in range(BLOCKS)]
     return vitlens.wrap(
-        Game(), image_size=SIDE, mean=(0, 0, 0), std=(1, 1, 1), classes=("a", "b"), blocks=names, alias="game"
+        Game(),
+        image_size=SIDE,
+        mean=(0, 0, 0),
+        std=(1, 1, 1),
+        classes=("a", "b"),
+        blocks=names,
+        alias="game",
     )
 
 
 def brightness() -> Tensor:
-    """(images, patches) in steps of 1/255. Of the first image all is black but the pair and one patch;
-    without any of its three patches the second one is of the other class."""
+    """(images, patches) in steps of 1/255. Of the first image all is black but the pair and one
+    patch; without any of its three patches the second one is of the other class.
+    """
     found = torch.rand(COUNT, CELLS**2, generator=torch.Generator().manual_seed(1))
     found[:, [FIRST, *PAIR]] = 1.0
     found[:, BRIGHT] = 1.0
@@ -109,7 +124,9 @@ def write(folder: Path) -> str:
 
 
 def written(folder: Path, images: Tensor, masks: Tensor, model: str) -> str:
-    """Files of images (n, height, width, 3) and their masks, uint8, and the words that explain them by this model."""
+    """Files of images (n, height, width, 3) and their masks, uint8, and the words that explain them
+    by this model.
+    """
     for name, parts in (("images", images), ("masks", masks)):
         (folder / "data" / name).mkdir(parents=True, exist_ok=True)
         for index, part in enumerate(parts):
@@ -123,7 +140,9 @@ def truth(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 
 def bright(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Return the image itself, after a pass of one image many times: follows every shift, and depends on no weight."""
+    """Return the image itself, after a pass of one image many times: follows every shift, and
+    depends on no weight.
+    """
     with torch.no_grad():
         model(images[:1].expand(PASSES, -1, -1, -1))
     return images.mean(1)
@@ -139,7 +158,9 @@ def marked(place: slice) -> Tensor:
 def noise(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
     """Depends on the pixels without any continuity."""
     seeds = (images.double().sum((1, 2, 3)) * 1e6).long().tolist()
-    return torch.stack([torch.rand(8, 8, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+    return torch.stack(
+        [torch.rand(8, 8, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    )
 
 
 def broken(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""A vision transformer of one layer, made by hand, whose heads each carry a known part of the evidence for a class."""
+"""A vision transformer of one layer, made by hand, whose heads each carry a known part of the
+evidence for a class.
+"""
 
 from pathlib import Path
 
@@ -18,11 +20,12 @@ CHANNELS = {"red": 0, "green": 1}
 
 
 def model(heads: list[tuple[str, float]]) -> Model:
-    """Return a head for each (channel, gain): it adds gain times the channel's mean over the patches, from -1 to 1, to
-    the margin of the class's bit of the channel; gain 0: a head without values.
+    """Return a head for each (channel, gain): it adds gain times the channel's mean over the
+    patches, from -1 to 1, to the margin of the class's bit of the channel; gain 0: a head without
+    values.
 
-    Class = 2 (red > 0) + (green > 0), the fifth is never predicted; the cross-entropy is softplus(-red margin) +
-    softplus(-green margin).
+    Class = 2 (red > 0) + (green > 0), the fifth is never predicted; the cross-entropy is
+    softplus(-red margin) + softplus(-green margin).
     """
     patches = (SIDE // PATCH) ** 2
     config = ViTConfig(
@@ -52,13 +55,18 @@ def model(heads: list[tuple[str, float]]) -> Model:
             for label in range(4):
                 bit = label // 2 if channel == "red" else label % 2
                 # attention is uniform over the patches and CLS, whose value is 0
-                module.head.weight[label, head * WIDTH] = (bit - 0.5) * gain * (patches + 1) / patches
+                module.head.weight[label, head * WIDTH] = (
+                    (bit - 0.5) * gain * (patches + 1) / patches
+                )
     return model_of(module, alias="planted", size=(SIDE, SIDE))
 
 
-def write(folder: Path, heads: list[tuple[str, float]], *, images: int = 48, seed: int = 0) -> list[str]:
-    """Return a file with the model's function and images of its four classes; returns what to type after `vitlens
-    ablate`."""
+def write(
+    folder: Path, heads: list[tuple[str, float]], *, images: int = 48, seed: int = 0
+) -> list[str]:
+    """Return a file with the model's function and images of its four classes; returns what to type
+    after `vitlens ablate`.
+    """
     draw = np.random.default_rng(seed)
     labels = np.arange(images) % 4
     strength = draw.uniform(0.7, 0.9, (images, 2))
@@ -67,7 +75,9 @@ def write(folder: Path, heads: list[tuple[str, float]], *, images: int = 48, see
     pixels[..., :2] = (127.5 * (1 + signs * strength)).round()[:, None, None]
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "data.npz", images=pixels, labels=labels)
-    made = f"from tests.kit.planted_heads import model\n\n\ndef made():\n    return model({heads!r})\n"
+    made = (
+        f"from tests.kit.planted_heads import model\n\n\ndef made():\n    return model({heads!r})\n"
+    )
     (folder / "hand.py").write_text(made)
     (folder / "classes.txt").write_text("0\n1\n2\n3\n4\n")
     place = f"planted={folder / 'hand.py'}:made"

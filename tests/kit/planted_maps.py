@@ -1,4 +1,6 @@
-"""Records of attention and rollout with planted facts, and the numbers of maps by their definitions."""
+"""Records of attention and rollout with planted facts, and the numbers of maps by their
+definitions.
+"""
 
 from dataclasses import replace
 
@@ -17,14 +19,18 @@ from vitlens.uncertainty import Estimate
 
 
 def enlarged(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Maps (batch, rows, columns) interpolated bilinearly between the centres of their cells, for masks of pixels."""
-    large = functional.interpolate(torch.from_numpy(maps)[:, None].float(), size=size, mode="bilinear")
+    """Maps (batch, rows, columns) interpolated bilinearly between the centres of their cells, for
+    masks of pixels.
+    """
+    large = functional.interpolate(
+        torch.from_numpy(maps)[:, None].float(), size=size, mode="bilinear"
+    )
     return large[:, 0].numpy()
 
 
 def on_highest(maps: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Return the share of each map's highest points that lie on its mask (batch, height, width); up to rounding they
-    tie.
+    """Return the share of each map's highest points that lie on its mask (batch, height, width); up
+    to rounding they tie.
 
     Maps (batch, rows, columns) are interpolated bilinearly between the centres of their cells.
     """
@@ -38,7 +44,9 @@ def config(images: int) -> Config:
 
 
 def attention(images: int = 40, **changes: object) -> AttentionRecord:
-    """Return three layers, of which the second attends to the object; changes: of the last two layers' rows."""
+    """Return three layers, of which the second attends to the object; changes: of the last two
+    layers' rows.
+    """
 
     def layer(number: int) -> LayerRow:
         row = LayerRow(
@@ -81,8 +89,9 @@ def attention(images: int = 40, **changes: object) -> AttentionRecord:
 
 
 def rollout(images: int = 40, **changes: object) -> RolloutRecord:
-    """Return two fusions and relevance, of which relevance alone finds the object; changes: of the mean fusion's
-    row."""
+    """Return two fusions and relevance, of which relevance alone finds the object; changes: of the
+    mean fusion's row.
+    """
 
     def row(name: str, method: str, fusion: str | None, gain: float) -> RolloutRow:
         return RolloutRow(

@@ -1,4 +1,6 @@
-"""Attributions whose maps a test plants, under the names of known methods, wherever a method is chosen by its name."""
+"""Attributions whose maps a test plants, under the names of known methods, wherever a method is
+chosen by its name.
+"""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -12,15 +14,28 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.models.model import Model
 
 Method = Callable[[Model, Tensor, Tensor], Tensor]  # of the model, images and target classes
-ANY = {"arguments": {}, "options": (), "needs": None, "families": ("vit", "windowed", "cnn", "other")}
+ANY = {
+    "arguments": {},
+    "options": (),
+    "needs": None,
+    "families": ("vit", "windowed", "cnn", "other"),
+}
 
 
 @contextmanager
 def planted_methods(functions: Mapping[str, Method]) -> Iterator[None]:
-    """Inside, each of these names is the function, of any model: `planted_methods({"saliency": mine})`."""
-    (known,) = (each for each in gc.get_referents(ATTRIBUTIONS) if isinstance(each, dict))  # behind the read-only view
+    """Inside, each of these names is the function, of any model: `planted_methods({"saliency":
+    mine})`.
+    """
+    (known,) = (
+        each for each in gc.get_referents(ATTRIBUTIONS) if isinstance(each, dict)
+    )  # behind the read-only view
     with pytest.MonkeyPatch.context() as patch:
         for place, (name, function) in enumerate(functions.items()):
             patch.setitem(globals(), f"planted_{place}", function)
-            patch.setitem(known, name, replace(ATTRIBUTIONS[name], function=f"{__name__}:planted_{place}", **ANY))
+            patch.setitem(
+                known,
+                name,
+                replace(ATTRIBUTIONS[name], function=f"{__name__}:planted_{place}", **ANY),
+            )
         yield

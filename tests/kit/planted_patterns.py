@@ -1,4 +1,6 @@
-"""A vision transformer of one layer whose heads are made by hand: weights that give each head a known pattern."""
+"""A vision transformer of one layer whose heads are made by hand: weights that give each head a
+known pattern.
+"""
 
 import math
 from dataclasses import dataclass
@@ -29,8 +31,9 @@ class Scenes:
 
 
 def scenes(grid: tuple[int, int], count: int, seed: int) -> Scenes:
-    """Patches whose red and green lie on a circle at random angles; a rectangle of half the sides or more whose blue is
-    high, the object; 1 or 2 marked patches."""
+    """Patches whose red and green lie on a circle at random angles; a rectangle of half the sides
+    or more whose blue is high, the object; 1 or 2 marked patches.
+    """
     draw = torch.Generator().manual_seed(seed)
     rows, columns = grid
     angle = 2 * math.pi * torch.rand(count, rows, columns, generator=draw)
@@ -45,14 +48,20 @@ def scenes(grid: tuple[int, int], count: int, seed: int) -> Scenes:
         marks[image, torch.randperm(rows * columns, generator=draw)[: 1 + image % 2]] = 1
     colour[:, 2][masks] = 0.8
     pixels = (colour / 2 + 0.5).repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
-    stripes = torch.tensor([0.1, -0.1]).repeat_interleave(PATCH // 2).repeat(columns)  # mean 0 in every patch
-    marked = marks.view(count, rows, columns).repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
+    stripes = (
+        torch.tensor([0.1, -0.1]).repeat_interleave(PATCH // 2).repeat(columns)
+    )  # mean 0 in every patch
+    marked = (
+        marks.view(count, rows, columns).repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
+    )
     pixels[:, 2] += marked * stripes
     return Scenes(pixels, masks.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2))
 
 
 class Bench:
-    """The scores (tokens, tokens) and bilinear forms from which heads are made; tokens: CLS, a register, patches."""
+    """The scores (tokens, tokens) and bilinear forms from which heads are made; tokens: CLS, a
+    register, patches.
+    """
 
     def __init__(self, grid: tuple[int, int], seed: int) -> None:
         self.grid = grid
@@ -88,12 +97,16 @@ class Bench:
     def content(self, channel: int, sign: float) -> Tensor:
         """Return all attend to keys by a channel of their content, and not to the prefix."""
         every = slice(self.tokens)
-        return self.form(every, self.tokens + channel, sign * STRONG) + self.form(every, slice(2), -2 * STRONG)
+        return self.form(every, self.tokens + channel, sign * STRONG) + self.form(
+            every, slice(2), -2 * STRONG
+        )
 
     def noise(self) -> Tensor:
         """Scores without a pattern: at random for each pair of tokens."""
         every = slice(self.tokens)
-        return self.form(every, every, 3 * torch.randn(self.tokens, self.tokens, generator=self.draw))
+        return self.form(
+            every, every, 3 * torch.randn(self.tokens, self.tokens, generator=self.draw)
+        )
 
     def heads(self) -> dict[str, Tensor]:
         """Return the form of every planted head, by its label; noise is at the end."""
@@ -125,7 +138,9 @@ class Bench:
             "sink": self.content(RGB, 1),
             "object": self.content(2, 1),
             "background": self.content(2, -1),
-            "similar": self.form(colours, colours, 3 * STRONG),  # all colours are equally far from grey
+            "similar": self.form(
+                colours, colours, 3 * STRONG
+            ),  # all colours are equally far from grey
             **{name: self.offsets(each) for name, each in inside.items()},
             "noise 1": self.noise(),
             "noise 2": self.noise(),
@@ -133,10 +148,16 @@ class Bench:
 
 
 def planted(
-    forms: list[Tensor], grid: tuple[int, int], *, dead: tuple[int, ...] = (), seed: int = 0, depth: int = 1
+    forms: list[Tensor],
+    grid: tuple[int, int],
+    *,
+    dead: tuple[int, ...] = (),
+    seed: int = 0,
+    depth: int = 1,
 ) -> Model:
-    """Return a model whose last layer has a head for each bilinear form: score(query, key) = query form keyᵀ; dead:
-    heads without values; the layers before it add nothing."""
+    """Return a model whose last layer has a head for each bilinear form: score(query, key) = query
+    form keyᵀ; dead: heads without values; the layers before it add nothing.
+    """
     heads = len(forms)
     width = len(forms[0])
     size = (grid[0] * PATCH, grid[1] * PATCH)
@@ -167,7 +188,10 @@ def planted(
         for channel in range(3):
             kernel[tokens + channel, channel] = 1 / PATCH**2
         bias[tokens + 3] = 1
-        kernel[tokens + RGB, 2, :, : PATCH // 2], kernel[tokens + RGB, 2, :, PATCH // 2 :] = 5 / PATCH**2, -5 / PATCH**2
+        kernel[tokens + RGB, 2, :, : PATCH // 2], kernel[tokens + RGB, 2, :, PATCH // 2 :] = (
+            5 / PATCH**2,
+            -5 / PATCH**2,
+        )
         for block in module.blocks:
             block.attn.qkv.weight.zero_()
         query, key, value = module.blocks[-1].attn.qkv.weight.view(3, heads, width, heads * width)
@@ -181,7 +205,9 @@ def planted(
 class Maker:
     """Weights (images, query, key) of one head, rows of the prefix uniform."""
 
-    def __init__(self, grid: tuple[int, int], prefix: int, *, images: int = 12, seed: int = 0) -> None:
+    def __init__(
+        self, grid: tuple[int, int], prefix: int, *, images: int = 12, seed: int = 0
+    ) -> None:
         self.grid = grid
         self.prefix = prefix
         self.images = images

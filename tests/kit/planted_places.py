@@ -1,4 +1,6 @@
-"""Images of one bar at any place, of two sizes, and models that read its direction but fail by what the bar is like."""
+"""Images of one bar at any place, of two sizes, and models that read its direction but fail by what
+the bar is like.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +30,8 @@ _SQUARE = 5  # px, side of a dark square
 _NEAR = 7  # px, the largest distance of a square from the middle of its bar, along each axis
 _TOUCHED = 3  # pixels of a dark region next to the bar
 
-# the bar (n, height, width), 1 or 0, and the luminance (n, height, width), to (n,) whether the model fails
+# the bar (n, height, width), 1 or 0, and the luminance (n, height, width), to (n,) whether the
+# model fails
 Rule = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -43,7 +46,9 @@ def bars(count: int = 120, *, seed: int = 0, masks: bool = True) -> Split:
     for at in range(count):
         width = _WIDTHS[sizes[at]]
         extent = (width, _SLIMNESS * width) if labels[at] == 0 else (_SLIMNESS * width, width)
-        top, left = (int(share * (SIDE - side + 1)) for share, side in zip(places[at].tolist(), extent))
+        top, left = (
+            int(share * (SIDE - side + 1)) for share, side in zip(places[at].tolist(), extent)
+        )
         found[at, top : top + extent[0], left : left + extent[1]] = True
     planes = GROUND + CONTRAST * found + _GRAIN * torch.rand(count, SIDE, SIDE, generator=generator)
     pixels = planes[:, None].expand(count, 3, SIDE, SIDE)
@@ -52,7 +57,9 @@ def bars(count: int = 120, *, seed: int = 0, masks: bool = True) -> Split:
 
 @cache
 def covered_bars(count: int = 200, *, seed: int = 0) -> Split:
-    """Return the bars, most of them with a dark square near them or on them; masks have what remains visible."""
+    """Return the bars, most of them with a dark square near them or on them; masks have what
+    remains visible.
+    """
     split = bars(count, seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
     pixels = split.source.read(torch.arange(count)).clone()
@@ -68,7 +75,9 @@ def covered_bars(count: int = 200, *, seed: int = 0) -> Split:
 
 
 class ReadsDirection(nn.Module):
-    """Reads whether the bar is wider than high, by pixels above the middle between the ground and the brightest."""
+    """Reads whether the bar is wider than high, by pixels above the middle between the ground and
+    the brightest.
+    """
 
     def __init__(self, rule: Rule) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Images with independent cues, and models that each read one of them: what they rely on is known."""
+"""Images with independent cues, and models that each read one of them: what they rely on is
+known."""
 
 import math
 from dataclasses import replace
@@ -33,7 +34,8 @@ def _shapes() -> Tensor:
 
 @cache
 def images(count: int = 200, seed: int = 0, grey: bool = False) -> tuple[Split, dict[str, Tensor]]:
-    """Return images with masks of their objects, and the value, 0 or 1, of each cue in every image."""
+    """Return images with masks of their objects, and the value, 0 or 1, of each cue in every
+    image."""
     generator = torch.Generator().manual_seed(seed)
     factors = {name: (torch.rand(count, generator=generator) < 0.5).long() for name in CUES}
     rows = torch.arange(SIDE)
@@ -98,7 +100,9 @@ class ReadsTexture(Reader):
 
     def evidence(self, images: Tensor) -> Tensor:
         corner = luminance_of(images)[..., 3:13, 3:13]
-        return 40 * (corner.diff(dim=2).abs().mean((1, 2, 3)) - corner.diff(dim=3).abs().mean((1, 2, 3)))
+        return 40 * (
+            corner.diff(dim=2).abs().mean((1, 2, 3)) - corner.diff(dim=3).abs().mean((1, 2, 3))
+        )
 
 
 class ReadsBrightness(Reader):
@@ -147,7 +151,13 @@ READERS = {
 def wrapped(module: nn.Module, alias: str) -> Model:
     """Return a module as a model of two classes."""
     return vitlens.wrap(
-        module.eval(), image_size=SIDE, mean=(0.0,) * 3, std=(1.0,) * 3, classes=CLASSES, alias=alias, blocks=("block",)
+        module.eval(),
+        image_size=SIDE,
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+        classes=CLASSES,
+        alias=alias,
+        blocks=("block",),
     )
 
 
@@ -171,7 +181,9 @@ class Small(nn.Module):
 
 @cache
 def trained_on(cue: str) -> Model:
-    """Return a small CNN that has learned to read a cue; seen is other data than `images` with their usual seed."""
+    """Return a small CNN that has learned to read a cue; seen is other data than `images` with
+    their usual seed.
+    """
     split, factors = images(seed=1)
     pixels = next(iter(split.batches(len(split)))).images
     with torch.random.fork_rng():

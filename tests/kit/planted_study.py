@@ -27,12 +27,18 @@ from vitlens.uncertainty import Estimate
 
 IMAGES: Final = 450
 RECIPE: Final = RecipeRow("all", "adamw", 1e-3, 64, 6, "none", "")
-LABELS: Final = {kind: tuple(variant.label for variant in planned.variants) for kind, planned in KINDS.items()}
+LABELS: Final = {
+    kind: tuple(variant.label for variant in planned.variants) for kind, planned in KINDS.items()
+}
 UNTRIED: Final = {kind: planned.untried for kind, planned in KINDS.items()}
 
 
-def predicted(shares: Mapping[str, float], *, seeds: int, seed: int, spread: float) -> dict[str, NDArray[np.bool_]]:
-    """Predictions (seeds, images) of each variant, which find the same images hard; accuracy varies with the seed."""
+def predicted(
+    shares: Mapping[str, float], *, seeds: int, seed: int, spread: float
+) -> dict[str, NDArray[np.bool_]]:
+    """Predictions (seeds, images) of each variant, which find the same images hard; accuracy varies
+    with the seed.
+    """
     generator = np.random.default_rng(seed)
     hardness = generator.random(IMAGES)
     return {
@@ -52,8 +58,9 @@ def study_record(
     gain: Sequence[float] = (30.0, 20.0, 40.0),
     classes: int = 5,
 ) -> Any:
-    """Return the record of a kind whose variants have these accuracies by label; gain: of probes, where a model is
-    adapted."""
+    """Return the record of a kind whose variants have these accuracies by label; gain: of probes,
+    where a model is adapted.
+    """
     planned = KINDS[kind]
     correct = predicted(shares, seeds=seeds, seed=seed, spread=spread)
     variants = {}
@@ -82,16 +89,26 @@ def study_record(
         value, low, high = gain
         names = ("probe_gain", "pretrained", "random", "pretrained", "random weights")
         rows.append(ComparisonRow(*names, Estimate(value, low, high, IMAGES, "points")))
-        rows.append(replace(rows[-1], label="full", against="pretrained", words="after full training"))
+        rows.append(
+            replace(rows[-1], label="full", against="pretrained", words="after full training")
+        )
     model = ("vit", 12, 3) if planned.adapts else ()
     design = DesignRow(kind, 6, seeds, 100, IMAGES, classes, (32, 32), *model)
     record: Any = record_class({"kind": kind})
-    return record(design=(design,), points=tuple(variants.values()), comparisons=tuple(rows), recipes=(RECIPE,))
+    return record(
+        design=(design,),
+        points=tuple(variants.values()),
+        comparisons=tuple(rows),
+        recipes=(RECIPE,),
+    )
 
 
-def with_curves(record: TransferRecord, accuracies: Mapping[str, Sequence[float]]) -> TransferRecord:
-    """Return the record with the epochs of two trainings of each variant, two seconds each, and when it came near the
-    best."""
+def with_curves(
+    record: TransferRecord, accuracies: Mapping[str, Sequence[float]]
+) -> TransferRecord:
+    """Return the record with the epochs of two trainings of each variant, two seconds each, and
+    when it came near the best.
+    """
     curves = tuple(
         CurveRow(label, label, seed, epoch, 2.0 * epoch, 1.0, value + 0.01 * (-1) ** seed)
         for label, values in accuracies.items()
@@ -104,15 +121,17 @@ def with_curves(record: TransferRecord, accuracies: Mapping[str, Sequence[float]
 def pretraining_record(
     knn: Mapping[str, float], iou: Mapping[str, float], *, spread: float = 0.01, seeds: int = 4
 ) -> PretrainingRecord:
-    """Return a study of pretraining whose variants have these k-NN accuracies and overlaps of attention by label; those
-    of maps of other images are 0.3, of the mean mask 0.4.
+    """Return a study of pretraining whose variants have these k-NN accuracies and overlaps of
+    attention by label; those of maps of other images are 0.3, of the mean mask 0.4.
 
     Seeds differ by `spread`.
     """
     record: PretrainingRecord = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
     words = {row.label: row.words for row in record.points}
     noise = spread * np.random.default_rng(0).standard_normal((len(knn), seeds))
-    scores = {label: [value + each for each in own] for (label, value), own in zip(knn.items(), noise)}
+    scores = {
+        label: [value + each for each in own] for (label, value), own in zip(knn.items(), noise)
+    }
     overlaps = {
         label: [torch.tensor([iou[label] + each, 0.3, 0.4], dtype=torch.float64) for each in own]
         for label, own in zip(iou, noise)
@@ -124,9 +143,12 @@ def pretraining_record(
     )
 
 
-def probe_correct(model: Model, train: Split, test: Split) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which test images the probe of a study of pretraining classifies correctly, and one with groups kept
-    together."""
+def probe_correct(
+    model: Model, train: Split, test: Split
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which test images the probe of a study of pretraining classifies correctly, and one
+    with groups kept together.
+    """
     options = StudyOptions(kind="pretraining", data="digits")
     setup = Setup(options, (), train, test, torch.device("cpu"))
     bank, read = (extract(model, split, layer=-1, pool="cls+mean") for split in (train, test))
@@ -134,5 +156,7 @@ def probe_correct(model: Model, train: Split, test: Split) -> tuple[NDArray[np.b
     assert read is not None
     assert train.labels is not None
     assert test.labels is not None
-    apart = probe(bank.at(-1), train.labels, read.at(-1), test.labels, train_groups=train.groups, seed=0)
+    apart = probe(
+        bank.at(-1), train.labels, read.at(-1), test.labels, train_groups=train.groups, seed=0
+    )
     return probe_frozen(setup, model, seed=0), apart.correct.numpy()

@@ -1,4 +1,6 @@
-"""A vision transformer of one layer made by hand, whose heads write known classes, and images of known colours."""
+"""A vision transformer of one layer made by hand, whose heads write known classes, and images of
+known colours.
+"""
 
 import torch
 from torch import Tensor
@@ -16,8 +18,8 @@ CLASSES = ("red", "green", "blue", "other", "never")
 
 
 def model(gains: list[tuple[int, float]]) -> Model:
-    """Return a head for each (channel, gain): it adds gain times the mean of that colour, from -1 to 1, to the class of
-    the channel; of the channel 3, that of red to all classes.
+    """Return a head for each (channel, gain): it adds gain times the mean of that colour, from -1
+    to 1, to the class of the channel; of the channel 3, that of red to all classes.
 
     All attend to all patches alike.
     """

@@ -41,8 +41,9 @@ SIZE: Final = (48, 64)
 
 @dataclass(frozen=True)
 class Example:
-    """what: in words, for the documentation; make: writes it into a folder; outcome: what loading it does; meaning:
-    what it is read as, or what the refusal asks for."""
+    """what: in words, for the documentation; make: writes it into a folder; outcome: what loading
+    it does; meaning: what it is read as, or what the refusal asks for.
+    """
 
     what: str
     make: Callable[[Path], object]
@@ -57,7 +58,9 @@ def picture(path: Path, name: str, *, size: tuple[int, int] = (8, 6), **how: Any
     Image.new("RGB", size, (grey, grey, grey)).save(path, **how)
 
 
-def classes(root: Path, *, names: tuple[str, ...] = ("cat", "dog"), count: int = 2, suffix: str = ".png") -> None:
+def classes(
+    root: Path, *, names: tuple[str, ...] = ("cat", "dog"), count: int = 2, suffix: str = ".png"
+) -> None:
     """A folder a class."""
     for name in names:
         for number in range(count):
@@ -105,7 +108,9 @@ def _linked(root: Path) -> None:
 
 
 def _suffixes(root: Path) -> None:
-    for number, (suffix, kind) in enumerate((("jfif", "JPEG"), ("jpe", "JPEG"), ("AVIF", "AVIF"), ("webp", "WEBP"))):
+    for number, (suffix, kind) in enumerate(
+        (("jfif", "JPEG"), ("jpe", "JPEG"), ("AVIF", "AVIF"), ("webp", "WEBP"))
+    ):
         picture(root / "cat" / f"{number}.{suffix}", "cat", format=kind, quality=100)
     picture(root / "dog" / "without_a_suffix", "dog", format="PNG")
 
@@ -174,7 +179,10 @@ def _yolo(root: Path) -> None:
 
 
 def _unlike(root: Path) -> None:
-    for part, names in (("train", ("caf\u00e9", "great_dane", "007")), ("test", ("cafe\u0301", "Great Dane", "7"))):
+    for part, names in (
+        ("train", ("caf\u00e9", "great_dane", "007")),
+        ("test", ("cafe\u0301", "Great Dane", "7")),
+    ):
         for name, folder in zip(("cat", "dog", "elk"), names):
             picture(root / part / folder / "0.png", name)
 
@@ -216,10 +224,16 @@ def _files(**contents: bytes) -> Callable[[Path], None]:
 
 
 FOLDERS: Final = (
-    Example("a folder a class", classes, "read", "classes by name; a seeded fifth is held out for test"),
+    Example(
+        "a folder a class", classes, "read", "classes by name; a seeded fifth is held out for test"
+    ),
     Example("`train/` and `test/` with class folders", parts("train", "test"), "read", "the parts"),
-    Example("`Training/` and `Testing/`", parts("Training", "Testing"), "read", "the parts, in any case"),
-    Example("`Train_set/` and `validation/`", parts("Train_set", "validation"), "read", "the parts"),
+    Example(
+        "`Training/` and `Testing/`", parts("Training", "Testing"), "read", "the parts, in any case"
+    ),
+    Example(
+        "`Train_set/` and `validation/`", parts("Train_set", "validation"), "read", "the parts"
+    ),
     Example("`train2017/` and `val2017/`", parts("train2017", "val2017"), "read", "the parts"),
     Example("`trainset/` and `dev/`", parts("trainset", "dev"), "read", "the parts"),
     Example(
@@ -235,7 +249,10 @@ FOLDERS: Final = (
         "`val/` is the test part",
     ),
     Example(
-        "Tiny ImageNet with `val/` in class folders", _tiny_imagenet, "read, with a note", "`val/` is the test part"
+        "Tiny ImageNet with `val/` in class folders",
+        _tiny_imagenet,
+        "read, with a note",
+        "`val/` is the test part",
     ),
     Example(
         "`dataset/<class>/`, one folder too deep",
@@ -255,10 +272,20 @@ FOLDERS: Final = (
         "read",
         "classes, as they hold images themselves",
     ),
-    Example("wnid folders (`n01440764`)", _wnids, "read", "ImageNet's names, of the classes that occur"),
-    Example("a class in two spellings: `dog/` and `Dog/`", _cases, "read", "one class, where no part has both"),
     Example(
-        "`train/`, `val/` and a `test/` of other folders", _unknown_test, "read, with a note", "`val/` is the test part"
+        "wnid folders (`n01440764`)", _wnids, "read", "ImageNet's names, of the classes that occur"
+    ),
+    Example(
+        "a class in two spellings: `dog/` and `Dog/`",
+        _cases,
+        "read",
+        "one class, where no part has both",
+    ),
+    Example(
+        "`train/`, `val/` and a `test/` of other folders",
+        _unknown_test,
+        "read, with a note",
+        "`val/` is the test part",
     ),
     Example("`trainval/` and `test/`", parts("trainval", "test"), "read", "the parts"),
     Example(
@@ -267,7 +294,9 @@ FOLDERS: Final = (
         "read",
         "one class",
     ),
-    Example("a class of other files, as of videos", _videos, "read, with a note", "left out and named"),
+    Example(
+        "a class of other files, as of videos", _videos, "read, with a note", "left out and named"
+    ),
     Example(
         "`archive/data/train/` beside an image",
         _beside_a_picture,
@@ -277,9 +306,19 @@ FOLDERS: Final = (
     Example("a link to itself", _link_to_itself, "read", "ignored"),
     Example("`@eaDir/`, `lost+found/`, `__MACOSX/`, hidden folders", _junk, "read", "ignored"),
     Example("linked folders and loops of links", _linked, "read", "followed, each folder once"),
-    Example("images with an unknown suffix (`.dat`, `.001`)", _unknown_suffixes, "read", "by their first bytes"),
+    Example(
+        "images with an unknown suffix (`.dat`, `.001`)",
+        _unknown_suffixes,
+        "read",
+        "by their first bytes",
+    ),
     Example("copies (`.bak`, `~`, `.part`)", _copies, "read", "ignored"),
-    Example("`labeled/<class>/` beside `unlabeled/`", _half_labelled, "read, with a note", "the folders of `labeled/`"),
+    Example(
+        "`labeled/<class>/` beside `unlabeled/`",
+        _half_labelled,
+        "read, with a note",
+        "the folders of `labeled/`",
+    ),
     Example("`unlabeled/` beside class folders", _with_unlabelled, "read, with a note", "no class"),
     Example(
         "`train/labeled/<class>/` beside `train/unlabeled/`",
@@ -287,7 +326,12 @@ FOLDERS: Final = (
         "read, with a note",
         "the labelled ones",
     ),
-    Example(".jfif, .jpe, .avif, .webp, and images without a suffix", _suffixes, "read", "by suffix or first bytes"),
+    Example(
+        ".jfif, .jpe, .avif, .webp, and images without a suffix",
+        _suffixes,
+        "read",
+        "by suffix or first bytes",
+    ),
     Example(
         "HEIC, JP2, JPEG XL, SVG, raw photographs",
         _heic,
@@ -307,23 +351,49 @@ FOLDERS: Final = (
         "masks in folders as their images",
     ),
     Example(
-        "class folders beside `masks/<class>/`", _beside_masks, "refused", "`images/<class>/` and `masks/<class>/`"
+        "class folders beside `masks/<class>/`",
+        _beside_masks,
+        "refused",
+        "`images/<class>/` and `masks/<class>/`",
     ),
-    Example("`images/` beside `Masks/`", _flat("images", "Masks"), "refused", "call them `images/` and `masks/`"),
+    Example(
+        "`images/` beside `Masks/`",
+        _flat("images", "Masks"),
+        "refused",
+        "call them `images/` and `masks/`",
+    ),
     Example(
         "`JPEGImages/` beside `SegmentationClass/`",
         _flat("JPEGImages", "SegmentationClass"),
         "refused",
         "`images/` and `masks/`, or `--images`",
     ),
-    Example("flat `train/` and `test/`", _flat("train", "test"), "refused", "class folders, or `--labels FILE.csv`"),
     Example(
-        "`train/images/` beside `train/labels/` (detection)", _yolo, "refused", "class folders, or `--labels FILE.csv`"
+        "flat `train/` and `test/`",
+        _flat("train", "test"),
+        "refused",
+        "class folders, or `--labels FILE.csv`",
     ),
-    Example("parts without a class in common", _disjoint, "refused", "the same names in both parts"),
-    Example("`train/` beside `train_set/`", parts("train_set", "training", "test"), "refused", "one training part"),
     Example(
-        "CIFAR's batches", _files(data_batch_1=b"", batches__meta=b""), "refused", "`--data cifar10 --data-dir FOLDER`"
+        "`train/images/` beside `train/labels/` (detection)",
+        _yolo,
+        "refused",
+        "class folders, or `--labels FILE.csv`",
+    ),
+    Example(
+        "parts without a class in common", _disjoint, "refused", "the same names in both parts"
+    ),
+    Example(
+        "`train/` beside `train_set/`",
+        parts("train_set", "training", "test"),
+        "refused",
+        "one training part",
+    ),
+    Example(
+        "CIFAR's batches",
+        _files(data_batch_1=b"", batches__meta=b""),
+        "refused",
+        "`--data cifar10 --data-dir FOLDER`",
     ),
     Example(
         "a data set of `save_to_disk`",
@@ -332,12 +402,17 @@ FOLDERS: Final = (
         "save its images into class folders",
     ),
     Example(
-        "a folder of archives or tables (tar, zip, Parquet, TFRecord)", _files(a__tar=b"x"), "refused", "unpack them"
+        "a folder of archives or tables (tar, zip, Parquet, TFRecord)",
+        _files(a__tar=b"x"),
+        "refused",
+        "unpack them",
     ),
 )
 
 
-def _labelled(text: str | bytes, *, names: tuple[str, str, str] = ("a", "b", "c")) -> Callable[[Path], Path]:
+def _labelled(
+    text: str | bytes, *, names: tuple[str, str, str] = ("a", "b", "c")
+) -> Callable[[Path], Path]:
     """Images a.png (a cat), b.png and c.png (dogs), and a table."""
 
     def make(root: Path) -> Path:
@@ -352,9 +427,16 @@ def _labelled(text: str | bytes, *, names: tuple[str, str, str] = ("a", "b", "c"
 
 
 TABLES: Final = (
-    Example("a line of titles, commas", _labelled("file,label\na.png,cat\nb.png,dog\nc.png,dog\n"), "read", "names"),
+    Example(
+        "a line of titles, commas",
+        _labelled("file,label\na.png,cat\nb.png,dog\nc.png,dog\n"),
+        "read",
+        "names",
+    ),
     Example("no titles", _labelled("a.png,cat\nb.png,dog\nc.png,dog\n"), "read", "names"),
-    Example("labels first", _labelled("label,file\ncat,a.png\ndog,b.png\ndog,c.png\n"), "read", "names"),
+    Example(
+        "labels first", _labelled("label,file\ncat,a.png\ndog,b.png\ndog,c.png\n"), "read", "names"
+    ),
     Example(
         "semicolons, a byte order mark, quotes",
         _labelled('\ufeff"file";"label"\n"a.png";"cat"\nb.png;dog\nc.png;dog'),
@@ -371,7 +453,9 @@ TABLES: Final = (
     Example("names without suffix", _labelled("id,class\na,cat\nb,dog\nc,dog\n"), "read", "names"),
     Example(
         "paths",
-        _labelled("file,label\n/data/a.png,cat\nflat\\b.png,dog\nx/c.png,dog\n", names=("a", "b", "x/c")),
+        _labelled(
+            "file,label\n/data/a.png,cat\nflat\\b.png,dog\nx/c.png,dog\n", names=("a", "b", "x/c")
+        ),
         "read",
         "the last parts of a path count",
     ),
@@ -383,7 +467,10 @@ TABLES: Final = (
     ),
     Example(
         "wnids, with boxes as Kaggle's ImageNet",
-        _labelled("ImageId,PredictionString\na,n01440764 1 2 3 4 \nb,n01443537 1 2 3 4 \nc,n01443537 5 6 7 8\n"),
+        _labelled(
+            "ImageId,PredictionString\na,n01440764 1 2 3 4 \nb,n01443537 1 2 3 4 \nc,n01443537 5 6 "
+            "7 8\n"
+        ),
         "read",
         "ImageNet's names",
     ),
@@ -405,7 +492,12 @@ TABLES: Final = (
         "refused",
         "train, val or test",
     ),
-    Example("class indices", _labelled("file,label\na.png,0\nb.png,1\nc.png,1.0\n"), "read", "indices from 0"),
+    Example(
+        "class indices",
+        _labelled("file,label\na.png,0\nb.png,1\nc.png,1.0\n"),
+        "read",
+        "indices from 0",
+    ),
     Example(
         "indices that count from 1",
         _labelled("file,label\na.png,1\nb.png,2\nc.png,2\n"),
@@ -421,13 +513,17 @@ TABLES: Final = (
     Example(
         "names of files with accents in one character or two",
         _labelled(
-            "file,label\ne\u0301.png,cat\n\u00ea.png,dog\n\u00fc.png,dog\n", names=("\u00e9", "\u00ea", "\u00fc")
+            "file,label\ne\u0301.png,cat\n\u00ea.png,dog\n\u00fc.png,dog\n",
+            names=("\u00e9", "\u00ea", "\u00fc"),
         ),
         "read",
         "names",
     ),
     Example(
-        "lines that end as on an old Mac", _labelled("file,label\ra.png,cat\rb.png,dog\rc.png,dog\r"), "read", "names"
+        "lines that end as on an old Mac",
+        _labelled("file,label\ra.png,cat\rb.png,dog\rc.png,dog\r"),
+        "read",
+        "names",
     ),
     Example(
         "images without a line, lines without an image",
@@ -435,8 +531,15 @@ TABLES: Final = (
         "read, with a note",
         "left out and counted",
     ),
-    Example("an empty label, or NaN", _labelled("file,label\na.png,nan\nb.png,dog\n"), "refused", "leave the line out"),
-    Example("two labels for one image", _labelled("a.png,cat\na.png,dog\n"), "refused", "leave one out"),
+    Example(
+        "an empty label, or NaN",
+        _labelled("file,label\na.png,nan\nb.png,dog\n"),
+        "refused",
+        "leave the line out",
+    ),
+    Example(
+        "two labels for one image", _labelled("a.png,cat\na.png,dog\n"), "refused", "leave one out"
+    ),
     Example(
         "the name of several images",
         _labelled("file,label\nb.png,cat\n", names=("x/b", "y/b", "c")),
@@ -449,7 +552,12 @@ TABLES: Final = (
         "refused",
         "quotes",
     ),
-    Example("negative or fractional numbers", _labelled("a.png,-1\nb.png,0.5\n"), "refused", "indices or names"),
+    Example(
+        "negative or fractional numbers",
+        _labelled("a.png,-1\nb.png,0.5\n"),
+        "refused",
+        "indices or names",
+    ),
     Example("one column", _labelled("490\n361\n171\n"), "refused", "FILE,LABEL lines"),
     Example(
         "one column a class (one-hot)",
@@ -457,13 +565,22 @@ TABLES: Final = (
         "refused",
         "one column of labels",
     ),
-    Example("no name that is an image's", _labelled("file,label\nz.png,cat\n"), "refused", "check the names"),
+    Example(
+        "no name that is an image's",
+        _labelled("file,label\nz.png,cat\n"),
+        "refused",
+        "check the names",
+    ),
     Example("no text", _labelled(b"\xff\xfe\x00"), "refused", "save it as UTF-8"),
 )
 
 
-def _masked(values: np.ndarray | Image.Image, *, suffix: str = ".png", turned: int = 1) -> Callable[[Path], None]:
-    """Return an image with a bright object, and a mask; turned: the EXIF orientation of the image alone."""
+def _masked(
+    values: np.ndarray | Image.Image, *, suffix: str = ".png", turned: int = 1
+) -> Callable[[Path], None]:
+    """Return an image with a bright object, and a mask; turned: the EXIF orientation of the image
+    alone.
+    """
 
     def make(root: Path) -> None:
         for place in ("images", "masks"):
@@ -552,10 +669,30 @@ MASKS: Final = (
         "read",
         "white",
     ),
-    Example("a colour on black", _masked(_palette(levels(1), {1: (0, 0, 1)}).convert("RGB")), "read", "the colour"),
-    Example("opaque RGBA", _masked(Image.fromarray(levels()).convert("RGBA")), "read", "the larger value"),
-    Example("a turned photograph (EXIF), the mask as stored", _masked(levels(), turned=6), "read", "turned with it"),
-    Example("a turned photograph (EXIF), the mask as displayed", _masked(_TURNED, turned=6), "read", "as it is"),
+    Example(
+        "a colour on black",
+        _masked(_palette(levels(1), {1: (0, 0, 1)}).convert("RGB")),
+        "read",
+        "the colour",
+    ),
+    Example(
+        "opaque RGBA",
+        _masked(Image.fromarray(levels()).convert("RGBA")),
+        "read",
+        "the larger value",
+    ),
+    Example(
+        "a turned photograph (EXIF), the mask as stored",
+        _masked(levels(), turned=6),
+        "read",
+        "turned with it",
+    ),
+    Example(
+        "a turned photograph (EXIF), the mask as displayed",
+        _masked(_TURNED, turned=6),
+        "read",
+        "as it is",
+    ),
     Example(
         "a palette of classes with a border of 255 (VOC)",
         _masked(_palette(_more(5, 255), _VOC)),
@@ -563,8 +700,15 @@ MASKS: Final = (
         "one mask an object, of 0 and 255",
     ),
     Example("class indices", _masked(_more(1, 2)), "refused", "one mask an object, of 0 and 255"),
-    Example("instances", _masked(_more(100, 200, 255)), "refused", "one mask an object, of 0 and 255"),
-    Example("a wide unknown border (trimap)", _masked(_more(255, 128)), "refused", "one mask an object, of 0 and 255"),
+    Example(
+        "instances", _masked(_more(100, 200, 255)), "refused", "one mask an object, of 0 and 255"
+    ),
+    Example(
+        "a wide unknown border (trimap)",
+        _masked(_more(255, 128)),
+        "refused",
+        "one mask an object, of 0 and 255",
+    ),
     Example(
         "three colours",
         _masked(_palette(_more(1, 2), {1: (0, 150, 0), 2: (150, 0, 0)}).convert("RGB")),
@@ -592,7 +736,11 @@ def weights(prefix: str = "") -> dict[str, Tensor]:
 
 
 def _body(prefix: str = "") -> dict[str, Tensor]:
-    return {name: value for name, value in weights(prefix).items() if not name.startswith(f"{prefix}head.")}
+    return {
+        name: value
+        for name, value in weights(prefix).items()
+        if not name.startswith(f"{prefix}head.")
+    }
 
 
 def _saved(content: Callable[[], object], name: str = "weights.pth") -> Callable[[Path], Path]:
@@ -627,7 +775,9 @@ def _folder(root: Path) -> Path:
 
 
 def _options() -> argparse.Namespace:
-    return argparse.Namespace(lr=0.1, out=Path("runs"), more=SimpleNamespace(a=1), best=np.float64(0.5))
+    return argparse.Namespace(
+        lr=0.1, out=Path("runs"), more=SimpleNamespace(a=1), best=np.float64(0.5)
+    )
 
 
 class Unknown:
@@ -635,7 +785,10 @@ class Unknown:
 
 
 def _fc_norm() -> dict[str, Tensor]:
-    return {("fc_" if name.startswith("norm.") else "") + name: value for name, value in weights().items()}
+    return {
+        ("fc_" if name.startswith("norm.") else "") + name: value
+        for name, value in weights().items()
+    }
 
 
 _LORA: Final = "base_model.model.blocks.0.attn.qkv.lora_A.default.weight"
@@ -650,7 +803,10 @@ WEIGHTS: Final = (
     ),
     Example(
         "`model_best.pth.tar` of timm, with its options",
-        _saved(lambda: {"state_dict": weights(), "args": _options(), "metric": np.float64(3)}, "model_best.pth.tar"),
+        _saved(
+            lambda: {"state_dict": weights(), "args": _options(), "metric": np.float64(3)},
+            "model_best.pth.tar",
+        ),
         "read, with a note",
         "the weights; options are not made",
     ),
@@ -664,7 +820,8 @@ WEIGHTS: Final = (
         "a training file of DINO",
         _saved(
             lambda: {
-                "teacher": _body("module.backbone.") | {"module.head.mlp.0.weight": torch.zeros(2, 2)},
+                "teacher": _body("module.backbone.")
+                | {"module.head.mlp.0.weight": torch.zeros(2, 2)},
                 "student": _body("module."),
                 "args": _options(),
             }
@@ -680,7 +837,13 @@ WEIGHTS: Final = (
     ),
     Example(
         "averaged weights as `net_ema`, `swa_model`, `averaged_model`",
-        _saved(lambda: {"net": {"a": torch.zeros(1)}, "net_ema": weights(), "optimizer": {"a": torch.zeros(1)}}),
+        _saved(
+            lambda: {
+                "net": {"a": torch.zeros(1)},
+                "net_ema": weights(),
+                "optimizer": {"a": torch.zeros(1)},
+            }
+        ),
         "read, with a note",
         "the average",
     ),
@@ -698,13 +861,20 @@ WEIGHTS: Final = (
     ),
     Example(
         "one state dict at any depth, beside an optimizer's",
-        _saved(lambda: {"run": {"last": {"my_network": weights()}, "optimizer": {"a": torch.zeros(1)}}}),
+        _saved(
+            lambda: {"run": {"last": {"my_network": weights()}, "optimizer": {"a": torch.zeros(1)}}}
+        ),
         "read, with a note",
         "that state dict",
     ),
     Example(
         "blocks that are compiled, checkpointed or sharded (`blocks.0._orig_mod.`)",
-        _saved(lambda: {name.replace("blocks.0.", "blocks.0._orig_mod."): value for name, value in weights().items()}),
+        _saved(
+            lambda: {
+                name.replace("blocks.0.", "blocks.0._orig_mod."): value
+                for name, value in weights().items()
+            }
+        ),
         "read, with a note",
         "taken out of the names",
     ),
@@ -728,7 +898,12 @@ WEIGHTS: Final = (
     ),
     Example(
         "`model.*` beside `ema_model.*`",
-        _saved(lambda: {name: value + 1 for name, value in weights("model.").items()} | weights("ema_model.")),
+        _saved(
+            lambda: (
+                {name: value + 1 for name, value in weights("model.").items()}
+                | weights("ema_model.")
+            )
+        ),
         "read, with a note",
         "the average",
     ),
@@ -747,7 +922,8 @@ WEIGHTS: Final = (
         "`backbone.*` beside `classifier.*`",
         _saved(
             lambda: (
-                _body("backbone.") | {f"classifier.{name}": weights()[f"head.{name}"] for name in ("weight", "bias")}
+                _body("backbone.")
+                | {f"classifier.{name}": weights()[f"head.{name}"] for name in ("weight", "bias")}
             )
         ),
         "read, with a note",
@@ -755,18 +931,33 @@ WEIGHTS: Final = (
     ),
     Example(
         "`backbone.*` beside `head.*`",
-        _saved(lambda: _body("backbone.") | {f"head.{name}": weights()[f"head.{name}"] for name in ("weight", "bias")}),
+        _saved(
+            lambda: (
+                _body("backbone.")
+                | {f"head.{name}": weights()[f"head.{name}"] for name in ("weight", "bias")}
+            )
+        ),
         "read, with a note",
         "with the classifier",
     ),
     Example("no classifier", _saved(_body), "read, with a note", "features alone"),
     Example(
         "a pretraining of MAE, with decoder",
-        _saved(lambda: {"model": _body() | {"mask_token": torch.zeros(2), "decoder_embed.weight": torch.zeros(2, 2)}}),
+        _saved(
+            lambda: {
+                "model": _body()
+                | {"mask_token": torch.zeros(2), "decoder_embed.weight": torch.zeros(2, 2)}
+            }
+        ),
         "read, with a note",
         "the encoder, features alone",
     ),
-    Example("`fc_norm` in place of `norm`", _saved(_fc_norm), "refused", "`--model-file` with global_pool='avg'"),
+    Example(
+        "`fc_norm` in place of `norm`",
+        _saved(_fc_norm),
+        "refused",
+        "`--model-file` with global_pool='avg'",
+    ),
     Example(
         "unmerged adapters (LoRA)",
         _saved(lambda: weights("base_model.model.") | {_LORA: torch.zeros(2, 2)}),
@@ -799,7 +990,12 @@ WEIGHTS: Final = (
     ),
     Example(
         "int8 without scales",
-        _saved(lambda: {name: value.to(torch.int8) if value.ndim == 2 else value for name, value in weights().items()}),
+        _saved(
+            lambda: {
+                name: value.to(torch.int8) if value.ndim == 2 else value
+                for name, value in weights().items()
+            }
+        ),
         "refused",
         "weights before quantisation",
     ),
@@ -816,9 +1012,17 @@ WEIGHTS: Final = (
         "download it again",
     ),
     Example("a web page", _bytes(b"<!DOCTYPE html><html></html>"), "refused", "download it again"),
-    Example("ONNX", _bytes(b"\x08\x08\x12\x07pytorch" + bytes(40)), "refused", "torch.save or safetensors"),
     Example(
-        "HDF5 (Keras)", _bytes(b"\x89HDF\r\n\x1a\n" + bytes(40), "weights.h5"), "refused", "torch.save or safetensors"
+        "ONNX",
+        _bytes(b"\x08\x08\x12\x07pytorch" + bytes(40)),
+        "refused",
+        "torch.save or safetensors",
+    ),
+    Example(
+        "HDF5 (Keras)",
+        _bytes(b"\x89HDF\r\n\x1a\n" + bytes(40), "weights.h5"),
+        "refused",
+        "torch.save or safetensors",
     ),
     Example(
         "msgpack (Flax)",
@@ -826,15 +1030,21 @@ WEIGHTS: Final = (
         "refused",
         "torch.save or safetensors",
     ),
-    Example("arrays of JAX (AugReg `.npz`)", _arrays, "refused", "timm's command that converts them"),
+    Example(
+        "arrays of JAX (AugReg `.npz`)", _arrays, "refused", "timm's command that converts them"
+    ),
     Example(
         "the index of a model in several files",
         _bytes(b'{"weight_map": {}}', "model.safetensors.index.json"),
         "refused",
         "hf:FOLDER",
     ),
-    Example("the beginning of a file", _bytes(b"PK\x03\x04" + bytes(99)), "refused", "download it again"),
-    Example("an archive", _bytes(b"\x1f\x8b" + bytes(40), "weights.tar.gz"), "refused", "unpack it"),
+    Example(
+        "the beginning of a file", _bytes(b"PK\x03\x04" + bytes(99)), "refused", "download it again"
+    ),
+    Example(
+        "an archive", _bytes(b"\x1f\x8b" + bytes(40), "weights.tar.gz"), "refused", "unpack it"
+    ),
     Example("a folder", _folder, "refused", "name the file in it"),
     Example("an empty file", _bytes(b""), "refused", "take another copy"),
 )
@@ -842,7 +1052,9 @@ WEIGHTS: Final = (
 
 def hub_folder(root: Path, state: Mapping[str, Tensor], **config: object) -> Path:
     """Return a folder of timm's hub, with its weights' path."""
-    save_file({name: value.contiguous() for name, value in state.items()}, root / "model.safetensors")
+    save_file(
+        {name: value.contiguous() for name, value in state.items()}, root / "model.safetensors"
+    )
     content = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": config}
     (root / "config.json").write_text(json.dumps(content))
     return root / "model.safetensors"

@@ -1,4 +1,6 @@
-"""A model that reads the class off the first pixel: red 10 is class 1, red 20 class 2, and red 255 breaks it."""
+"""A model that reads the class off the first pixel: red 10 is class 1, red 20 class 2, and red 255
+breaks it.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +29,9 @@ class Reader(nn.Module):
 
 
 def reader(classes: tuple[str, ...] = ("a", "b", "c"), *, margin: float | None = 5.0) -> Model:
-    """margin: by which the logit of the answer is greater than the others; None: the first pixel's green is the
-    probability of the answer."""
+    """margin: by which the logit of the answer is greater than the others; None: the first pixel's
+    green is the probability of the answer.
+    """
     return bare(Reader(len(classes), margin), (4, 6), alias="reader", classes=classes)
 
 

@@ -51,8 +51,12 @@ def reliance_row(
     return RelianceRow(model=model, cue=cue, intervention=intervention, **values | more)  # type: ignore[arg-type]
 
 
-def misleading_row(model: str, cue: str, intervention: str, gained: float, **more: object) -> RelianceRow:
-    """Return a row in which the intervention raises the accuracy by these points, and the control lowers it by five."""
+def misleading_row(
+    model: str, cue: str, intervention: str, gained: float, **more: object
+) -> RelianceRow:
+    """Return a row in which the intervention raises the accuracy by these points, and the control
+    lowers it by five.
+    """
     values = {
         "gained": Estimate(gained, gained - 4, gained + 4, N, "points"),
         "lost": Estimate(-gained - 5, -gained - 10, -gained, N, "points"),
@@ -65,19 +69,32 @@ def misleading_row(model: str, cue: str, intervention: str, gained: float, **mor
     return reliance_row(model, cue, intervention, 0.5, 0.06, **values | more)
 
 
-def head_row(row: RelianceRow, head: int, share: float, control: float, **more: object) -> CueHeadRow:
-    """Return a head of layer 3 through which these shares of the effects of a cue and of its control pass."""
+def head_row(
+    row: RelianceRow, head: int, share: float, control: float, **more: object
+) -> CueHeadRow:
+    """Return a head of layer 3 through which these shares of the effects of a cue and of its
+    control pass.
+    """
     values = {
         "share": Estimate(share, share - 0.02, share + 0.02, N),
         "control": Estimate(control, control - 0.02, control + 0.02, N),
         "p_holm": 1e-6,
         "accuracy": Estimate(2.0, 1.0, 3.0, N, "points"),
     }
-    return CueHeadRow(model=row.model, cue=row.cue, intervention=row.intervention, layer=3, head=head, **values | more)  # type: ignore[arg-type]
+    return CueHeadRow(
+        model=row.model,
+        cue=row.cue,
+        intervention=row.intervention,
+        layer=3,
+        head=head,
+        **values | more,
+    )  # type: ignore[arg-type]
 
 
 def map_row(row: RelianceRow, method: str, area: float, p_holm: float = 1e-6) -> CueMapRow:
-    """Return a method with maps that separate the images in which a cue decides with this area under the curve."""
+    """Return a method with maps that separate the images in which a cue decides with this area
+    under the curve.
+    """
     return CueMapRow(
         model=row.model,
         cue=row.cue,
@@ -90,10 +107,17 @@ def map_row(row: RelianceRow, method: str, area: float, p_holm: float = 1e-6) ->
     )
 
 
-def examples_of(row: RelianceRow, count: int = 2) -> tuple[tuple[CueExampleRow, ...], CueExampleArrays]:
+def examples_of(
+    row: RelianceRow, count: int = 2
+) -> tuple[tuple[CueExampleRow, ...], CueExampleArrays]:
     """Return images that are classified correctly without a cue, with their pixels and maps."""
     example = CueExampleRow(
-        model=row.model, cue=row.cue, intervention=row.intervention, label="ant", before="dog", after="ant"
+        model=row.model,
+        cue=row.cue,
+        intervention=row.intervention,
+        label="ant",
+        before="dog",
+        after="ant",
     )
     generator = np.random.default_rng(0)
     pixels = [generator.integers(256, size=(count, 3, 16, 16), dtype=np.uint8) for _ in range(2)]
@@ -129,10 +153,17 @@ def pair_row(
 
 
 def record_of(
-    *rows: RelianceRow, pairs: tuple[ReliancePairRow, ...] = (), left_out: str = "", **tables: object
+    *rows: RelianceRow,
+    pairs: tuple[ReliancePairRow, ...] = (),
+    left_out: str = "",
+    **tables: object,
 ) -> CompareRecord:
-    """Return a comparison of two equal models with these rows; left_out: a cue that could not be tested."""
+    """Return a comparison of two equal models with these rows; left_out: a cue that could not be
+    tested.
+    """
     right = np.random.default_rng(0).random(1000) > 0.1
-    record = compare_record({alias: answers(right) for alias in PAIR}, methods=("relevance", "gradcam"), seed=0)
+    record = compare_record(
+        {alias: answers(right) for alias in PAIR}, methods=("relevance", "gradcam"), seed=0
+    )
     gone = (LeftOutCueRow(left_out, "the objects' masks are not known"),) if left_out else ()
     return replace(record, reliance=rows, reliance_pairs=pairs, reliance_left_out=gone, **tables)

@@ -1,6 +1,8 @@
-"""What tests save of a report's figures: every figure is made, few are laid out and encoded, as that takes long.
+"""What tests save of a report's figures: every figure is made, few are laid out and encoded, as
+that takes long.
 
-Saving is tested for every command by tests/kit/whole_folder.py; what figures show, by tests/kernels/charts.
+Saving is tested for every command by tests/kit/whole_folder.py; what figures show, by
+tests/kernels/charts.
 """
 
 import os
@@ -26,7 +28,8 @@ _PIXEL: Final = b64decode(
 
 
 def save_little() -> None:
-    """From now on, a report's PNG is one pixel, unless `saved_figures` is entered; other formats are saved.
+    """From now on, a report's PNG is one pixel, unless `saved_figures` is entered; other formats
+    are saved.
 
     Nor does anything wait until it is on the disk, thousands of times 5 ms.
     """
@@ -62,7 +65,9 @@ def saved_figures() -> Iterator[None]:
 
 @contextmanager
 def no_figures() -> Iterator[None]:
-    """Inside, no figure of a report is made, unless `saved_figures` is entered: other tests draw what runs here."""
+    """Inside, no figure of a report is made, unless `saved_figures` is entered: other tests draw
+    what runs here.
+    """
     from vitlens.commands.run import publish
 
     plain = publish.save_figures

@@ -1,20 +1,28 @@
-"""p-values of one row by sign flips and by the bootstrap of Student's t: the tests' oracles of tests of many rows."""
+"""p-values of one row by sign flips and by the bootstrap of Student's t: the tests' oracles of
+tests of many rows.
+"""
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from vitlens.uncertainty import DRAWS
 
-AT_ONCE = 4_000_000  # numbers drawn at once, which fixes where the generator's draws begin a new batch
+AT_ONCE = (
+    4_000_000  # numbers drawn at once, which fixes where the generator's draws begin a new batch
+)
 
 
 def bootstrap_t_test(
     differences: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, draws: int = DRAWS
 ) -> float:
-    """Two-sided p-value of a mean of 0 by the bootstrap-t, the tails apart; groups (n,): drawn as a whole."""
+    """Two-sided p-value of a mean of 0 by the bootstrap-t, the tails apart; groups (n,): drawn as a
+    whole.
+    """
     values = np.asarray(differences, dtype=np.float64)
     members = (
-        np.arange(len(values)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1].ravel()
+        np.arange(len(values))
+        if groups is None
+        else np.unique(np.asarray(groups), return_inverse=True)[1].ravel()
     )
     sums = np.bincount(members, weights=values)
     counts = np.bincount(members).astype(float)
@@ -25,7 +33,10 @@ def bootstrap_t_test(
     above = below = 0
     for row in np.random.default_rng(seed).integers(0, size, size=(draws, size)):
         drawn = sums[row].sum() / counts[row].sum()
-        error = np.sqrt(size / (size - 1) * ((sums[row] - drawn * counts[row]) ** 2).sum()) / counts[row].sum()
+        error = (
+            np.sqrt(size / (size - 1) * ((sums[row] - drawn * counts[row]) ** 2).sum())
+            / counts[row].sum()
+        )
         student = (drawn - mean) / error if error > 1e-12 else 1e300 * np.sign(drawn - mean)
         above += student >= observed - 1e-9 * abs(observed)
         below += student <= observed + 1e-9 * abs(observed)
@@ -41,12 +52,17 @@ def sign_flip_test(
     """
     sums = np.asarray(differences, dtype=np.float64)
     if groups is not None:
-        sums = np.bincount(np.unique(np.asarray(groups), return_inverse=True)[1].ravel(), weights=sums)
+        sums = np.bincount(
+            np.unique(np.asarray(groups), return_inverse=True)[1].ravel(), weights=sums
+        )
     observed = abs(sums.sum()) * (1 - 1e-12)  # tolerance for rounding in another order of summation
     generator = np.random.default_rng(seed)
     reached = 0
     step = max(1, AT_ONCE // len(sums))
     for start in range(0, draws, step):
-        signs = generator.integers(0, 2, size=(min(step, draws - start), len(sums)), dtype=np.int8) * 2 - 1
+        signs = (
+            generator.integers(0, 2, size=(min(step, draws - start), len(sums)), dtype=np.int8) * 2
+            - 1
+        )
         reached += int((np.abs(signs @ sums) >= observed).sum())
     return (reached + 1) / (draws + 1)

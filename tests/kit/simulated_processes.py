@@ -1,4 +1,6 @@
-"""A distributed run simulated in one process: a thread for each process, which exchange tensors in collective calls."""
+"""A distributed run simulated in one process: a thread for each process, which exchange tensors in
+collective calls.
+"""
 
 import threading
 from collections.abc import Callable
@@ -14,9 +16,12 @@ from vitlens.commands.run import run as of_runs
 from vitlens.processes import Processes
 
 
-def run_in_processes(count: int, work: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the results of work(processes), or its exceptions, in each of count processes; runs inside use that
-    process."""
+def run_in_processes(
+    count: int, work: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch
+) -> list[Any]:
+    """Return the results of work(processes), or its exceptions, in each of count processes; runs
+    inside use that process.
+    """
     rounds: dict[int, dict[int, torch.Tensor]] = {}
     ended: set[int] = set()
     news = threading.Condition()

@@ -6,9 +6,12 @@ from torch import Tensor
 from vitlens.data.split import InMemory, Split
 
 
-def split_of(pixels: Tensor, labels: Tensor | None = None, classes: tuple[str, ...] = (), **more: object) -> Split:
-    """Return a split of images (n, 3, height, width), uint8 or in [0, 1], which are then kept in 8 bits; more: its
-    fields."""
+def split_of(
+    pixels: Tensor, labels: Tensor | None = None, classes: tuple[str, ...] = (), **more: object
+) -> Split:
+    """Return a split of images (n, 3, height, width), uint8 or in [0, 1], which are then kept in 8
+    bits; more: its fields.
+    """
     if pixels.is_floating_point():
         pixels = (255 * pixels).round().to(torch.uint8)
     height, width = pixels.shape[2:]
@@ -16,7 +19,10 @@ def split_of(pixels: Tensor, labels: Tensor | None = None, classes: tuple[str, .
 
 
 def answered(
-    reds: list[int], labels: list[int] | None, classes: tuple[str, ...] = ("a", "b", "c"), **more: object
+    reds: list[int],
+    labels: list[int] | None,
+    classes: tuple[str, ...] = ("a", "b", "c"),
+    **more: object,
 ) -> Split:
     """Images for the models of tests/kit/reader.py, each of one red."""
     pixels = torch.tensor(reds, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 4, 6)

@@ -23,10 +23,22 @@ CLASSES = ("a", "b", "c", "d", "e")
 
 
 def model_of(
-    module: nn.Module, *, alias: str = "tiny", size: tuple[int, int] = (32, 32), classes: tuple[str, ...] = CLASSES
+    module: nn.Module,
+    *,
+    alias: str = "tiny",
+    size: tuple[int, int] = (32, 32),
+    classes: tuple[str, ...] = CLASSES,
 ) -> Model:
-    """Return a model around a module whose anatomy is read from it, as load would make it: evaluation mode, frozen."""
-    made = Architecture("timm", alias), Preprocessing(size), classes, alias, Provenance(alias, "random")
+    """Return a model around a module whose anatomy is read from it, as load would make it:
+    evaluation mode, frozen.
+    """
+    made = (
+        Architecture("timm", alias),
+        Preprocessing(size),
+        classes,
+        alias,
+        Provenance(alias, "random"),
+    )
     return assemble(module, *made).eval().requires_grad_(False)
 
 
@@ -57,7 +69,13 @@ def images(size: tuple[int, int] = (32, 32), *, batch: int = 2, seed: int = 0) -
 
 def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: object) -> Model:
     """Our ViT on a grid that is not square (4 x 3 with the default size)."""
-    shape: dict[str, object] = {"patch_size": (8, 16), "dim": 16, "depth": 2, "heads": 2, "classes": 5}
+    shape: dict[str, object] = {
+        "patch_size": (8, 16),
+        "dim": 16,
+        "depth": 2,
+        "heads": 2,
+        "classes": 5,
+    }
     model = shaken(lambda: VisionTransformer(ViTConfig(image_size=size, **{**shape, **changes})))
     for module in model.modules():
         if hasattr(module, "fused"):
@@ -74,7 +92,9 @@ def our_swin(*, size: tuple[int, int] = (32, 32), classes: int = 5, **changes: o
 
 
 def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1) -> nn.Module:
-    """Return a model with random weights everywhere: no zero bias, no LayerScale of 1e-6 that would hide a mistake."""
+    """Return a model with random weights everywhere: no zero bias, no LayerScale of 1e-6 that would
+    hide a mistake.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build()
@@ -84,7 +104,14 @@ def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1)
     return model.eval()
 
 
-VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+VIT = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 32,
+    "depth": 2,
+    "num_heads": 2,
+    "num_classes": 5,
+}
 SWIN = {
     "img_size": 32,
     "patch_size": 2,
@@ -94,8 +121,21 @@ SWIN = {
     "num_heads": (2, 4),
     "num_classes": 5,
 }
-TORCHVISION_VIT = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
-TORCHVISION_SWIN = {"patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
+TORCHVISION_VIT = {
+    "image_size": 32,
+    "patch_size": 8,
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 32,
+    "mlp_dim": 64,
+}
+TORCHVISION_SWIN = {
+    "patch_size": [2, 2],
+    "embed_dim": 16,
+    "depths": [2, 2],
+    "num_heads": [2, 4],
+    "window_size": [4, 4],
+}
 
 
 def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
@@ -124,7 +164,10 @@ def pruned(model: Model, heads: Mapping[int, Iterable[int]]) -> Model:
 
 
 def torchvision_vit(classes: int = 5) -> Model:
-    return model_of(shaken(partial(TorchvisionViT, **TORCHVISION_VIT, num_classes=classes)), alias="torchvision-vit")
+    return model_of(
+        shaken(partial(TorchvisionViT, **TORCHVISION_VIT, num_classes=classes)),
+        alias="torchvision-vit",
+    )
 
 
 def torchvision_swin(size: tuple[int, int] = (32, 32), classes: int = 5) -> Model:
@@ -158,7 +201,8 @@ FAMILIES: dict[str, Callable[[], Model]] = {
 }
 
 
-# each a mechanism of its own; the others, of the same parts, run with -m slow and in tests/contracts/test_families.py
+# each a mechanism of its own; the others, of the same parts, run with -m slow and in
+# tests/contracts/test_families.py
 _MECHANISMS = (
     "ours",
     "vit-mean",
@@ -172,14 +216,19 @@ _MECHANISMS = (
     "torchvision-swin",
     "our-swin",
 )
-EACH_FAMILY = [pytest.param(name, marks=() if name in _MECHANISMS else pytest.mark.slow) for name in FAMILIES]
+EACH_FAMILY = [
+    pytest.param(name, marks=() if name in _MECHANISMS else pytest.mark.slow) for name in FAMILIES
+]
 
 
 @cache
 def shared_model(name: str) -> Model:
-    """Return the model of a family that tests read together; one that changes it in place makes its own,
-    FAMILIES[name]()."""
+    """Return the model of a family that tests read together; one that changes it in place makes its
+    own, FAMILIES[name]().
+    """
     return FAMILIES[name]()
 
 
-CHAINED = tuple(name for name in FAMILIES if "swin" not in name)  # one sequence of tokens: rollout is defined
+CHAINED = tuple(
+    name for name in FAMILIES if "swin" not in name
+)  # one sequence of tokens: rollout is defined

@@ -21,7 +21,9 @@ from vitlens.training.task import Task
 
 
 @contextmanager
-def interrupted(when: Callable[[int, Progress], bool], command: Literal["train", "study"] = "train") -> Iterator[None]:
+def interrupted(
+    when: Callable[[int, Progress], bool], command: Literal["train", "study"] = "train"
+) -> Iterator[None]:
     """Inside, a training is interrupted, by its number (from 1 on) and its progress."""
     module = kinds if command == "study" else trainings
     begun = 0
@@ -37,14 +39,21 @@ def interrupted(when: Callable[[int, Progress], bool], command: Literal["train",
         return plain(replace(task, on_progress=tell), **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitlens.training.loop.PROGRESS_INTERVAL", 0.0)  # told of every step, however quick
-        for name in ("train_on_images", *(() if command == "study" else ("fit_head",))):  # a study's are not counted
+        patch.setattr(
+            "vitlens.training.loop.PROGRESS_INTERVAL", 0.0
+        )  # told of every step, however quick
+        for name in (
+            "train_on_images",
+            *(() if command == "study" else ("fit_head",)),
+        ):  # a study's are not counted
             patch.setattr(module, name, partial(stopping, getattr(module, name)))
         yield
 
 
 def kept_run(folder: Path, *, kept: Sequence[int], epochs: int) -> Path:
-    """Return a run of so many epochs that kept its weights after some of them; each weights are other random ones."""
+    """Return a run of so many epochs that kept its weights after some of them; each weights are
+    other random ones.
+    """
 
     def made(seed: int) -> Model:
         shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
@@ -53,7 +62,15 @@ def kept_run(folder: Path, *, kept: Sequence[int], epochs: int) -> Path:
     for epoch in kept:
         keep_weights(folder, made(epoch), epochs=epoch)
     save(made(epochs), folder / "model.safetensors")
-    lines = [EpochMetrics(epoch, epoch + 1, 8, 1e-3, 1.0, 0.5, None, None, 1.0, 8.0) for epoch in range(epochs)]
-    older = [{name: value for name, value in asdict(line).items() if name != "gradient_norm"} for line in lines]
-    write_text(folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in older))  # as they once were
+    lines = [
+        EpochMetrics(epoch, epoch + 1, 8, 1e-3, 1.0, 0.5, None, None, 1.0, 8.0)
+        for epoch in range(epochs)
+    ]
+    older = [
+        {name: value for name, value in asdict(line).items() if name != "gradient_norm"}
+        for line in lines
+    ]
+    write_text(
+        folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in older)
+    )  # as they once were
     return folder

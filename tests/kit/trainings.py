@@ -28,14 +28,23 @@ SHAPE: Any = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [4, 4]}
 
 
 class EnoughError(Exception):
-    """Ends a training of which all was seen that is needed; stands for a Ctrl-C, or for anything else."""
+    """Ends a training of which all was seen that is needed; stands for a Ctrl-C, or for anything
+    else.
+    """
 
 
 def tiny_model(
-    *, seed: int = 0, drop_path: float = 0.2, dropout: float = 0.1, classes: tuple[str, ...] = CLASSES, **shape: object
+    *,
+    seed: int = 0,
+    drop_path: float = 0.2,
+    dropout: float = 0.1,
+    classes: tuple[str, ...] = CLASSES,
+    **shape: object,
 ) -> Model:
     overrides: Any = {**SHAPE, "drop_path": drop_path, "dropout": dropout, **shape}
-    return untrained("vit-mini", classes=classes, image_size=(8, 12), seed=seed, overrides=overrides)
+    return untrained(
+        "vit-mini", classes=classes, image_size=(8, 12), seed=seed, overrides=overrides
+    )
 
 
 def tiny_cnn() -> Model:
@@ -44,12 +53,18 @@ def tiny_cnn() -> Model:
 
 def split_of(pixels: Tensor, *, part: Part = "train") -> Split:
     """Images given as pixels, labelled in turn."""
-    return replace(splits.split_of(pixels, torch.arange(len(pixels)) % len(CLASSES), CLASSES), name="random", part=part)
+    return replace(
+        splits.split_of(pixels, torch.arange(len(pixels)) % len(CLASSES), CLASSES),
+        name="random",
+        part=part,
+    )
 
 
 def tiny_split(part: Part, count: int, size: tuple[int, int] = (8, 12)) -> Split:
     generator = torch.Generator().manual_seed(len(part))
-    return split_of(torch.randint(0, 256, (count, 3, *size), generator=generator, dtype=torch.uint8), part=part)
+    return split_of(
+        torch.randint(0, 256, (count, 3, *size), generator=generator, dtype=torch.uint8), part=part
+    )
 
 
 def tiny_recipe(**changes: object) -> Recipe:
@@ -67,14 +82,24 @@ def tiny_recipe(**changes: object) -> Recipe:
 
 def plain_recipe(**changes: object) -> Recipe:
     """Without augmentation, warm-up, decay of the rate, clipping and averaging."""
-    none = {"average": 0.0, "crop_padding": 0, "flip": False, "warmup": 0.0, "minimum": 1.0, "clip": 0.0}
+    none = {
+        "average": 0.0,
+        "crop_padding": 0,
+        "flip": False,
+        "warmup": 0.0,
+        "minimum": 1.0,
+        "clip": 0.0,
+    }
     return tiny_recipe(**{**none, "label_smoothing": 0.0, **changes})
 
 
 def recipe_of(settings: Mapping[str, str]) -> Recipe:
     """Return the recipe that a record shows."""
     return Recipe(
-        **{name: value if name in ("source", "optimiser") else literal_eval(value) for name, value in settings.items()}
+        **{
+            name: value if name in ("source", "optimiser") else literal_eval(value)
+            for name, value in settings.items()
+        }
     )
 
 
@@ -82,10 +107,18 @@ TRAIN = tiny_split("train", 40)
 TEST = tiny_split("test", 12)
 
 
-def trained(folder: Path, model: Model | None = None, **changes: Any) -> tuple[Model, TrainingResult]:
+def trained(
+    folder: Path, model: Model | None = None, **changes: Any
+) -> tuple[Model, TrainingResult]:
     """Return a model after a training, and its result."""
     model = model or tiny_model()
-    settings = {"recipe": tiny_recipe(), "directory": folder, "train": TRAIN, "test": TEST, **changes}
+    settings = {
+        "recipe": tiny_recipe(),
+        "directory": folder,
+        "train": TRAIN,
+        "test": TEST,
+        **changes,
+    }
     return model, vitlens.train(model, **settings)
 
 
@@ -119,16 +152,22 @@ def state(model: Model) -> dict[str, Tensor]:
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def timeless(folder: Path) -> list[Any]:
-    return [replace(metrics, seconds=0.0, images_per_second=0.0) for metrics in read_metrics(folder)]
+    return [
+        replace(metrics, seconds=0.0, images_per_second=0.0) for metrics in read_metrics(folder)
+    ]
 
 
 @dataclass
 class Showing:
-    """An objective of a user's own, which keeps the images and targets of the first steps, trains nothing, and ends."""
+    """An objective of a user's own, which keeps the images and targets of the first steps, trains
+    nothing, and ends.
+    """
 
     steps: int = 1
     error: BaseException = field(default_factory=EnoughError)
@@ -136,7 +175,9 @@ class Showing:
     targets: list[Tensor] = field(default_factory=list)
 
     def module(self, model: Model) -> nn.Module:
-        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, len(model.classes)))
+        return nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, len(model.classes))
+        )
 
     def loss(self, outputs: Tensor, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
         self.images.append(images.clone())
@@ -152,24 +193,38 @@ class Showing:
         return {}
 
 
-def shown(train: Split, folder: Path, *, steps: int = 1, seed: int = 0, **recipe: Any) -> tuple[Tensor, Tensor]:
+def shown(
+    train: Split, folder: Path, *, steps: int = 1, seed: int = 0, **recipe: Any
+) -> tuple[Tensor, Tensor]:
     """Return the images and targets of the first steps of a training, as they enter the model."""
     showing = Showing(steps)
     model = untrained("vit-mini", classes=train.classes, image_size=train.size, overrides=SHAPE)
     with pytest.raises(EnoughError):
-        trained(folder, model, train=train, test=train, recipe=plain_recipe(**recipe), seed=seed, objective=showing)
+        trained(
+            folder,
+            model,
+            train=train,
+            test=train,
+            recipe=plain_recipe(**recipe),
+            seed=seed,
+            objective=showing,
+        )
     return torch.cat(showing.images), torch.cat(showing.targets)
 
 
 @contextmanager
 def one_of(processes: int, index: int, model: Model) -> Iterator[dict[str, Tensor]]:
-    """Inside, a training is one of several processes; the gradients that would be averaged are kept by name."""
+    """Inside, a training is one of several processes; the gradients that would be averaged are kept
+    by name.
+    """
     gradients: dict[str, Tensor] = {}
 
     def backward(loss: Tensor) -> None:
         loss.backward()
         named = model.module.named_parameters()
-        gradients.update({name: value.grad.clone() for name, value in named if value.grad is not None})
+        gradients.update(
+            {name: value.grad.clone() for name, value in named if value.grad is not None}
+        )
 
     accelerator = SimpleNamespace(
         num_processes=processes,
@@ -181,5 +236,7 @@ def one_of(processes: int, index: int, model: Model) -> Iterator[dict[str, Tenso
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.distributed, "all_reduce", lambda _values: None)
-        patch.setattr(loop, "accelerated", lambda device: (accelerator, Processes(index, processes, device)))
+        patch.setattr(
+            loop, "accelerated", lambda device: (accelerator, Processes(index, processes, device))
+        )
         yield gradients

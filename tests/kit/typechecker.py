@@ -1,4 +1,6 @@
-"""The checks of shapes while tests run: jaxtyping's, on what has shapes; the other annotations are mypy's."""
+"""The checks of shapes while tests run: jaxtyping's, on what has shapes; the other annotations are
+mypy's.
+"""
 
 import dataclasses
 import inspect

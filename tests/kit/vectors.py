@@ -1,4 +1,6 @@
-"""Features that are made: layers that have something in common, as `vitlens.features` gives them; and their CKA."""
+"""Features that are made: layers that have something in common, as `vitlens.features` gives them;
+and their CKA.
+"""
 
 from collections.abc import Sequence
 
@@ -18,12 +20,17 @@ def layers(count: int, *widths: int, seed: int = 0, offset: float = 0.0) -> list
 
 
 def of(values: Sequence[Tensor], alias: str = "made") -> Features:
-    named = [FeatureLayer(i, f"block {i}", "block", f"b.{i}", part.shape[1], None) for i, part in enumerate(values)]
+    named = [
+        FeatureLayer(i, f"block {i}", "block", f"b.{i}", part.shape[1], None)
+        for i, part in enumerate(values)
+    ]
     return Features(alias, tuple(named), tuple(values), torch.zeros(len(values[0]), 2), "mean")
 
 
 def gram_cka(first: Tensor, second: Tensor, *, biased: bool = False) -> float:
-    """Linear CKA from whole Gram matrices (samples, samples): Song 2012, equation 5, or with biased HSIC."""
+    """Linear CKA from whole Gram matrices (samples, samples): Song 2012, equation 5, or with biased
+    HSIC.
+    """
 
     def hsic(k: np.ndarray, m: np.ndarray) -> float:
         n = len(k)

@@ -1,4 +1,6 @@
-"""Waiting for a sign of another process, never for a time: a busy machine takes as long as it takes."""
+"""Waiting for a sign of another process, never for a time: a busy machine takes as long as it
+takes.
+"""
 
 import signal
 import subprocess
@@ -6,11 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-HANGS = 900.0  # seconds after which a process has hung: no run of a test takes a tenth of it on a quiet machine
+# seconds after which a process has hung: no run of a test takes a tenth of it on a quiet machine
+HANGS = 900.0
 
 
 def interruptible(command: Sequence[str], **options: Any) -> "subprocess.Popen[str]":
-    """Start a process that Ctrl-C interrupts, also where the tests run in the background of a shell, which ignores it.
+    """Start a process that Ctrl-C interrupts, also where the tests run in the background of a
+    shell, which ignores it.
 
     An ignored signal is inherited, and Python then leaves it ignored.
     """
@@ -33,7 +37,9 @@ def wait_until(sign: Callable[[], bool], child: "subprocess.Popen[str]") -> None
 
 
 def interrupt(child: "subprocess.Popen[str]", sign: Callable[[], bool]) -> str:
-    """Send Ctrl-C once the sign is there; what the process then said on stderr. The process has ended afterwards."""
+    """Send Ctrl-C once the sign is there; what the process then said on stderr. The process has
+    ended afterwards.
+    """
     try:
         wait_until(sign, child)
         child.send_signal(signal.SIGINT)

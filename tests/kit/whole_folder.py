@@ -1,4 +1,6 @@
-"""What every command leaves: results, settings, a report with its figures, all of which `report` makes again."""
+"""What every command leaves: results, settings, a report with its figures, all of which `report`
+makes again.
+"""
 
 import json
 from contextlib import nullcontext
@@ -16,8 +18,8 @@ from vitlens.record import SCHEMA, MetricName, read_run
 def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = False) -> None:
     """Fail where a folder lacks something, or where its report made again is another.
 
-    drawn: save the figures, too; a study's figures are those of other commands. saved: they are saved already, as the
-    command ran within `saved_figures`, and must be the same when made again.
+    drawn: save the figures, too; a study's figures are those of other commands. saved: they are
+    saved already, as the command ran within `saved_figures`, and must be the same when made again.
     """
     check_results(json.loads((out / "results.json").read_text()), command)
     config = json.loads((out / "config.json").read_text())
@@ -30,7 +32,8 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = F
     assert not consistency.errors(record)
     assert not consistency.bare_statuses((out / "report.md").read_text())
     made = {
-        path: path.read_bytes() for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]
+        path: path.read_bytes()
+        for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]
     }
     for path in made:
         path.unlink()
@@ -64,13 +67,21 @@ def check_report(out: Path, *, drawn: bool) -> None:
 
 
 def check_declared(out: Path) -> None:
-    """Fail where a folder holds a metric, a table or an array that its command does not declare, or lacks a table."""
+    """Fail where a folder holds a metric, a table or an array that its command does not declare, or
+    lacks a table.
+    """
     written = read_run(out)
     record = read(written)
     contents = type(record).contents()
     for name in record.metrics:
-        assert any(metric.parts(name) is not None for metric in contents.metrics), f"metric {name} is not declared"
+        assert any(metric.parts(name) is not None for metric in contents.metrics), (
+            f"metric {name} is not declared"
+        )
     assert set(written.results["tables"]) == set(contents.tables)
     for path in (out / "arrays").glob("*.npz"):
-        declared = [pattern for pattern in contents.arrays if MetricName(pattern).parts(path.stem) is not None]
+        declared = [
+            pattern
+            for pattern in contents.arrays
+            if MetricName(pattern).parts(path.stem) is not None
+        ]
         assert len(declared) == 1, f"{path.name} is declared {len(declared)} times"

@@ -1,5 +1,6 @@
-"""Windows as the libraries themselves cut them, the weights inside them put back between the patches of the map; and
-models with windows."""
+"""Windows as the libraries themselves cut them, the weights inside them put back between the
+patches of the map; and models with windows.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,15 +24,32 @@ Pair = tuple[int, int]
 
 def of_timm(name: str, *, size: Pair = (32, 32), **options: object) -> Model:
     """Return a timm model of this name, its own shape but for the options."""
-    return model_of(shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=size)
+    return model_of(
+        shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=size
+    )
 
 
 def _torchvision_maxvit() -> Model:
-    shape = {"stem_channels": 8, "partition_size": 4, "block_channels": [8, 16], "block_layers": [1, 1], "head_dim": 4}
-    return model_of(shaken(lambda: MaxVit((64, 64), stochastic_depth_prob=0.0, num_classes=5, **shape)), size=(64, 64))
+    shape = {
+        "stem_channels": 8,
+        "partition_size": 4,
+        "block_channels": [8, 16],
+        "block_layers": [1, 1],
+        "head_dim": 4,
+    }
+    return model_of(
+        shaken(lambda: MaxVit((64, 64), stochastic_depth_prob=0.0, num_classes=5, **shape)),
+        size=(64, 64),
+    )
 
 
-_HIERA = {"img_size": (32, 32), "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2, 1), "patch_stride": (2, 2)}
+_HIERA = {
+    "img_size": (32, 32),
+    "embed_dim": 8,
+    "num_heads": 1,
+    "stages": (1, 2, 2, 1),
+    "patch_stride": (2, 2),
+}
 _HIERADET = {
     "embed_dim": 8,
     "num_heads": 1,
@@ -43,7 +61,9 @@ _HIERADET = {
     "patch_padding": (1, 1),
     "global_att_blocks": (4,),
 }
-WINDOWED: dict[str, Callable[[], Model]] = {  # of Swin patches of 2x2 pixels, windows of 4x4 patches
+WINDOWED: dict[
+    str, Callable[[], Model]
+] = {  # of Swin patches of 2x2 pixels, windows of 4x4 patches
     "swin": partial(timm_model, TIMM["swin"]),
     "swin, padded": partial(timm_model, TIMM["swin"], img_size=(20, 36)),
     "swinv2": partial(timm_model, TIMM["swinv2"]),
@@ -52,7 +72,8 @@ WINDOWED: dict[str, Callable[[], Model]] = {  # of Swin patches of 2x2 pixels, w
     "torchvision, padded": partial(torchvision_swin, (20, 36)),
     # 16 x 16 patches in units of 8 x 8, then pooled queries; whole maps from the third stage on
     "hiera": partial(of_timm, "hiera_tiny_224", **_HIERA),
-    # windows of 8 x 8, 4 x 4 and 6 x 6 patches (padded), and whole maps; queries pooled in the windows
+    # windows of 8 x 8, 4 x 4 and 6 x 6 patches (padded), and whole maps; queries pooled in the
+    # windows
     "sam2's hiera": partial(of_timm, "hieradet_small", **_HIERADET),
     "maxvit": partial(of_timm, "test_maxvit", size=(64, 64), img_size=64),  # blocks and grids
     "torchvision's maxvit": _torchvision_maxvit,
@@ -70,7 +91,9 @@ def numbered(rows: int, columns: int) -> Tensor:
 
 
 def timm_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
-    """Numbers of the patches as timm's block lays them out: rolled, then padded, then cut (its _attn)."""
+    """Numbers of the patches as timm's block lays them out: rolled, then padded, then cut (its
+    _attn).
+    """
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = tokens.roll((-shift[0], -shift[1]), (1, 2))
     tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
@@ -78,8 +101,9 @@ def timm_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
-    """Return the same as torchvision's shifted_window_attention: padded, then rolled (never where one window covers
-    all)."""
+    """Return the same as torchvision's shifted_window_attention: padded, then rolled (never where
+    one window covers all).
+    """
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
     _, height, width, _ = tokens.shape
@@ -90,8 +114,9 @@ def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def window_places(cut: Windows) -> Tensor:
-    """Return the number of the patch at each place of each window (windows, inside), by the libraries; -1 for
-    padding."""
+    """Return the number of the patch at each place of each window (windows, inside), by the
+    libraries; -1 for padding.
+    """
     if cut.dilated:
         grid = numbered(*cut.resolution)[None, ..., None]
         return grid_partition(grid, list(cut.window)).flatten(1).long()
@@ -102,14 +127,18 @@ def window_places(cut: Windows) -> Tensor:
 def unwindow(
     weights: Float[Tensor, "calls heads inside inside"], cut: Windows
 ) -> Float[Tensor, "batch heads patches patches"]:
-    """Return the weights between all patches of the map, zero where two patches share no window; weights: row by row.
+    """Return the weights between all patches of the map, zero where two patches share no window;
+    weights: row by row.
 
-    Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after another.
+    Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after
+    another.
     """
     index = window_places(cut).to(weights.device)
     count = len(index)
     patches = cut.resolution[0] * cut.resolution[1]
-    split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
+    split = weights.unflatten(0, (-1, count)).transpose(
+        1, 2
+    )  # (batch, heads, count, inside, inside)
     # padding gets an extra row and column, which is cut off at the end
     place = index.masked_fill(index < 0, patches)
     full = weights.new_zeros(*split.shape[:2], patches + 1, patches + 1)

@@ -1,4 +1,6 @@
-"""Attention as the lens sees it beside timm's own unfused path (what enters its attn_drop), relevance beside captum."""
+"""Attention as the lens sees it beside timm's own unfused path (what enters its attn_drop),
+relevance beside captum.
+"""
 
 import copy
 
@@ -13,20 +15,26 @@ from vitlens import Model
 
 
 def unfused_attention(model: Model, batch: Tensor) -> dict[str, Tensor]:
-    """timm's weights by module, through its own fused_attn=False: the input of attn_drop, before dropout."""
+    """timm's weights by module, through its own fused_attn=False: the input of attn_drop, before
+    dropout.
+    """
     twin = with_kernel(copy.deepcopy(model), fused=False)
     found = dict[str, Tensor]()
     for name, module in twin.module.named_modules():
         if name.endswith("attn_drop"):
             owner = name.rpartition(".")[0]
-            module.register_forward_pre_hook(lambda _module, inputs, owner=owner: found.__setitem__(owner, inputs[0]))
+            module.register_forward_pre_hook(
+                lambda _module, inputs, owner=owner: found.__setitem__(owner, inputs[0])
+            )
     with torch.no_grad():
         twin(batch)
     return found
 
 
 def difference(model: Model, batch: Tensor) -> float:
-    """The largest over all layers that timm shows, which are all of ours; in double precision, as noise adds up."""
+    """The largest over all layers that timm shows, which are all of ours; in double precision, as
+    noise adds up.
+    """
     model = copy.deepcopy(model).double()
     batch = batch.double()
     expected = unfused_attention(model, batch)
@@ -39,7 +47,9 @@ def difference(model: Model, batch: Tensor) -> float:
         own = expected.pop(call.site.module)
         module = call.site.module
         weights = call.weights()
-        if hasattr(mixed := model.module.get_submodule(module), "proj_w"):  # talking heads: timm mixes before attn_drop
+        if hasattr(
+            mixed := model.module.get_submodule(module), "proj_w"
+        ):  # talking heads: timm mixes before attn_drop
             weights = mixed.proj_w(weights.movedim(1, -1)).movedim(-1, 1)
         assert own.shape == weights.shape
         assert own.std() > 1e-4  # the comparison is not empty
@@ -68,15 +78,18 @@ def test_siglips_pooling_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "beit_base_patch16_224"])
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "beit_base_patch16_224"]
+)
 def test_whole_models(name):
     model = vitlens.load(f"timm:{name}", random_weights=True)
     assert difference(model, images(model.input_size, batch=1)) < 1e-10
 
 
 def relevance_of(products: list[Tensor], model: Model) -> Tensor:
-    """R + Ā R of every layer (Chefer 2021), Ā the mean over heads of the positive part of weights ⊙ gradient; the
-    readout's row of R - I over the patches."""
+    """R + Ā R of every layer (Chefer 2021), Ā the mean over heads of the positive part of weights ⊙
+    gradient; the readout's row of R - I over the patches.
+    """
     prefix = len(model.layout.prefix)
     tokens = products[0].shape[-1]
     identity = torch.eye(tokens, dtype=products[0].dtype).expand(len(products[0]), -1, -1)
@@ -91,7 +104,10 @@ def relevance_of(products: list[Tensor], model: Model) -> Tensor:
 @pytest.mark.parametrize("family", ["vit", "vit-mean", "beit", "eva02", "dinov3"])
 def test_weights_and_relevance_are_captums(family):
     def largest(found: list[Tensor], expected: list[Tensor]) -> float:
-        return max(((f - e).abs().max() / e.abs().max()).item() for f, e in zip(found, expected, strict=True))
+        return max(
+            ((f - e).abs().max() / e.abs().max()).item()
+            for f, e in zip(found, expected, strict=True)
+        )
 
     model = timm_model(TIMM[family]).double()
     batch = images(batch=3).double()
@@ -99,10 +115,15 @@ def test_weights_and_relevance_are_captums(family):
     twin = with_kernel(copy.deepcopy(model), fused=False)
     layers = [module for name, module in twin.module.named_modules() if name.endswith(".attn_drop")]
     weights = [LayerActivation(twin, layer).attribute(batch) for layer in layers]
-    products = [LayerGradientXActivation(twin, layer).attribute(batch, target=targets).detach() for layer in layers]
+    products = [
+        LayerGradientXActivation(twin, layer).attribute(batch, target=targets).detach()
+        for layer in layers
+    ]
     assert len(layers) == 2
     assert largest(list(vitlens.attention(model, batch)), weights) < 1e-11
     expected = [relevance_of(products, model)]
-    assert largest([vitlens.relevance(model, batch, targets=torch.tensor(targets))], expected) < 1e-11
+    assert (
+        largest([vitlens.relevance(model, batch, targets=torch.tensor(targets))], expected) < 1e-11
+    )
     other = vitlens.relevance(model, batch, targets=torch.tensor([2, 2, 2]))
     assert largest([other], expected) > 0.01  # the comparison is not empty

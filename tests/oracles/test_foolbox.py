@@ -13,7 +13,9 @@ LENGTHS = [0.1, 0.2, 0.4, 0.8, 1.6]
 SEED = 5
 
 
-@pytest.fixture(scope="module", params=["vit-digits", pytest.param("cnn-digits", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["vit-digits", pytest.param("cnn-digits", marks=pytest.mark.slow)]
+)
 def model(request: pytest.FixtureRequest) -> Model:
     return vitlens.load(request.param)
 
@@ -31,21 +33,32 @@ def compare(model: Model, count: int, name: str, *, steps: int) -> None:
     images = vitlens.images(split, model)
     labels = split.labels
     if name == "cw":
-        theirs = foolbox.standing(model, images, labels, foolbox.carlini_wagner(searches=9, steps=steps), LENGTHS)
-        found = vitlens.attack(model, images, labels, method="cw", epsilon=100.0, steps=steps, batch_size=count)
+        theirs = foolbox.standing(
+            model, images, labels, foolbox.carlini_wagner(searches=9, steps=steps), LENGTHS
+        )
+        found = vitlens.attack(
+            model, images, labels, method="cw", epsilon=100.0, steps=steps, batch_size=count
+        )
         shortest = torch.where(found.success, found.distance, torch.inf)
         return no_weaker([found.tried & (shortest > length) for length in LENGTHS], theirs)
     attack = foolbox.fgsm() if name == "fgsm" else foolbox.pgd(images, steps=steps, seed=SEED)
     theirs = foolbox.standing(model, images, labels, attack, PIXELS)
-    curve = vitlens.attack(model, images, labels, method=name, epsilons=PIXELS, steps=steps, seed=SEED)
+    curve = vitlens.attack(
+        model, images, labels, method=name, epsilons=PIXELS, steps=steps, seed=SEED
+    )
     ours = list(curve.tried & ~curve.success)
     if name == "fgsm":  # a sweep keeps broken what was broken: so does the union of foolbox's
         theirs = [torch.stack(theirs[: place + 1]).all(0) for place in range(len(PIXELS))]
-        assert sum(int((own != other).sum()) for own, other in zip(ours, theirs)) <= max(1, count // 200)
+        assert sum(int((own != other).sum()) for own, other in zip(ours, theirs)) <= max(
+            1, count // 200
+        )
     return no_weaker(ours, theirs)
 
 
-MANY = [pytest.param(*each, marks=pytest.mark.slow) for each in (("fgsm", 200, 1), ("pgd", 200, 20), ("cw", 200, 100))]
+MANY = [
+    pytest.param(*each, marks=pytest.mark.slow)
+    for each in (("fgsm", 200, 1), ("pgd", 200, 20), ("cw", 200, 100))
+]
 
 
 @pytest.mark.parametrize(("name", "count", "steps"), [("fgsm", 10, 1), ("pgd", 3, 8), *MANY])

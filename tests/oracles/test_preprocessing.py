@@ -1,4 +1,6 @@
-"""Photographs as the sources' own evaluations prepare them: timm, torchvision, open_clip and transformers."""
+"""Photographs as the sources' own evaluations prepare them: timm, torchvision, open_clip and
+transformers.
+"""
 
 from pathlib import Path
 
@@ -38,7 +40,9 @@ def opened(files: list[Path]) -> list[Image.Image]:
 
 
 def timm_pixels(name: str, files: list[Path], **changes: object) -> torch.Tensor:
-    config = resolve_data_config(changes, pretrained_cfg=timm.models.get_pretrained_cfg(name).to_dict())
+    config = resolve_data_config(
+        changes, pretrained_cfg=timm.models.get_pretrained_cfg(name).to_dict()
+    )
     transform = create_transform(**config, is_training=False, normalize=False)
     return torch.stack([transform(image) for image in opened(files)])
 
@@ -50,12 +54,16 @@ def with_border() -> list[str]:
 
 def with_part_squashed() -> list[str]:
     configs = ((name, timm.models.get_pretrained_cfg(name)) for name in timm.list_pretrained())
-    return [name for name, config in configs if config.crop_mode == "squash" and config.crop_pct < 1]
+    return [
+        name for name, config in configs if config.crop_mode == "squash" and config.crop_pct < 1
+    ]
 
 
 @pytest.mark.parametrize("name", [*TIMM, with_border()[0], with_part_squashed()[0]])
 def test_pixels_are_those_of_timms_evaluation(name, photographs):
-    assert torch.equal(prepared(photographs, preprocessing_of_timm(name)), timm_pixels(name, photographs))
+    assert torch.equal(
+        prepared(photographs, preprocessing_of_timm(name)), timm_pixels(name, photographs)
+    )
 
 
 @pytest.mark.parametrize("name", [*TIMM, with_border()[0]])
@@ -71,7 +79,13 @@ def test_pixels_are_those_of_timms_evaluation_for_all_of_its_weights(photographs
     for name in timm.list_pretrained():
         preprocessing = preprocessing_of_timm(name)
         config = timm.models.get_pretrained_cfg(name)
-        rule = (preprocessing.geometry, config.crop_mode, config.crop_pct, config.interpolation, config.input_size)
+        rule = (
+            preprocessing.geometry,
+            config.crop_mode,
+            config.crop_pct,
+            config.interpolation,
+            config.input_size,
+        )
         assert (preprocessing.mean, preprocessing.std) == (config.mean, config.std)
         if rule not in compared:
             compared.add(rule)
@@ -92,26 +106,50 @@ def test_pixels_are_those_of_torchvisions_transforms(step, photographs):
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("resize_mode", ["shortest", "longest", "squash"])
-def test_pixels_are_those_of_open_clips_transform(resize_mode, interpolation, photographs, monkeypatch):
-    open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+def test_pixels_are_those_of_open_clips_transform(
+    resize_mode, interpolation, photographs, monkeypatch
+):
+    open_clip = pytest.importorskip(
+        "open_clip", reason="needs the extra clip: pip install open_clip_torch"
+    )
     from tests.kit.models.clip import tiny
 
-    settings = {"resize_mode": resize_mode, "interpolation": interpolation, "mean": (0.5,) * 3, "std": (0.25,) * 3}
+    settings = {
+        "resize_mode": resize_mode,
+        "interpolation": interpolation,
+        "mean": (0.5,) * 3,
+        "std": (0.25,) * 3,
+    }
     monkeypatch.setattr(open_clip, "list_pretrained_tags_by_model", lambda _: ["planted"])
     monkeypatch.setattr(open_clip, "get_pretrained_cfg", lambda *_: settings)
     model = tiny()
     transform = open_clip.transform.image_transform_v2(
-        open_clip.transform.PreprocessCfg(**open_clip.get_model_preprocess_cfg(model.module.text.model)), is_train=False
+        open_clip.transform.PreprocessCfg(
+            **open_clip.get_model_preprocess_cfg(model.module.text.model)
+        ),
+        is_train=False,
     )
     expected = torch.stack([transform(image) for image in opened(photographs)])
     found = model.prepare(vitlens.images(photographs, model))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-SHORT_SIDE = {"size": {"shortest_edge": 43}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
+SHORT_SIDE = {
+    "size": {"shortest_edge": 43},
+    "crop_size": {"height": 32, "width": 32},
+    "do_center_crop": True,
+}
 WHOLE = {"size": {"height": 32, "width": 32}}
-LARGER = {"size": {"height": 45, "width": 52}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
-SMALLER = {"size": {"height": 26, "width": 26}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
+LARGER = {
+    "size": {"height": 45, "width": 52},
+    "crop_size": {"height": 32, "width": 32},
+    "do_center_crop": True,
+}
+SMALLER = {
+    "size": {"height": 26, "width": 26},
+    "crop_size": {"height": 32, "width": 32},
+    "do_center_crop": True,
+}
 PROCESSORS = [
     ("ViT", WHOLE),
     ("ViT", WHOLE | {"resample": 1}),
@@ -126,7 +164,10 @@ PROCESSORS = [
     ("ConvNext", {"size": {"shortest_edge": 32}, "crop_pct": 0.875}),
     pytest.param("ConvNext", {"size": {"shortest_edge": 384}}, marks=pytest.mark.slow),
     ("EfficientNet", WHOLE | {"include_top": True, "resample": 0}),
-    ("EfficientNet", LARGER | {"include_top": False, "rescale_offset": True, "rescale_factor": 1 / 127.5}),
+    (
+        "EfficientNet",
+        LARGER | {"include_top": False, "rescale_offset": True, "rescale_factor": 1 / 127.5},
+    ),
     ("Levit", SHORT_SIDE | {"size": {"shortest_edge": 32}}),
     ("MobileNetV1", SHORT_SIDE),
     ("MobileNetV2", SHORT_SIDE),
@@ -139,16 +180,25 @@ PROCESSORS = [
 
 @pytest.mark.parametrize(("family", "fields"), PROCESSORS)
 def test_pixels_are_those_of_transformers_processors(family, fields, photographs, tmp_path):
-    """Equal to those resized by Pillow; the default, torchvision's resizing, rounds some 8-bit values differently."""
-    transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
+    """Equal to those resized by Pillow; the default, torchvision's resizing, rounds some 8-bit
+    values differently.
+    """
+    transformers = pytest.importorskip(
+        "transformers", minversion="5", reason="the extra hf is not installed"
+    )
     folder = changed(
-        tmp_path, file="preprocessor_config.json", image_processor_type=f"{family}ImageProcessor", **fields
+        tmp_path,
+        file="preprocessor_config.json",
+        image_processor_type=f"{family}ImageProcessor",
+        **fields,
     )
     model = vitlens.load(f"hf:{folder}")
     found = model.prepare(vitlens.images(photographs, model))
     for backend, tolerance in (("pil", 1e-5), ("torchvision", 3 / 255)):
         if backend == "torchvision" and fields.get("resample") in (0, 1):
-            continue  # its nearest pixel is another one, and its Lanczos in 8 bits differs by 1 or 5 between machines
+            # its nearest pixel is another one, and its Lanczos in 8 bits differs by 1 or 5 between
+            # machines
+            continue
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend=backend)
         expected = processor(opened(photographs), return_tensors="pt")["pixel_values"]
         difference = (found - expected).abs() * model.std

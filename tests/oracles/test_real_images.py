@@ -1,5 +1,7 @@
-"""DeiT-tiny's real weights on real photographs and on 56 COCO objects with masks: stored logits, attention, rollout,
-relevance and figures, made apart from this project, with timm's unfused attention and plain loops."""
+"""DeiT-tiny's real weights on real photographs and on 56 COCO objects with masks: stored logits,
+attention, rollout, relevance and figures, made apart from this project, with timm's unfused
+attention and plain loops.
+"""
 
 import json
 from pathlib import Path
@@ -17,12 +19,18 @@ from tests.oracles.test_attention import difference
 from vitlens import Model, Split
 from vitlens.cli.main import run
 
-FIGURES = {"rollout": 0.676, "attention": 0.708, "relevance": 0.872}  # ROC-AUC, as data/README says of the stored maps
+FIGURES = {
+    "rollout": 0.676,
+    "attention": 0.708,
+    "relevance": 0.872,
+}  # ROC-AUC, as data/README says of the stored maps
 
 
 @pytest.fixture(scope="module")
 def weights(real_data: Path) -> str:
-    return f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}"
+    return (
+        f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +64,21 @@ def split(real_data: Path, deit: Model) -> Split:
 def test_stored_logits(deit, photos, reference, step):
     chosen = photos[::step]
     with torch.no_grad():
-        found = torch.cat([deit(vitlens.images(chosen[at : at + 20], deit)) for at in range(0, len(chosen), 20)])
+        found = torch.cat(
+            [deit(vitlens.images(chosen[at : at + 20], deit)) for at in range(0, len(chosen), 20)]
+        )
     # the largest difference over all 300 photographs was 1.5e-5 where this was written
-    torch.testing.assert_close(found, torch.from_numpy(reference["logits"][::step]).float(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        found, torch.from_numpy(reference["logits"][::step]).float(), atol=1e-4, rtol=0
+    )
     if step == 1:
         correct = (found.argmax(-1) == torch.from_numpy(reference["labels"])).float().mean().item()
         assert round(100 * correct, 1) == 78.3
-    assert (deit.layout.grid, deit.layout.prefix, deit.parameter_count()) == ((14, 14), ("cls",), 5_717_416)
+    assert (deit.layout.grid, deit.layout.prefix, deit.parameter_count()) == (
+        (14, 14),
+        ("cls",),
+        5_717_416,
+    )
 
 
 def test_attention_is_timms_own_unfused(deit, photos):
@@ -97,7 +113,9 @@ def test_a_folder_of_masks_is_read_whole(split, reference, real_data):
     assert split.labels[0] == 340  # a zebra
     entries = json.loads((real_data / "coco_masks" / "index.json").read_text())
     areas = dict(zip(split.files, split.masks.flatten(1).float().mean(1).tolist()))
-    assert areas == pytest.approx({entry["file"]: entry["mask_area"] for entry in entries}, abs=1e-4)
+    assert areas == pytest.approx(
+        {entry["file"]: entry["mask_area"] for entry in entries}, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(56, marks=pytest.mark.slow)])
@@ -117,17 +135,47 @@ def test_our_maps_are_the_stored_ones(split, reference, deit, count):
 @pytest.mark.slow
 @pytest.mark.parametrize(("start", "readout", "auc"), [(0, "cls", 0.846), (8, "mean", 0.855)])
 def test_legrad_finds_objects_as_well_as_was_measured_apart(split, deit, start, readout, auc):
-    maps = vitlens.explain(deit, split, targets="label", method="legrad", start_layer=start, readout=readout)
+    maps = vitlens.explain(
+        deit, split, targets="label", method="legrad", start_layer=start, readout=readout
+    )
     large = F.interpolate(maps[:, None], size=split.masks.shape[1:], mode="bilinear")
-    found = [roc_auc_score(mask.flatten(), own.flatten()) for mask, own in zip(split.masks, large, strict=True)]
+    found = [
+        roc_auc_score(mask.flatten(), own.flatten())
+        for mask, own in zip(split.masks, large, strict=True)
+    ]
     assert np.mean(found) == pytest.approx(auc, abs=3e-3)
 
 
 @pytest.mark.slow
 def test_the_command_has_the_stored_figures(weights, real_data, tmp_path):
-    line = ["explain", f"deit={weights}", "--data", str(real_data / "coco_masks"), "--method", ",".join(FIGURES)]
-    assert run([*line, "--target", "true", "--device", "cpu", "--quiet", "--out", str(tmp_path / "out")]) == 0
+    line = [
+        "explain",
+        f"deit={weights}",
+        "--data",
+        str(real_data / "coco_masks"),
+        "--method",
+        ",".join(FIGURES),
+    ]
+    assert (
+        run(
+            [
+                *line,
+                "--target",
+                "true",
+                "--device",
+                "cpu",
+                "--quiet",
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 0
+    )
     metrics = vitlens.read(tmp_path / "out").metrics
     for method, auc in FIGURES.items():
-        [found] = [each.value for name, each in metrics.items() if "roc_auc" in name and name.endswith(method)]
+        [found] = [
+            each.value
+            for name, each in metrics.items()
+            if "roc_auc" in name and name.endswith(method)
+        ]
         assert found == pytest.approx(auc, abs=6e-4), method

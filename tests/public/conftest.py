@@ -1,4 +1,6 @@
-"""No figures: what a command measures is asked here, its figures are drawn by tests/golden, contracts and kernels."""
+"""No figures: what a command measures is asked here, its figures are drawn by tests/golden,
+contracts and kernels.
+"""
 
 from collections.abc import Iterator
 

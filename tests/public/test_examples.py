@@ -1,4 +1,5 @@
-"""Examples in docstrings, the README and docs/tour.ipynb run as they stand and give what is stored."""
+"""Examples in docstrings, the README and docs/tour.ipynb run as they stand and give what is
+stored."""
 
 import ast
 import base64
@@ -21,12 +22,26 @@ import vitlens
 README = Path(__file__).parents[2] / "README.md"
 PAGE = README.parent / "docs" / "python.md"
 # classes, a string, what takes minutes and what needs open_clip's weights
-NONE = {"Model", "AttentionCall", "KnockOut", "Place", "Split", "Statistics", "__version__", "train", "zero_shot"}
+NONE = {
+    "Model",
+    "AttentionCall",
+    "KnockOut",
+    "Place",
+    "Split",
+    "Statistics",
+    "__version__",
+    "train",
+    "zero_shot",
+}
 EXAMPLES = tuple(name for name in vitlens.__all__ if name not in NONE)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "choose_method" else ()) for name in EXAMPLES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "choose_method" else ())
+        for name in EXAMPLES
+    ],
 )
 def test_the_example_of_a_public_function(name, monkeypatch):
     monkeypatch.chdir(README.parent)
@@ -59,9 +74,13 @@ def test_the_page_of_the_python_api(monkeypatch):
     """Every block of docs/python.md prints what stands there."""
     page = PAGE.read_text()
     monkeypatch.chdir(README.parent)
-    example = doctest.DocTestParser().get_doctest(page.replace("```", "   "), {}, "python.md", "python.md", 0)
+    example = doctest.DocTestParser().get_doctest(
+        page.replace("```", "   "), {}, "python.md", "python.md", 0
+    )
     assert len(example.examples) > 40
-    assert doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example).failed == 0
+    assert (
+        doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example).failed == 0
+    )
 
 
 @pytest.mark.slow  # by default the examples of the functions that it shows are run, see above
@@ -75,13 +94,18 @@ def test_the_page_of_the_lens():
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(code, names)  # our own page
-        assert [line.rstrip() for line in printed.getvalue().splitlines()] == expected.splitlines(), code
+        assert [
+            line.rstrip() for line in printed.getvalue().splitlines()
+        ] == expected.splitlines(), code
 
 
 TOUR = Path(__file__).parents[2] / "docs" / "tour.ipynb"
 LARGEST = 1.5e6  # bytes
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-SHOWN = "wrap attention rollout show_heads capture logit_lens intervene KnockOut patch ablate explain attack statistics"
+SHOWN = (
+    "wrap attention rollout show_heads capture logit_lens intervene KnockOut patch ablate "
+    "explain attack statistics"
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +115,27 @@ def cells():
 
 
 def text_of(cell) -> str:
-    return "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
+    return "".join(
+        "".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"
+    )
 
 
 def pictures_of(cell):
-    found = [output["data"]["image/png"] for output in cell["outputs"] if "image/png" in output.get("data", {})]
-    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L")) for data in found]
+    found = [
+        output["data"]["image/png"]
+        for output in cell["outputs"]
+        if "image/png" in output.get("data", {})
+    ]
+    return [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L")) for data in found
+    ]
 
 
 def test_every_output_is_stored_and_figures_are_pictures(cells):
     assert TOUR.stat().st_size < LARGEST
-    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))  # run once, from the top
+    assert [cell["execution_count"] for cell in cells] == list(
+        range(1, len(cells) + 1)
+    )  # run once, from the top
     kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
     assert set(kinds) == {"stream", "execute_result"}  # no error
     for cell in cells:
@@ -129,11 +163,15 @@ def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
     notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)
     options = {"kernel_name": "python3", "timeout": 300, "coalesce_streams": True}
-    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}, **options).execute()
+    nbclient.NotebookClient(
+        notebook, resources={"metadata": {"path": str(tmp_path)}}, **options
+    ).execute()
     again = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for before, after in zip(cells, again, strict=True):
         assert len(pictures_of(before)) == len(pictures_of(after))
-        if "vitlens.attack" in after.source:  # which class an attack ends in may hang on the last bit
+        if (
+            "vitlens.attack" in after.source
+        ):  # which class an attack ends in may hang on the last bit
             continue
         stored = text_of(before)
         found = text_of(after)

@@ -1,4 +1,6 @@
-"""The figures for notebooks: of what the other functions give, without a display, and no state of pyplot."""
+"""The figures for notebooks: of what the other functions give, without a display, and no state of
+pyplot.
+"""
 
 import sys
 from functools import partial
@@ -57,7 +59,9 @@ def test_maps_over_images_are_drawn_with_their_own_values_and_equal_ones_crossed
 
 
 def test_several_methods_images_alone_and_files_in_every_form(vit, images, pictures):
-    named = {name: vitlens.explain(vit, images, method=name) for name in ("rollout", "input-x-gradient")}
+    named = {
+        name: vitlens.explain(vit, images, method=name) for name in ("rollout", "input-x-gradient")
+    }
     assert len(panels(vitlens.show(images, named))) == 6
     alone = vitlens.show(images, named["input-x-gradient"])
     assert [axes.get_ylabel() for axes in alone.axes if "share" in axes.get_ylabel()]
@@ -93,7 +97,9 @@ def test_heads_of_weights_are_the_rows_of_cls(vit, images):
     one = vitlens.show_heads(vit, images, layer=1)
     other = vitlens.show_heads(weights, images, model=vit, layer=1)
     for first, second in zip(shown(one), shown(other), strict=True):
-        np.testing.assert_allclose(first, second, atol=0.02)  # rounding may turn a colour into its neighbour
+        np.testing.assert_allclose(
+            first, second, atol=0.02
+        )  # rounding may turn a colour into its neighbour
 
 
 def test_the_heads_of_one_image_are_drawn_of_any_number_of_images(vit):
@@ -126,13 +132,19 @@ def test_heads_of_a_model_with_windows():
 
 def test_boards_of_statistics_importance_and_tables(vit, images):
     table = vitlens.statistics(vit, images)
-    (panel,) = [axes for axes in panels(vitlens.show_board(table, "distance")) if axes.get_xlabel() == "head"]
+    (panel,) = [
+        axes
+        for axes in panels(vitlens.show_board(table, "distance"))
+        if axes.get_xlabel() == "head"
+    ]
     np.testing.assert_array_equal(np.asarray(panel.images[0].get_array()), table.distance.numpy())
     assert vitlens.show_board(table).axes
     importance = vitlens.ablate(vit, images, torch.tensor([0, 1]), replace="zero")
     drawn = shown(vitlens.show_board(importance))
     assert any(array.shape == importance.delta_loss.shape for array in drawn)
-    assert vitlens.show_board(torch.tensor([[0.0, 1.0], [torch.nan, -2.0]]), title="x", unit="y").axes
+    assert vitlens.show_board(
+        torch.tensor([[0.0, 1.0], [torch.nan, -2.0]]), title="x", unit="y"
+    ).axes
     assert vitlens.show_board({"a": torch.rand(2, 3), "b": torch.rand(2, 3)}).axes
     with pytest.raises(UnknownNameError, match="did you mean 'distance'"):
         vitlens.show_board(table, "distnce")
@@ -145,7 +157,9 @@ def test_a_notebook_displays_figures_with_the_label_of_small_numbers_within_them
     assert bar.yaxis.label.get_window_extent().x1 < figure.bbox.x1
 
 
-def test_figures_fit_a_column_of_a_paper_with_fonts_as_its_publisher_wants_them(vit, images, tmp_path):
+def test_figures_fit_a_column_of_a_paper_with_fonts_as_its_publisher_wants_them(
+    vit, images, tmp_path
+):
     maps = vitlens.rollout(vit, images)
     figures = {
         "maps": vitlens.show(images, {"rollout": maps, "again": maps}, width="column"),

@@ -1,4 +1,6 @@
-"""The Python API as a whole: every function takes images and targets in every form, lists are the registries."""
+"""The Python API as a whole: every function takes images and targets in every form, lists are the
+registries.
+"""
 
 import inspect
 import re
@@ -50,12 +52,16 @@ LABELLED: dict[str, Take] = {
     "ablate": lambda *given: vitlens.ablate(*given, replace="zero").delta_loss,
     "attack": lambda *given: vitlens.attack(*given, epsilon=0.1, steps=1).images,
     "compare": lambda vit, given, labels: vitlens.compare(vit, vit, given, labels).first.confidence,
-    "evaluate": lambda *given: torch.stack([vitlens.evaluate(*given).logits.sum(1), vitlens.evaluate(*given).correct]),
+    "evaluate": lambda *given: torch.stack(
+        [vitlens.evaluate(*given).logits.sum(1), vitlens.evaluate(*given).correct]
+    ),
     "failures": lambda *given: vitlens.failures(*given).correct,
 }
 STREAMED: dict[str, Take] = {  # a split is read batch by batch
     "attention": lambda vit, given, _: torch.stack(vitlens.attention(vit, given)),
-    "direct_logit_attribution": lambda vit, given, _: vitlens.direct_logit_attribution(vit, given).heads,
+    "direct_logit_attribution": lambda vit, given, _: (
+        vitlens.direct_logit_attribution(vit, given).heads
+    ),
     "explain": lambda vit, given, _: vitlens.explain(vit, given, method="saliency", **AT_ONCE),
     "features": lambda vit, given, _: vitlens.features(vit, given, **AT_ONCE).at(-1),
     "logit_lens": lambda vit, given, _: vitlens.logit_lens(vit, given).logits,
@@ -69,19 +75,27 @@ STREAMED: dict[str, Take] = {  # a split is read batch by batch
 }
 WHOLE: dict[str, Take] = {
     "capture": lambda vit, given, _: vitlens.capture(vit, given, "blocks.0.mlp")["blocks.0.mlp"],
-    "explorer": lambda vit, given, _: torch.tensor(vitlens.explorer(vit, given).explorer.images[0].weights),
+    "explorer": lambda vit, given, _: torch.tensor(
+        vitlens.explorer(vit, given).explorer.images[0].weights
+    ),
     "observe": observed,
     "patch": lambda vit, given, _: vitlens.patch(vit, given, given, "blocks.0.mlp").logits,
     "replay": replayed,
 }
 TAKES = LABELLED | STREAMED | WHOLE
 OTHER_WAYS: dict[str, Take] = {  # in which batches are read, too
-    "ablate by the mean": lambda *given: vitlens.ablate(*given, replace="mean", **AT_ONCE).delta_loss,
-    "ablate by another image": lambda *given: vitlens.ablate(*given, replace="resample", **AT_ONCE).delta_loss,
+    "ablate by the mean": lambda *given: (
+        vitlens.ablate(*given, replace="mean", **AT_ONCE).delta_loss
+    ),
+    "ablate by another image": lambda *given: (
+        vitlens.ablate(*given, replace="resample", **AT_ONCE).delta_loss
+    ),
     "attack at several epsilons": lambda vit, given, _: (
         vitlens.attack(vit, given, "predicted", epsilons=[0, 2 / 255, 32 / 255], **AT_ONCE).distance
     ),
-    "attention of CLS": lambda vit, given, _: torch.stack(vitlens.attention(vit, given, rows="cls")),
+    "attention of CLS": lambda vit, given, _: torch.stack(
+        vitlens.attention(vit, given, rows="cls")
+    ),
     "attribution of targets": lambda vit, given, _: (
         vitlens.direct_logit_attribution(vit, given, torch.arange(11) % 5).heads
     ),
@@ -100,7 +114,9 @@ def vit() -> Model:
 @pytest.fixture(scope="module")
 def pixels(vit: Model) -> Tensor:
     height, width = vit.input_size
-    return torch.randint(256, (3, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        256, (3, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +132,9 @@ def opened(file: Path) -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def forms(vit: Model, pixels: Tensor, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def forms(
+    vit: Model, pixels: Tensor, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, object]:
     """The same three images, of the first three classes, in every form but a tensor."""
     folder = tmp_path_factory.mktemp("classes")
     loose = tmp_path_factory.mktemp("loose")
@@ -147,9 +165,13 @@ def functions_with(parameter: str) -> set[str]:
     return {name for name, each in found.items() if parameter in inspect.signature(each).parameters}
 
 
-@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])  # by default each takes a third
+@pytest.mark.parametrize(
+    "share", [3, pytest.param(1, marks=pytest.mark.slow)]
+)  # by default each takes a third
 @pytest.mark.parametrize("name", TAKES)
-def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(name, share, vit, images, forms):
+def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(
+    name, share, vit, images, forms
+):
     assert functions_with("images") == TAKES.keys() | OTHERS  # none is forgotten
     expected = TAKES[name](vit, images, LABELS)
     first = [*TAKES].index(name) % share
@@ -170,7 +192,9 @@ def test_no_more_than_a_batch_of_a_split_is_read_at_once(name, vit):
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "attack", "walkthrough"])
-def test_a_split_that_does_not_fit_is_refused_before_it_is_read_with_advice_that_is_true(name, vit, monkeypatch):
+def test_a_split_that_does_not_fit_is_refused_before_it_is_read_with_advice_that_is_true(
+    name, vit, monkeypatch
+):
     take = {"walkthrough": lambda vit, given, _: vitlens.walkthrough(vit, given), **TAKES}[name]
     many = counted(vit.input_size, vit.classes, length=10**6)
     with pytest.raises(vitlens.errors.VitlensError, match=r"found 1000000; \w"):
@@ -193,7 +217,11 @@ def test_choosing_a_method_reads_no_more_than_the_images_that_it_uses(vit):
 
 @pytest.mark.parametrize("name", LABELLED)
 def test_labels_are_asked_for_where_there_are_none(name, vit, images, forms):
-    for given, labels in ((images, None), (forms["folder"], None), (images, torch.tensor([0, 1, 99]))):
+    for given, labels in (
+        (images, None),
+        (forms["folder"], None),
+        (images, torch.tensor([0, 1, 99])),
+    ):
         with pytest.raises(InputError, match=r"label|target"):
             LABELLED[name](vit, given, labels)
 
@@ -208,7 +236,8 @@ def test_classes_of_folders_that_the_model_does_not_know_are_told(vit, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"), [("{}/no.png", "no.png"), ("{}/*.gif", "gif"), ("digits", r"vitlens\.load_data\('digits'\)")]
+    ("wrong", "message"),
+    [("{}/no.png", "no.png"), ("{}/*.gif", "gif"), ("digits", r"vitlens\.load_data\('digits'\)")],
 )
 def test_what_is_no_image_is_told_in_one_line(wrong, message, vit, tmp_path):
     (tmp_path / "no.png").write_bytes(b"no image")
@@ -218,16 +247,24 @@ def test_what_is_no_image_is_told_in_one_line(wrong, message, vit, tmp_path):
 
 
 TARGETED: dict[str, Callable[..., Tensor]] = {
-    "explain": lambda vit, images, **given: vitlens.explain(vit, images, method="input-x-gradient", **given),
+    "explain": lambda vit, images, **given: vitlens.explain(
+        vit, images, method="input-x-gradient", **given
+    ),
     "relevance": vitlens.relevance,
-    "direct_logit_attribution": lambda *given, **more: vitlens.direct_logit_attribution(*given, **more).heads,
-    "gradient-rollout": lambda vit, images, **given: vitlens.explain(vit, images, method="gradient-rollout", **given),
+    "direct_logit_attribution": lambda *given, **more: (
+        vitlens.direct_logit_attribution(*given, **more).heads
+    ),
+    "gradient-rollout": lambda vit, images, **given: vitlens.explain(
+        vit, images, method="gradient-rollout", **given
+    ),
 }
 
 
 @pytest.mark.parametrize("name", TARGETED)
 def test_targets_in_every_form_are_the_same(name, vit, images, forms):
-    assert functions_with("targets") == {"attack", "choose_method", *TARGETED} - {"gradient-rollout"}
+    assert functions_with("targets") == {"attack", "choose_method", *TARGETED} - {
+        "gradient-rollout"
+    }
     maps = TARGETED[name]
     predicted = maps(vit, images, targets=vit(images).argmax(1))
     second = maps(vit, images, targets=1)
@@ -274,7 +311,9 @@ def test_options_of_rollout_are_the_same_through_explain(vit, images):
     torch.testing.assert_close(found, vitlens.rollout(vit, images, **options), atol=1e-7, rtol=1e-5)
     plain = vitlens.rollout(vit, images)
     for name, value in options.items():  # each changes the map by itself
-        assert not torch.allclose(vitlens.explain(vit, images, method="rollout", **{name: value}), plain)
+        assert not torch.allclose(
+            vitlens.explain(vit, images, method="rollout", **{name: value}), plain
+        )
     with pytest.raises(UnknownNameError, match="did you mean 'fusion'"):
         vitlens.explain(vit, images, method="rollout", fuson="max")
     with pytest.raises(InputError):
@@ -286,11 +325,18 @@ def test_lists_are_the_registries(vit, images):
     assert vitlens.list_attacks().names == tuple(ATTACKS)
     assert vitlens.list_statistics().names == tuple(STATISTICS)
     own = {name for source in SOURCES.values() if not source.prefix for name in source.names}
-    assert set(vitlens.list_models().names) == own | {source.usage for source in SOURCES.values() if source.prefix}
+    assert set(vitlens.list_models().names) == own | {
+        source.usage for source in SOURCES.values() if source.prefix
+    }
     assert vitlens.list_models("timm:vit_tiny_patch16_224").names == ("timm:vit_tiny_patch16_224",)
     with pytest.raises(UnknownNameError, match="vit-digits"):
         vitlens.list_models("vit-digit5")
-    for listed in (vitlens.list_methods(), vitlens.list_attacks(), vitlens.list_statistics(), vitlens.list_models()):
+    for listed in (
+        vitlens.list_methods(),
+        vitlens.list_attacks(),
+        vitlens.list_statistics(),
+        vitlens.list_models(),
+    ):
         assert all(entry.name and entry.help and entry.family for entry in listed)
         assert all(entry.name in repr(listed) for entry in listed[:20])
         assert len(listed[:2]) == 2
@@ -300,12 +346,16 @@ def test_lists_are_the_registries(vit, images):
 def test_lists_and_reports_need_no_torch(golden):
     first = f"""
 import sys, vitlens
-[str(listed()) for listed in (vitlens.list_methods, vitlens.list_attacks, vitlens.list_statistics, vitlens.list_models)]
+lists = (vitlens.list_methods, vitlens.list_attacks, vitlens.list_statistics, vitlens.list_models)
+[str(listed()) for listed in lists]
 run = vitlens.read({str(golden("ablate").folder)!r})
-repr(run), run.metrics["accuracy/tiny"].value, run.table("units"), run.arrays["effects-mean"], run.report
+repr(run), run.metrics["accuracy/tiny"].value
+run.table("units"), run.arrays["effects-mean"], run.report
 assert not {{"torch", "timm", "matplotlib", "pandas"}} & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", first], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", first], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -370,9 +420,13 @@ def test_results_of_images_become_data_frames(vit, images):
     assert result.to_pandas()["success"].tolist() == result.success.tolist()
     assert curve.to_pandas()["robust_accuracy"].tolist() == curve.robust_accuracy.tolist()
     compared = vitlens.compare(vit, vit, images, LABELS)
-    assert compared.to_pandas()["cell"].value_counts().to_dict() == {k: n for k, n in compared.counts.items() if n}
+    assert compared.to_pandas()["cell"].value_counts().to_dict() == {
+        k: n for k, n in compared.counts.items() if n
+    }
     words = vitlens.name_heads(vit, images)
-    assert words.to_pandas()["looks"].tolist() == [head.looks and head.looks.word for head in words.heads]
+    assert words.to_pandas()["looks"].tolist() == [
+        head.looks and head.looks.word for head in words.heads
+    ]
 
 
 def test_attention_weights_are_a_tuple_of_tensors_that_is_shown_in_a_line_a_layer():

@@ -1,4 +1,6 @@
-"""`vitlens.read` gives what the JSON and the arrays of a folder hold, and refuses what `vitlens report` refuses."""
+"""`vitlens.read` gives what the JSON and the arrays of a folder hold, and refuses what `vitlens
+report` refuses.
+"""
 
 import json
 import shutil
@@ -18,7 +20,9 @@ from vitlens.record import SCHEMA
 
 REPORTS = Path(__file__).parents[2] / "reports"
 FOLDERS = sorted(  # those that are not older than the records
-    path.parent.name for path in REPORTS.glob("*/results.json") if json.loads(path.read_text())["schema"] == SCHEMA
+    path.parent.name
+    for path in REPORTS.glob("*/results.json")
+    if json.loads(path.read_text())["schema"] == SCHEMA
 )
 
 
@@ -113,7 +117,9 @@ def test_unknown_names_are_told_with_the_nearest(folder):
 
 
 def with_results(**changes: object) -> Callable[[Path], object]:
-    return lambda folder: (folder / "results.json").write_text(json.dumps({**results_of(folder), **changes}))
+    return lambda folder: (folder / "results.json").write_text(
+        json.dumps({**results_of(folder), **changes})
+    )
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "interrupted"])

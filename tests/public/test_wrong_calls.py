@@ -60,7 +60,8 @@ WRONG = {  # what is typed, and a part of the answer
     "vitlens.show(np.zeros((9, 9, 3), dtype='uint8'), torch.rand(2, 2))": "model=model",
     "vitlens.show_heads(vitlens.attention(vit, images), model=vit, image=2)": "from 0 to 1",
     "vitlens.show_heads(vitlens.attention(vit, images), images, model=vit, layer=7)": "from 0 to 1",
-    "vitlens.show_heads(vitlens.attention(vit, images), model=vit, layer=1)": "images under the heads",
+    "vitlens.show_heads(vitlens.attention(vit, images), model=vit, layer=1)": "images under the "
+    "heads",
     "vitlens.show_heads([torch.zeros(2, 3)])": "expected weights",
     "vitlens.show_heads([torch.zeros(1, 2, 3, 3)], model=vit)": r"over the \d+ tokens",
     "vitlens.show_heads(vitlens.attention(vit, images), model=vitlens.load('cnn-digits'))": "",
@@ -106,20 +107,34 @@ def foreign_weights(root, name):
 def trained(root, **changes):
     data = vitlens.load_data("digits").limit(20)
     recipe = changes.pop("recipe", tiny_recipe())
-    return vitlens.train(vitlens.load("vit-digits"), data, data, recipe=recipe, directory=root / "run", **changes)
+    return vitlens.train(
+        vitlens.load("vit-digits"), data, data, recipe=recipe, directory=root / "run", **changes
+    )
 
 
 OF_PYTHON = {  # wrong calls whose answers name no option of the command line
-    "a folder of CIFAR's batches": lambda root: vitlens.load_data(folder_of(root, "data_batch_1", "batches.meta")),
+    "a folder of CIFAR's batches": lambda root: vitlens.load_data(
+        folder_of(root, "data_batch_1", "batches.meta")
+    ),
     "a folder with a table": lambda root: vitlens.load_data(folder_of(root, "labels.csv")),
-    "the files of MNIST": lambda root: vitlens.load_data(folder_of(root, "train-images-idx3-ubyte")),
+    "the files of MNIST": lambda root: vitlens.load_data(
+        folder_of(root, "train-images-idx3-ubyte")
+    ),
     "flat parts": lambda root: vitlens.load_data(flat_parts(root)),
     "a file as data": lambda root: vitlens.load_data(folder_of(root, "a.csv") + "/a.csv"),
     "labels without a folder": lambda root: vitlens.load_data("digits", labels=root / "labels.csv"),
-    "weights of adapters": lambda root: vitlens.load("vit-micro", weights=foreign_weights(root, "lora_A")),
-    "weights of a mean": lambda root: vitlens.load("vit-micro", weights=foreign_weights(root, "fc_norm.weight")),
-    "weights of MMPretrain": lambda root: vitlens.load("vit-micro", weights=foreign_weights(root, "layers.0.ln1.bias")),
-    "weights of its own": lambda root: vitlens.load("vit-digits", weights=foreign_weights(root, "a")),
+    "weights of adapters": lambda root: vitlens.load(
+        "vit-micro", weights=foreign_weights(root, "lora_A")
+    ),
+    "weights of a mean": lambda root: vitlens.load(
+        "vit-micro", weights=foreign_weights(root, "fc_norm.weight")
+    ),
+    "weights of MMPretrain": lambda root: vitlens.load(
+        "vit-micro", weights=foreign_weights(root, "layers.0.ln1.bias")
+    ),
+    "weights of its own": lambda root: vitlens.load(
+        "vit-digits", weights=foreign_weights(root, "a")
+    ),
     "no such source": lambda _: vitlens.load("xyzw:qqqq"),
     "a run without weights": lambda root: vitlens.load(folder_of(root, "report.md")),
     "an interval of 0": lambda root: trained(root, keep_every=0),

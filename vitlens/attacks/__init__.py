@@ -1,1 +1,2 @@
-"""Adversarial attacks: registry.py lists them, attack.py runs one, at one epsilon or over several."""
+"""Adversarial attacks: registry.py lists them, attack.py runs one, at one epsilon or over
+several."""

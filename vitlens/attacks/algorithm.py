@@ -1,7 +1,8 @@
-"""The interface between an attack and the engine: an algorithm that gets the model's outputs and gives the next points.
+"""The interface between an attack and the engine: an algorithm that gets the model's outputs and
+gives the next points.
 
-A job is one image at one epsilon in one restart. All jobs of a batch are rows of tensors; each has its own count of
-queries, so that jobs which began at different times share a batch.
+A job is one image at one epsilon in one restart. All jobs of a batch are rows of tensors; each has
+its own count of queries, so that jobs which began at different times share a batch.
 """
 
 from abc import ABC, abstractmethod
@@ -18,16 +19,19 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.references import resolved
 from vitlens.shapes import Images, Labels, Logits
 
-State = dict[str, Tensor]  # (batch, ...) each; "points": the images that the model is asked about next
+State = dict[
+    str, Tensor
+]  # (batch, ...) each; "points": the images that the model is asked about next
 
 
 @dataclass(frozen=True)
 class Jobs:
     """The jobs of a batch, one per row.
 
-    rows: indices into the images that are attacked; keys: of the random draws, from seed, image, restart and target;
-    runners_up: classes other than the label, most likely on the clean image first; targets: the target class;
-    restarts: index of the restart; queries: forward passes of this job so far.
+    rows: indices into the images that are attacked; keys: of the random draws, from seed, image,
+    restart and target; runners_up: classes other than the label, most likely on the clean image
+    first; targets: the target class; restarts: index of the restart; queries: forward passes of
+    this job so far.
     """
 
     rows: Int[Tensor, " batch"]
@@ -42,7 +46,12 @@ class Jobs:
 
     def replaced(self, slots: Int[Tensor, " slots"], new: "Jobs") -> "Jobs":
         """Return the batch with new jobs in these slots."""
-        return Jobs(**{name: rows.index_copy(0, slots, getattr(new, name)) for name, rows in vars(self).items()})
+        return Jobs(
+            **{
+                name: rows.index_copy(0, slots, getattr(new, name))
+                for name, rows in vars(self).items()
+            }
+        )
 
     def select(self, slots: Int[Tensor, " slots"]) -> "Jobs":
         """Return the jobs in these slots."""
@@ -51,9 +60,10 @@ class Jobs:
 
 @dataclass(frozen=True)
 class PointEvaluation:
-    """The model's outputs on each job's points. logits: fp32; losses: the algorithm's objectives; gradients: of the
-    losses with respect to the points, 0 where none are computed; success: whether these points are adversarial (in a
-    targeted attack: are predicted as the target)."""
+    """The model's outputs on each job's points. logits: fp32; losses: the algorithm's objectives;
+    gradients: of the losses with respect to the points, 0 where none are computed; success: whether
+    these points are adversarial (in a targeted attack: are predicted as the target).
+    """
 
     logits: Logits
     losses: Float[Tensor, "batch objectives"]
@@ -65,10 +75,11 @@ class PointEvaluation:
 class Algorithm(ABC):
     """One attack on a whole batch at once; everything it remembers of a job is in the state's rows.
 
-    norm: that bounds the perturbation, or that the attack minimises; queries: the largest number of a job, of which the
-    last needs no gradient; loss: the objective that it maximises (None: it has no gradients, or objectives of its own);
-    objectives: gradients per query. Of an attack that searches for the smallest perturbation state "best" is its image,
-    "nearest" its length; of others a job ends with its first success.
+    norm: that bounds the perturbation, or that the attack minimises; queries: the largest number of
+    a job, of which the last needs no gradient; loss: the objective that it maximises (None: it has
+    no gradients, or objectives of its own); objectives: gradients per query. Of an attack that
+    searches for the smallest perturbation state "best" is its image, "nearest" its length; of
+    others a job ends with its first success.
     """
 
     norm: Norm
@@ -88,19 +99,20 @@ class Algorithm(ABC):
 
     @abstractmethod
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """Return the next state, given the model's outputs; state "over" marks jobs that end before their last
-        query."""
+        """Return the next state, given the model's outputs; state "over" marks jobs that end before
+        their last query.
+        """
 
 
 @dataclass(frozen=True)
 class Setting:
     """The settings from which an algorithm is built.
 
-    steps: at least 1; classes: of the model; size: of the images, px; token: px (height, width) of a ViT's patch on
-    these images, None for other models; side: px of the patch attack's square (None: a quarter of the shorter side);
-    aligned: whether the square lies on tokens (without tokens: on a grid of its own side); maps: attribution maps by
-    which its position is chosen, or None; stride: of PGD, the length of all steps together in epsilons (None: its
-    default).
+    steps: at least 1; classes: of the model; size: of the images, px; token: px (height, width) of
+    a ViT's patch on these images, None for other models; side: px of the patch attack's square
+    (None: a quarter of the shorter side); aligned: whether the square lies on tokens (without
+    tokens: on a grid of its own side); maps: attribution maps by which its position is chosen, or
+    None; stride: of PGD, the length of all steps together in epsilons (None: its default).
     """
 
     steps: int
@@ -114,7 +126,9 @@ class Setting:
 
     @property
     def square_side(self) -> int:
-        """Return the side of the patch attack's square, px. Raises InputError where it does not fit the image."""
+        """Return the side of the patch attack's square, px. Raises InputError where it does not fit
+        the image.
+        """
         side = max(1, min(self.size) // 4) if self.side is None else self.side
         if not 1 <= side <= min(self.size):
             raise InputError(f"expected a patch of 1 to {min(self.size)} px, found {side}")
@@ -131,7 +145,8 @@ def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
     needed = 2 if algorithm.loss is None else FEWEST_CLASSES.get(algorithm.loss, 2)
     if setting.classes < needed:
         raise UnsupportedError(
-            f"expected a model of at least {needed} classes for {attack.name}, found {setting.classes}; "
+            f"expected a model of at least {needed} classes for {attack.name}, found "
+            f"{setting.classes}; "
             "try apgd-ce and square"
         )
     return algorithm
@@ -146,4 +161,7 @@ def perturbed(jobs: Jobs, change: Tensor) -> Images:
 def updated(state: State, jobs: Bool[Tensor, " batch"], new: State) -> State:
     """Return the state with new values for these jobs alone."""
     masks = {name: jobs.view(-1, *[1] * (rows.dim() - 1)) for name, rows in new.items()}
-    return {**state, **{name: torch.where(masks[name], rows, state[name]) for name, rows in new.items()}}
+    return {
+        **state,
+        **{name: torch.where(masks[name], rows, state[name]) for name, rows in new.items()},
+    }

@@ -1,4 +1,6 @@
-"""Auto-PGD (Croce & Hein 2020, algorithm 1): momentum, and a step size that is halved when progress stops."""
+"""Auto-PGD (Croce & Hein 2020, algorithm 1): momentum, and a step size that is halved when progress
+stops.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +11,15 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed, updated
+from vitlens.attacks.algorithm import (
+    Algorithm,
+    Jobs,
+    PointEvaluation,
+    Setting,
+    State,
+    perturbed,
+    updated,
+)
 from vitlens.attacks.losses import LOSSES, TARGETED, LossName
 from vitlens.attacks.norms import NORMS, per_pixel
 from vitlens.attacks.registry import NormName
@@ -24,8 +34,10 @@ _SHORTEST = 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class AutoPGD(Algorithm):
-    """The step size starts at 2 epsilon. At a checkpoint it is halved, and the search restarts from the best point, if
-    too few steps raised the loss, or if neither step size nor best loss changed since the last checkpoint."""
+    """The step size starts at 2 epsilon. At a checkpoint it is halved, and the search restarts from
+    the best point, if too few steps raised the loss, or if neither step size nor best loss changed
+    since the last checkpoint.
+    """
 
     steps: int
 
@@ -41,7 +53,9 @@ class AutoPGD(Algorithm):
             "top_gradient": torch.zeros_like(points),
             "top_loss": worst,
             "loss": worst.clone(),
-            "rises": torch.zeros_like(worst),  # steps since the last checkpoint that raised the loss
+            "rises": torch.zeros_like(
+                worst
+            ),  # steps since the last checkpoint that raised the loss
             "checked": worst.clone(),  # highest loss at the last checkpoint
             "halved": torch.zeros_like(worst, dtype=torch.bool),  # at the last checkpoint
             "step": 2 * jobs.epsilon,
@@ -76,12 +90,20 @@ class AutoPGD(Algorithm):
         at_check = window > 0
         unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
         back = at_check & ((state["rises"] < RHO * window) | unchanged)
-        since = {"halved": back, "checked": state["top_loss"], "rises": torch.zeros_like(state["rises"])}
+        since = {
+            "halved": back,
+            "checked": state["top_loss"],
+            "rises": torch.zeros_like(state["rises"]),
+        }
         return updated(updated(state, at_check, since), back, {"step": state["step"] / 2}), back
 
 
-def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName = "linf", targets: int = 0) -> AutoPGD:
-    """Auto-PGD; targets: how many of the most likely other classes it targets in turn (9 in AutoAttack); 0: none."""
+def apgd(
+    setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName = "linf", targets: int = 0
+) -> AutoPGD:
+    """Auto-PGD; targets: how many of the most likely other classes it targets in turn (9 in
+    AutoAttack); 0: none.
+    """
     rule = (TARGETED if targets else LOSSES)[loss]
     queries = setting.steps + 1  # one at the start, one after each step
     return AutoPGD(norm=NORMS[norm], queries=queries, steps=setting.steps, loss=rule)
@@ -89,13 +111,17 @@ def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName =
 
 @cache
 def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
-    """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not a checkpoint. The
-    checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up."""
+    """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not
+    a checkpoint. The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06),
+    rounded up.
+    """
     before = 0.0
     share = _FIRST
     marks = [0]
     while share <= 1:
-        marks.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 must give 11 despite rounding errors
+        marks.append(
+            math.ceil(share * steps - 1e-9)
+        )  # 0.22 x 50 must give 11 despite rounding errors
         before, share = share, share + max(share - before - _SHORTER, _SHORTEST)
     lengths = {after: after - previous for previous, after in pairwise(sorted(set(marks)))}
     return torch.tensor([lengths.get(step, 0) for step in range(steps + 1)], device=device)

@@ -1,7 +1,9 @@
-"""`vitlens.attack`: one attack on images at one epsilon; and the smallest epsilon at which an attack succeeds on each.
+"""`vitlens.attack`: one attack on images at one epsilon; and the smallest epsilon at which an
+attack succeeds on each.
 
-Over several epsilons an image that is robust at one is attacked at the next; one on which the attack succeeds counts as
-broken at every larger epsilon, so that robust accuracy never rises with epsilon.
+Over several epsilons an image that is robust at one is attacked at the next; one on which the
+attack succeeds counts as broken at every larger epsilon, so that robust accuracy never rises with
+epsilon.
 """
 
 import time
@@ -16,7 +18,15 @@ from torch import Tensor
 
 from vitlens.attacks.engine import worst_case
 from vitlens.attacks.plan import AttackPlan, clean_images
-from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, Attack, attack_named
+from vitlens.attacks.registry import (
+    ATTACK,
+    ATTACKS,
+    EPSILON,
+    PRECISION,
+    RESTARTS,
+    Attack,
+    attack_named,
+)
 from vitlens.attacks.robustness import Outcome
 from vitlens.errors import InputError, flags_are_typed
 from vitlens.inputs import takes_images
@@ -27,19 +37,21 @@ from vitlens.shapes import Images
 from vitlens.summary import Line, Table
 
 _PLAN = AttackPlan()
-_USUAL: Final = 32 / 255  # for L∞; a greater epsilon is most often a number of 255ths that was not divided
+_USUAL: Final = (
+    32 / 255
+)  # for L∞; a greater epsilon is most often a number of 255ths that was not divided
 
 
 @dataclass(frozen=True, repr=False)
 class AttackResult(Table):
     """Images after an attack.
 
-    images: adversarial where success, else the clean image, in fp32 also for a module in 16 bits; success: whether the
-    prediction was right and now is wrong, without autocast, on exactly these pixels (with `targets`: now is the
-    target); distance: of images from the clean ones, in the
-    attack's norm, pixel units; tried: whether the clean image was classified correctly, only then it is attacked;
-    reached: whether the prediction is the given target; forwards, backwards: passes through the model; notes: caveats
-    that belong to the numbers.
+    images: adversarial where success, else the clean image, in fp32 also for a module in 16 bits;
+    success: whether the prediction was right and now is wrong, without autocast, on exactly these
+    pixels (with `targets`: now is the target); distance: of images from the clean ones, in the
+    attack's norm, pixel units; tried: whether the clean image was classified correctly, only then
+    it is attacked; reached: whether the prediction is the given target; forwards, backwards: passes
+    through the model; notes: caveats that belong to the numbers.
     """
 
     images: Images
@@ -65,7 +77,9 @@ class AttackResult(Table):
 
     @property
     def robust_accuracy(self) -> float:
-        """Return the fraction of all images that are classified correctly before and after the attack."""
+        """Return the fraction of all images that are classified correctly before and after the
+        attack.
+        """
         return (self.tried & ~self.success).float().mean().item()
 
 
@@ -73,11 +87,12 @@ class AttackResult(Table):
 class AttackCurve(Table):
     """An attack at several epsilons.
 
-    epsilons: (epsilons,), pixel units, in the attack's norm; robust_accuracy: (epsilons,), the fraction of all images
-    classified correctly within each, which never rises; success: (epsilons, batch), whether the attack succeeded within
-    each; tried: whether the clean image was classified correctly, only then it is attacked; broken_at: (batch,), the
-    smallest of the epsilons at which it succeeded, infinite where at none, 0 where the clean image is misclassified;
-    distance: (batch,), of the smallest perturbation found, infinite where there is none; notes: caveats.
+    epsilons: (epsilons,), pixel units, in the attack's norm; robust_accuracy: (epsilons,), the
+    fraction of all images classified correctly within each, which never rises; success: (epsilons,
+    batch), whether the attack succeeded within each; tried: whether the clean image was classified
+    correctly, only then it is attacked; broken_at: (batch,), the smallest of the epsilons at which
+    it succeeded, infinite where at none, 0 where the clean image is misclassified; distance:
+    (batch,), of the smallest perturbation found, infinite where there is none; notes: caveats.
     """
 
     epsilons: Float[Tensor, " epsilons"]
@@ -89,7 +104,9 @@ class AttackCurve(Table):
     notes: tuple[str, ...] = ()
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each epsilon: robust accuracy, and the number of images on which the attack succeeded."""
+        """Return a row for each epsilon: robust accuracy, and the number of images on which the
+        attack succeeded.
+        """
         succeeded = self.success.sum(1).tolist()
         for place, epsilon in enumerate(self.epsilons.tolist()):
             robust = float(self.robust_accuracy[place])
@@ -160,25 +177,29 @@ def attack(
     maps: Tensor | None = None,
     stride: float | None = None,
 ) -> AttackResult | AttackCurve:
-    """Adversarial images: perturbed so that the model's prediction becomes wrong; or robust accuracy over epsilons.
+    """Adversarial images: perturbed so that the model's prediction becomes wrong; or robust
+    accuracy over epsilons.
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices, or
-    "predicted" to attack the predictions (None: those of the Split or the class folders); method: a name of
-    `vitlens.list_attacks()`; epsilon: in pixel units, such as 4 / 255 (None: 8/255 for L∞, 0.5 for L2, none for an
-    attack that searches for the smallest perturbation); epsilons: several instead, ascending, of which the result is an
-    `AttackCurve` (not of a patch or a targeted attack); steps: None, the default of the method; targets: for a targeted
-    attack, a class by name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"),
-    success is always evaluated in fp32; side, aligned, maps: of the patch attack: px (None: a quarter of the shorter
-    side), on tokens or anywhere, and attribution maps by which its position is chosen; stride: of PGD, its step as a
-    multiple of epsilon / steps (None: 2.5). Misclassified images are not attacked. Raises InputError for invalid
-    arguments, NonFiniteError naming model and image; warns of an L∞ epsilon above 32/255.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels:
+    class indices, or "predicted" to attack the predictions (None: those of the Split or the class
+    folders); method: a name of `vitlens.list_attacks()`; epsilon: in pixel units, such as 4 / 255
+    (None: 8/255 for L∞, 0.5 for L2, none for an attack that searches for the smallest
+    perturbation); epsilons: several instead, ascending, of which the result is an `AttackCurve`
+    (not of a patch or a targeted attack); steps: None, the default of the method; targets: for a
+    targeted attack, a class by name or index, or class indices (batch,); precision: of gradients
+    ("fp32", "bf16", "auto"), success is always evaluated in fp32; side, aligned, maps: of the patch
+    attack: px (None: a quarter of the shorter side), on tokens or anywhere, and attribution maps by
+    which its position is chosen; stride: of PGD, its step as a multiple of epsilon / steps (None:
+    2.5). Misclassified images are not attacked. Raises InputError for invalid arguments,
+    NonFiniteError naming model and image; warns of an L∞ epsilon above 32/255.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
-    >>> result = vitlens.attack(vit, torch.rand(2, 3, 32, 32), "predicted", method="fgsm", epsilon=8 / 255)
+    >>> images = torch.rand(2, 3, 32, 32)
+    >>> result = vitlens.attack(vit, images, "predicted", method="fgsm", epsilon=8 / 255)
     >>> result.success.shape
     torch.Size([2])
-    >>> found = vitlens.attack(vit, torch.rand(2, 3, 32, 32), "predicted", method="fgsm", epsilons=[0, 1 / 255])
+    >>> found = vitlens.attack(vit, images, "predicted", method="fgsm", epsilons=[0, 1 / 255])
     >>> found.robust_accuracy.shape, found.success.shape  # (epsilons,), (epsilons, images)
     (torch.Size([2]), torch.Size([2, 2]))
     """
@@ -199,16 +220,26 @@ def attack(
         fixed = {"epsilon": epsilon, "targets": plan.targets, "side": side, "maps": maps}
         also = [name for name, value in fixed.items() if value is not None]
         if also:
-            raise InputError(f"expected epsilons, or an attack at one epsilon, found also {also[0]}; leave one out")
+            raise InputError(
+                f"expected epsilons, or an attack at one epsilon, found also {also[0]}; leave one "
+                "out"
+            )
         if not isinstance(epsilons, Iterable):
             raise InputError(
-                f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] or epsilon="
+                f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] "
+                "or epsilon="
             )
         levels = [float(each) for each in epsilons]
         if not entry.takes_epsilon:
-            raise InputError(f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side instead")
+            raise InputError(
+                f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side "
+                "instead"
+            )
         if not levels:
-            raise InputError("expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / 255]")
+            raise InputError(
+                "expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / "
+                "255]"
+            )
         _warn_of_large_epsilon(entry, levels)
         curve = sweep(model, as_parts(images), labels, plan, attack=method, epsilons=levels)
         at = torch.tensor(levels, dtype=torch.float64)
@@ -224,13 +255,17 @@ def attack(
         )
     model.require_classifier()
     if epsilon is not None and not entry.takes_epsilon:
-        raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
+        raise InputError(
+            f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}"
+        )
     pixels = as_images(images).detach()
     clean = clean_images(model, pixels, labels, batch_size=batch_size)
     given = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
     (level,), limit = plan.epsilons(entry, model, clean, [given]), torch.inf
     _warn_of_large_epsilon(entry, [given])
-    if entry.kind == "minimum":  # it searches without an epsilon, and what it finds counts within this distance
+    if (
+        entry.kind == "minimum"
+    ):  # it searches without an epsilon, and what it finds counts within this distance
         level = 1.0
         limit = torch.inf if epsilon is None else epsilon
     if plan.targets is not None:
@@ -240,7 +275,8 @@ def attack(
         equal = (plan.targets.cpu() == clean.labels).nonzero().flatten()
         if len(equal):
             raise InputError(
-                f"expected targets other than the labels, found {int(plan.targets[equal[0]])} for both on image "
+                f"expected targets other than the labels, found {int(plan.targets[equal[0]])} for "
+                "both on image "
                 f"{int(clean.indices[equal[0]])}"
             )
     plan = replace(plan, levels=(level,) if level > 0 else (), keep=True)  # at 0 no image changes
@@ -265,7 +301,8 @@ def _warn_of_large_epsilon(entry: Attack, levels: Sequence[float]) -> None:
     largest = max(levels)
     if entry.norm == "linf" and _USUAL < largest <= 1 and not flags_are_typed():
         warnings.warn(
-            f"expected epsilon of at most 32/255 in pixel units, found {largest:g}, which is {255 * largest:.4g}/255; "
+            f"expected epsilon of at most 32/255 in pixel units, found {largest:g}, which is "
+            f"{255 * largest:.4g}/255; "
             f"give {largest:g} / 255 if you mean that",
             UserWarning,
             stacklevel=4,  # of the user, who calls through takes_images
@@ -285,16 +322,18 @@ def sweep(
 ) -> Outcome:
     """Attack every image at every epsilon, up to the first at which the attack succeeds.
 
-    epsilons: in pixel units, ascending, 0 allowed (None: the defaults of the attack's norm; a patch has its own);
-    indices: of the images in the data set, which seed the random draws, so that the parts of a data set give the same
-    results as the whole; on_progress: called with the number of images just finished. Raises the errors of
-    `vitlens.attack`.
+    epsilons: in pixel units, ascending, 0 allowed (None: the defaults of the attack's norm; a patch
+    has its own); indices: of the images in the data set, which seed the random draws, so that the
+    parts of a data set give the same results as the whole; on_progress: called with the number of
+    images just finished. Raises the errors of `vitlens.attack`.
     """
     entry = attack_named(attack)
     clean = clean_images(model, images, labels, indices=indices, batch_size=plan.batch_size)
     axis = plan.epsilons(entry, model, clean, epsilons)
     above_0 = tuple(epsilon for epsilon in axis if epsilon > 0)  # at 0 no image changes
-    levels = above_0 if entry.kind == "budget" else (1.0,)  # a search for the smallest perturbation runs once
+    levels = (
+        above_0 if entry.kind == "budget" else (1.0,)
+    )  # a search for the smallest perturbation runs once
     start = time.perf_counter()
     found = worst_case(model, clean, entry, replace(plan, levels=levels), advance=on_progress)
     seconds = time.perf_counter() - start

@@ -1,10 +1,11 @@
 """Self-checks of attacks: whether a robust accuracy is plausible, and signs of masked gradients.
 
-A model looks robust when the attack is broken: gradients of zero, a step that is too small, examples outside the
-budget. Each check states what is expected of a sound attack, what was found, and whether that is suspicious (Athalye
-2018, "Obfuscated gradients"; Carlini 2019, "On evaluating adversarial robustness"). An attack that searches for the
-smallest perturbation has no budget that could be made larger; it is checked by the distances of its perturbations
-instead (`every_image_broken`, `same_distances`).
+A model looks robust when the attack is broken: gradients of zero, a step that is too small,
+examples outside the budget. Each check states what is expected of a sound attack, what was found,
+and whether that is suspicious (Athalye 2018, "Obfuscated gradients"; Carlini 2019, "On evaluating
+adversarial robustness"). An attack that searches for the smallest perturbation has no budget that
+could be made larger; it is checked by the distances of its perturbations instead
+(`every_image_broken`, `same_distances`).
 """
 
 from collections.abc import Callable
@@ -38,9 +39,10 @@ State: TypeAlias = Literal["passed", "inconclusive", "failed"]
 
 @dataclass(frozen=True)
 class Check:
-    """One self-check of an attack. attack: its name; expected, found: in words; state: inconclusive where it is as
-    expected but could not have failed, as nothing was fooled; against, of: how many of so many images contradict the
-    expectation (None where that is no count of images)."""
+    """One self-check of an attack. attack: its name; expected, found: in words; state: inconclusive
+    where it is as expected but could not have failed, as nothing was fooled; against, of: how many
+    of so many images contradict the expectation (None where that is no count of images).
+    """
 
     name: str
     attack: str
@@ -58,8 +60,10 @@ def state_of(passed: bool, conclusive: bool = True) -> State:
 
 @dataclass(frozen=True)
 class Trial:
-    """An attack, by name, and the correctly classified images on which it is checked. attempt: takes images and labels,
-    and by name epsilon, steps and batch size (None: its own); groups (n,): of images that share a source."""
+    """An attack, by name, and the correctly classified images on which it is checked. attempt:
+    takes images and labels, and by name epsilon, steps and batch size (None: its own); groups (n,):
+    of images that share a source.
+    """
 
     attack: str
     attempt: Callable[..., AttackResult]
@@ -72,7 +76,9 @@ class Trial:
         return self.attempt(self.images, self.labels, **options)
 
     def at_epsilon_zero(self) -> Check:
-        """With epsilon 0 the model is fooled on no image and no pixel changes: robust accuracy is clean accuracy."""
+        """With epsilon 0 the model is fooled on no image and no pixel changes: robust accuracy is
+        clean accuracy.
+        """
         result = self.at(epsilon=0.0)
         fooled = int(result.success.sum())
         moved = float((result.images.cpu() - self.images.cpu()).abs().max())
@@ -84,9 +90,12 @@ class Trial:
             state_of(fooled == 0 and moved <= ROUNDING),
         )
 
-    def within_budget(self, model: Model, result: AttackResult, *, epsilon: float, norm: NormName) -> Check:
-        """Examples lie within epsilon and in [0, 1]; each success was predicted correctly before and is wrong now. Of a
-        patch, only the range of pixels is checked."""
+    def within_budget(
+        self, model: Model, result: AttackResult, *, epsilon: float, norm: NormName
+    ) -> Check:
+        """Examples lie within epsilon and in [0, 1]; each success was predicted correctly before
+        and is wrong now. Of a patch, only the range of pixels is checked.
+        """
         adversarial = result.images.cpu()
         clean = self.images.cpu()
         limit = ""
@@ -99,7 +108,10 @@ class Trial:
         low = float(adversarial.min())
         high = float(adversarial.max())
         with evaluating(model), torch.no_grad():
-            after, before = (model(each.to(model.device).float()).argmax(-1).cpu() for each in (adversarial, clean))
+            after, before = (
+                model(each.to(model.device).float()).argmax(-1).cpu()
+                for each in (adversarial, clean)
+            )
         truth = self.labels.cpu()
         success = result.success
         false = int((success & ((after == truth) | (before != truth))).sum())
@@ -107,12 +119,18 @@ class Trial:
             "within the budget",
             self.attack,
             f"{limit}pixels in [0, 1], every success wrong now and right before",
-            f"{reach}pixels {low:.3g} to {high:.3g}, {false} false successes of {int(success.sum())}",
-            state_of(longest <= epsilon + ROUNDING and low >= 0 and high <= 1 and false == 0, bool(success.any())),
+            f"{reach}pixels {low:.3g} to {high:.3g}, {false} false successes of "
+            f"{int(success.sum())}",
+            state_of(
+                longest <= epsilon + ROUNDING and low >= 0 and high <= 1 and false == 0,
+                bool(success.any()),
+            ),
         )
 
     def unlimited_budget(self, *, epsilon: float = UNLIMITED_EPSILON, steps: int = 50) -> Check:
-        """Within an unlimited budget every image can become any other, so the attack succeeds on every image."""
+        """Within an unlimited budget every image can become any other, so the attack succeeds on
+        every image.
+        """
         result = self.at(epsilon=epsilon, steps=steps)
         left = int((result.tried & ~result.success).sum())
         tried = int(result.tried.sum())
@@ -127,12 +145,20 @@ class Trial:
         )
 
     def more_steps(self, *, epsilon: float, steps: int, times: int = 4) -> Check:
-        """More steps break as many images, but for chance; if they break more, the attack had too few steps."""
-        fewer, more = (self.at(epsilon=epsilon, steps=count).success for count in (steps, times * steps))
+        """More steps break as many images, but for chance; if they break more, the attack had too
+        few steps.
+        """
+        fewer, more = (
+            self.at(epsilon=epsilon, steps=count).success for count in (steps, times * steps)
+        )
         lost = int((fewer & ~more).sum())
         gained = int((~fewer & more).sum())
         differs = paired_test(fewer, more, groups=self.groups) <= SIGNIFICANT
-        reason = "; more steps break fewer" if lost > gained else f"; too few steps, raise {argument('steps')}"
+        reason = (
+            "; more steps break fewer"
+            if lost > gained
+            else f"; too few steps, raise {argument('steps')}"
+        )
         return Check(
             "more steps",
             self.attack,
@@ -145,10 +171,14 @@ class Trial:
         )
 
     def same_distances(self, *, epsilon: float, steps: int, times: int = 2) -> Check:
-        """Return a longer search succeeds on the same images with perturbations about as large; otherwise it was too
-        short. epsilon: L2, pixel units, greater than any perturbation."""
+        """Return a longer search succeeds on the same images with perturbations about as large;
+        otherwise it was too short. epsilon: L2, pixel units, greater than any perturbation.
+        """
         fewer, more = (self.at(epsilon=epsilon, steps=count) for count in (steps, times * steps))
-        short, long = (NORMS["l2"].length((each.images.cpu() - self.images.cpu()).double()) for each in (fewer, more))
+        short, long = (
+            NORMS["l2"].length((each.images.cpu() - self.images.cpu()).double())
+            for each in (fewer, more)
+        )
         sooner = fewer.success
         later = more.success
         both = sooner & later
@@ -157,14 +187,21 @@ class Trial:
         name = "more steps"
         expected = f"{times} times the steps find changes as small, within {100 * NEAR:.0f} %"
         if not bool(both.any()):
-            return Check(name, self.attack, expected, f"no change found for any of {len(both)} images", "failed")
+            return Check(
+                name,
+                self.attack,
+                expected,
+                f"no change found for any of {len(both)} images",
+                "failed",
+            )
         change = float(torch.median(long[both] / short[both])) - 1
         reason = f"; too few steps, raise {argument('steps')}" if change < -NEAR or gained else ""
         return Check(
             name,
             self.attack,
             expected,
-            f"{100 * change:+.1f} % (median of {int(both.sum())} images), {lost} lost, {gained} gained{reason}",
+            f"{100 * change:+.1f} % (median of {int(both.sum())} images), {lost} lost, {gained} "
+            f"gained{reason}",
             state_of(abs(change) <= NEAR and lost == gained == 0),
         )
 
@@ -175,7 +212,8 @@ def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> 
     whole, parts: of the same images, attacked in one batch and in smaller ones.
     """
     other = int((whole.success != parts.success).sum())
-    # kernels round differently for other batch sizes; a gradient whose sign flips by that changes a pixel
+    # kernels round differently for other batch sizes; a gradient whose sign flips by that changes a
+    # pixel
     return Check(
         "batch size",
         attack,
@@ -187,7 +225,8 @@ def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> 
 
 @needs_gradients
 def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
-    """Check that the gradient of the cross-entropy in the pixels is not zero for at least 9 images in 10.
+    """Check that the gradient of the cross-entropy in the pixels is not zero for at least 9 images
+    in 10.
 
     Raises NonFiniteError, naming model and image, for a NaN or infinite gradient.
     """
@@ -199,7 +238,8 @@ def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
     broken = (~flat.isfinite()).any(1).nonzero().flatten()
     if len(broken):
         raise NonFiniteError(
-            f"expected finite gradients, found NaN or infinity from {model.alias} on image {int(broken[0])}"
+            f"expected finite gradients, found NaN or infinity from {model.alias} on image "
+            f"{int(broken[0])}"
         )
     return gradients_read("gradients", "gradients", int((flat == 0).all(1).sum()), len(images))
 
@@ -218,7 +258,8 @@ def gradients_read(name: str, attack: str, zero: int, count: int) -> Check:
 
 
 def every_image_broken(outcome: Outcome) -> Check:
-    """Return a search without a budget found a perturbation that fools the model for every image."""
+    """Return a search without a budget found a perturbation that fools the model for every
+    image."""
     right = int(outcome.clean.sum())
     missed = int((outcome.clean & outcome.broken_at.isinf()).sum())
     return Check(
@@ -233,8 +274,8 @@ def every_image_broken(outcome: Outcome) -> Check:
 
 
 def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
-    """Return the weaker of two attacks breaks no more images than the stronger at any epsilon, but for chance. reason:
-    why it is the weaker one ("one step against many").
+    """Return the weaker of two attacks breaks no more images than the stronger at any epsilon, but
+    for chance. reason: why it is the weaker one ("one step against many").
 
     Only the epsilons that both tried are compared.
     """
@@ -257,7 +298,8 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
             against = only_weaker
             of = only_weaker + only_stronger
             found = (
-                f"at {epsilon:.3g}, {only_weaker} broken by {weaker.name} alone, {only_stronger} by {stronger.name} "
+                f"at {epsilon:.3g}, {only_weaker} broken by {weaker.name} alone, {only_stronger} "
+                f"by {stronger.name} "
                 f"alone (p = {p:.2g})"
             )
     return Check(
@@ -284,11 +326,13 @@ def never_rises(outcome: Outcome) -> Check:
     )
 
 
-def same_in_ascending_order(attack: str, above: Float[Tensor, " batch"], below: Float[Tensor, " batch"]) -> Check:
+def same_in_ascending_order(
+    attack: str, above: Float[Tensor, " batch"], below: Float[Tensor, " batch"]
+) -> Check:
     """Check that an image that is robust at one epsilon is robust at all smaller ones.
 
-    A sweep from the largest epsilon assumes this. above, below: the smallest epsilon that breaks each image, tried in
-    descending and in ascending order.
+    A sweep from the largest epsilon assumes this. above, below: the smallest epsilon that breaks
+    each image, tried in descending and in ascending order.
     """
     sooner = int((below < above).sum())
     return Check(

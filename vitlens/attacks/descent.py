@@ -1,6 +1,8 @@
-"""Projected gradient descent; FGSM, BIM, the patch attack and frequency-limited PGD are special cases of it.
+"""Projected gradient descent; FGSM, BIM, the patch attack and frequency-limited PGD are special
+cases of it.
 
-They differ by the region of allowed perturbations: a norm's ball, one band of frequencies, one square of pixels.
+They differ by the region of allowed perturbations: a norm's ball, one band of frequencies, one
+square of pixels.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +30,10 @@ CUTOFF = 0.5  # of Nyquist's frequency, between low and high
 
 @dataclass(frozen=True)
 class Region:
-    """The allowed changes of a batch of jobs. norm: that bounds a change; within: the component of a change, or of a
-    gradient, in the region, of any length; choose: the state that defines each job's region; radius: the largest length
-    of a change."""
+    """The allowed changes of a batch of jobs. norm: that bounds a change; within: the component of
+    a change, or of a gradient, in the region, of any length; choose: the state that defines each
+    job's region; radius: the largest length of a change.
+    """
 
     norm: Norm
     within: Callable[[Change, State], Change] = lambda change, _state: change
@@ -41,7 +44,8 @@ class Region:
 def band(part: Literal["low", "high"]) -> Region:
     """Return changes of only low or only high frequencies, of at most epsilon at every pixel.
 
-    A change that is too large is scaled down, which keeps its frequencies; only clamping to [0, 1] adds others.
+    A change that is too large is scaled down, which keeps its frequencies; only clamping to [0, 1]
+    adds others.
     """
 
     def within(change: Change, _state: State) -> Change:
@@ -55,10 +59,14 @@ def band(part: Literal["low", "high"]) -> Region:
     return Region(replace(LINF, project=scaled_down), within)
 
 
-def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images places"] | None) -> Region:
-    """Return one square of pixels in which any change is allowed, from black to white; epsilon is the share that it
-    covers. side: px; step: px (vertical, horizontal) between its possible positions; ranked: for each image (rows of
-    the jobs) the positions in descending order, of which each restart takes the next; None: random positions."""
+def one_square(
+    side: int, step: tuple[int, int], ranked: Int[Tensor, "images places"] | None
+) -> Region:
+    """Return one square of pixels in which any change is allowed, from black to white; epsilon is
+    the share that it covers. side: px; step: px (vertical, horizontal) between its possible
+    positions; ranked: for each image (rows of the jobs) the positions in descending order, of which
+    each restart takes the next; None: random positions.
+    """
 
     def choose(jobs: Jobs) -> State:
         """Return each job's square as a mask (batch, 1, height, width)."""
@@ -74,30 +82,45 @@ def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images pla
         return {"mask": squares((height, width), top, left, torch.full_like(top, side))}
 
     return Region(
-        PATCH, lambda change, state: change * state["mask"], choose, lambda jobs: torch.ones_like(jobs.epsilon)
+        PATCH,
+        lambda change, state: change * state["mask"],
+        choose,
+        lambda jobs: torch.ones_like(jobs.epsilon),
     )
 
 
 def squares(
-    size: tuple[int, int], top: Int[Tensor, " batch"], left: Int[Tensor, " batch"], side: Int[Tensor, " batch"]
+    size: tuple[int, int],
+    top: Int[Tensor, " batch"],
+    left: Int[Tensor, " batch"],
+    side: Int[Tensor, " batch"],
 ) -> Bool[Tensor, "batch 1 height width"]:
     """Return a mask of each square."""
     along = [torch.arange(length, device=top.device) for length in size]
-    rows, columns = ((line >= at[:, None]) & (line < (at + side)[:, None]) for line, at in zip(along, (top, left)))
+    rows, columns = (
+        (line >= at[:, None]) & (line < (at + side)[:, None])
+        for line, at in zip(along, (top, left))
+    )
     return (rows[:, :, None] & columns[:, None, :])[:, None]
 
 
 def ranked_positions(
-    maps: Float[Tensor, "images rows columns"], size: tuple[int, int], *, side: int, step: Sequence[int]
+    maps: Float[Tensor, "images rows columns"],
+    size: tuple[int, int],
+    *,
+    side: int,
+    step: Sequence[int],
 ) -> Int[Tensor, "images places"]:
-    """Return the positions of a square for each image, by the attribution within it, largest first; ties in reading
-    order.
+    """Return the positions of a square for each image, by the attribution within it, largest first;
+    ties in reading order.
 
     Raises InputError for a constant map.
     """
     constant = (maps.amax((1, 2)) == maps.amin((1, 2))).nonzero().flatten()
     if len(constant):
-        raise InputError(f"expected maps that rank positions, found the map of image {int(constant[0])} constant")
+        raise InputError(
+            f"expected maps that rank positions, found the map of image {int(constant[0])} constant"
+        )
     enlarged = F.interpolate(maps[:, None].float(), size=size, mode="nearest")
     mass = F.avg_pool2d(enlarged, side, stride=tuple(step)).flatten(1)
     return mass.argsort(dim=1, descending=True, stable=True)
@@ -105,8 +128,9 @@ def ranked_positions(
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(Algorithm):
-    """Gradient ascent on the loss; each step is projected into the region. stride: length of all steps together, in
-    epsilons; random_start: whether it starts at a random point of the region."""
+    """Gradient ascent on the loss; each step is projected into the region. stride: length of all
+    steps together, in epsilons; random_start: whether it starts at a random point of the region.
+    """
 
     steps: int
     stride: float
@@ -128,7 +152,9 @@ class Descent(Algorithm):
         return {**state, "points": self._inside(jobs, state, state["points"] - jobs.clean + change)}
 
     def _inside(self, jobs: Jobs, state: State, change: Change) -> Images:
-        return perturbed(jobs, self.norm.project(self.region.within(change, state), self.region.radius(jobs)))
+        return perturbed(
+            jobs, self.norm.project(self.region.within(change, state), self.region.radius(jobs))
+        )
 
 
 def pgd(
@@ -141,9 +167,11 @@ def pgd(
     random_start: bool = True,
     region: Region | None = None,
 ) -> Descent:
-    """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps. targets: how many of the
-    most likely other classes it targets in turn, 0: untargeted; stride: None: that of the setting, or 2.5; region: the
-    set of allowed perturbations (None: the norm's ball)."""
+    """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps.
+    targets: how many of the most likely other classes it targets in turn, 0: untargeted; stride:
+    None: that of the setting, or 2.5; region: the set of allowed perturbations (None: the norm's
+    ball).
+    """
     region = region or Region(NORMS[norm])
     if stride is None:
         stride = PGD_STRIDE if setting.stride is None else setting.stride
@@ -164,7 +192,9 @@ def fgsm(setting: Setting) -> Descent:
 
 
 def bim(setting: Setting) -> Descent:
-    """Return the basic iterative method (Kurakin 2017): from the clean image, steps of 1.25 epsilon in total."""
+    """Return the basic iterative method (Kurakin 2017): from the clean image, steps of 1.25 epsilon
+    in total.
+    """
     return pgd(setting, stride=BIM_STRIDE, random_start=False)
 
 
@@ -174,8 +204,14 @@ def frequency(setting: Setting, *, part: Literal["low", "high"]) -> Descent:
 
 
 def patch(setting: Setting) -> Descent:
-    """PGD within one square (Brown 2017), at a random position or at those of most attribution, in order."""
+    """PGD within one square (Brown 2017), at a random position or at those of most attribution, in
+    order.
+    """
     side = setting.square_side
     step = (setting.token or (side, side)) if setting.aligned else (1, 1)
-    ranked = None if setting.maps is None else ranked_positions(setting.maps, setting.size, side=side, step=step)
+    ranked = (
+        None
+        if setting.maps is None
+        else ranked_positions(setting.maps, setting.size, side=side, step=step)
+    )
     return pgd(setting, region=one_square(side, step, ranked))

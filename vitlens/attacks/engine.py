@@ -1,14 +1,17 @@
-"""The engine: keeps the batch full; an image leaves it as soon as it is adversarial or its last job has failed.
+"""The engine: keeps the batch full; an image leaves it as soon as it is adversarial or its last job
+has failed.
 
-A job is an image at one epsilon in one restart. After a failure the next restart, then the next larger epsilon, follows
-in the same slot; after a success, or the image's last job, the next image takes the slot. So the model runs only on
-images that are still robust, and the result for an image does not depend on the rest of the batch.
+A job is an image at one epsilon in one restart. After a failure the next restart, then the next
+larger epsilon, follows in the same slot; after a success, or the image's last job, the next image
+takes the slot. So the model runs only on images that are still robust, and the result for an image
+does not depend on the rest of the batch.
 
-A minimum-norm attack stops a step beyond the decision boundary, so its perturbation is shortened along the line to the
-clean image as far as the image stays adversarial (foolbox does the same for each epsilon).
+A minimum-norm attack stops a step beyond the decision boundary, so its perturbation is shortened
+along the line to the clean image as far as the image stays adversarial (foolbox does the same for
+each epsilon).
 
-Gradients, with respect to pixels alone, may be computed in bf16; whether an image is adversarial is always evaluated in
-fp32, on exactly its pixels.
+Gradients, with respect to pixels alone, may be computed in bf16; whether an image is adversarial is
+always evaluated in fp32, on exactly its pixels.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +37,9 @@ from vitlens.lens.quick_passes import quick_linear
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 
-OnDone = Callable[[int], object]  # level at which the attack succeeded on a finished image (-1: robust)
+OnDone = Callable[
+    [int], object
+]  # level at which the attack succeeded on a finished image (-1: robust)
 Points = Float[Tensor, "points 3 height width"]
 SuccessTest = Callable[[Points, Int[Tensor, " points"]], Bool[Tensor, " points"]]
 
@@ -42,7 +47,9 @@ ROUNDS = 3  # of the line search
 POINTS = 8  # on each line in a round: each round narrows the interval to 1/9, three to 1/729
 _BF16_ERROR = 2.0**-6  # of the largest logit
 _CPU_CHUNK = 32  # images per pass on a CPU, whose activations fit into its caches
-_SEPARATE = 4  # jobs that need no gradient get a pass of their own where they are at least 1/4 of the batch
+_SEPARATE = (
+    4  # jobs that need no gradient get a pass of their own where they are at least 1/4 of the batch
+)
 _MULTIPLE = 8  # to which batches on a CPU are padded
 
 
@@ -50,9 +57,10 @@ _MULTIPLE = 8  # to which batches on a CPU are padded
 class AttackOutcome:
     """The outcome for each image, of all algorithms that have run so far.
 
-    level: index of the epsilon at which the attack succeeded, -1 where the image is robust or was not attacked;
-    distance: of the adversarial image, infinite where there is none; forwards, backwards: passes; silent: whether no
-    gradient was other than exactly 0; adversarial: images by row.
+    level: index of the epsilon at which the attack succeeded, -1 where the image is robust or was
+    not attacked; distance: of the adversarial image, infinite where there is none; forwards,
+    backwards: passes; silent: whether no gradient was other than exactly 0; adversarial: images by
+    row.
     """
 
     level: Int[Tensor, " batch"]
@@ -70,8 +78,9 @@ class AttackOutcome:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Runs the model for one algorithm. precision: of the passes with gradients; targeted: whether success means
-    predicting the target (else: any wrong class)."""
+    """Runs the model for one algorithm. precision: of the passes with gradients; targeted: whether
+    success means predicting the target (else: any wrong class).
+    """
 
     model: Model
     algorithm: Algorithm
@@ -79,7 +88,9 @@ class Evaluator:
     targeted: bool
 
     def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
-        """Return the model's outputs on the points; last (on the CPU): jobs for which no gradient is needed."""
+        """Return the model's outputs on the points; last (on the CPU): jobs for which no gradient
+        is needed.
+        """
         chunk = _CPU_CHUNK if points.device.type == "cpu" else len(points)
         all_jobs = torch.ones_like(last)
         count = int(last.sum())
@@ -88,12 +99,16 @@ class Evaluator:
             groups = [(all_jobs, False)]
         elif count * _SEPARATE >= len(last):
             groups = [(last, False), (~last, True)]
-        passes = [(rows, traced) for mask, traced in groups for rows in mask.nonzero()[:, 0].split(chunk)]
+        passes = [
+            (rows, traced) for mask, traced in groups for rows in mask.nonzero()[:, 0].split(chunk)
+        ]
         parts = []
         for rows, traced in passes:
             slots = rows.to(points.device)
             own = (points, jobs) if len(passes) == 1 else (points[slots], jobs.select(slots))
-            parts.append(self._traced(*own, last[rows].to(points.device)) if traced else self._plain(*own))
+            parts.append(
+                self._traced(*own, last[rows].to(points.device)) if traced else self._plain(*own)
+            )
         if len(parts) == 1:
             return parts[0]
         order = torch.cat([rows for rows, _ in passes]).argsort().to(points.device)
@@ -105,14 +120,20 @@ class Evaluator:
         )
 
     def exact(self, points: Images) -> Logits:
-        """Return the logits at the module's own precision, as numbers of the points' type, without a graph."""
+        """Return the logits at the module's own precision, as numbers of the points' type, without
+        a graph.
+        """
         with torch.no_grad(), quick_linear(points.device):
             logits: Tensor = self.model(_padded(points))
         return logits[: len(points)].to(points.dtype)
 
     def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
         """Return whether the points with these logits are adversarial."""
-        return is_target(logits, jobs.targets) if self.targeted else is_misclassified(logits, jobs.labels)
+        return (
+            is_target(logits, jobs.targets)
+            if self.targeted
+            else is_misclassified(logits, jobs.labels)
+        )
 
     def _plain(self, points: Images, jobs: Jobs) -> PointEvaluation:
         logits = self.exact(points)
@@ -121,14 +142,19 @@ class Evaluator:
         return PointEvaluation(logits, losses, no_gradients, self.success(logits, jobs))
 
     def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
-        """With gradients; after a pass in bf16, points that are nearly adversarial, or the last of their job, are
-        evaluated again in fp32."""
+        """With gradients; after a pass in bf16, points that are nearly adversarial, or the last of
+        their job, are evaluated again in fp32.
+        """
         with autocast(points.device, self.precision):
             coarse = torch.is_autocast_enabled(points.device.type)
-        with needing_gradients(self.model, instead=f"attacks that need scores alone work ({without_gradients()})"):
+        with needing_gradients(
+            self.model, instead=f"attacks that need scores alone work ({without_gradients()})"
+        ):
             try:
                 seen = self._differentiated(points, jobs, quick_linear(points.device))
-            except CheckpointError:  # what a checkpoint computes again for the gradient is not quick
+            except (
+                CheckpointError
+            ):  # what a checkpoint computes again for the gradient is not quick
                 seen = self._differentiated(points, jobs, nullcontext())
         logits = seen.logits
         if not coarse:
@@ -139,10 +165,14 @@ class Evaluator:
         if not len(uncertain):
             return seen
         logits = logits.index_copy(0, uncertain, self.exact(points[uncertain]))
-        success = torch.zeros_like(seen.success).index_copy(0, uncertain, self.success(logits, jobs)[uncertain])
+        success = torch.zeros_like(seen.success).index_copy(
+            0, uncertain, self.success(logits, jobs)[uncertain]
+        )
         return replace(seen, logits=logits, success=success)
 
-    def _differentiated(self, points: Images, jobs: Jobs, quick: AbstractContextManager[None]) -> PointEvaluation:
+    def _differentiated(
+        self, points: Images, jobs: Jobs, quick: AbstractContextManager[None]
+    ) -> PointEvaluation:
         count = self.algorithm.objectives
         with torch.enable_grad(), autocast(points.device, self.precision), quick:
             leaf = points.detach().requires_grad_()
@@ -155,26 +185,39 @@ class Evaluator:
                 for index in range(count)
             ]
         logits = logits.detach()
-        return PointEvaluation(logits, losses.detach(), torch.stack(gradients), self.success(logits, jobs))
+        return PointEvaluation(
+            logits, losses.detach(), torch.stack(gradients), self.success(logits, jobs)
+        )
 
 
 def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
-    """On a CPU, padded with copies of the last image to 1, 2, 4 or a multiple of 8. oneDNN caches code and memory for
-    every shape, and a shrinking batch would produce all of them."""
+    """On a CPU, padded with copies of the last image to 1, 2, 4 or a multiple of 8. oneDNN caches
+    code and memory for every shape, and a shrinking batch would produce all of them.
+    """
     count = len(points)
-    size = -(-count // _MULTIPLE) * _MULTIPLE if count > _MULTIPLE // 2 else 1 << (count - 1).bit_length()
+    size = (
+        -(-count // _MULTIPLE) * _MULTIPLE
+        if count > _MULTIPLE // 2
+        else 1 << (count - 1).bit_length()
+    )
     if points.device.type != "cpu" or size == count:
         return points
     return torch.cat((points, points[-1:].expand(size - count, -1, -1, -1)))
 
 
 class Engine:
-    """Runs one attack without members over the images, batch by batch. outcome: of the attacks before it, to which this
-    one adds: an image is attacked only below the level at which it is broken already. Raises what the attack's
-    algorithm raises."""
+    """Runs one attack without members over the images, batch by batch. outcome: of the attacks
+    before it, to which this one adds: an image is attacked only below the level at which it is
+    broken already. Raises what the attack's algorithm raises.
+    """
 
     def __init__(
-        self, model: Model, clean: CleanImages, attack: Attack, plan: AttackPlan, outcome: AttackOutcome | None = None
+        self,
+        model: Model,
+        clean: CleanImages,
+        attack: Attack,
+        plan: AttackPlan,
+        outcome: AttackOutcome | None = None,
     ) -> None:
         self.model = model
         self.clean = clean
@@ -184,14 +227,24 @@ class Engine:
         self.evaluator = Evaluator(model, self.algorithm, plan.precision, plan.targets is not None)
         self.outcome = outcome or nothing_yet(len(clean.labels))
         self.batch_size = plan.batch_size or fitting_batch(model)
-        self.targets = 1 if plan.targets is not None else max(1, min(attack.targets, clean.runners_up.shape[1]))
+        self.targets = (
+            1
+            if plan.targets is not None
+            else max(1, min(attack.targets, clean.runners_up.shape[1]))
+        )
         self.jobs_per_level = self.targets * (plan.restarts if attack.random_start else 1)
 
     def run(self, on_done: OnDone = lambda _: None) -> AttackOutcome:
         """Run all jobs of all images. Raises NonFiniteError naming model and image."""
         level = self.outcome.level
-        self.limits = torch.where(level < 0, len(self.plan.levels), level).tolist()  # of levels from the smallest
-        attacked = (row for row, correct in enumerate(self.clean.correct.tolist()) if correct and self.limits[row])
+        self.limits = torch.where(
+            level < 0, len(self.plan.levels), level
+        ).tolist()  # of levels from the smallest
+        attacked = (
+            row
+            for row, correct in enumerate(self.clean.correct.tolist())
+            if correct and self.limits[row]
+        )
         self.waiting = iter(attacked)
         self.on_done = on_done
         # of each slot: image, index of the job among the image's jobs, queries of the job
@@ -206,7 +259,8 @@ class Engine:
         return self.outcome
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        """Return one query of the model for the whole batch, and the changes that follow from it."""
+        """Return one query of the model for the whole batch, and the changes that follow from
+        it."""
         minimum = self.minimum
         last = self.queries == self.algorithm.queries - 1
         points = state["points"]
@@ -219,7 +273,9 @@ class Engine:
             steepest = seen.gradients.detach().abs().amax((0, 2, 3, 4))
         # copied to the host in one transfer
         packed = (nearest, seen.success, over, seen.logits.isfinite().all(1), steepest)
-        distance, success, over, finite, steepest = torch.stack([part.to(nearest.dtype) for part in packed]).cpu()
+        distance, success, over, finite, steepest = torch.stack(
+            [part.to(nearest.dtype) for part in packed]
+        ).cpu()
         self._count(last, finite, steepest)
         ended = over.bool() | last
         success = distance.isfinite() & ended if minimum else success.bool()
@@ -239,13 +295,17 @@ class Engine:
         return self._refill(ended.nonzero()[:, 0].tolist(), success, jobs, state)
 
     def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
-        """Count each image's passes, and note whether all its gradients were 0. Raises NonFiniteError."""
+        """Count each image's passes, and note whether all its gradients were 0. Raises
+        NonFiniteError.
+        """
         for is_finite, name in ((finite.bool(), "logits"), (steepest.isfinite(), "gradients")):
             if not is_finite.all():
                 row = self.rows[int((~is_finite).nonzero()[0])]
                 raise NonFiniteError(
-                    f"expected finite {name}, found NaN or infinity from {self.model.alias} on image "
-                    f"{int(self.clean.indices[row])} under attack; try {argument('precision', 'fp32')}, or an attack "
+                    f"expected finite {name}, found NaN or infinity from {self.model.alias} on "
+                    "image "
+                    f"{int(self.clean.indices[row])} under attack; try "
+                    f"{argument('precision', 'fp32')}, or an attack "
                     f"without gradients ({without_gradients()})"
                 )
         rows = torch.tensor(self.rows)
@@ -256,11 +316,15 @@ class Engine:
     def _shortened(
         self, hits: Int[Tensor, " hits"], jobs: Jobs, adversarial: Tensor, distance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the adversarial images and their distances, those in these slots shortened by the line search."""
+        """Return the adversarial images and their distances, those in these slots shortened by the
+        line search.
+        """
         slots = hits.to(adversarial.device)
         hit_jobs = jobs.select(slots)
         nearer = line_search(
-            lambda points, rows: self.evaluator.success(self.evaluator.exact(points), hit_jobs.select(rows)),
+            lambda points, rows: self.evaluator.success(
+                self.evaluator.exact(points), hit_jobs.select(rows)
+            ),
             hit_jobs.clean,
             adversarial[slots],
             batch_size=self.batch_size,
@@ -269,8 +333,12 @@ class Engine:
         lengths = self.algorithm.norm.length(nearer - hit_jobs.clean).to(distance)
         return adversarial.index_copy(0, slots, nearer), distance.index_copy(0, hits, lengths)
 
-    def _refill(self, slots: Sequence[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        """Fill the slots of the jobs that ended with the same image's next job, or with the next image."""
+    def _refill(
+        self, slots: Sequence[int], success: Tensor, jobs: Jobs, state: State
+    ) -> tuple[Jobs, State]:
+        """Fill the slots of the jobs that ended with the same image's next job, or with the next
+        image.
+        """
         filled = []
         for slot in slots:
             row = self.rows[slot]
@@ -282,7 +350,9 @@ class Engine:
             if self.rows[slot] >= 0:
                 filled.append(slot)
         if filled:
-            new_jobs = self._jobs([self.rows[slot] for slot in filled], [self.stages[slot] for slot in filled])
+            new_jobs = self._jobs(
+                [self.rows[slot] for slot in filled], [self.stages[slot] for slot in filled]
+            )
             place = torch.tensor(filled, device=new_jobs.rows.device)
             start = self.algorithm.start(new_jobs)
             self.queries[filled] = 0
@@ -299,8 +369,12 @@ class Engine:
         return jobs, state
 
     def _first(self, row: int) -> int:
-        """Return the first stage of an image: its first job at the smallest epsilon, or, downwards, at the largest."""
-        return (self.limits[row] - 1) * self.jobs_per_level if self.plan.downwards and row >= 0 else 0
+        """Return the first stage of an image: its first job at the smallest epsilon, or, downwards,
+        at the largest.
+        """
+        return (
+            (self.limits[row] - 1) * self.jobs_per_level if self.plan.downwards and row >= 0 else 0
+        )
 
     def _next(self, row: int, stage: int, success: bool) -> int:
         """Return the next stage of an image; negative: none."""
@@ -321,7 +395,11 @@ class Engine:
         ranks = stage % self.jobs_per_level % self.targets
         restarts = stage % self.jobs_per_level // self.targets
         runners_up = clean.runners_up[row]
-        targets = runners_up.gather(1, ranks[:, None])[:, 0] if plan.targets is None else plan.targets[row]
+        targets = (
+            runners_up.gather(1, ranks[:, None])[:, 0]
+            if plan.targets is None
+            else plan.targets[row]
+        )
         levels = torch.tensor(plan.levels, dtype=clean.images.dtype)[stage // self.jobs_per_level]
         parts = (
             row,
@@ -345,12 +423,15 @@ def worst_case(
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> AttackOutcome:
-    """Return the attack, or its members in turn, on each image only at the epsilons at which it is still robust.
-    advance: called with the number of images just finished, all of them in sum."""
+    """Return the attack, or its members in turn, on each image only at the epsilons at which it is
+    still robust. advance: called with the number of images just finished, all of them in sum.
+    """
     outcome = nothing_yet(len(clean.labels))
     engines = [Engine(model, clean, part, plan, outcome) for part in attack.parts]
     advance(int((~clean.correct).sum()) if plan.levels else len(clean.labels))
-    for engine in engines[:-1]:  # an image that is broken at the smallest epsilon is not attacked again
+    for engine in engines[
+        :-1
+    ]:  # an image that is broken at the smallest epsilon is not attacked again
         engine.run(lambda level: advance(1) if level == 0 else None)
     return engines[-1].run(lambda _: advance(1))
 
@@ -363,9 +444,12 @@ def nothing_yet(count: int) -> AttackOutcome:
     return AttackOutcome(zero - 1, distance, zero.clone(), zero.clone(), silent, {})
 
 
-def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images, *, batch_size: int) -> Images:
-    """Return the nearest adversarial images that a grid search finds on the lines from the clean to the adversarial
-    ones. is_adversarial: of points, given the rows of the images that they belong to; batch_size: points per call.
+def line_search(
+    is_adversarial: SuccessTest, clean: Images, adversarial: Images, *, batch_size: int
+) -> Images:
+    """Return the nearest adversarial images that a grid search finds on the lines from the clean to
+    the adversarial ones. is_adversarial: of points, given the rows of the images that they belong
+    to; batch_size: points per call.
 
     Where no nearer point is adversarial, the adversarial image is returned unchanged, bit for bit.
     """
@@ -391,7 +475,9 @@ def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images,
         )
         far_end = torch.ones_like(success[: len(rows), None])  # known to be adversarial
         along_line = torch.cat((success.view(-1, POINTS), far_end), 1)
-        first = along_line.to(torch.uint8).argmax(1, keepdim=True)  # argmax gives the first of equal values
+        first = along_line.to(torch.uint8).argmax(
+            1, keepdim=True
+        )  # argmax gives the first of equal values
         shares = torch.cat((ends[:, :1], between, ends[:, 1:]), 1)
         ends = shares.gather(1, torch.cat((first, first + 1), 1))
     return torch.where(per_pixel(ends[:, 1]) < 1, points_at(rows, ends[:, 1]), adversarial)

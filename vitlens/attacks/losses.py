@@ -1,7 +1,8 @@
-"""The losses that attacks maximise, one number per image from its logits; and when an image counts as misclassified.
+"""The losses that attacks maximise, one number per image from its logits; and when an image counts
+as misclassified.
 
-The DLR losses are positive where the attack succeeds: for an untargeted loss where another class has the largest logit,
-for a targeted one where the target class has.
+The DLR losses are positive where the attack succeeds: for an untargeted loss where another class
+has the largest logit, for a targeted one where the target class has.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +19,18 @@ PerImage = Float[Tensor, " batch"]
 Loss = Callable[[Logits, Labels, Labels], PerImage]  # logits, labels, target classes
 LossName = Literal["cross-entropy", "dlr"]
 
-ROUNDING: Final = 1e-5  # of the largest logit: logits that differ by less may change order in another batch
+ROUNDING: Final = (
+    1e-5  # of the largest logit: logits that differ by less may change order in another batch
+)
 _TINY: Final = 1e-12
 
 
 def cross_entropy(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
-    """Cross-entropy as the log odds against the label, log(1 - p) - log p. Cross-entropy is softplus of it: both have
-    the same gradient direction and the same order, on which normalised steps and comparisons depend, but the gradient
-    of the log odds does not vanish where the model is confident."""
+    """Cross-entropy as the log odds against the label, log(1 - p) - log p. Cross-entropy is
+    softplus of it: both have the same gradient direction and the same order, on which normalised
+    steps and comparisons depend, but the gradient of the log odds does not vanish where the model
+    is confident.
+    """
     odds: Tensor = _without(logits, labels).logsumexp(1) - _of(logits, labels)
     return odds
 
@@ -37,20 +42,24 @@ def targeted_cross_entropy(logits: Logits, _labels: Labels, targets: Labels) -> 
 
 
 def dlr(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
-    """Difference of logits ratio (Croce & Hein 2020, equation 6): -margin / (first - third logit)."""
+    """Difference of logits ratio (Croce & Hein 2020, equation 6): -margin / (first - third
+    logit)."""
     top = logits.topk(3, dim=1).values
     return -margin(logits, labels) / (top[:, 0] - top[:, 2] + _TINY)
 
 
 def targeted_dlr(logits: Logits, labels: Labels, targets: Labels) -> PerImage:
-    """Return the targeted DLR (Croce & Hein 2020, equation 7): over first - (third + fourth) / 2."""
+    """Return the targeted DLR (Croce & Hein 2020, equation 7): over first - (third + fourth)
+    / 2."""
     top = logits.topk(4, dim=1).values
     scale = top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + _TINY
     return (_of(logits, targets) - _of(logits, labels)) / scale
 
 
 def margin(logits: Logits, labels: Labels) -> PerImage:
-    """Return the label's logit minus the largest other logit (the label is masked, not multiplied by zero)."""
+    """Return the label's logit minus the largest other logit (the label is masked, not multiplied
+    by zero).
+    """
     lead: Tensor = _of(logits, labels) - _without(logits, labels).max(1).values
     return lead
 
@@ -61,7 +70,9 @@ def rounding_error(logits: Logits) -> PerImage:
 
 
 def is_misclassified(logits: Logits, labels: Labels) -> Bool[Tensor, " batch"]:
-    """Return whether another class than the label has the largest logit, by more than the rounding error."""
+    """Return whether another class than the label has the largest logit, by more than the rounding
+    error.
+    """
     return margin(logits, labels) < -rounding_error(logits)
 
 
@@ -78,7 +89,9 @@ def _without(logits: Logits, classes: Labels) -> Logits:
     return logits.scatter(1, classes[:, None], -torch.inf)
 
 
-LOSSES: Final[Mapping[LossName, Loss]] = MappingProxyType({"cross-entropy": cross_entropy, "dlr": dlr})
+LOSSES: Final[Mapping[LossName, Loss]] = MappingProxyType(
+    {"cross-entropy": cross_entropy, "dlr": dlr}
+)
 TARGETED: Final[Mapping[LossName, Loss]] = MappingProxyType(
     {"cross-entropy": targeted_cross_entropy, "dlr": targeted_dlr}
 )

@@ -1,8 +1,9 @@
 """The attacks that search for the smallest perturbation, L2: DeepFool, and Carlini & Wagner's.
 
-DeepFool (Moosavi-Dezfooli 2016) steps to the nearest class boundary of the linearised model. Carlini & Wagner (2017)
-minimise distance² + c · margin in tanh space, where no pixel can leave [0, 1]; a binary search finds each image's c.
-Each image's search stops on its own, and the result is the nearest of all adversarial images found on the way.
+DeepFool (Moosavi-Dezfooli 2016) steps to the nearest class boundary of the linearised model.
+Carlini & Wagner (2017) minimise distance² + c · margin in tanh space, where no pixel can leave [0,
+1]; a binary search finds each image's c. Each image's search stops on its own, and the result is
+the nearest of all adversarial images found on the way.
 """
 
 import math
@@ -12,7 +13,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed, updated
+from vitlens.attacks.algorithm import (
+    Algorithm,
+    Jobs,
+    PointEvaluation,
+    Setting,
+    State,
+    perturbed,
+    updated,
+)
 from vitlens.attacks.losses import margin, rounding_error
 from vitlens.attacks.norms import L2, per_pixel
 from vitlens.attacks.registry import SEARCHES, TARGETS
@@ -28,7 +37,8 @@ _DECAY = 0.9, 0.999  # Adam's
 _TINY = 1e-8  # Adam's epsilon
 _CHECKS = 10  # how often a search checks whether the loss still falls
 _FALL = 0.9999
-_PATIENCE = 2  # consecutive checks without a fall: a single image's loss oscillates more than the sum over a batch
+# consecutive checks without a fall: a single image's loss oscillates more than the sum over a batch
+_PATIENCE = 2
 
 
 class DeepFool(Algorithm):
@@ -50,7 +60,9 @@ class DeepFool(Algorithm):
         return others - logits.gather(1, jobs.labels[:, None])
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """Return a step across the nearest linearised boundary; the job is over as soon as the image is adversarial."""
+        """Return a step across the nearest linearised boundary; the job is over as soon as the
+        image is adversarial.
+        """
         lengths = seen.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
         tiny = torch.finfo(lengths.dtype).tiny
         gap = seen.losses.abs() + rounding_error(seen.logits)[:, None]
@@ -58,17 +70,25 @@ class DeepFool(Algorithm):
         distances = torch.where(lengths > 0, distances, torch.inf)
         nearest, chosen = distances.min(1)
         gradient = seen.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
-        length = torch.where(nearest.isfinite(), nearest + _PUSH, 0)  # no step where all gradients are 0
+        length = torch.where(
+            nearest.isfinite(), nearest + _PUSH, 0
+        )  # no step where all gradients are 0
         total = state["total"] + per_pixel(length) * L2.steepest(gradient)
         here = state["points"]
         found = {"best": here, "nearest": L2.length(here - jobs.clean)}
-        moved = {"points": perturbed(jobs, (1 + OVERSHOOT) * total), "total": total, "over": seen.success}
+        moved = {
+            "points": perturbed(jobs, (1 + OVERSHOOT) * total),
+            "total": total,
+            "over": seen.success,
+        }
         return {**updated(state, seen.success, found), **moved}
 
 
 def deepfool(setting: Setting) -> DeepFool:
     """DeepFool with overshoot 0.02 over the 9 most likely other classes."""
-    return DeepFool(norm=L2, queries=setting.steps + 1, objectives=min(TARGETS, setting.classes - 1))
+    return DeepFool(
+        norm=L2, queries=setting.steps + 1, objectives=min(TARGETS, setting.classes - 1)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,21 +115,29 @@ class CarliniWagner(Algorithm):
         }
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
-        """Return the negative margin of the label; 0 as soon as another class has the largest logit."""
+        """Return the negative margin of the label; 0 as soon as another class has the largest
+        logit.
+        """
         return -(margin(logits, jobs.labels) + rounding_error(logits)).clamp_min(0)[:, None]
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """Keep the nearest adversarial image, take a step of Adam, start the next search where one has ended."""
+        """Keep the nearest adversarial image, take a step of Adam, start the next search where one
+        has ended.
+        """
         points = state["points"]
         change = state["points"] - _as_image(state["origin"])
         loss = change.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
-        gradient = (2 * change - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)  # d tanh
+        gradient = (
+            (2 * change - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)
+        )  # d tanh
         length = L2.length(points - jobs.clean)
         nearer = seen.success & (length < state["nearest"])
         state = updated(state, nearer, {"best": points, "nearest": length})
         state = self._adam_step({**state, "success": state["success"] | seen.success}, gradient)
         state = self._checked(state, loss)
-        return self._next_search(state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE))
+        return self._next_search(
+            state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE)
+        )
 
     def _checked(self, state: State, loss: Float[Tensor, " batch"]) -> State:
         """Ten times in each search: whether the loss has fallen since the last check."""
@@ -123,9 +151,18 @@ class CarliniWagner(Algorithm):
         mean = _DECAY[0] * state["mean"] + (1 - _DECAY[0]) * gradient
         power = _DECAY[1] * state["power"] + (1 - _DECAY[1]) * gradient.square()
         correction = [per_pixel(1 - decay ** ticks.to(gradient.dtype)) for decay in _DECAY]
-        shift = state["shift"] - RATE * (mean / correction[0]) / ((power / correction[1]).sqrt() + _TINY)
+        shift = state["shift"] - RATE * (mean / correction[0]) / (
+            (power / correction[1]).sqrt() + _TINY
+        )
         points = _as_image(state["origin"] + shift)
-        return {**state, "ticks": ticks, "mean": mean, "power": power, "shift": shift, "points": points}
+        return {
+            **state,
+            "ticks": ticks,
+            "mean": mean,
+            "power": power,
+            "shift": shift,
+            "points": points,
+        }
 
     def _next_search(self, state: State, end: Bool[Tensor, " batch"]) -> State:
         """Return the next c and a new search for the jobs whose search has ended."""
@@ -134,8 +171,12 @@ class CarliniWagner(Algorithm):
         search = state["search"] + end
         state = updated(updated(state, end & success, {"high": c}), end & ~success, {"low": c})
         between = torch.where(state["high"].isinf(), c * 10, (state["low"] + state["high"]) / 2)
-        if self.searches >= SEARCHES + 1:  # as published: the last search uses the smallest c that succeeded
-            between = torch.where(search == self.searches - 1, state["high"].clamp_max(LARGEST_C), between)
+        if (
+            self.searches >= SEARCHES + 1
+        ):  # as published: the last search uses the smallest c that succeeded
+            between = torch.where(
+                search == self.searches - 1, state["high"].clamp_max(LARGEST_C), between
+            )
         return {
             **updated(state, end, {**_new_search(state["origin"]), "c": between}),
             "search": search,
@@ -143,10 +184,14 @@ class CarliniWagner(Algorithm):
         }
 
 
-def carlini_wagner(setting: Setting, *, searches: int = SEARCHES, first_c: float = FIRST_C) -> CarliniWagner:
+def carlini_wagner(
+    setting: Setting, *, searches: int = SEARCHES, first_c: float = FIRST_C
+) -> CarliniWagner:
     """C&W's L2 attack, confidence 0; steps of Adam for each of 9 values of c."""
     queries = setting.steps * searches
-    return CarliniWagner(norm=L2, queries=queries, steps=setting.steps, searches=searches, first_c=first_c)
+    return CarliniWagner(
+        norm=L2, queries=queries, steps=setting.steps, searches=searches, first_c=first_c
+    )
 
 
 def _new_search(origin: Images) -> State:

@@ -1,7 +1,7 @@
 """Norms of perturbations: length, steepest step, projection and random draw, shared by all attacks.
 
-Epsilons are in pixel units, pixels in [0, 1]. Every function takes perturbations (batch, 3, height, width) and one
-epsilon per image.
+Epsilons are in pixel units, pixels in [0, 1]. Every function takes perturbations (batch, 3, height,
+width) and one epsilon per image.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +25,10 @@ _HALF_STEP = 2.0**-25  # draws are multiples of 2^-24, and the normal quantile o
 
 @dataclass(frozen=True)
 class Norm:
-    """One norm. length: of each change; steepest: the step of length 1 of largest increase, given a gradient; project:
-    the nearest change within epsilon; draw: a random change of length at most 1 for each key, shaped like images."""
+    """One norm. length: of each change; steepest: the step of length 1 of largest increase, given a
+    gradient; project: the nearest change within epsilon; draw: a random change of length at most 1
+    for each key, shaped like images.
+    """
 
     name: NormName
     length: Callable[[Change], PerImage]
@@ -51,7 +53,9 @@ def _euclidean(change: Change) -> PerImage:
 
 def _unit(change: Change) -> Change:
     smallest = torch.finfo(change.dtype).tiny
-    scaled = change / per_pixel(_largest(change).clamp_min(smallest))  # squares of 1e-30 would underflow
+    scaled = change / per_pixel(
+        _largest(change).clamp_min(smallest)
+    )  # squares of 1e-30 would underflow
     return scaled / per_pixel(_euclidean(scaled).clamp_min(smallest))
 
 
@@ -87,5 +91,9 @@ def _share_changed(change: Change) -> PerImage:
 
 LINF: Final = Norm("linf", _largest, torch.sign, _clamped, _uniform_in_cube)
 L2: Final = Norm("l2", _euclidean, _unit, _scaled_down, _uniform_in_ball)
-PATCH: Final = Norm("patch", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _uniform_in_cube)
-NORMS: Final[Mapping[NormName, Norm]] = MappingProxyType({norm.name: norm for norm in (LINF, L2, PATCH)})
+PATCH: Final = Norm(
+    "patch", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _uniform_in_cube
+)
+NORMS: Final[Mapping[NormName, Norm]] = MappingProxyType(
+    {norm.name: norm for norm in (LINF, L2, PATCH)}
+)

@@ -22,14 +22,18 @@ from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import Parts
 from vitlens.shapes import Labels
 
-_CPU_BATCH = 64  # images at a time on a CPU: more are no faster, and a small batch makes resuming finer
+_CPU_BATCH = (
+    64  # images at a time on a CPU: more are no faster, and a small batch makes resuming finer
+)
 
 
 @dataclass(frozen=True)
 class CleanImages:
-    """The images before an attack, on the device of the images passed in, or read from a Split as they are needed.
-    correct: whether the model predicts the label; runners_up: other classes, most likely first; indices: of the images
-    in the data set; notes: caveats that a report states before its curves."""
+    """The images before an attack, on the device of the images passed in, or read from a Split as
+    they are needed. correct: whether the model predicts the label; runners_up: other classes, most
+    likely first; indices: of the images in the data set; notes: caveats that a report states before
+    its curves.
+    """
 
     images: Parts
     labels: Labels
@@ -41,15 +45,17 @@ class CleanImages:
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """How images are attacked. Raises InputError for counts that are too small and for maps that are not finite.
+    """How images are attacked. Raises InputError for counts that are too small and for maps that
+    are not finite.
 
-    levels: epsilons above 0 in ascending order; steps: of the attack (None: its default); restarts: at each level;
-    targets: the target classes (batch,), or None; batch_size: images at a time (None: as many as fit into memory);
-    precision: of the passes with gradients; side, aligned, maps, stride: as in `vitlens.attack`; keep:
-    whether the adversarial images are kept; downwards: from the largest epsilon down to the first at which an image is
-    robust, which is then taken to be robust at all smaller ones, instead of from the smallest up to the first at which
-    the attack succeeds: two to three times as fast where many images are robust, but wrong where an attack fails only
-    at a larger epsilon.
+    levels: epsilons above 0 in ascending order; steps: of the attack (None: its default); restarts:
+    at each level; targets: the target classes (batch,), or None; batch_size: images at a time
+    (None: as many as fit into memory); precision: of the passes with gradients; side, aligned,
+    maps, stride: as in `vitlens.attack`; keep: whether the adversarial images are kept; downwards:
+    from the largest epsilon down to the first at which an image is robust, which is then taken to
+    be robust at all smaller ones, instead of from the smallest up to the first at which the attack
+    succeeds: two to three times as fast where many images are robust, but wrong where an attack
+    fails only at a larger epsilon.
     """
 
     levels: Sequence[float] = ()
@@ -67,11 +73,17 @@ class AttackPlan:
     downwards: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("steps", self.steps), ("restarts", self.restarts), ("batch size", self.batch_size)):
+        for name, value in (
+            ("steps", self.steps),
+            ("restarts", self.restarts),
+            ("batch size", self.batch_size),
+        ):
             if value is not None and value < 1:
                 raise InputError(f"expected {name} of at least 1, found {value}")
         if self.stride is not None and not 0 < self.stride < math.inf:
-            raise InputError(f"expected a step above 0, in epsilon / steps, found {self.stride:g}; e.g. 2.5")
+            raise InputError(
+                f"expected a step above 0, in epsilon / steps, found {self.stride:g}; e.g. 2.5"
+            )
         if self.maps is not None and not torch.isfinite(self.maps).all():
             raise InputError("expected finite maps, found NaN or infinity")
 
@@ -79,7 +91,9 @@ class AttackPlan:
         """Return the setting of the attack's algorithm for this model and images of this size."""
         count, (height, width) = len(clean.labels), clean.images.shape[2:]
         if self.maps is not None and (self.maps.ndim != 3 or len(self.maps) != count):
-            raise InputError(f"expected maps ({count}, rows, columns), found {tuple(self.maps.shape)}")
+            raise InputError(
+                f"expected maps ({count}, rows, columns), found {tuple(self.maps.shape)}"
+            )
         layout = model.anatomy.layout
         token = None
         if layout is not None:
@@ -99,21 +113,31 @@ class AttackPlan:
     def epsilons(
         self, attack: Attack, model: Model, clean: CleanImages, given: Sequence[float] | None
     ) -> tuple[float, ...]:
-        """Return the epsilons of an attack, by default those of its norm; for a patch, the share of the image that it
-        covers.
+        """Return the epsilons of an attack, by default those of its norm; for a patch, the share of
+        the image that it covers.
 
         Raises InputError unless they are ascending, not negative, and at most 1 in L∞.
         """
         if not attack.takes_epsilon:
             setting = self.setting(attack, model, clean)
             return (setting.square_side**2 / math.prod(setting.size),)
-        values = tuple(float(epsilon) for epsilon in (EPSILONS[attack.norm] if given is None else given))
-        wrong = [each for each in values if not (0 <= each < math.inf) or (attack.norm == "linf" and each > 1)]
+        values = tuple(
+            float(epsilon) for epsilon in (EPSILONS[attack.norm] if given is None else given)
+        )
+        wrong = [
+            each
+            for each in values
+            if not (0 <= each < math.inf) or (attack.norm == "linf" and each > 1)
+        ]
         if wrong:
             bounds = "from 0 to 1" if attack.norm == "linf" else "of 0 or more"
-            raise InputError(f"expected epsilons {bounds} in pixel units, found {wrong[0]:g}; e.g. 4 / 255")
+            raise InputError(
+                f"expected epsilons {bounds} in pixel units, found {wrong[0]:g}; e.g. 4 / 255"
+            )
         if any(after <= before for before, after in pairwise(values)):
-            raise InputError(f"expected epsilons in ascending order, found {', '.join(f'{e:g}' for e in values)}")
+            raise InputError(
+                f"expected epsilons in ascending order, found {', '.join(f'{e:g}' for e in values)}"
+            )
         return values
 
 
@@ -125,8 +149,8 @@ def clean_images(
     indices: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> CleanImages:
-    """Return the clean images, once the labels are checked and the model has been run on them. labels: class indices,
-    or "predicted".
+    """Return the clean images, once the labels are checked and the model has been run on them.
+    labels: class indices, or "predicted".
 
     Raises InputError for invalid labels or indices, NonFiniteError naming model and image.
     """
@@ -141,7 +165,8 @@ def clean_images(
     broken = (~logits.isfinite()).any(1).nonzero().flatten()
     if len(broken):
         raise NonFiniteError(
-            f"expected finite logits, found NaN or infinity from {model.alias} on image {int(positions[broken[0]])}"
+            f"expected finite logits, found NaN or infinity from {model.alias} on image "
+            f"{int(positions[broken[0]])}"
         )
     classes = logits.shape[1]
     if classes < 2:
@@ -156,12 +181,15 @@ def clean_images(
     others = logits.scatter(1, truth[:, None], -torch.inf)
     runners_up = others.topk(min(TARGETS, classes - 1), dim=1).indices
     note = f"{model.alias} misclassifies all {count} clean images: there is nothing to attack"
-    return CleanImages(images, truth, correct, runners_up, positions, () if correct.any() else (note,))
+    return CleanImages(
+        images, truth, correct, runners_up, positions, () if correct.any() else (note,)
+    )
 
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """Yield the model in evaluation mode with frozen parameters; modes and flags are restored on exit.
+    """Yield the model in evaluation mode with frozen parameters; modes and flags are restored on
+    exit.
 
     No pass then stores values for the gradients of parameters.
     """

@@ -1,7 +1,8 @@
-"""The attacks. One table, free of torch: norm, requirements, cost, defaults, self-checks and implementation of each.
+"""The attacks. One table, free of torch: norm, requirements, cost, defaults, self-checks and
+implementation of each.
 
-To add one, write its file and one entry here: the public functions, the command line, estimates of time, the
-self-checks and the tests read this table.
+To add one, write its file and one entry here: the public functions, the command line, estimates of
+time, the self-checks and the tests read this table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,9 @@ RESTARTS: Final = 1
 STEPS: Final = 20  # of projected gradient descent, and draws of uniform noise
 PRECISION: Final = "fp32"  # of the passes with gradients
 
-TARGETS: Final = 9  # most likely other classes that targeted attacks and DeepFool consider, as published
+TARGETS: Final = (
+    9  # most likely other classes that targeted attacks and DeepFool consider, as published
+)
 SEARCHES: Final = 9  # binary-search steps of C&W
 QUERIES: Final = 50  # of Square per step: 5,000 for the 100 steps of APGD, as in AutoAttack
 
@@ -38,18 +41,20 @@ _SLOW: Final = 1000  # passes per image
 class Attack:
     """One attack.
 
-    norm: that bounds the perturbation, or "patch"; kind: "budget" (run at each epsilon) or "minimum" (searches for the
-    smallest perturbation, once); paper: its source; description: what it does, in a few words; function:
-    "module:function", called as function(setting, **options), gives the algorithm; members: attacks that are run one
-    after another on the images that are still robust, instead of a function.
+    norm: that bounds the perturbation, or "patch"; kind: "budget" (run at each epsilon) or
+    "minimum" (searches for the smallest perturbation, once); paper: its source; description: what
+    it does, in a few words; function: "module:function", called as function(setting, **options),
+    gives the algorithm; members: attacks that are run one after another on the images that are
+    still robust, instead of a function.
 
-    gradients: whether it needs them; random_start: whether another restart can give another result; targets: how many
-    classes it targets in turn (0: untargeted); steps: their default number (0: always one step); iterative: whether
-    each step depends on the ones before; restricted: whether its perturbations have less freedom than their norm
-    allows; passes_a_step: forward passes per step and image; strong: whether it should succeed wherever a single-step
-    attack or one without gradients in its norm does; stronger_than: other attacks for which that should hold, with the
-    reason; examples: its rank among the attacks whose images are shown and analysed (1: first; 0: only if no other is
-    run).
+    gradients: whether it needs them; random_start: whether another restart can give another result;
+    targets: how many classes it targets in turn (0: untargeted); steps: their default number (0:
+    always one step); iterative: whether each step depends on the ones before; restricted: whether
+    its perturbations have less freedom than their norm allows; passes_a_step: forward passes per
+    step and image; strong: whether it should succeed wherever a single-step attack or one without
+    gradients in its norm does; stronger_than: other attacks for which that should hold, with the
+    reason; examples: its rank among the attacks whose images are shown and analysed (1: first; 0:
+    only if no other is run).
     """
 
     name: str
@@ -104,7 +109,9 @@ class Attack:
         return self.kind == "minimum" or (self.iterative and self.gradients and unrestricted)
 
     def passes(self, *, restarts: int = RESTARTS) -> int:
-        """Return the largest number of passes for one image and epsilon. Not for an attack with members."""
+        """Return the largest number of passes for one image and epsilon. Not for an attack with
+        members.
+        """
         count = max(1, self.steps) * self.passes_a_step
         if self.kind == "minimum":
             return count
@@ -335,8 +342,10 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(_BY_NAME)
 
 
 def comparisons(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the pairs of these attacks, (weaker, stronger, reason), of which the stronger should succeed wherever the
-    weaker does: many steps and one, with and without gradients, and those that the registry names."""
+    """Yield the pairs of these attacks, (weaker, stronger, reason), of which the stronger should
+    succeed wherever the weaker does: many steps and one, with and without gradients, and those that
+    the registry names.
+    """
     entries = [attack for attack in ATTACKS.values() if attack.name in names]
     weak = [attack for attack in entries if not (attack.iterative and attack.gradients)]
     for weaker in sorted(weak, key=lambda attack: (attack.iterative, not attack.gradients)):
@@ -345,4 +354,8 @@ def comparisons(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
             if stronger.strong and stronger.norm == weaker.norm:
                 yield weaker.name, stronger.name, reason
     for stronger in entries:
-        yield from ((name, stronger.name, why) for name, why in stronger.stronger_than.items() if name in names)
+        yield from (
+            (name, stronger.name, why)
+            for name, why in stronger.stronger_than.items()
+            if name in names
+        )

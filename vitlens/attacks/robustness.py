@@ -1,8 +1,9 @@
-"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, transfer.
+"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals,
+medians, transfer.
 
-One number per image determines all of these: an image is robust at epsilon if the model predicts it correctly and no
-attempt up to epsilon changed that. So an image broken at one epsilon is broken at every larger one, and no curve rises.
-And how much an attack changes the outputs of each block.
+One number per image determines all of these: an image is robust at epsilon if the model predicts it
+correctly and no attempt up to epsilon changed that. So an image broken at one epsilon is broken at
+every larger one, and no curve rises. And how much an attack changes the outputs of each block.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,12 +35,13 @@ ByDepth = Float[Tensor, "depth batch"]
 class Outcome:
     """The outcome of one attack on one model and n images.
 
-    name: the attack with its norm ("pgd-linf"); epsilons: those tried, ascending, in the attack's norm, pixel units
-    (for a patch the share of the image covered); clean: which images the model predicts correctly before the attack;
-    broken_at: the smallest epsilon at which each is predicted wrongly, 0 where it was wrong before, infinite where all
-    failed; distance: of the smallest perturbation found, 0 and infinite as broken_at; zero_gradients: images all of
-    whose gradients were exactly 0; forwards, backwards: passes through the model; seconds; notes: caveats that belong
-    to the numbers; groups: (n,) what images share, or None.
+    name: the attack with its norm ("pgd-linf"); epsilons: those tried, ascending, in the attack's
+    norm, pixel units (for a patch the share of the image covered); clean: which images the model
+    predicts correctly before the attack; broken_at: the smallest epsilon at which each is predicted
+    wrongly, 0 where it was wrong before, infinite where all failed; distance: of the smallest
+    perturbation found, 0 and infinite as broken_at; zero_gradients: images all of whose gradients
+    were exactly 0; forwards, backwards: passes through the model; seconds; notes: caveats that
+    belong to the numbers; groups: (n,) what images share, or None.
     """
 
     name: str
@@ -56,35 +58,48 @@ class Outcome:
     groups: Tensor | None = None
 
     def robust(self, epsilon: float) -> Bool[Tensor, " batch"]:
-        """Return which images are predicted correctly up to this epsilon; at 0, those that are before the attack."""
+        """Return which images are predicted correctly up to this epsilon; at 0, those that are
+        before the attack.
+        """
         return self.clean & (self.broken_at > epsilon + ROUNDING)
 
     def accuracies(self) -> list[Estimate]:
-        """Robust accuracy at each epsilon, with its interval over images (or over groups of them)."""
+        """Robust accuracy at each epsilon, with its interval over images (or over groups of
+        them)."""
         return [accuracy(self.robust(epsilon), groups=self.groups) for epsilon in self.epsilons]
 
     def median_distance(self, *, unit: float = 1.0) -> Estimate | None:
-        """Return the median, over the images predicted correctly before, of the smallest epsilon that broke each; in
-        units.
+        """Return the median, over the images predicted correctly before, of the smallest epsilon
+        that broke each; in units.
 
-        None where no image is predicted correctly, or at least half of them are never broken: the median then lies
-        beyond all epsilons tried. An upper end beyond these is left out.
+        None where no image is predicted correctly, or at least half of them are never broken: the
+        median then lies beyond all epsilons tried. An upper end beyond these is left out.
         """
         distances = self.broken_at[self.clean].double().numpy()
         if not len(distances):
             return None
-        beyond = 1 + 2 * max([*self.epsilons, *distances[np.isfinite(distances)].tolist()], default=1.0)
+        beyond = 1 + 2 * max(
+            [*self.epsilons, *distances[np.isfinite(distances)].tolist()], default=1.0
+        )
         groups = None if self.groups is None else self.groups[self.clean].numpy()
-        middle = median_of(np.where(np.isfinite(distances), distances, beyond), groups=groups, unit="")
-        if middle.value >= beyond / 2:  # also where it lies between a broken image and one that was never broken
+        middle = median_of(
+            np.where(np.isfinite(distances), distances, beyond), groups=groups, unit=""
+        )
+        if (
+            middle.value >= beyond / 2
+        ):  # also where it lies between a broken image and one that was never broken
             return None
-        ends = [None if end is None or end >= beyond else end / unit for end in (middle.low, middle.high)]
+        ends = [
+            None if end is None or end >= beyond else end / unit
+            for end in (middle.low, middle.high)
+        ]
         return replace(middle, value=middle.value / unit, low=ends[0], high=ends[1])
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
-    """Return the smallest epsilon at which the robust accuracy of every model is at most half its clean accuracy; the
-    largest epsilon where there is none."""
+    """Return the smallest epsilon at which the robust accuracy of every model is at most half its
+    clean accuracy; the largest epsilon where there is none.
+    """
     epsilons = outcomes[0].epsilons
     halved = (
         epsilon
@@ -96,11 +111,13 @@ def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
 
 @dataclass(frozen=True)
 class Transfer:
-    """How one model (target) predicts the images of an attack on another (source), both by their numbers.
+    """How one model (target) predicts the images of an attack on another (source), both by their
+    numbers.
 
-    rate: the share that fool the target, of the images that fool the source and whose clean version the target predicts
-    right; None where there is no such image; accuracy: of the target on all images of the source, clean ones where its
-    attack failed; clean: its accuracy on the clean images.
+    rate: the share that fool the target, of the images that fool the source and whose clean version
+    the target predicts right; None where there is no such image; accuracy: of the target on all
+    images of the source, clean ones where its attack failed; clean: its accuracy on the clean
+    images.
     """
 
     source: int
@@ -117,9 +134,10 @@ def transfers(
     *,
     groups: Tensor | None = None,
 ) -> Iterator[Transfer]:
-    """Yield every model on the images of every model's attack. clean: (models, n), which model predicts which clean
-    image correctly; adversarial: for each source (models, n), the same for its images; fooled: (models, n), which
-    images fool their own source; groups: (n,) what images share."""
+    """Yield every model on the images of every model's attack. clean: (models, n), which model
+    predicts which clean image correctly; adversarial: for each source (models, n), the same for its
+    images; fooled: (models, n), which images fool their own source; groups: (n,) what images share.
+    """
     of_clean = [accuracy(correct, groups=groups) for correct in clean]
     for source, target in product(range(len(clean)), repeat=2):
         correct = adversarial[source][target]
@@ -132,10 +150,12 @@ def transfers(
 def cosines(
     model: Model, images: Images, others: Mapping[str, Tensor], *, batch_size: int | None = None
 ) -> dict[str, ByDepth]:
-    """Return the cosine between each block's output for an image and for its counterpart: (blocks, n) by name of
-    others. images, others: (n, 3, height, width) in [0, 1], the counterparts in the same order.
+    """Return the cosine between each block's output for an image and for its counterpart: (blocks,
+    n) by name of others. images, others: (n, 3, height, width) in [0, 1], the counterparts in the
+    same order.
 
-    A block's whole output counts, all tokens or the whole map. Raises InputError for a model without blocks.
+    A block's whole output counts, all tokens or the whole map. Raises InputError for a model
+    without blocks.
     """
     size = batch_size or max(1, fitting_batch_size(model) // 4)
     parts: dict[str, list[Tensor]] = {name: [] for name in others}
@@ -155,16 +175,23 @@ def cosines(
     for start in range(0, len(images), size):
         clean = outputs_of(images[start : start + size])
         if not clean:
-            raise InputError(f"expected blocks whose outputs can be compared, found none in {model.alias}")
+            raise InputError(
+                f"expected blocks whose outputs can be compared, found none in {model.alias}"
+            )
         for name, counterparts in others.items():
             changed = outputs_of(counterparts[start : start + size])
-            parts[name].append(torch.stack([F.cosine_similarity(*pair, dim=1).cpu() for pair in zip(clean, changed)]))
+            parts[name].append(
+                torch.stack(
+                    [F.cosine_similarity(*pair, dim=1).cpu() for pair in zip(clean, changed)]
+                )
+            )
     return {name: torch.cat(rows, 1) for name, rows in parts.items()}
 
 
 def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
-    """Return the first block whose outputs for an image and its changed version are half as far apart as for two
-    images. changed: cosines with the changed image, another: with a different one; means over images are compared.
+    """Return the first block whose outputs for an image and its changed version are half as far
+    apart as for two images. changed: cosines with the changed image, another: with a different one;
+    means over images are compared.
 
     None where there is no such block, or where different images have equal outputs.
     """

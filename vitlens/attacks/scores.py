@@ -10,7 +10,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed, updated
+from vitlens.attacks.algorithm import (
+    Algorithm,
+    Jobs,
+    PointEvaluation,
+    Setting,
+    State,
+    perturbed,
+    updated,
+)
 from vitlens.attacks.descent import squares
 from vitlens.attacks.losses import margin
 from vitlens.attacks.norms import LINF, per_pixel
@@ -19,7 +27,17 @@ from vitlens.data.draws import mix, uniform
 from vitlens.shapes import Images
 
 FIRST_SHARE = 0.8  # of the image, covered by the first square
-_HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries; the schedule is scaled to fewer
+_HALVINGS = (
+    10,
+    50,
+    200,
+    500,
+    1000,
+    2000,
+    4000,
+    6000,
+    8000,
+)  # of 10,000 queries; the schedule is scaled to fewer
 _PUBLISHED_QUERIES = 10_000
 
 
@@ -40,14 +58,20 @@ class Noise(Algorithm):
 
 
 class SquareSearch(Algorithm):
-    """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls; queries: squares tried."""
+    """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls; queries:
+    squares tried.
+    """
 
     def start(self, jobs: Jobs) -> State:
         """Vertical stripes of plus or minus epsilon, one sign per column and channel."""
         width = jobs.clean.shape[3]
         signs = _signs(jobs.keys, 3 * width, stream=5).view(-1, 3, 1, width).to(jobs.clean.dtype)
         points = perturbed(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
-        return {"points": points, "top": points.clone(), "least": torch.full_like(jobs.epsilon, torch.inf)}
+        return {
+            "points": points,
+            "top": points.clone(),
+            "least": torch.full_like(jobs.epsilon, torch.inf),
+        }
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Keep the points whose margin fell, and change one more square of the best points."""
@@ -58,9 +82,15 @@ class SquareSearch(Algorithm):
         sides = sides_of(self.queries, size, top.device)[jobs.queries]
         keys = _keys_of_query(jobs, 2)
         position = uniform(keys, 2, stream=6)
-        top_edge, left_edge = ((position[:, axis] * (size[axis] - sides + 1)).long() for axis in (0, 1))
+        top_edge, left_edge = (
+            (position[:, axis] * (size[axis] - sides + 1)).long() for axis in (0, 1)
+        )
         signs = _signs(keys, 3, stream=7).to(top.dtype)[:, :, None, None]
-        change = top - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * squares(size, top_edge, left_edge, sides)
+        change = (
+            top
+            - jobs.clean
+            + 2 * per_pixel(jobs.epsilon) * signs * squares(size, top_edge, left_edge, sides)
+        )
         return {**state, "points": perturbed(jobs, self.norm.project(change, jobs.epsilon))}
 
 
@@ -76,7 +106,9 @@ def square(setting: Setting) -> SquareSearch:
 
 @cache
 def sides_of(queries: int, size: tuple[int, int], device: torch.device) -> Int[Tensor, " queries"]:
-    """Return the square's side at each query, px: its share of the image is halved on the published schedule."""
+    """Return the square's side at each query, px: its share of the image is halved on the published
+    schedule.
+    """
     sides = []
     for query in range(queries):
         halvings = sum(query * _PUBLISHED_QUERIES // queries > mark for mark in _HALVINGS)

@@ -1,1 +1,3 @@
-"""Attribution methods: maps of how each patch or pixel contributes to a class; registry.py lists them."""
+"""Attribution methods: maps of how each patch or pixel contributes to a class; registry.py lists
+them.
+"""

@@ -1,6 +1,7 @@
 """`vitlens.explain`: attribution maps by any method, and the methods that a model supports.
 
-The grad-cam package's own maps are those of its public call: after its ReLU and scaling, otherwise unaltered.
+The grad-cam package's own maps are those of its public call: after its ReLU and scaling, otherwise
+unaltered.
 """
 
 import copy
@@ -20,7 +21,14 @@ from vitlens.attribution.legrad import legrad
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.classes import predicted_classes
-from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError, argument, flags_are_typed
+from vitlens.errors import (
+    InputError,
+    LensError,
+    UnknownNameError,
+    UnsupportedError,
+    argument,
+    flags_are_typed,
+)
 from vitlens.inputs import takes_images
 from vitlens.lens.differentiable import WITHOUT_GRADIENTS
 from vitlens.lens.trace import probe_images, trace
@@ -55,19 +63,21 @@ def explain(
     seed: int = DEFAULT_SEED,
     **options: Any,
 ) -> Maps:
-    """Attribution maps of the images for their target classes, by any method: raw (batch, rows, columns), signed where
-    the method is.
+    """Attribution maps of the images for their target classes, by any method: raw (batch, rows,
+    columns), signed where the method is.
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets: "predicted", "label"
-    (of a Split or class folders), a class by name or index, or class indices (batch,); method: a name of
-    `vitlens.list_methods()`; refinement: what is done with its maps (`vitlens.Refinement`: attention between patches,
-    views, another map, the image's edges), None for nothing; batch_size: images at a time (None: chosen to fit); seed:
-    of SmoothGrad, RISE and KernelSHAP; options: further ones of the method, as its own function has them (rollout:
-    fusion, discard, alpha, start_layer, readout; integrated-gradients: steps, baseline; rise: masks). engine:
-    "grad-cam" gives the grad-cam package's own maps instead, for the methods that it has: after its ReLU, scaled to [0,
-    1] by their smallest and largest value, in the size of the model's input. Raises UnknownNameError for an unknown
-    method, option or engine, UnsupportedError for a method that this model or engine does not support (without a
-    classifier: any that explains a class), and InputError for a class that does not exist.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets:
+    "predicted", "label" (of a Split or class folders), a class by name or index, or class indices
+    (batch,); method: a name of `vitlens.list_methods()`; refinement: what is done with its maps
+    (`vitlens.Refinement`: attention between patches, views, another map, the image's edges), None
+    for nothing; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
+    KernelSHAP; options: further ones of the method, as its own function has them (rollout: fusion,
+    discard, alpha, start_layer, readout; integrated-gradients: steps, baseline; rise: masks).
+    engine: "grad-cam" gives the grad-cam package's own maps instead, for the methods that it has:
+    after its ReLU, scaled to [0, 1] by their smallest and largest value, in the size of the model's
+    input. Raises UnknownNameError for an unknown method, option or engine, UnsupportedError for a
+    method that this model or engine does not support (without a classifier: any that explains a
+    class), and InputError for a class that does not exist.
 
     >>> import torch, vitlens
     >>> cnn = vitlens.load("cnn-digits")
@@ -83,7 +93,11 @@ def explain(
     images = as_parts(images)
     targets = as_targets(targets)
     require_method(model, method, engine=engine)
-    known = [name for name in ATTRIBUTIONS[method].options if name != "seed"] if engine == "vitlens" else []
+    known = (
+        [name for name in ATTRIBUTIONS[method].options if name != "seed"]
+        if engine == "vitlens"
+        else []
+    )
     for name in options:
         if not known:
             taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
@@ -113,13 +127,21 @@ def explain(
                 found: Maps = entry.maps(model, seen, targets, **given).float()
             return found
 
-        maps.append(refined_maps(model, batch, maps_of, method, refinement) if refinement else maps_of(batch, method))
+        maps.append(
+            refined_maps(model, batch, maps_of, method, refinement)
+            if refinement
+            else maps_of(batch, method)
+        )
     all_maps = torch.cat(maps)
     is_plain = ATTRIBUTIONS[method].gradients and refinement is None
-    if is_plain and not flags_are_typed() and not bool(all_maps.any()):  # reports cross such maps out
+    if (
+        is_plain and not flags_are_typed() and not bool(all_maps.any())
+    ):  # reports cross such maps out
         warnings.warn(
-            f"the {method} maps of {model.alias} are zero everywhere: the gradient of the class's logit is zero, or "
-            f"has no part of the sign that {method} shows; check with {argument('method', 'occlusion')}",
+            f"the {method} maps of {model.alias} are zero everywhere: the gradient of the class's "
+            "logit is zero, or "
+            f"has no part of the sign that {method} shows; check with "
+            f"{argument('method', 'occlusion')}",
             stacklevel=4,  # of the user, who calls through takes_images
         )
     return all_maps
@@ -134,12 +156,18 @@ def _naming_methods(model: Model) -> Iterator[None]:
         reason, general, _ = str(error).partition(f"; {WITHOUT_GRADIENTS}")
         if not general:
             raise
-        raise UnsupportedError(f"{reason}; {model.alias} has {', '.join(methods_for(model))}") from error
+        raise UnsupportedError(
+            f"{reason}; {model.alias} has {', '.join(methods_for(model))}"
+        ) from error
 
 
 def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
     """Names of the methods that this model supports with this engine, in the registry's order."""
-    return tuple(name for name in ATTRIBUTIONS if _supports(model, name, engine) and not _why_no_gradient(model, name))
+    return tuple(
+        name
+        for name in ATTRIBUTIONS
+        if _supports(model, name, engine) and not _why_no_gradient(model, name)
+    )
 
 
 def _supports(model: Model, name: str, engine: Engine = "vitlens") -> bool:
@@ -156,8 +184,12 @@ def _why_no_gradient(model: Model, name: str) -> str:
     method = ATTRIBUTIONS[name]
     if not method.gradients:
         return ""
-    places: tuple[_Place, ...] = ("attention", "target layer", "pixels") if name == "best" else (_PLACES[method.needs],)
-    return next((reason for reason in (_gradient_reason(model, place) for place in places) if reason), "")
+    places: tuple[_Place, ...] = (
+        ("attention", "target layer", "pixels") if name == "best" else (_PLACES[method.needs],)
+    )
+    return next(
+        (reason for reason in (_gradient_reason(model, place) for place in places) if reason), ""
+    )
 
 
 @per_model
@@ -182,13 +214,16 @@ def _gradient_reason(model: Model, place: _Place) -> str:
 
 
 def preferred_method(model: Model) -> str:
-    """Return the default method of comparisons: the first by preference that this model supports (LeGrad for CLIP)."""
+    """Return the default method of comparisons: the first by preference that this model supports
+    (LeGrad for CLIP).
+    """
     return preferred_methods(model, 1)[0]
 
 
 def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
-    """Return the methods of comparisons that this model supports, by preference, at most so many; slow ones only as
-    first."""
+    """Return the methods of comparisons that this model supports, by preference, at most so many;
+    slow ones only as first.
+    """
     ranks = {name: entry.preference for name, entry in ATTRIBUTIONS.items()}
     if has_text_tower(model):
         own = {name: entry.preference_with_texts for name, entry in ATTRIBUTIONS.items()}
@@ -204,15 +239,18 @@ def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
 
 
 def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> None:
-    """Raise UnknownNameError for an unknown method or engine, UnsupportedError for one that the model or the
-    engine does not support."""
+    """Raise UnknownNameError for an unknown method or engine, UnsupportedError for one that the
+    model or the engine does not support.
+    """
     if attribution(method).needs_class:
         model.require_classifier()
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     if engine == "grad-cam" and ATTRIBUTIONS[method].package is None:
         known = ", ".join(name for name, entry in ATTRIBUTIONS.items() if entry.package is not None)
-        raise UnsupportedError(f"expected a method that engine grad-cam has ({known}), found {method!r}")
+        raise UnsupportedError(
+            f"expected a method that engine grad-cam has ({known}), found {method!r}"
+        )
     if not _supports(model, method):
         entry = ATTRIBUTIONS[method]
         why = ""
@@ -229,33 +267,45 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
 def package_maps(model: Model, images: Images, targets: Labels, *, method: str) -> Maps:
     """Return the package's maps (batch, height, width) in [0, 1], in the size of the model's input.
 
-    The package sets modes, clears gradients and, when an exception stops it, leaves hooks. It therefore gets a frozen
-    copy of the network, which shares the memory of the weights and keeps the model's gradients out of its reach.
+    The package sets modes, clears gradients and, when an exception stops it, leaves hooks. It
+    therefore gets a frozen copy of the network, which shares the memory of the weights and keeps
+    the model's gradients out of its reach.
     """
     import pytorch_grad_cam  # imports OpenCV and pyplot, which no other method needs
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     if is_within_context(model.module):
         raise UnsupportedError(
-            f"expected {model.alias} as it is for the engine grad-cam, which takes a copy, found it changed by a "
+            f"expected {model.alias} as it is for the engine grad-cam, which takes a copy, found "
+            "it changed by a "
             "context such as intervene; leave out engine='grad-cam'"
         )
     layer = target_layer(model)
     call = trace(model, 1).by_module[layer.module][-1]
     if not call.number:
         raise UnsupportedError(
-            f"expected a target layer that returns one tensor for the grad-cam package, found several in "
+            "expected a target layer that returns one tensor for the grad-cam package, found "
+            "several in "
             f"{layer.module!r} of {model.alias}; leave engine= out"
         )
-    shared = {id(value): nn.Parameter(value.detach(), requires_grad=False) for value in model.module.parameters()}
+    shared = {
+        id(value): nn.Parameter(value.detach(), requires_grad=False)
+        for value in model.module.parameters()
+    }
     module = copy.deepcopy(model.module, shared).eval()
     is_plain = len(call.output or ()) == 4 and layer.cells.channel_axis == 1
     options: dict[str, Any] = {} if is_plain else {"reshape_transform": layer.as_maps}
     name = ATTRIBUTIONS[method].package or ""
     if name == "AblationCAM" and not is_plain:
         options["ablation_layer"] = pytorch_grad_cam.AblationLayerVit()
-    cam = getattr(pytorch_grad_cam, name)(model=module, target_layers=[module.get_submodule(layer.module)], **options)
+    cam = getattr(pytorch_grad_cam, name)(
+        model=module, target_layers=[module.get_submodule(layer.module)], **options
+    )
     with torch.enable_grad(), torch.autocast(model.device.type, enabled=False):
-        inputs = model.prepare(images.detach().clone()).requires_grad_()  # so that the frozen copy has gradients
-        maps = cam(input_tensor=inputs, targets=[ClassifierOutputTarget(int(target)) for target in targets])
+        inputs = model.prepare(
+            images.detach().clone()
+        ).requires_grad_()  # so that the frozen copy has gradients
+        maps = cam(
+            input_tensor=inputs, targets=[ClassifierOutputTarget(int(target)) for target in targets]
+        )
     return torch.from_numpy(maps).to(model.device)

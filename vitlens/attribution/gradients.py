@@ -1,10 +1,12 @@
-"""Attributions from the gradient of the target's logit with respect to the pixels, (batch, height, width).
+"""Attributions from the gradient of the target's logit with respect to the pixels, (batch, height,
+width).
 
-Pixels are the model's inputs in [0, 1]: the gradient includes the normalisation, and the resizing where there is one.
+Pixels are the model's inputs in [0, 1]: the gradient includes the normalisation, and the resizing
+where there is one.
 
-Integrated gradients use that a model's first convolution, its stem, is linear in the pixels: it is run on the two ends
-of the path only, its outputs along the path are interpolated, and the summed gradient is propagated back through it
-once.
+Integrated gradients use that a model's first convolution, its stem, is linear in the pixels: it is
+run on the two ends of the path only, its outputs along the path are interpolated, and the summed
+gradient is propagated back through it once.
 """
 
 from collections.abc import Iterator
@@ -33,7 +35,9 @@ _TOLERANCE = 1e-5  # of the largest number, for a stem to count as the only way 
 
 @needs_gradients
 def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
-    """Return the gradient of each image's target logit with respect to its pixels. No tensor keeps a gradient."""
+    """Return the gradient of each image's target logit with respect to its pixels. No tensor keeps
+    a gradient.
+    """
 
     def compute() -> Images:
         with evaluating(model), torch.enable_grad():
@@ -46,12 +50,16 @@ def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
 
 
 def saliency(model: Model, images: Images, targets: Labels) -> Maps:
-    """Return the largest absolute gradient over the three channels (Simonyan 2014, section 3.1); not signed."""
+    """Return the largest absolute gradient over the three channels (Simonyan 2014, section 3.1);
+    not signed.
+    """
     return pixel_gradients(model, images, targets).abs().amax(1)
 
 
 def input_x_gradient(model: Model, images: Images, targets: Labels) -> Maps:
-    """Pixel times gradient, summed over the channels: the first-order fall of the logit where a pixel turns black."""
+    """Pixel times gradient, summed over the channels: the first-order fall of the logit where a
+    pixel turns black.
+    """
     return (images * pixel_gradients(model, images, targets)).sum(1)
 
 
@@ -66,8 +74,8 @@ def smoothgrad(
 ) -> Maps:
     """Saliency of the mean gradient over noisy copies of each image (Smilkov 2017).
 
-    noise: standard deviation as a share of the image's range. Every image gets the same draws, so that its map does not
-    depend on the batch. With noise 0 the map equals saliency.
+    noise: standard deviation as a share of the image's range. Every image gets the same draws, so
+    that its map does not depend on the batch. With noise 0 the map equals saliency.
     """
     if samples < 1:
         raise InputError(f"expected samples of at least 1, found {samples}")
@@ -75,8 +83,12 @@ def smoothgrad(
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros_like(images)
     for count in _in_chunks(samples, model, images):
-        draws = torch.stack([torch.randn(images.shape[1:], generator=generator) for _ in range(count)])
-        copies = images + spread.view(1, -1, 1, 1, 1) * draws.to(images).unsqueeze(1)  # (count, batch, 3, ...)
+        draws = torch.stack(
+            [torch.randn(images.shape[1:], generator=generator) for _ in range(count)]
+        )
+        copies = images + spread.view(1, -1, 1, 1, 1) * draws.to(images).unsqueeze(
+            1
+        )  # (count, batch, 3, ...)
         gradients = pixel_gradients(model, copies.flatten(0, 1), targets.repeat(count))
         total += gradients.unflatten(0, (count, -1)).sum(0)
     return (total / samples).abs().amax(1)
@@ -86,14 +98,18 @@ def smoothgrad(
 def integrated_gradients(
     model: Model, images: Images, targets: Labels, *, steps: int = STEPS, baseline: float = BASELINE
 ) -> Maps:
-    """Integrated gradients (Sundararajan 2017) from an image of one value to the image, summed over the channels.
+    """Integrated gradients (Sundararajan 2017) from an image of one value to the image, summed over
+    the channels.
 
-    baseline: that value, 0 for black; steps: nodes of the Gauss-Legendre quadrature. The sum of a map is
-    F(image) - F(baseline), `logit_gain`, but for the error of the quadrature.
+    baseline: that value, 0 for black; steps: nodes of the Gauss-Legendre quadrature. The sum of a
+    map is F(image) - F(baseline), `logit_gain`, but for the error of the quadrature.
     """
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
-    nodes, weights = (torch.from_numpy(part).float().to(images) / 2 for part in np.polynomial.legendre.leggauss(steps))
+    nodes, weights = (
+        torch.from_numpy(part).float().to(images) / 2
+        for part in np.polynomial.legendre.leggauss(steps)
+    )
     name = stem_name(model)
     done = 0
     if name is not None and is_changed(model.module.get_submodule(name)):
@@ -115,17 +131,23 @@ def integrated_gradients(
     return ((images - baseline) * stem.pixel_gradients(total, images)).sum(1)
 
 
-def logit_gain(model: Model, images: Images, targets: Labels, *, baseline: float = BASELINE) -> Float[Tensor, " batch"]:
+def logit_gain(
+    model: Model, images: Images, targets: Labels, *, baseline: float = BASELINE
+) -> Float[Tensor, " batch"]:
     """F(image) - F(baseline): the target's logit minus that of an image of one value."""
     flat = torch.full_like(images, baseline)
     with evaluating(model), torch.no_grad():
-        logits, without = (model(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, flat))
+        logits, without = (
+            model(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, flat)
+        )
     gain: Tensor = logits - without
     return gain
 
 
 def _in_chunks(total: int, model: Model, images: Images) -> Iterator[int]:
-    """Split `total` copies of the batch into numbers of copies whose pass with gradients fits into memory."""
+    """Split `total` copies of the batch into numbers of copies whose pass with gradients fits into
+    memory.
+    """
     count = max(1, fitting_batch_size(model) // BACKWARD // len(images))
     for start in range(0, total, count):
         yield min(count, total - start)
@@ -133,7 +155,9 @@ def _in_chunks(total: int, model: Model, images: Images) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Stem:
-    """The first convolution of a model, by its name; None: the model has no stem, its output is the pixels."""
+    """The first convolution of a model, by its name; None: the model has no stem, its output is the
+    pixels.
+    """
 
     model: Model
     name: str | None
@@ -146,10 +170,15 @@ class Stem:
         return output
 
     def gradients(
-        self, outputs: Float[Tensor, "copies *inner"], targets: Int[Tensor, " copies"], *, like: Images
+        self,
+        outputs: Float[Tensor, "copies *inner"],
+        targets: Int[Tensor, " copies"],
+        *,
+        like: Images,
     ) -> Float[Tensor, "copies *inner"]:
-        """Return the gradient of each copy's target logit with respect to the stem's output; like: images, for their
-        size."""
+        """Return the gradient of each copy's target logit with respect to the stem's output; like:
+        images, for their size.
+        """
         with evaluating(self.model), torch.enable_grad():
             leaf = _leaf(self.model, outputs)
             if self.name is None:
@@ -180,14 +209,16 @@ class Stem:
 
 @per_model
 def stem_name(model: Model) -> str | None:
-    """Return the model's stem, where a trial shows that it is affine and that the logits depend on the pixels through
-    its output alone."""
+    """Return the model's stem, where a trial shows that it is affine and that the logits depend on
+    the pixels through its output alone.
+    """
     calls = trace(model, 1).calls
     prepared = calls[-1].arguments[0].number
     readers = [
         call.module
         for call in calls
-        if isinstance(model.module.get_submodule(call.module), nn.Conv2d) and call.arguments[0].number == prepared
+        if isinstance(model.module.get_submodule(call.module), nn.Conv2d)
+        and call.arguments[0].number == prepared
     ]
     if len(readers) != 1:
         return None
@@ -210,6 +241,12 @@ def stem_name(model: Model) -> str | None:
 
 
 def _leaf(model: Model, values: Tensor) -> Tensor:
-    """Return a copy that requires a gradient, in the memory layout in which the model's convolutions are fast."""
-    layout = torch.channels_last if model.anatomy.family == "cnn" and values.dim() == 4 else torch.preserve_format
+    """Return a copy that requires a gradient, in the memory layout in which the model's
+    convolutions are fast.
+    """
+    layout = (
+        torch.channels_last
+        if model.anatomy.family == "cnn" and values.dim() == 4
+        else torch.preserve_format
+    )
     return values.detach().clone(memory_format=layout).requires_grad_()

@@ -1,12 +1,14 @@
-"""LeGrad (Bousselham 2025): the gradient of each block's own score with respect to the block's attention weights.
+"""LeGrad (Bousselham 2025): the gradient of each block's own score with respect to the block's
+attention weights.
 
-The score s_l of block l is the target's logit where the model's own final norm, readout and classifier read the block's
-output. With the attention weights A_l (heads, query, key) the map is Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺,
-at the keys that are patches: the gradient alone, not times the weights, and no product over layers. Where the
-classifier reads the patches by attention (SigLIP, CaiT), A_l are the pooling's weights, computed on the block's output.
+The score s_l of block l is the target's logit where the model's own final norm, readout and
+classifier read the block's output. With the attention weights A_l (heads, query, key) the map is
+Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺, at the keys that are patches: the gradient alone,
+not times the weights, and no product over layers. Where the classifier reads the patches by
+attention (SigLIP, CaiT), A_l are the pooling's weights, computed on the block's output.
 
-Each block is differentiated from a constant input, so one backward pass gives all gradients, each through its own block
-alone.
+Each block is differentiated from a constant input, so one backward pass gives all gradients, each
+through its own block alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,19 +38,28 @@ from vitlens.shapes import Images, Labels, Maps, Tokens
 
 @needs_gradients
 def legrad(
-    model: Model, images: Images, targets: Labels, *, start_layer: int | None = None, readout: Readout | None = None
+    model: Model,
+    images: Images,
+    targets: Labels,
+    *,
+    start_layer: int | None = None,
+    readout: Readout | None = None,
 ) -> Maps:
-    """LeGrad's maps (batch, rows, columns): raw, not negative, summed over the layers from start_layer on.
+    """LeGrad's maps (batch, rows, columns): raw, not negative, summed over the layers from
+    start_layer on.
 
-    start_layer: None for all layers, as in the paper, but of a language-image model the last LAST_BLOCKS, as in the
-    authors' code. readout: how the score reads a block's output: as the model itself does, or "mean", all tokens
-    averaged before the final norm; None for the mean where a language-image model has no attention pooling (the
-    authors' code), else for the model's own. Raises InputError for a layer that does not exist, UnknownNameError or
-    UnsupportedError for another readout.
+    start_layer: None for all layers, as in the paper, but of a language-image model the last
+    LAST_BLOCKS, as in the authors' code. readout: how the score reads a block's output: as the
+    model itself does, or "mean", all tokens averaged before the final norm; None for the mean where
+    a language-image model has no attention pooling (the authors' code), else for the model's own.
+    Raises InputError for a layer that does not exist, UnknownNameError or UnsupportedError for
+    another readout.
     """
     blocks = blocks_of(model, pooled=True)
     averaged = _is_averaged(model, readout)
-    chosen = [layer for layer in layers(model) if layer.unit in blocks]  # a block that lost its heads has none
+    chosen = [
+        layer for layer in layers(model) if layer.unit in blocks
+    ]  # a block that lost its heads has none
     last = chosen
     if start_layer is not None:
         require_start(start_layer, 1 + chosen[-1].index)
@@ -65,7 +76,9 @@ def legrad(
         by_image = []
         for call in calls:  # at each key the mean over heads and queries of the positive part
             gradients = (part.precise().weight_gradient() for _, part in call.parts())
-            at_keys = torch.cat([own.clamp_min(0).mean((1, 2)) for own in gradients if own is not None])
+            at_keys = torch.cat(
+                [own.clamp_min(0).mean((1, 2)) for own in gradients if own is not None]
+            )
             by_image.append(at_keys.unflatten(0, (-1, len(images))).sum(0)[:, -layout.patches :])
         maps: Maps = torch.stack(by_image).sum(0).unflatten(-1, layout.grid)
     return maps
@@ -74,8 +87,9 @@ def legrad(
 def _differentiated_calls(
     model: Model, images: Images, targets: Labels, chosen: Sequence[Layer], *, averaged: bool
 ) -> tuple[AttentionCall, ...]:
-    """Return the attention of the chosen layers, or the pooling on each block's output, with the gradients of the
-    scores."""
+    """Return the attention of the chosen layers, or the pooling on each block's output, with the
+    gradients of the scores.
+    """
     blocks = blocks_of(model, pooled=True)
     calls, streams = _apart(model, images, chosen)
     with evaluating(model), torch.enable_grad():
@@ -94,7 +108,9 @@ def _differentiated_calls(
 
 @requirement("depths")
 def require_legrad(model: Model) -> None:
-    """Raise UnsupportedError unless the classifier reads the output of every block as it reads that of the last one."""
+    """Raise UnsupportedError unless the classifier reads the output of every block as it reads that
+    of the last one.
+    """
     require_chain.check(model)
     blocks = blocks_of(model, pooled=True)
     with torch.autocast(model.device.type, enabled=False):
@@ -102,7 +118,9 @@ def require_legrad(model: Model) -> None:
 
 
 def _is_averaged(model: Model, readout: Readout | None) -> bool:
-    """Return True if all tokens are averaged before the final norm, rather than read by the model's own readout."""
+    """Return True if all tokens are averaged before the final norm, rather than read by the model's
+    own readout.
+    """
     if readout is not None and readout not in READOUTS:
         raise UnknownNameError("readout", readout, READOUTS)
     own = model.anatomy.readout
@@ -113,9 +131,11 @@ def _is_averaged(model: Model, readout: Readout | None) -> bool:
     return chosen != own
 
 
-def _apart(model: Model, images: Images, chosen: Sequence[Layer]) -> tuple[list[AttentionCall], list[Tokens]]:
-    """Return the attention of the chosen layers and the outputs of their blocks, each block with an autograd graph of
-    its own from its input on.
+def _apart(
+    model: Model, images: Images, chosen: Sequence[Layer]
+) -> tuple[list[AttentionCall], list[Tokens]]:
+    """Return the attention of the chosen layers and the outputs of their blocks, each block with an
+    autograd graph of its own from its input on.
 
     One forward pass, whose numbers are those of the plain model.
     """
@@ -144,6 +164,8 @@ def _apart(model: Model, images: Images, chosen: Sequence[Layer]) -> tuple[list[
 
     with ExitStack() as stack:
         for layer in chosen:
-            stack.enter_context(overridden(model.module.get_submodule(layer.unit), from_constant(layer.stream)))
+            stack.enter_context(
+                overridden(model.module.get_submodule(layer.unit), from_constant(layer.stream))
+            )
         observe(model, images, keep)
     return calls, streams

@@ -1,4 +1,6 @@
-"""`vitlens.look`: what a model predicts for single images, where the evidence lies, and which heads matter for it."""
+"""`vitlens.look`: what a model predicts for single images, where the evidence lies, and which heads
+matter for it.
+"""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,7 +33,8 @@ class HeadEffect:
 
     layer: int
     head: int
-    delta_loss: float  # the rise of the prediction's loss without the head, nats; positive: it supports the prediction
+    # the rise of the prediction's loss without the head, nats; positive: it supports the prediction
+    delta_loss: float
     probability: float  # of the prediction without the head
     given: HeadLabel | None  # what the head attends to, None where it has no label
 
@@ -40,12 +43,14 @@ class HeadEffect:
 class Look(Summary):
     """What a model sees in n images.
 
-    names (n, k): the most probable classes, at most five; classes, probabilities (n, k): their indices and
-    probabilities; method: whose maps these are; maps (n, shown, rows, columns): raw, of the first `shown` classes (the
-    prediction and the runner-up; one where there is no other); delta_loss, without (n, heads): the rise of the loss of
-    the prediction without each head, nats, and its probability then; places: (layer, head) of each head, empty for a
-    model without heads; replace: what replaced a head's output; note: a remark on it; labels: of the heads, by layer,
-    from these images, empty where there are none; statistics: what these rest on, None where there are none.
+    names (n, k): the most probable classes, at most five; classes, probabilities (n, k): their
+    indices and probabilities; method: whose maps these are; maps (n, shown, rows, columns): raw, of
+    the first `shown` classes (the prediction and the runner-up; one where there is no other);
+    delta_loss, without (n, heads): the rise of the loss of the prediction without each head, nats,
+    and its probability then; places: (layer, head) of each head, empty for a model without heads;
+    replace: what replaced a head's output; note: a remark on it; labels: of the heads, by layer,
+    from these images, empty where there are none; statistics: what these rest on, None where there
+    are none.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -62,9 +67,15 @@ class Look(Summary):
     statistics: Statistics | None = None
 
     def heads(self, image: int = 0, *, most: int = 3) -> tuple[HeadEffect, ...]:
-        """Return the heads without which the loss of an image's prediction rises most, the greatest rise first."""
+        """Return the heads without which the loss of an image's prediction rises most, the greatest
+        rise first.
+        """
         order = self.delta_loss[image].argsort(descending=True, stable=True).tolist()[:most]
-        known = {(layer, head): own for layer, row in enumerate(self.labels) for head, own in enumerate(row)}
+        known = {
+            (layer, head): own
+            for layer, row in enumerate(self.labels)
+            for head, own in enumerate(row)
+        }
         return tuple(
             HeadEffect(
                 self.places[at][0],
@@ -77,12 +88,18 @@ class Look(Summary):
         )
 
     def summary(self) -> Iterator[Line]:
-        """Yield the prediction of each image with the heads that matter most, for the first images."""
+        """Yield the prediction of each image with the heads that matter most, for the first
+        images."""
         yield Line("method", self.method)
         for image, names in enumerate(self.names[:_SHOWN]):
             shares = zip(names, self.probabilities[image].tolist())
-            yield Line(f"prediction {image}", ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares))
-            found = [f"L{each.layer}.H{each.head} {each.delta_loss:+.3g}" for each in self.heads(image)]
+            yield Line(
+                f"prediction {image}",
+                ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares),
+            )
+            found = [
+                f"L{each.layer}.H{each.head} {each.delta_loss:+.3g}" for each in self.heads(image)
+            ]
             if found:
                 yield Line(f"heads {image}", ", ".join(found), "nats")
         yield Line("note", self.note)
@@ -90,35 +107,47 @@ class Look(Summary):
 
 @takes_images
 def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed: int = 0) -> Look:
-    """Return the prediction of each image, the map of the predicted class and of the runner-up, and the effect of every
-    head.
+    """Return the prediction of each image, the map of the predicted class and of the runner-up, and
+    the effect of every head.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; the method of the maps is the
-    first by preference that the model supports (best, relevance, GradCAM; LeGrad of a language-image model). Heads
-    are ablated one by one, exactly; their outputs are replaced as by `ablate`: by zero for one image, which overstates
-    their effects, by another image's from two on, by the mean from eight on. batch_size: images at a time (None: chosen
-    to fit). Raises UnsupportedError for a model without a classifier.
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; the method of
+    the maps is the first by preference that the model supports (best, relevance, GradCAM; LeGrad of
+    a language-image model). Heads are ablated one by one, exactly; their outputs are replaced as by
+    `ablate`: by zero for one image, which overstates their effects, by another image's from two on,
+    by the mean from eight on. batch_size: images at a time (None: chosen to fit). Raises
+    UnsupportedError for a model without a classifier.
 
     >>> import vitlens
     >>> seen = vitlens.look(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2))
     >>> len(seen.names[0]), seen.method, seen.maps.shape
     (5, 'best', torch.Size([2, 2, 8, 8]))
-    >>> len(seen.heads(0))  # the heads that matter most for the first image, each with layer, head, delta_loss ...
+    >>> len(seen.heads(0))  # the heads that matter most for the first image
     3
     """
     model.require_classifier()
     images = as_parts(images)
     size = batch_size or fitting_batch_size(model)
     with evaluating(model), torch.inference_mode():
-        logits = torch.cat([model(batch.to(model.device)).float().cpu() for batch in images.split(size)])
+        logits = torch.cat(
+            [model(batch.to(model.device)).float().cpu() for batch in images.split(size)]
+        )
     top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
     method = preferred_method(model)
     maps = [
-        explain(model, images, targets=top.indices[:, rank].clone(), method=method, batch_size=size, seed=seed).cpu()
+        explain(
+            model,
+            images,
+            targets=top.indices[:, rank].clone(),
+            method=method,
+            batch_size=size,
+            seed=seed,
+        ).cpu()
         for rank in range(min(2, top.indices.shape[1]))
     ]
     known = None
-    with suppress(UnsupportedError):  # no attention has a place in the image, or a layer has heads of several shapes
+    with suppress(
+        UnsupportedError
+    ):  # no attention has a place in the image, or a layer has heads of several shapes
         known = statistics(model, images, batch_size=size)
     seen = Look(
         tuple(tuple(model.classes[place] for place in places) for places in top.indices.tolist()),

@@ -1,7 +1,9 @@
-"""Refinement of any method's maps: by attention between patches, by views, by another map, by the image's own edges.
+"""Refinement of any method's maps: by attention between patches, by views, by another map, by the
+image's own edges.
 
-A view is the image shifted by half a patch, or mirrored: it shows the same content at another place of the patch grid,
-so the mean of the maps, each moved back, is finer than the grid: it has twice as many cells a side.
+A view is the image shifted by half a patch, or mirrored: it shows the same content at another place
+of the patch grid, so the mean of the maps, each moved back, is finer than the grid: it has twice as
+many cells a side.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,9 @@ from vitlens.names import REFINEMENTS, UPSAMPLINGS, Refining, Upsampling
 from vitlens.shapes import Images
 
 MapsOf = Callable[[Images, str], AnyMaps]  # of images, by the method of this name
-_EDGES = 1e-2  # of the guided filter: variance of a colour (squared, of [0, 1]) below which a region counts as flat
+# of the guided filter: variance of a colour (squared, of [0, 1]) below which a region counts as
+# flat
+_EDGES = 1e-2
 VIEWS: Final = (  # content moved up and left by so many half patches, then mirrored or not
     (0, 0, False),
     (1, 1, False),
@@ -41,10 +45,11 @@ VIEWS: Final = (  # content moved up and left by so many half patches, then mirr
 class Refinement:
     """What is done with a method's maps; by default nothing.
 
-    refine: "affinity", steps of the attention between patches (affinity.py), of layers (None: all), an even number;
-    times: a method whose map is multiplied (refined in the same way; both without their negative values and divided by
-    their mean); views: shifted and mirrored views that are averaged (VIEWS); upsample: "image", to the image's
-    pixels by a filter that follows its edges. Raises InputError and UnknownNameError.
+    refine: "affinity", steps of the attention between patches (affinity.py), of layers (None: all),
+    an even number; times: a method whose map is multiplied (refined in the same way; both without
+    their negative values and divided by their mean); views: shifted and mirrored views that are
+    averaged (VIEWS); upsample: "image", to the image's pixels by a filter that follows its edges.
+    Raises InputError and UnknownNameError.
 
     >>> import vitlens
     >>> vitlens.Refinement(refine="affinity", views=2).words
@@ -68,10 +73,13 @@ class Refinement:
         if self.layers is not None and self.refine == "none":
             layers = argument("layers", flag="refine-layers")
             refine = argument("refine", "affinity")
-            raise InputError(f"expected {refine} with {layers}, found no {argument('refine')}; add it")
+            raise InputError(
+                f"expected {refine} with {layers}, found no {argument('refine')}; add it"
+            )
         if self.steps < 0 or self.steps % 2:
             raise InputError(
-                f"expected an even number of steps (an odd one may exchange object and background), found {self.steps}"
+                "expected an even number of steps (an odd one may exchange object and "
+                f"background), found {self.steps}"
             )
         if not 1 <= self.views <= len(VIEWS):
             raise InputError(f"expected 1 to {len(VIEWS)} views, found {self.views}")
@@ -83,8 +91,9 @@ class Refinement:
 
     @property
     def words(self) -> str:
-        """Return what is done, for a caption: "refined by attention between patches, mean of 2 views"; empty for
-        nothing."""
+        """Return what is done, for a caption: "refined by attention between patches, mean of 2
+        views"; empty for nothing.
+        """
         parts = []
         if self.times is not None:
             parts.append(f"times {ATTRIBUTIONS[self.times].title}")
@@ -99,19 +108,27 @@ class Refinement:
 
 
 def require_refinement(model: Model, method: str, refinement: Refinement) -> None:
-    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so, InputError for a layer
-    that the model does not have, and for a method times itself."""
+    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so,
+    InputError for a layer that the model does not have, and for a method times itself.
+    """
     if method == refinement.times:
-        raise InputError(f"expected another method for {argument('times')} than {method}, found the same")
+        raise InputError(
+            f"expected another method for {argument('times')} than {method}, found the same"
+        )
     if refinement.refine == "none":
         return
     require_affinity(model, refinement.layers)
     for name in (method, *((refinement.times,) if refinement.times else ())):
         if not refinable(name):
             of_pixels = ATTRIBUTIONS[name].resolution == "pixel"
-            found = f"a map of pixels; use {argument('views')}" if of_pixels else "refined already; use it as it is"
+            found = (
+                f"a map of pixels; use {argument('views')}"
+                if of_pixels
+                else "refined already; use it as it is"
+            )
             raise UnsupportedError(
-                f"expected a map of patches for {argument('refine', 'affinity')}, found {name}, {found}, or one of "
+                f"expected a map of patches for {argument('refine', 'affinity')}, found {name}, "
+                f"{found}, or one of "
                 f"{', '.join(filter(refinable, ATTRIBUTIONS))}"
             )
 
@@ -125,31 +142,47 @@ def applies(model: Model, method: str, refinement: Refinement) -> bool:
 
 
 def refinable(method: str) -> bool:
-    """Return True if a method's maps have one value a patch, which the attention between patches can refine."""
+    """Return True if a method's maps have one value a patch, which the attention between patches
+    can refine.
+    """
     return ATTRIBUTIONS[method].resolution == "patch" and not ATTRIBUTIONS[method].refined
 
 
-def refined_maps(model: Model, images: Images, maps_of: MapsOf, method: str, refinement: Refinement) -> AnyMaps:
+def refined_maps(
+    model: Model, images: Images, maps_of: MapsOf, method: str, refinement: Refinement
+) -> AnyMaps:
     """Return the maps that a method gives for images (or views of them), refined."""
 
     def once(batch: Images) -> AnyMaps:
-        similarity = affinity(model, batch, layers=refinement.layers) if refinement.refine == "affinity" else None
+        similarity = (
+            affinity(model, batch, layers=refinement.layers)
+            if refinement.refine == "affinity"
+            else None
+        )
 
         def smooth(name: str) -> AnyMaps:
             maps = maps_of(batch, name)
             return maps if similarity is None else refined(maps, similarity, steps=refinement.steps)
 
-        return smooth(method) if refinement.times is None else product(smooth(method), smooth(refinement.times))
+        return (
+            smooth(method)
+            if refinement.times is None
+            else product(smooth(method), smooth(refinement.times))
+        )
 
     maps = over_views(once, images, views=refinement.views, cells=removal_grid(model))
     return along_edges(maps, images) if refinement.upsample == "image" else maps
 
 
-def over_views(maps_of: Callable[[Images], AnyMaps], images: Images, *, views: int, cells: tuple[int, int]) -> AnyMaps:
-    """Return the mean of the maps of the first `views` of VIEWS, each moved back; one view: its maps as they are.
+def over_views(
+    maps_of: Callable[[Images], AnyMaps], images: Images, *, views: int, cells: tuple[int, int]
+) -> AnyMaps:
+    """Return the mean of the maps of the first `views` of VIEWS, each moved back; one view: its
+    maps as they are.
 
-    cells: rows and columns of patches, which decide the shift. The mean has twice as many cells a side as a map, or as
-    many as the image where that is fewer. What a shift moves in at the edge is the image mirrored.
+    cells: rows and columns of patches, which decide the shift. The mean has twice as many cells a
+    side as a map, or as many as the image where that is fewer. What a shift moves in at the edge is
+    the image mirrored.
     """
     first = maps_of(images)
     if views == 1:
@@ -168,13 +201,19 @@ def over_views(maps_of: Callable[[Images], AnyMaps], images: Images, *, views: i
         large = enlarged(seen.flip(-1) if mirrored else seen, size)
         # moved back; the first rows and columns keep their own values
         room = (round(right * size[1] / width), 0, round(bottom * size[0] / height), 0)
-        total = total + F.pad(large.unsqueeze(1), room, mode="replicate").squeeze(1)[..., : size[0], : size[1]]
+        total = (
+            total
+            + F.pad(large.unsqueeze(1), room, mode="replicate").squeeze(1)[
+                ..., : size[0], : size[1]
+            ]
+        )
     return total / views
 
 
 def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:
-    """Return the product of two maps' positive parts, each divided by its mean; the coarser is enlarged to the
-    finer."""
+    """Return the product of two maps' positive parts, each divided by its mean; the coarser is
+    enlarged to the finer.
+    """
     size = max(first.shape[-2], second.shape[-2]), max(first.shape[-1], second.shape[-1])
     return evidence(enlarged(first, size)) * evidence(enlarged(second, size))
 
@@ -182,11 +221,14 @@ def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:
 def evidence(maps: AnyMaps) -> AnyMaps:
     """Return a map's positive part divided by its mean; 0 where it has none."""
     positive = maps.clamp_min(0)
-    return positive / positive.mean((1, 2), keepdim=True).clamp_min(torch.finfo(positive.dtype).tiny)
+    return positive / positive.mean((1, 2), keepdim=True).clamp_min(
+        torch.finfo(positive.dtype).tiny
+    )
 
 
 def along_edges(maps: AnyMaps, images: Images) -> Float[Tensor, "batch height width"]:
-    """Return maps enlarged to the images' pixels by a guided filter (He 2010): they change where the image does.
+    """Return maps enlarged to the images' pixels by a guided filter (He 2010): they change where
+    the image does.
 
     The radius is a cell of the map; the mean of the filters of the three channels.
     """

@@ -1,11 +1,14 @@
-"""The attribution methods, for ViT and CNN. One table, free of torch, that commands, reports, docs and tests read.
+"""The attribution methods, for ViT and CNN. One table, free of torch, that commands, reports, docs
+and tests read.
 
-To add one, write its function (a model, images and target classes in, raw maps out) and one entry here. An attention
-method (analysis/attention/registry.py) becomes an attribution by an entry that names it.
+To add one, write its function (a model, images and target classes in, raw maps out) and one entry
+here. An attention method (analysis/attention/registry.py) becomes an attribution by an entry that
+names it.
 
-Attention-aware LRP (AttnLRP, Achtibat 2024) is not included: its library, LXT, is under the Clear BSD licence, which
-grants no patent rights, whereas ours, Apache-2.0, does, so LXT cannot be a dependency; LRP itself is patented (US
-12061966 B2, EP 3271863 B1). The closest methods here are relevance (Chefer 2021) and libra-relevance.
+Attention-aware LRP (AttnLRP, Achtibat 2024) is not included: its library, LXT, is under the Clear
+BSD licence, which grants no patent rights, whereas ours, Apache-2.0, does, so LXT cannot be a
+dependency; LRP itself is patented (US 12061966 B2, EP 3271863 B1). The closest methods here are
+relevance (Chefer 2021) and libra-relevance.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +32,9 @@ BASELINE: Final = 0.0  # value of the pixels of its baseline image: black
 MASKS: Final = 512  # of RISE
 COALITIONS: Final = 512  # of KernelSHAP; four per patch where that is more
 PATCHES: Final = 196  # that occlusion removes one by one: 14 x 14 of a ViT at 224 px
-CHANNELS: Final = 192  # of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
+CHANNELS: Final = (
+    192  # of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
+)
 LAST_BLOCKS: Final = 2  # of a language-image model that LeGrad sums
 _REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
     {  # by need, module:requirement
@@ -49,23 +54,34 @@ class Attribution:
     title: str  # in figures and tables
     description: str  # of its maps, in a sentence
     paper: str  # in which it is defined
-    function: str  # "module:function" of (model, images, targets) that gives maps (batch, rows, columns)
-    resolution: Literal["patch", "pixel"]  # a ViT's patches, a CNN's last map or a ViT's cells; or the input's pixels
+    function: (
+        str  # "module:function" of (model, images, targets) that gives maps (batch, rows, columns)
+    )
+    resolution: Literal[
+        "patch", "pixel"
+    ]  # a ViT's patches, a CNN's last map or a ViT's cells; or the input's pixels
     signed: bool  # whether it has negative values, which are evidence against the target
     forwards: int | float = 0  # about how many passes of the model one image takes
     backwards: int | float = 0
     arguments: Mapping[str, object] = field(default_factory=dict)  # further ones of every call
-    options: tuple[str, ...] = ()  # further ones by name, of `vitlens.explain`, too; "seed" where something is random
+    options: tuple[
+        str, ...
+    ] = ()  # further ones by name, of `vitlens.explain`, too; "seed" where something is random
     needs: Literal["chain", "maps", "cam", "depths"] | None = None  # what the model must have
     families: tuple[str, ...] = ("vit", "windowed", "cnn", "other")  # of the models that support it
     needs_class: bool = True  # whether it explains a class, so that the model needs a classifier
-    complete: bool = False  # whether a map sums to F(image) - F(black), so that its completeness error is reported
+    # whether a map sums to F(image) - F(black), so that its completeness error is reported
+    complete: bool = False
     refined: bool = False  # whether its maps are refined by the attention between patches already
     default: bool = False  # whether `vitlens explain` runs it where no method is named
     studied: bool = False  # whether `vitlens study` checks it
-    preference: int | None = None  # its rank in comparisons, which take a model's first ones; None: not used
+    preference: int | None = (
+        None  # its rank in comparisons, which take a model's first ones; None: not used
+    )
     preference_with_texts: int | None = None  # that of a language-image model, where it is another
-    candidate: int | None = None  # its rank for `--auto`; only of methods that explain a class and are not slow
+    candidate: int | None = (
+        None  # its rank for `--auto`; only of methods that explain a class and are not slow
+    )
     package: str | None = None  # its class in the grad-cam package, None where the package has none
 
     @property
@@ -77,7 +93,9 @@ class Attribution:
         return requirement
 
     def is_supported_by(self, model: "Model") -> bool:
-        """Return True if the method applies to a model of this family and structure, whether it has classes or not."""
+        """Return True if the method applies to a model of this family and structure, whether it has
+        classes or not.
+        """
         if model.anatomy.family not in self.families:
             return False
         return self.requirement is None or self.requirement.is_met(model)
@@ -126,8 +144,14 @@ def _from_attention(name: str, **fields: Any) -> Attribution:
 
 
 def _cam(name: str, title: str, description: str, paper: str, **fields: Any) -> Attribution:
-    """Return a class activation map, by default one of the rules of cam.py on activations and gradients."""
-    own: dict[str, Any] = {"function": "cam_maps", "arguments": {"rule": name}, "backwards": 1} | fields
+    """Return a class activation map, by default one of the rules of cam.py on activations and
+    gradients.
+    """
+    own: dict[str, Any] = {
+        "function": "cam_maps",
+        "arguments": {"rule": name},
+        "backwards": 1,
+    } | fields
     own["function"] = f"vitlens.attribution.cam:{own['function']}"
     return Attribution(
         name=name,
@@ -141,10 +165,14 @@ def _cam(name: str, title: str, description: str, paper: str, **fields: Any) -> 
     )
 
 
-def _own(name: str, function: str, title: str, description: str, paper: str, **fields: Any) -> Attribution:
+def _own(
+    name: str, function: str, title: str, description: str, paper: str, **fields: Any
+) -> Attribution:
     """Return a method with a function of its own, "module:function" in this package."""
     where = f"vitlens.attribution.{function}"
-    return Attribution(name=name, title=title, description=description, paper=paper, function=where, **fields)
+    return Attribution(
+        name=name, title=title, description=description, paper=paper, function=where, **fields
+    )
 
 
 _ENTRIES: Final = (
@@ -157,7 +185,8 @@ _ENTRIES: Final = (
         "legrad",
         "legrad:legrad",
         "LeGrad",
-        "the attention of each block that raises the target's logit of the block's output, over all blocks",
+        "the attention of each block that raises the target's logit of the block's output, over "
+        "all blocks",
         "Bousselham 2025",
         options=("start_layer", "readout"),
         resolution="patch",
@@ -172,8 +201,10 @@ _ENTRIES: Final = (
         "best",
         "best:best_maps",
         "combined map (best)",
-        "where gradient-weighted rollout, GradCAM and HiResCAM agree, in one of three versions, by a test on the image",
-        "vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020, Mehri 2025, Sundararajan 2017",
+        "where gradient-weighted rollout, GradCAM and HiResCAM agree, in one of three versions, by "
+        "a test on the image",
+        "vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020, Mehri 2025, "
+        "Sundararajan 2017",
         resolution="patch",
         refined=True,
         signed=False,
@@ -348,11 +379,15 @@ _ENTRIES: Final = (
     ),
 )
 
-ATTRIBUTIONS: Final[Mapping[str, Attribution]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+ATTRIBUTIONS: Final[Mapping[str, Attribution]] = MappingProxyType(
+    {entry.name: entry for entry in _ENTRIES}
+)
 
 
 def attribution(name: str) -> Attribution:
-    """Return the attribution method of this name. Raises UnknownNameError, which lists the known ones."""
+    """Return the attribution method of this name. Raises UnknownNameError, which lists the known
+    ones.
+    """
     if name not in ATTRIBUTIONS:
         raise UnknownNameError("method", name, ATTRIBUTIONS)
     return ATTRIBUTIONS[name]

@@ -1,4 +1,6 @@
-"""Figures of features that are one of a kind: points in two dimensions, patches by place, and patches matched."""
+"""Figures of features that are one of a kind: points in two dimensions, patches by place, and
+patches matched.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,9 +48,9 @@ Rgba = tuple[float, float, float, float]
 class Cloud:
     """A panel of `feature_space`.
 
-    points: (n, 2); labels: (n,) indices into classes, or None; wrong: (n,) misclassified, or None; by: the classifier;
-    thumbnails: (n, 3, height, width), drawn in place of the points, or None; named: True if the name of each class is
-    written at the median of its points.
+    points: (n, 2); labels: (n,) indices into classes, or None; wrong: (n,) misclassified, or None;
+    by: the classifier; thumbnails: (n, 3, height, width), drawn in place of the points, or None;
+    named: True if the name of each class is written at the median of its points.
     """
 
     title: str
@@ -105,10 +107,14 @@ def _legend_columns(across: int) -> int:
     return 6 if across == 2 else 4
 
 
-def _legend_of_marks(figure: Figure, marks: Mapping[str, tuple[str, Rgba]], *, columns: int) -> None:
+def _legend_of_marks(
+    figure: Figure, marks: Mapping[str, tuple[str, Rgba]], *, columns: int
+) -> None:
     handles = []
     for name, (marker, colour) in marks.items():
-        handles.append(Line2D([], [], linestyle="", marker=marker, markersize=5, color=colour, label=name))
+        handles.append(
+            Line2D([], [], linestyle="", marker=marker, markersize=5, color=colour, label=name)
+        )
     figure.legend(handles=handles, loc="outside lower center", ncol=columns, fontsize=SMALL)
 
 
@@ -131,7 +137,9 @@ def _draw_cloud(
         axes.scatter(points[:, 0], points[:, 1], s=1, c=colours)  # sets the range of the axes
         _pictures(axes, points, cloud.thumbnails, side=side, colours=colours)
     if palette and wrong.any():
-        axes.scatter(points[wrong, 0], points[wrong, 1], s=1.6 * size, marker="x", c="black", linewidths=0.7)
+        axes.scatter(
+            points[wrong, 0], points[wrong, 1], s=1.6 * size, marker="x", c="black", linewidths=0.7
+        )
         marks[f"misclassified {cloud.by}"] = "x", to_rgba("black")
     elif wrong.any():
         axes.set_xlabel(f"orange: misclassified {cloud.by}", fontsize=SMALL)
@@ -178,11 +186,19 @@ def _name_classes(axes: Axes, points: Array, labels: Array, names: Mapping[int, 
         word.set_path_effects([withStroke(linewidth=2.2, foreground="white")])
 
 
-def _pictures(axes: Axes, points: Array, pictures: Array, *, side: float, colours: Array | None = None) -> None:
-    """Draw small images in place of points, each framed in its colour; side: in pixels at 200 dots an inch."""
+def _pictures(
+    axes: Axes, points: Array, pictures: Array, *, side: float, colours: Array | None = None
+) -> None:
+    """Draw small images in place of points, each framed in its colour; side: in pixels at 200 dots
+    an inch.
+    """
     for index, (picture, place) in enumerate(zip(pictures, points, strict=True)):
-        box = OffsetImage(picture.transpose(1, 2, 0), zoom=side / max(picture.shape[1:]) * 100 / 200)
-        frame = AnnotationBbox(box, tuple(place), frameon=True, pad=0.08, bboxprops={"linewidth": 0.3})
+        box = OffsetImage(
+            picture.transpose(1, 2, 0), zoom=side / max(picture.shape[1:]) * 100 / 200
+        )
+        frame = AnnotationBbox(
+            box, tuple(place), frameon=True, pad=0.08, bboxprops={"linewidth": 0.3}
+        )
         if colours is not None:
             frame.patch.set(edgecolor=colours[index], linewidth=1.0)
         axes.add_artist(frame)
@@ -192,9 +208,10 @@ def _pictures(axes: Axes, points: Array, pictures: Array, *, side: float, colour
 class PatchMap:
     """Patches as points of two maps.
 
-    points: (n, 2), of patches with their positions; content: (n, 2), of the same patches without their positions;
-    captions: of both maps; places: (n, 2), rows and columns in the grid; grid: rows and columns; cut: indices of the
-    points that are drawn as pictures, or None; pixels: (cut, 3, height, width) in [0, 1], the pictures.
+    points: (n, 2), of patches with their positions; content: (n, 2), of the same patches without
+    their positions; captions: of both maps; places: (n, 2), rows and columns in the grid; grid:
+    rows and columns; cut: indices of the points that are drawn as pictures, or None; pixels: (cut,
+    3, height, width) in [0, 1], the pictures.
     """
 
     model: str
@@ -235,8 +252,12 @@ def patch_map(maps: Sequence[PatchMap], title: str) -> Figure:
 
 
 def place_colours(places: Array, grid: Sequence[int]) -> NDArray[np.float64]:
-    """Return a colour (n, 3) for each place, mixed from four corner colours, so that near places look alike."""
-    corners = np.array([[[0.0, 0.35, 0.75], [0.1, 0.75, 0.5]], [[0.8, 0.25, 0.5], [0.95, 0.75, 0.1]]])
+    """Return a colour (n, 3) for each place, mixed from four corner colours, so that near places
+    look alike.
+    """
+    corners = np.array(
+        [[[0.0, 0.35, 0.75], [0.1, 0.75, 0.5]], [[0.8, 0.25, 0.5], [0.95, 0.75, 0.1]]]
+    )
     share = np.asarray(places, dtype=float) / np.maximum(np.array(grid) - 1, 1)
     down = share[:, :1]
     across = share[:, 1:]
@@ -247,7 +268,9 @@ def place_colours(places: Array, grid: Sequence[int]) -> NDArray[np.float64]:
 
 
 def _draw_key(axes: Axes, grid: Sequence[int], points: Array) -> None:
-    """Draw the colours of all places, as the image lies, in the corner where they hide fewest points."""
+    """Draw the colours of all places, as the image lies, in the corner where they hide fewest
+    points.
+    """
     rows, columns = np.indices(grid)
     colours = place_colours(np.stack([rows.ravel(), columns.ravel()], 1), grid).reshape(*grid, 3)
     share = (points - points.min(0)) / np.maximum(np.ptp(points, axis=0), 1e-12)
@@ -267,8 +290,8 @@ def _draw_key(axes: Axes, grid: Sequence[int], points: Array) -> None:
 class Matches:
     """Two images and their most similar patches in descending order.
 
-    first, second: (3, height, width) in [0, 1]; sources, targets: (m, 2), rows and columns from 0; similarity: (m,);
-    grid: (rows, columns) of the patches of both images.
+    first, second: (3, height, width) in [0, 1]; sources, targets: (m, 2), rows and columns from 0;
+    similarity: (m,); grid: (rows, columns) of the patches of both images.
     """
 
     title: str
@@ -316,7 +339,9 @@ def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
     return drawn.figure
 
 
-def _draw_arc(left: Axes, right: Axes, start: tuple[float, float], end: tuple[float, float], colour: Rgba) -> None:
+def _draw_arc(
+    left: Axes, right: Axes, start: tuple[float, float], end: tuple[float, float], colour: Rgba
+) -> None:
     """Draw an arc between points (x, y) of two panels, with a dot at both ends."""
     arc = ConnectionPatch(
         start,
@@ -332,4 +357,6 @@ def _draw_arc(left: Axes, right: Axes, start: tuple[float, float], end: tuple[fl
     )
     right.add_artist(arc)
     for axes, point in ((left, start), (right, end)):
-        axes.plot(*point, "o", color=colour, markersize=2.4, markeredgecolor="black", markeredgewidth=0.3)
+        axes.plot(
+            *point, "o", color=colour, markersize=2.4, markeredgecolor="black", markeredgewidth=0.3
+        )

@@ -11,7 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from vitlens.charts.overlay import Scale, clipped_scale, colour_bar, is_constant, no_value, symmetric_scale
+from vitlens.charts.overlay import (
+    Scale,
+    clipped_scale,
+    colour_bar,
+    is_constant,
+    no_value,
+    symmetric_scale,
+)
 from vitlens.charts.panels import BAR_ROOM, Margins, name_heads, size_of
 from vitlens.charts.panels import board as panels
 from vitlens.charts.style import (
@@ -43,11 +50,13 @@ def board(
     ranges: Callable[[str], tuple[float, float] | None] | None = None,
     least: float = 0.0,
 ) -> Draw:
-    """Return a map of layers (down) by heads (across) for each of at most six columns, each with its colour bar.
+    """Return a map of layers (down) by heads (across) for each of at most six columns, each with
+    its colour bar.
 
-    Rows have a layer and a head. values: names of columns, or a function that gives them when the board is drawn;
-    titles: of each by name; marked: the cells with a dot; ranges: of the colours, where not that of the values;
-    signed: colours symmetric around 0, at least up to `least`; a few extreme values lie beyond them, as the bar shows.
+    Rows have a layer and a head. values: names of columns, or a function that gives them when the
+    board is drawn; titles: of each by name; marked: the cells with a dot; ranges: of the colours,
+    where not that of the values; signed: colours symmetric around 0, at least up to `least`; a few
+    extreme values lie beyond them, as the bar shows.
     """
 
     @styled
@@ -64,7 +73,14 @@ def board(
         wide = min((full_width() - margins.left - margins.right + gap[0]) / across - gap[0], 2.5)
         most = min(2.8, (TALL - 1.0) / -(-len(names) // across) - gap[1])
         tall = float(np.clip(wide * shape[0] / shape[1], min(0.9, most), most))
-        drawn = panels(title=title, count=len(names), across=across, panel=(wide, tall), gap=gap, margins=margins)
+        drawn = panels(
+            title=title,
+            count=len(names),
+            across=across,
+            panel=(wide, tall),
+            gap=gap,
+            margins=margins,
+        )
         dots = np.zeros(shape, bool)
         if marked:
             for row in rows:
@@ -93,7 +109,9 @@ def board(
     return draw
 
 
-def _with_numbers(rows: Sequence[Any], values: Sequence[str | Callable[[], Sequence[str]]]) -> list[str]:
+def _with_numbers(
+    rows: Sequence[Any], values: Sequence[str | Callable[[], Sequence[str]]]
+) -> list[str]:
     """Return the names of the columns that hold at least one finite number."""
     names: list[str] = []
     for entry in values:
@@ -113,7 +131,15 @@ def _draw_dots(axes: Axes, marks: NDArray[np.bool_]) -> None:
     wide, tall = size_of(axes)
     size = float(np.clip(22 * min(tall / marks.shape[0], wide / marks.shape[1]), 1.5, 4.0))
     down, across = np.nonzero(marks)
-    axes.plot(across, down, "o", color="black", markersize=size, markeredgecolor="white", markeredgewidth=0.4)
+    axes.plot(
+        across,
+        down,
+        "o",
+        color="black",
+        markersize=size,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+    )
 
 
 def _cells(rows: Sequence[Any], values: Values, shape: tuple[int, int]) -> Values:
@@ -143,10 +169,12 @@ def matrix(
     panel: str = "",
     words: Callable[[Any], str] | None = None,
 ) -> Draw:
-    """Return a chart with a cell for each pair of the values of two columns, and its number if there is room.
+    """Return a chart with a cell for each pair of the values of two columns, and its number if
+    there is room.
 
-    below: a second line in each cell; panel: a column, with a matrix for each of its values, at most three in a row,
-    all on one scale; words: the texts in place of numbers, for colours that are judgements and need no bar.
+    below: a second line in each cell; panel: a column, with a matrix for each of its values, at
+    most three in a row, all on one scale; words: the texts in place of numbers, for colours that
+    are judgements and need no bar.
     """
 
     @styled
@@ -168,7 +196,9 @@ def matrix(
         has_room = columns == 1 and wide / most_across >= _CELL
         for axes, (name, part) in zip(grid, parts.items()):
             texts = _texts(part, numbers(part, cell)[0], digits, words, below) if has_room else []
-            image = _fill(axes, part, (down, across), numbers(part, cell)[0], texts, scale, signed=signed)
+            image = _fill(
+                axes, part, (down, across), numbers(part, cell)[0], texts, scale, signed=signed
+            )
             _name_columns(axes, int(wide / len(axes.get_xticks()) / _LETTER))
             axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
         for axes in grid[len(parts) :]:
@@ -185,7 +215,9 @@ def _digits(values: Values, unit: str) -> int | None:
     """Return the decimals of the numbers in cells; None for three significant digits."""
     if unit == "fraction":
         return 1
-    is_share = np.abs(values).max(initial=0.0, where=~np.isnan(values)) <= 1.0  # correlations, areas
+    is_share = (
+        np.abs(values).max(initial=0.0, where=~np.isnan(values)) <= 1.0
+    )  # correlations, areas
     return 2 if is_share else None
 
 
@@ -212,7 +244,9 @@ def _texts(
 
 
 def _name_columns(axes: Axes, room: int) -> None:
-    """Break the names of columns into lines of at most `room` letters, or slant them if a word is longer."""
+    """Break the names of columns into lines of at most `room` letters, or slant them if a word is
+    longer.
+    """
     ticks = axes.get_xticklabels()
     names = [tick.get_text() for tick in ticks]
     longest_word = max(max(map(len, name.split(" "))) for name in names)

@@ -31,7 +31,9 @@ _LINE: Final = 0.116  # inch of a line of the smallest text
 _SMALLEST: Final = 7.0  # points
 _POINTS: Final = 72  # of an inch
 _TINY: Final = 6.0  # points, of the names of heads in a picture
-_NEAR_UNIFORM: Final = 80.0  # % of the distance of uniform attention, from which on that is drawn, too
+_NEAR_UNIFORM: Final = (
+    80.0  # % of the distance of uniform attention, from which on that is drawn, too
+)
 _ALL: Final = 6  # heads of a layer up to which every one has a thumbnail
 _LEAST: Final = 1.1  # inch of the column of maps
 _WORDS: Final = 0.98  # inch for the words of a role
@@ -43,8 +45,9 @@ _ROOM: Final = 0.08  # of the range of values, on both sides
 class HeadView:
     """One head of a layer.
 
-    map: (rows, columns), its attention on the image; distance: its attention distance as a share of that of uniform
-    attention; lost: points of accuracy lost without it; matters: True if the loss changes significantly without it.
+    map: (rows, columns), its attention on the image; distance: its attention distance as a share of
+    that of uniform attention; lost: points of accuracy lost without it; matters: True if the loss
+    changes significantly without it.
     """
 
     head: int
@@ -56,7 +59,9 @@ class HeadView:
 
 @dataclass(frozen=True)
 class Exemplar:
-    """An image (3, height, width) that a head helps most; patch: (row, column) in `grid` of its main contribution."""
+    """An image (3, height, width) that a head helps most; patch: (row, column) in `grid` of its
+    main contribution.
+    """
 
     image: Array
     patch: tuple[int, int] | None = None
@@ -67,8 +72,8 @@ class Exemplar:
 class RoleView:
     """The role of one head of a layer.
 
-    exemplars: the images that it helps most; helps: their labels; words: the head's label; tested: True if the label
-    is tested.
+    exemplars: the images that it helps most; helps: their labels; words: the head's label; tested:
+    True if the label is tested.
     """
 
     head: int
@@ -91,7 +96,9 @@ class LayerView:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The rows of one block of a figure; top: the y of the first row, inch; height: of each row, inch."""
+    """The rows of one block of a figure; top: the y of the first row, inch; height: of each row,
+    inch.
+    """
 
     board: Board
     rows: Sequence[LayerView]
@@ -110,7 +117,9 @@ class _Layout:
     def write(self, x: float, y: float, words: str, **more: Any) -> None:
         """Write a text at a place in inches from the left and the top."""
         wide, tall = self.board.figure.get_size_inches()
-        self.board.figure.text(x / wide, 1 - y / tall, words, **{"fontsize": _SMALLEST, "va": "center", **more})
+        self.board.figure.text(
+            x / wide, 1 - y / tall, words, **{"fontsize": _SMALLEST, "va": "center", **more}
+        )
 
     def rule(self, y: float, left: float, right: float, *, dark: bool) -> None:
         """Draw a horizontal line between two rows."""
@@ -118,7 +127,9 @@ class _Layout:
         colour = style.GREY if dark else "#DDDDDD"
         across = (left / wide, right / wide)
         height = 1 - y / tall
-        self.board.figure.add_artist(Line2D(across, (height, height), color=colour, linewidth=0.6, zorder=0))
+        self.board.figure.add_artist(
+            Line2D(across, (height, height), color=colour, linewidth=0.6, zorder=0)
+        )
 
 
 _Draw: TypeAlias = Callable[[_Layout, float, float], None]
@@ -126,7 +137,9 @@ _Draw: TypeAlias = Callable[[_Layout, float, float], None]
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a block. wide: its least width, inch; grows: True if it also takes the room that is left."""
+    """A column of a block. wide: its least width, inch; grows: True if it also takes the room that
+    is left.
+    """
 
     title: str
     wide: float
@@ -135,11 +148,13 @@ class _Column:
 
 
 @style.styled
-def layers(rows: Sequence[LayerView], image: Array | None, chance: float | None, title: str) -> Figure:
+def layers(
+    rows: Sequence[LayerView], image: Array | None, chance: float | None, title: str
+) -> Figure:
     """Draw a row for each layer, or for evenly spaced layers if there are too many.
 
-    A column that is empty for all layers is left out. image: (3, height, width) in [0, 1], under the maps; chance: the
-    accuracy of guessing.
+    A column that is empty for all layers is left out. image: (3, height, width) in [0, 1], under
+    the maps; chance: the accuracy of guessing.
     """
     blocks = 2 if style.in_column() else 1
     rows = _spaced(rows, _LAYERS // blocks)
@@ -152,7 +167,12 @@ def layers(rows: Sequence[LayerView], image: Array | None, chance: float | None,
         parts = [columns[:3], columns[3:]]
     parts = [part for part in parts if part]
     block = _HEAD + len(rows) * height + _FOOT
-    board = area(title=title, wide=style.full_width() - 0.12, tall=len(parts) * block, margins=Margins(bottom=0.0))
+    board = area(
+        title=title,
+        wide=style.full_width() - 0.12,
+        tall=len(parts) * block,
+        margins=Margins(bottom=0.0),
+    )
     for index, part in enumerate(parts):
         layout = _Layout(board, rows, board.top + index * block + _HEAD, height)
         _name_rows(layout)
@@ -179,7 +199,9 @@ def _spaced(rows: Sequence[LayerView], most: int) -> Sequence[LayerView]:
     return [rows[index] for index in indices]
 
 
-def _columns(rows: Sequence[LayerView], image: Array | None, side: float, chance: float | None) -> list[_Column]:
+def _columns(
+    rows: Sequence[LayerView], image: Array | None, side: float, chance: float | None
+) -> list[_Column]:
     """Return the columns that have a value for at least one layer."""
     heads = list(chain.from_iterable(row.heads for row in rows))
     columns = []
@@ -202,7 +224,9 @@ def _columns(rows: Sequence[LayerView], image: Array | None, side: float, chance
 
 
 def _roles(roles: Sequence[RoleView], side: float) -> _Column:
-    """Return the column of the roles of heads, with as many pictures as the role with most exemplars."""
+    """Return the column of the roles of heads, with as many pictures as the role with most
+    exemplars.
+    """
     most = max(len(role.exemplars) for role in roles)
     pictures = most * (side + _GAP)
     title = "what one head does"
@@ -225,7 +249,12 @@ def _of(estimate: Estimate) -> str:
 def _draw_columns(layout: _Layout, columns: Sequence[_Column]) -> None:
     """Draw columns side by side; those that grow share the room that is left."""
     left = layout.board.left + _NAMES
-    room = layout.board.right - left - sum(column.wide for column in columns) - _BETWEEN * (len(columns) - 1)
+    room = (
+        layout.board.right
+        - left
+        - sum(column.wide for column in columns)
+        - _BETWEEN * (len(columns) - 1)
+    )
     growing = sum(column.grows for column in columns)
     for column in columns:
         wide = column.wide
@@ -244,7 +273,13 @@ def _name_rows(layout: _Layout) -> None:
     right = layout.board.right
     stages = [row.stage for row in layout.rows]
     for index, row in enumerate(layout.rows):
-        layout.write(left + _NAMES - 0.08, layout.middle(index), f"L{row.layer}", ha="right", fontsize=style.SMALL)
+        layout.write(
+            left + _NAMES - 0.08,
+            layout.middle(index),
+            f"L{row.layer}",
+            ha="right",
+            fontsize=style.SMALL,
+        )
         upper_edge = layout.top + index * layout.height
         if index > 0 and stages[index - 1] == row.stage:
             layout.rule(upper_edge, left + 0.2, right, dark=False)
@@ -256,7 +291,9 @@ def _name_rows(layout: _Layout) -> None:
 
 
 def _thumbnails(rows: Sequence[LayerView], image: Array | None, side: float) -> _Column:
-    """Return the column of the maps of heads: of all, or of as many of the most important ones as there is room for."""
+    """Return the column of the maps of heads: of all, or of as many of the most important ones as
+    there is room for.
+    """
     heads = max(len(row.heads) for row in rows)
     room = 1.1 if style.in_column() else 1.8
     has_all = heads <= (3 if style.in_column() else _ALL)
@@ -267,7 +304,9 @@ def _thumbnails(rows: Sequence[LayerView], image: Array | None, side: float) -> 
         lines = _within("attention of each head (red: most)", wide, 2)
         lines.append("")  # the line of the names of heads
     else:
-        lines = _within(f"attention (red: most) of the {count} most important of {heads} heads", wide, 3)
+        lines = _within(
+            f"attention (red: most) of the {count} most important of {heads} heads", wide, 3
+        )
 
     def draw(layout: _Layout, left: float, _: float) -> None:
         for index, row in enumerate(layout.rows):
@@ -298,7 +337,13 @@ def _draw_map(axes: Axes, image: Array | None, values: Array) -> None:
 
 def _name_inside(axes: Axes, name: str) -> None:
     plate: dict[str, Any] = {"facecolor": "white", "alpha": 0.8, "linewidth": 0.0, "pad": 0.6}
-    place: dict[str, Any] = {"x": 0.03, "y": 0.03, "ha": "left", "va": "bottom", "transform": axes.transAxes}
+    place: dict[str, Any] = {
+        "x": 0.03,
+        "y": 0.03,
+        "ha": "left",
+        "va": "bottom",
+        "transform": axes.transAxes,
+    }
     axes.text(s=name, fontsize=_TINY, bbox=plate, **place)
 
 
@@ -315,7 +360,9 @@ def _panel(layout: _Layout, left: float, wide: float, label: str) -> Axes:
     return axes
 
 
-def _limit(axes: Axes, values: Sequence[float], *, least: float | None = None, most: float | None = None) -> None:
+def _limit(
+    axes: Axes, values: Sequence[float], *, least: float | None = None, most: float | None = None
+) -> None:
     """Let x begin and end near the values, within what is possible."""
     room = _ROOM * (max(values) - min(values)) or 1.0
     low = min(values) - room
@@ -330,12 +377,19 @@ def _limit(axes: Axes, values: Sequence[float], *, least: float | None = None, m
 def _reference(axes: Axes, place: float, name: str) -> None:
     """Draw a dashed vertical line with its name at the lower end."""
     axes.axvline(place, color=style.GREY, linestyle="--", linewidth=0.9)
-    lower: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90, "ha": "left", "va": "bottom"}
+    lower: dict[str, Any] = {
+        "transform": axes.get_xaxis_transform(),
+        "rotation": 90,
+        "ha": "left",
+        "va": "bottom",
+    }
     axes.text(place, 0.01, f" {name}", fontsize=_TINY, color=style.GREY, **lower)
 
 
 def _draw_distance(layout: _Layout, left: float, wide: float) -> None:
-    """Draw a dot for each head, the line of their means, and the place of uniform attention if it is near."""
+    """Draw a dot for each head, the line of their means, and the place of uniform attention if it
+    is near.
+    """
     axes = _panel(layout, left, wide, "% of uniform")
     values = []
     means = []
@@ -343,7 +397,15 @@ def _draw_distance(layout: _Layout, left: float, wide: float) -> None:
     for index, row in enumerate(layout.rows):
         of_row = [100 * head.distance for head in row.heads if head.distance is not None]
         if of_row:
-            axes.plot(of_row, [index] * len(of_row), "o", color=style.GREY, alpha=0.6, markersize=3, markeredgewidth=0)
+            axes.plot(
+                of_row,
+                [index] * len(of_row),
+                "o",
+                color=style.GREY,
+                alpha=0.6,
+                markersize=3,
+                markeredgewidth=0,
+            )
             means.append(float(np.mean(of_row)))
             places.append(index)
             values += of_row
@@ -356,7 +418,9 @@ def _draw_distance(layout: _Layout, left: float, wide: float) -> None:
 
 def _draw_lens(layout: _Layout, left: float, wide: float, chance: float | None) -> None:
     """Draw the accuracy after each layer with its interval, and chance."""
-    accuracies = [(index, row.lens) for index, row in enumerate(layout.rows) if row.lens is not None]
+    accuracies = [
+        (index, row.lens) for index, row in enumerate(layout.rows) if row.lens is not None
+    ]
     axes = _panel(layout, left, wide, f"%{_of(accuracies[0][1])}")
     places = [index for index, _ in accuracies]
     values = [100 * lens.value for _, lens in accuracies]
@@ -373,7 +437,9 @@ def _draw_lens(layout: _Layout, left: float, wide: float, chance: float | None) 
 
 
 def _draw_lost(layout: _Layout, left: float, wide: float) -> None:
-    """Draw a dot for each head, red if the loss changes significantly; the largest with its name and interval."""
+    """Draw a dot for each head, red if the loss changes significantly; the largest with its name
+    and interval.
+    """
     losses_by_row = []
     for row in layout.rows:
         losses_by_row.append([(head.lost, head) for head in row.heads if head.lost is not None])
@@ -386,18 +452,30 @@ def _draw_lost(layout: _Layout, left: float, wide: float) -> None:
             continue
         for lost, head in losses:
             colour = style.VERMILLION if head.matters else "#BBBBBB"
-            axes.plot(lost.value, index + 0.12, "o", color=colour, markersize=3.5, markeredgewidth=0, zorder=3)
+            axes.plot(
+                lost.value,
+                index + 0.12,
+                "o",
+                color=colour,
+                markersize=3.5,
+                markeredgewidth=0,
+                zorder=3,
+            )
             ends.append(lost.value)
         largest, head = max(losses, key=lambda pair: pair[0].value)
         if largest.low is not None and largest.high is not None:
             axes.hlines(index + 0.12, largest.low, largest.high, color=style.GREY, linewidth=1.0)
             ends += [largest.low, largest.high]
-        axes.text(largest.value, index - 0.08, f"H{head.head}", fontsize=_TINY, ha="center", va="bottom")
+        axes.text(
+            largest.value, index - 0.08, f"H{head.head}", fontsize=_TINY, ha="center", va="bottom"
+        )
     _limit(axes, ends, least=-100.0, most=100.0)
 
 
 def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
-    """Draw the exemplars of one head of each layer, then its label; `pictures`: inch of the exemplars."""
+    """Draw the exemplars of one head of each layer, then its label; `pictures`: inch of the
+    exemplars.
+    """
     lines = max(2, int(layout.height / _LINE))
     for index, row in enumerate(layout.rows):
         if row.role is None:
@@ -418,7 +496,9 @@ def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
 
 
 def _helped(role: RoleView, lines: int) -> list[str]:
-    """Return the head's name with the labels of its exemplars, or only the first label if not all have room."""
+    """Return the head's name with the labels of its exemplars, or only the first label if not all
+    have room.
+    """
     name = f"H{role.head}"
     if not role.helps:
         return [name]
@@ -429,7 +509,8 @@ def _helped(role: RoleView, lines: int) -> list[str]:
 
 
 def _within(text: str, wide: float, lines: int) -> list[str]:
-    """Break a text into at most `lines` lines of this width in inches; the last one is shortened."""
+    """Break a text into at most `lines` lines of this width in inches; the last one is
+    shortened."""
     broken = [""]
     for word in style.drawable(text).split():
         longer = f"{broken[-1]} {word}".strip()
@@ -477,6 +558,12 @@ def _draw_exemplar(axes: Axes, exemplar: Exemplar) -> None:
     corner = (column / columns, row / rows)
     for colour, thickness in (("black", 1.6), ("white", 0.8)):
         outline = Rectangle(
-            corner, 1 / columns, 1 / rows, fill=False, edgecolor=colour, linewidth=thickness, clip_on=False
+            corner,
+            1 / columns,
+            1 / rows,
+            fill=False,
+            edgecolor=colour,
+            linewidth=thickness,
+            clip_on=False,
         )
         axes.add_patch(outline)

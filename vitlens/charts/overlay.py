@@ -33,7 +33,9 @@ _PLATE: Final[dict[str, Any]] = {"facecolor": "white", "alpha": 0.85, "linewidth
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of values of the colours, equal ends where all are equal; clipped: some values lie beyond."""
+    """The range of values of the colours, equal ends where all are equal; clipped: some values lie
+    beyond.
+    """
 
     low: float
     high: float
@@ -61,7 +63,8 @@ def flaw_of(values: Array) -> str:
 
 
 def joint_scale(maps: Array) -> Scale:
-    """Return one scale for all maps: from the least value, or 0 if that is near, to the 99.5th percentile.
+    """Return one scale for all maps: from the least value, or 0 if that is near, to the 99.5th
+    percentile.
 
     Without the percentile a few attention sinks would leave the rest dark.
     """
@@ -79,7 +82,9 @@ def joint_scale(maps: Array) -> Scale:
 
 
 def symmetric_scale(values: Array, *, least: float = 0.0) -> Scale:
-    """Return a scale symmetric around 0, up to the greatest absolute value, and at least to `least`."""
+    """Return a scale symmetric around 0, up to the greatest absolute value, and at least to
+    `least`.
+    """
     most = max(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)), least)
     return Scale(0.0 - most, most)
 
@@ -87,8 +92,8 @@ def symmetric_scale(values: Array, *, least: float = 0.0) -> Scale:
 def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
     """Return a symmetric scale up to the greatest absolute value, or clipped if that is extreme.
 
-    A clipped scale ends at the 98th percentile, or at the second greatest value; the arrows of its bar show it. The
-    greatest value is extreme if it is more than three times that end.
+    A clipped scale ends at the 98th percentile, or at the second greatest value; the arrows of its
+    bar show it. The greatest value is extreme if it is more than three times that end.
     """
     scale = symmetric_scale(values, least=least)
     magnitudes = np.sort(np.abs(values[np.isfinite(values)]))
@@ -102,7 +107,8 @@ def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
 
 
 def upsample(values: Array, size: tuple[int, int], *, smooth: bool = True) -> Array:
-    """Return a map (rows, columns) at an image's (height, width), by bilinear or nearest interpolation.
+    """Return a map (rows, columns) at an image's (height, width), by bilinear or nearest
+    interpolation.
 
     Equal to torch's interpolate with align_corners=False; constant beyond the outermost centres.
     """
@@ -121,13 +127,16 @@ def _mixing(target: int, source: int, smooth: bool) -> Array:
 
 
 def enlarged(image: Array) -> Array:
-    """Return an image (3, height, width) as (height, width, 3), enlarged to at least 224 px by repeating pixels."""
+    """Return an image (3, height, width) as (height, width, 3), enlarged to at least 224 px by
+    repeating pixels.
+    """
     times = max(1, -(-_SHARPEST // min(image.shape[1:])))
     return np.asarray(image.transpose(1, 2, 0).repeat(times, axis=0).repeat(times, axis=1))
 
 
 def blend(image: Array, values: Array, *, scale: Scale, smooth: bool = True) -> Array:
-    """Return pixels (height, width, 3) in [0, 1] of a map (rows, columns) over a grey image (3, height, width).
+    """Return pixels (height, width, 3) in [0, 1] of a map (rows, columns) over a grey image (3,
+    height, width).
 
     The image is enlarged. It has no map over it if the map is uniform or not finite.
     """
@@ -140,10 +149,11 @@ def blend(image: Array, values: Array, *, scale: Scale, smooth: bool = True) -> 
 
 
 def overlaid(image: Array, values: Array, *, signed: bool) -> Array:
-    """Return pixels as `blend` does, of a map as a share of its largest values: red above 0, blue below.
+    """Return pixels as `blend` does, of a map as a share of its largest values: red above 0, blue
+    below.
 
-    Greater values are less transparent. Methods have different units: only places can be compared. A map without signs
-    begins at its least value.
+    Greater values are less transparent. Methods have different units: only places can be compared.
+    A map without signs begins at its least value.
     """
     grey = np.repeat((enlarged(image) @ _GREY)[..., None], 3, axis=2)
     if flaw_of(values):
@@ -165,18 +175,26 @@ def as_colormap(colours: str | Colormap) -> Colormap:
 
 
 def colour_bar(
-    axes: Axes, *, scale: Scale, label: str, colours: str | Colormap = style.MAGNITUDE, both: bool = False
+    axes: Axes,
+    *,
+    scale: Scale,
+    label: str,
+    colours: str | Colormap = style.MAGNITUDE,
+    both: bool = False,
 ) -> None:
     """Fill axes with the colour bar of a scale, with ticks at round numbers.
 
-    An arrow at its end, and "≥" where a tick is there, say that values lie above (Scale.clipped); both: also below.
+    An arrow at its end, and "≥" where a tick is there, say that values lie above (Scale.clipped);
+    both: also below.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
     extend = "neither"
     if scale.clipped:
         extend = "both" if both else "max"
-    bar = figure.colorbar(ScalarMappable(scale.norm, colours), cax=axes, extend=extend, extendfrac=0.04)
+    bar = figure.colorbar(
+        ScalarMappable(scale.norm, colours), cax=axes, extend=extend, extendfrac=0.04
+    )
     bar.set_label(label)
     bar.outline.set_visible(False)
     if scale.low == scale.high:
@@ -211,7 +229,9 @@ def no_value(axes: Axes) -> None:
 def cross_out(axes: Axes, reason: str) -> None:
     """Draw two diagonals over a panel with an image, and the reason in its middle."""
     for ends in ((0.0, 1.0), (1.0, 0.0)):
-        (line,) = axes.plot((0.02, 0.98), [0.02 + 0.96 * end for end in ends], transform=axes.transAxes)
+        (line,) = axes.plot(
+            (0.02, 0.98), [0.02 + 0.96 * end for end in ends], transform=axes.transAxes
+        )
         line.set(color=style.VERMILLION, linewidth=1.1, solid_capstyle="butt", gid="crossed out")
         line.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
     middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
@@ -224,7 +244,16 @@ def mark_peak(axes: Axes, values: Array, *, hit: bool) -> None:
     y, x = np.unravel_index(upsample(values, (height, width)).argmax(), (height, width))
     colour = style.RIGHT if hit else style.WRONG
     marker = "o" if hit else "X"
-    axes.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=6, markeredgewidth=0.9, clip_on=False)
+    axes.plot(
+        x,
+        y,
+        marker,
+        color=colour,
+        markeredgecolor="white",
+        markersize=6,
+        markeredgewidth=0.9,
+        clip_on=False,
+    )
     axes.xaxis.label.set_color(colour)
 
 

@@ -1,4 +1,6 @@
-"""Panels in rows and columns at exact sizes in inches: fast also for a hundred panels, and nothing is cut off."""
+"""Panels in rows and columns at exact sizes in inches: fast also for a hundred panels, and nothing
+is cut off.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +29,9 @@ class Margins:
 
 @dataclass(frozen=True)
 class Board:
-    """A figure, its panels row by row, and the edges of their area, in inches from the figure's left and top."""
+    """A figure, its panels row by row, and the edges of their area, in inches from the figure's
+    left and top.
+    """
 
     figure: Figure
     panels: list[Axes]
@@ -39,10 +43,14 @@ class Board:
     def place(self, x: float, y: float, width: float, height: float) -> Axes:
         """Add axes; x, y: inches from the figure's left and top edge."""
         across, down = self.figure.get_size_inches()
-        return self.figure.add_axes((x / across, 1 - (y + height) / down, width / across, height / down))
+        return self.figure.add_axes(
+            (x / across, 1 - (y + height) / down, width / across, height / down)
+        )
 
     def bar(self) -> Axes:
-        """Add axes for a colour bar in the right margin, which has BAR_ROOM, one to three inches high."""
+        """Add axes for a colour bar in the right margin, which has BAR_ROOM, one to three inches
+        high.
+        """
         tall = self.bottom - self.top
         long = min(max(tall, _LEAST), 3.0)
         x = self.figure.get_figwidth() - (BAR_ROOM - 0.14)
@@ -50,25 +58,42 @@ class Board:
 
 
 def area(*, title: str, wide: float, tall: float, margins: Margins) -> Board:
-    """Return a figure, at least half a page wide, with a title and an area of this size in inches without panels."""
+    """Return a figure, at least half a page wide, with a title and an area of this size in inches
+    without panels.
+    """
     needed = margins.left + wide + margins.right
     width = max(min(HALF, full_width()), needed)
     left = margins.left + (width - needed) / 2
     text, head = wrapped_title(title, width)
     top = head + margins.top
-    figure: Figure = DisplayedFigure(figsize=(width, top + max(tall + margins.bottom, _LEAST + 0.1)))
+    figure: Figure = DisplayedFigure(
+        figsize=(width, top + max(tall + margins.bottom, _LEAST + 0.1))
+    )
     figure.suptitle(text, fontsize=TITLE, y=1 - 0.06 / figure.get_figheight(), va="top")
     return Board(figure, [], left, top, left + wide, top + tall)
 
 
 def board(
-    *, title: str, count: int, across: int, panel: tuple[float, float], gap: tuple[float, float], margins: Margins
+    *,
+    title: str,
+    count: int,
+    across: int,
+    panel: tuple[float, float],
+    gap: tuple[float, float],
+    margins: Margins,
 ) -> Board:
-    """Return a figure of count panels, `across` of them in a row; panel, gap: (width, height) in inches."""
+    """Return a figure of count panels, `across` of them in a row; panel, gap: (width, height) in
+    inches.
+    """
     step_right = panel[0] + gap[0]
     step_down = panel[1] + gap[1]
     rows = -(-count // across)
-    figure = area(title=title, wide=across * step_right - gap[0], tall=rows * step_down - gap[1], margins=margins)
+    figure = area(
+        title=title,
+        wide=across * step_right - gap[0],
+        tall=rows * step_down - gap[1],
+        margins=margins,
+    )
     for index in range(count):
         row, column = divmod(index, across)
         axes = figure.place(figure.left + column * step_right, figure.top + row * step_down, *panel)

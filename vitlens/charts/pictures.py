@@ -36,11 +36,12 @@ _MOSAIC: Final = 8  # most maps in a row or column
 class Picture:
     """A cell of `images`.
 
-    image: (3, height, width) in [0, 1]; map: (rows, columns), drawn over the image, or alone; row, column: their names;
-    below: a line under it; frame: the colour around it; mask: (height, width), an object that is outlined; hit: True if
-    the map's highest point, which is marked, lies on the object; crossed: the reason for which the map is crossed out;
-    sheet: the number of its figure, of several; signed: for a map drawn as a share of its largest value, True if it
-    has signs; of: the name in the title of its figure.
+    image: (3, height, width) in [0, 1]; map: (rows, columns), drawn over the image, or alone; row,
+    column: their names; below: a line under it; frame: the colour around it; mask: (height, width),
+    an object that is outlined; hit: True if the map's highest point, which is marked, lies on the
+    object; crossed: the reason for which the map is crossed out; sheet: the number of its figure,
+    of several; signed: for a map drawn as a share of its largest value, True if it has signs; of:
+    the name in the title of its figure.
     """
 
     image: NDArray[np.floating] | None
@@ -150,11 +151,13 @@ def images(
     largest: float = _LARGEST,
     under: bool = False,
 ) -> Draw:
-    """Return a chart of pictures by row and column; columns that do not fit form further blocks below.
+    """Return a chart of pictures by row and column; columns that do not fit form further blocks
+    below.
 
-    scale: each map from 0 to its own maximum, or one scale for all maps, symmetric around 0 if signed; label: of the
-    colour bar, which is drawn for one scale, and with a label also for maps up to their own maximum; largest: the
-    greatest side of a picture, inch; under: True for names of rows below them.
+    scale: each map from 0 to its own maximum, or one scale for all maps, symmetric around 0 if
+    signed; label: of the colour bar, which is drawn for one scale, and with a label also for maps
+    up to their own maximum; largest: the greatest side of a picture, inch; under: True for names of
+    rows below them.
     """
 
     @style.styled
@@ -165,9 +168,13 @@ def images(
         if bar is None and label:
             legend = _Bar(overlay.Scale(0.0, 1.0), style.MAGNITUDE)
         joint_scale = bar.scale if bar and scale == "joint" else None
-        row_names = {place[0]: picture.row for place, picture in zip(grid.places, rows) if picture.row}
+        row_names = {
+            place[0]: picture.row for place, picture in zip(grid.places, rows) if picture.row
+        }
         beside = {} if under else _names_beside(rows, row_names, joint_scale)
-        longest = max((len(line) for text in beside.values() for line in text.split("\n")), default=0)
+        longest = max(
+            (len(line) for text in beside.values() for line in text.split("\n")), default=0
+        )
         left = 0.12 + 0.075 * longest if longest else _GAP
         right = BAR_ROOM if legend else _GAP
         room = style.full_width() - left - right
@@ -179,7 +186,9 @@ def images(
         above = 0.1 + 0.14 * max(map(_lines, heads.values())) if any(heads) else 0.05
         blocks = _Blocks(count, across, grid.down, side, ratio, above, text)
         tall = blocks.height - (0.0 if under else 0.05)
-        board = area(title=title, wide=blocks.width, tall=tall, margins=Margins(left, right, 0.0, 0.1))
+        board = area(
+            title=title, wide=blocks.width, tall=tall, margins=Margins(left, right, 0.0, 0.1)
+        )
         for picture, (row, column), text_below in zip(rows, grid.places, below):
             block, column_of_block = divmod(column, across)
             x = board.left + column_of_block * (side + _GAP)
@@ -196,13 +205,17 @@ def images(
         if legend:
             both = legend.colours == style.SIGNED
             words = label or legend.label
-            overlay.colour_bar(board.bar(), scale=legend.scale, label=words, colours=legend.colours, both=both)
+            overlay.colour_bar(
+                board.bar(), scale=legend.scale, label=words, colours=legend.colours, both=both
+            )
         return board.figure
 
     return draw
 
 
-def _names_beside(rows: Sequence[Picture], names: dict[int, str], scale: overlay.Scale | None) -> dict[int, str]:
+def _names_beside(
+    rows: Sequence[Picture], names: dict[int, str], scale: overlay.Scale | None
+) -> dict[int, str]:
     """Return the text at the left of each named row; dark rows have their largest value."""
     dark = _dark(rows, "row", scale)
     beside = {}
@@ -224,8 +237,12 @@ def _heads(rows: Sequence[Picture], side: float, scale: overlay.Scale | None) ->
     return heads
 
 
-def _sizes(rows: Sequence[Picture], grid: _Grid, room: float, largest: float) -> tuple[int, int, float, float]:
-    """Return the number of blocks, the columns of each, the width of a picture and its height as a share of it."""
+def _sizes(
+    rows: Sequence[Picture], grid: _Grid, room: float, largest: float
+) -> tuple[int, int, float, float]:
+    """Return the number of blocks, the columns of each, the width of a picture and its height as a
+    share of it.
+    """
     has_images = sum(picture.image is not None for picture in rows) > 1
     least = _LEAST[has_images]
     blocks = -(-grid.across // max(1, int((room + _GAP) / (least + _GAP))))
@@ -249,11 +266,15 @@ def _name_rows_beside(board: Board, blocks: _Blocks, names: dict[int, str]) -> N
     width, height = board.figure.get_size_inches()
     for block, (row, name) in product(range(blocks.count), names.items()):
         y = blocks.y(board.top, block, row) + blocks.side * blocks.ratio / 2
-        board.figure.text((board.left - 0.05) / width, 1 - y / height, name, ha="right", va="center")
+        board.figure.text(
+            (board.left - 0.05) / width, 1 - y / height, name, ha="right", va="center"
+        )
 
 
 def _grid(rows: Sequence[Picture]) -> _Grid:
-    """Return the places of pictures by the names of their rows and columns, or in order if they have none."""
+    """Return the places of pictures by the names of their rows and columns, or in order if they
+    have none.
+    """
     down = list(dict.fromkeys(picture.row for picture in rows))
     across = list(dict.fromkeys(picture.column for picture in rows))
     if len(down) == 1 and len(across) == 1:  # pictures without places
@@ -278,7 +299,9 @@ def _bar(rows: Sequence[Picture], kind: str) -> _Bar | None:
         return _Bar(overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "share of its maximum")
     if signs:
         return _Bar(overlay.Scale(0.0, 1.0, clipped=True), overlay.POSITIVE, "share of its maximum")
-    maps = [np.ravel(picture.map) for picture in rows if picture.map is not None]  # their grids may differ
+    maps = [
+        np.ravel(picture.map) for picture in rows if picture.map is not None
+    ]  # their grids may differ
     if not maps or kind == "own":
         return None
     values = np.concatenate(maps)
@@ -287,8 +310,12 @@ def _bar(rows: Sequence[Picture], kind: str) -> _Bar | None:
     return _Bar(overlay.joint_scale(values), style.MAGNITUDE)
 
 
-def _dark(rows: Sequence[Picture], side: Literal["row", "column"], scale: overlay.Scale | None) -> dict[str, float]:
-    """Return the largest value of each named row or column whose maps are all dark on the scale of all maps."""
+def _dark(
+    rows: Sequence[Picture], side: Literal["row", "column"], scale: overlay.Scale | None
+) -> dict[str, float]:
+    """Return the largest value of each named row or column whose maps are all dark on the scale of
+    all maps.
+    """
     if scale is None or scale.low < 0:
         return {}
     largest: dict[str, float] = {}
@@ -387,7 +414,9 @@ def pixels(picture: Picture) -> NDArray[np.uint8]:
 
 
 def amplification(changes: NDArray[np.floating]) -> int:
-    """Return the greatest round factor at which no perturbation, drawn around mid-grey, leaves the range of colours."""
+    """Return the greatest round factor at which no perturbation, drawn around mid-grey, leaves the
+    range of colours.
+    """
     largest = float(np.abs(changes).max(initial=0.0))
     if largest == 0:
         return 1
@@ -396,7 +425,9 @@ def amplification(changes: NDArray[np.floating]) -> int:
 
 
 def images_on_a_page(panels: int) -> int:
-    """Return the number of images that fit on a page if each has this many maps next to it; at least one."""
+    """Return the number of images that fit on a page if each has this many maps next to it; at
+    least one.
+    """
     return max(1, _LINES // -(-(panels + 1) // 8))
 
 
@@ -408,30 +439,40 @@ def with_maps(
     *,
     patches: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Picture]:
-    """Yield each image (3, height, width), and after it its maps (batch, rows, columns), one for each title.
+    """Yield each image (3, height, width), and after it its maps (batch, rows, columns), one for
+    each title.
 
-    patches: (row, column) of the patch that is outlined in each map; the first is also outlined in the image.
+    patches: (row, column) of the patch that is outlined in each map; the first is also outlined in
+    the image.
     """
     for index, (name, image) in enumerate(zip(names, pictures)):
         masks: list[NDArray[np.bool_] | None] = [None] * len(maps)
         if patches:
-            masks = [patch_mask(patch, batch.shape[1:], image.shape[1:]) for patch, batch in zip(patches, maps)]
+            masks = [
+                patch_mask(patch, batch.shape[1:], image.shape[1:])
+                for patch, batch in zip(patches, maps)
+            ]
         yield Picture(image, row=name, column="image", mask=masks[0])
         for title, batch, mask in zip(titles, maps, masks, strict=True):
             yield Picture(image, batch[index], name, title, mask=mask)
 
 
-def patch_mask(patch: tuple[int, int], grid: tuple[int, ...], size: tuple[int, ...]) -> NDArray[np.bool_]:
+def patch_mask(
+    patch: tuple[int, int], grid: tuple[int, ...], size: tuple[int, ...]
+) -> NDArray[np.bool_]:
     """Return one patch (row, column) as a mask of the image, to be outlined."""
     patches = np.zeros(grid)
     patches[patch] = 1.0
     return np.asarray(overlay.upsample(patches, (size[0], size[1]), smooth=False) > 0.5)
 
 
-def of_heads(maps: overlay.Array, numbers: Sequence[int], image: overlay.Array | None = None) -> Iterator[Picture]:
+def of_heads(
+    maps: overlay.Array, numbers: Sequence[int], image: overlay.Array | None = None
+) -> Iterator[Picture]:
     """Yield the map of every head (layers, heads, rows, columns).
 
-    Layers lie down, or across if they are more than twice as many as heads. numbers: of the layers; image: drawn first.
+    Layers lie down, or across if they are more than twice as many as heads. numbers: of the layers;
+    image: drawn first.
     """
     layers = list(map(str, numbers))
     layers[0] = f"layer {layers[0]}"
@@ -450,9 +491,11 @@ def of_heads(maps: overlay.Array, numbers: Sequence[int], image: overlay.Array |
 
 
 def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
-    """Return similarities (patches, patches) as one map: a map for each of at most 8 by 8 patches, at its place.
+    """Return similarities (patches, patches) as one map: a map for each of at most 8 by 8 patches,
+    at its place.
 
-    NaN lies between two maps. The similarity of a patch with itself, 1, is drawn as the greatest of two patches.
+    NaN lies between two maps. The similarity of a patch with itself, 1, is drawn as the greatest of
+    two patches.
     """
     off_diagonal = similarity[~np.eye(len(similarity), dtype=bool)]
     values = np.minimum(similarity, off_diagonal.max(initial=-1.0) if off_diagonal.size else 1.0)
@@ -461,7 +504,9 @@ def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
     gap = max(1, round(max(grid) / 12))
     padded = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
     down, across, rows, columns = padded.shape
-    return np.asarray(padded.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)[:-gap, :-gap])
+    return np.asarray(
+        padded.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)[:-gap, :-gap]
+    )
 
 
 def _spaced(length: int) -> range:
@@ -471,7 +516,9 @@ def _spaced(length: int) -> range:
 
 
 def cut(image: overlay.Array, patch: tuple[int, int]) -> overlay.Array:
-    """Return an image, each pixel repeated, with white lines between its patches of (height, width) px."""
+    """Return an image, each pixel repeated, with white lines between its patches of (height, width)
+    px.
+    """
     times = max(1, -(-448 // min(image.shape[1:])))
     drawn = image.repeat(times, axis=1).repeat(times, axis=2)
     for axis, side in ((1, patch[0]), (2, patch[1])):

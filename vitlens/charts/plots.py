@@ -11,8 +11,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from vitlens.charts.style import GREY, SMALL, abreast, full_width, heading, in_column, sheet, shortened, styled
-from vitlens.charts.values import MARKERS, STYLES, Draw, Values, colour, label, legend, numbers, series_of, value
+from vitlens.charts.style import (
+    GREY,
+    SMALL,
+    abreast,
+    full_width,
+    heading,
+    in_column,
+    sheet,
+    shortened,
+    styled,
+)
+from vitlens.charts.values import (
+    MARKERS,
+    STYLES,
+    Draw,
+    Values,
+    colour,
+    label,
+    legend,
+    numbers,
+    series_of,
+    value,
+)
 
 _MOST = 30  # rows of a chart that has a line for each
 
@@ -26,10 +47,12 @@ def intervals(
     filled: bool = False,
     words: Callable[[Any], str] | None = None,
 ) -> Draw:
-    """Return a chart with a line for each `by`, and on it a dot with its interval for each value and each series `of`.
+    """Return a chart with a line for each `by`, and on it a dot with its interval for each value
+    and each series `of`.
 
-    reference: a dashed line, in the unit that is drawn (% for fractions); titles: of the values in the legend; filled:
-    draws bars from 0 in place of dots; words: the text at the end of a row's bar.
+    reference: a dashed line, in the unit that is drawn (% for fractions); titles: of the values in
+    the legend; filled: draws bars from 0 in place of dots; words: the text at the end of a row's
+    bar.
     """
 
     @styled
@@ -55,14 +78,18 @@ def intervals(
             else:
                 marker = MARKERS[index % len(MARKERS)]
                 axes.plot(centres, places, marker, color=colour(index), markersize=4, label=name)
-            axes.hlines(places, lows, highs, color="black" if filled else colour(index), linewidth=1.0)
+            axes.hlines(
+                places, lows, highs, color="black" if filled else colour(index), linewidth=1.0
+            )
             if words:
                 for row, place, end in zip(drawn, places, centres):
                     _write_beside(axes, words(row), (end, place))
         if reference is not None:
             axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
         letters = 18 if in_column() else 34
-        axes.set_yticks(range(len(names)), [textwrap.fill(shortened(name, 34), letters) for name in names])
+        axes.set_yticks(
+            range(len(names)), [textwrap.fill(shortened(name, 34), letters) for name in names]
+        )
         axes.set_ylim(len(names) - 0.4, -0.6)
         if len(values) == 1 or titles:
             axes.set_xlabel(label(rows, values[0]))
@@ -91,7 +118,9 @@ def _share(of_page: float) -> float:
 
 
 def _first(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
-    """Return the names of the lines of a chart, and its title, which says if only the first are drawn."""
+    """Return the names of the lines of a chart, and its title, which says if only the first are
+    drawn.
+    """
     names = list(dict.fromkeys(str(value(row, by)) for row in rows))
     if len(names) > _MOST:
         title = f"{title}, the first {_MOST} of {len(names)}"
@@ -113,8 +142,8 @@ def lines(
 ) -> Draw:
     """Return a chart with a curve of each y over x for each series `of`, its interval as a band.
 
-    panel: a column, with a panel for each of its values; log: a logarithmic y axis; loglog: two logarithmic axes;
-    reference: a column whose value, chance or no change, is drawn dashed.
+    panel: a column, with a panel for each of its values; log: a logarithmic y axis; loglog: two
+    logarithmic axes; reference: a column whose value, chance or no change, is drawn dashed.
     """
 
     @styled
@@ -134,12 +163,19 @@ def lines(
                     index = len(all_series) * number + all_series.index(series)
                     _curve(axes, series_rows, x, y, index, _joined(series, y_title), band)
             if reference:
-                axes.axhline(numbers(panel_rows[:1], reference)[0, 0], color=GREY, linestyle="--", linewidth=0.9)
+                axes.axhline(
+                    numbers(panel_rows[:1], reference)[0, 0],
+                    color=GREY,
+                    linestyle="--",
+                    linewidth=0.9,
+                )
             axes.set_title(textwrap.fill(name, 60 if across == 1 and not in_column() else 30))
             axes.set_xlabel(label(rows, x))
             xs = numbers(panel_rows, x)[0]
             is_whole = bool(np.all(np.mod(xs, 1) == 0))
-            axes.xaxis.set_major_locator(MaxNLocator(8 if is_whole else 5, integer=is_whole, min_n_ticks=1))
+            axes.xaxis.set_major_locator(
+                MaxNLocator(8 if is_whole else 5, integer=is_whole, min_n_ticks=1)
+            )
             axes.grid(axis="y")
             if log:
                 axes.set_yscale("log")
@@ -167,7 +203,9 @@ def _columns(panels: int) -> int:
 
 
 def _log_axes(axes: Axes) -> None:
-    """Make both axes logarithmic, with plain numbers where these are short; called after everything is drawn."""
+    """Make both axes logarithmic, with plain numbers where these are short; called after everything
+    is drawn.
+    """
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -191,26 +229,36 @@ def _spaced(values: Values) -> list[float]:
     return ticks
 
 
-def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: str, band: bool) -> None:
+def _curve(
+    axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: str, band: bool
+) -> None:
     """Draw one curve; several rows at one x are drawn as dots, and the curve is their mean."""
     xs = numbers(rows, x)[0]
     values, lows, highs = numbers(rows, y)
     places = np.unique(xs)
     has_repeats = len(places) < len(xs)
     if has_repeats:
-        axes.plot(xs, values, "o", color=colour(index), markersize=2.4, alpha=0.6, markeredgewidth=0)
+        axes.plot(
+            xs, values, "o", color=colour(index), markersize=2.4, alpha=0.6, markeredgewidth=0
+        )
         values = np.array([np.nanmean(values[xs == place]) for place in places])
         xs = places
     order = np.argsort(xs)
     order = order[np.isfinite(values[order])]
     line = STYLES[index % len(STYLES)]
-    axes.plot(xs[order], values[order], line, color=colour(index), marker="o", markersize=3, label=name)
+    axes.plot(
+        xs[order], values[order], line, color=colour(index), marker="o", markersize=3, label=name
+    )
     if band and not has_repeats:
-        axes.fill_between(xs[order], lows[order], highs[order], color=colour(index), alpha=0.18, linewidth=0)
+        axes.fill_between(
+            xs[order], lows[order], highs[order], color=colour(index), alpha=0.18, linewidth=0
+        )
 
 
 def scatter(x: str, y: str, *, of: str = "") -> Draw:
-    """Return a chart with a point for each row with its intervals, and a dashed line of equal values."""
+    """Return a chart with a point for each row with its intervals, and a dashed line of equal
+    values.
+    """
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:

@@ -1,8 +1,8 @@
 """The style of every figure: fonts, sizes, colours, and the decorator that applies them.
 
-Figures are made with matplotlib's object interface, never pyplot, so none has to be closed. They are as wide as a
-page, or within `of_width` as a column of a paper, in which panels lie below one another. Texts are drawn literally:
-no formulas from a `$` in a name, no character without a glyph.
+Figures are made with matplotlib's object interface, never pyplot, so none has to be closed. They
+are as wide as a page, or within `of_width` as a column of a paper, in which panels lie below one
+another. Texts are drawn literally: no formulas from a `$` in a name, no character without a glyph.
 """
 
 import math
@@ -99,7 +99,8 @@ STYLE: Final = {
     "figure.constrained_layout.w_pad": 0.04,
 }
 
-# the publishers' checks refuse matplotlib's default, fonts of type 3; text in an svg can be searched and edited
+# the publishers' checks refuse matplotlib's default, fonts of type 3; text in an svg can be
+# searched and edited
 EMBEDDED: Final[dict[Any, Any]] = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
 
 _P = ParamSpec("_P")
@@ -109,7 +110,9 @@ _width: ContextVar[FigureWidth] = ContextVar("width", default="page")
 
 @contextmanager
 def of_width(width: FigureWidth) -> Iterator[None]:
-    """Make figures as wide as a page or a column inside the block. Raises UnknownNameError for another word."""
+    """Make figures as wide as a page or a column inside the block. Raises UnknownNameError for
+    another word.
+    """
     if width not in WIDTHS:
         raise UnknownNameError("width of figures", width, WIDTHS)
     before = _width.set(width)
@@ -130,7 +133,9 @@ def in_column() -> bool:
 
 
 def abreast(panels: int) -> int:
-    """Return how many panels lie in a row, of those that a page has in a row: half of them in a column."""
+    """Return how many panels lie in a row, of those that a page has in a row: half of them in a
+    column.
+    """
     if in_column():
         return max(1, panels // 2)
     return panels
@@ -154,7 +159,8 @@ def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 class DisplayedFigure(Figure):
     """A figure that a notebook displays by itself.
 
-    IPython knows how to draw matplotlib's own Figure only once pyplot is imported, which vitlens never does.
+    IPython knows how to draw matplotlib's own Figure only once pyplot is imported, which vitlens
+    never does.
     """
 
     def _repr_png_(self) -> bytes:
@@ -163,7 +169,8 @@ class DisplayedFigure(Figure):
         return drawn.getvalue()
 
     def savefig(self, *args: Any, **kwargs: Any) -> None:
-        """Save as matplotlib does, with fonts embedded as TrueType and the text of an svg as text."""
+        """Save as matplotlib does, with fonts embedded as TrueType and the text of an svg as
+        text."""
         with rc_context(EMBEDDED):
             super().savefig(*args, **kwargs)
 
@@ -174,10 +181,11 @@ def sheet(width: float, height: float) -> Figure:
 
 
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers from low to high: at most `most`, which is five or more, and at least two.
+    """Return round numbers from low to high: at most `most`, which is five or more, and at least
+    two.
 
-    They are multiples of 1, 2 or 5 times a power of ten. Steps with three or more ticks, of which both ends are ticks,
-    are preferred. Returns [low] if both ends are equal.
+    They are multiples of 1, 2 or 5 times a power of ten. Steps with three or more ticks, of which
+    both ends are ticks, are preferred. Returns [low] if both ends are equal.
     """
     if not high > low:
         return [low]
@@ -215,7 +223,8 @@ def tick_words(ticks: Sequence[float]) -> list[str]:
 
 
 def wrapped_title(title: str, width: float) -> tuple[str, float]:
-    """Return a title wrapped to a figure's width in inches, and the height in inches of its lines."""
+    """Return a title wrapped to a figure's width in inches, and the height in inches of its
+    lines."""
     lines = textwrap.wrap(drawable(title), max(20, int(width * 13)))
     return "\n".join(lines), 0.1 + 0.17 * len(lines)
 
@@ -236,7 +245,8 @@ def shortened(name: str, length: int = 18) -> str:
 
 
 def drawable(text: str) -> str:
-    """Return a text in which characters without a glyph, and invisible ones, are replaced by their escapes.
+    """Return a text in which characters without a glyph, and invisible ones, are replaced by their
+    escapes.
 
     Escapes of asterisks and backticks, which only markdown needs, are removed.
     """
@@ -250,7 +260,9 @@ def _drawable_line(line: str) -> str:
 
 
 def make_drawable(figure: Figure) -> None:
-    """Make every text of a figure drawable and literal; numbers at ticks stay as matplotlib formats them."""
+    """Make every text of a figure drawable and literal; numbers at ticks stay as matplotlib formats
+    them.
+    """
     for text in _texts(figure):
         text.set_parse_math(False)
         words = drawable(text.get_text())
@@ -265,7 +277,9 @@ def make_drawable(figure: Figure) -> None:
 
 
 def _texts(artist: Artist) -> Iterator[Text]:
-    """Yield the texts of an artist and of its children, except those of ticks, which a figure makes when drawn."""
+    """Yield the texts of an artist and of its children, except those of ticks, which a figure makes
+    when drawn.
+    """
     if isinstance(artist, Axis):
         yield artist.label
         return
@@ -276,7 +290,9 @@ def _texts(artist: Artist) -> Iterator[Text]:
 
 
 def _make_ticks_drawable(axis: Axis) -> None:
-    """Make names at ticks drawable. Their labels are set again when the figure is drawn, so each `$` is escaped."""
+    """Make names at ticks drawable. Their labels are set again when the figure is drawn, so each
+    `$` is escaped.
+    """
     if isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):
         names = [label.get_text() for label in axis.get_majorticklabels()]
         drawable_names = [drawable(name).replace("$", r"\$") for name in names]

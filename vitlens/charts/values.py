@@ -1,4 +1,6 @@
-"""Values of rows for charts: numbers with their ends, titles with units, and the axes and legends made of them."""
+"""Values of rows for charts: numbers with their ends, titles with units, and the axes and legends
+made of them.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -40,7 +42,9 @@ def column_of(rows: Sequence[Any], name: str) -> Column:
 
 
 def unit_of(rows: Sequence[Any], name: str) -> str:
-    """Return the unit of a column's numbers: that of its first Estimate, or the one that is declared."""
+    """Return the unit of a column's numbers: that of its first Estimate, or the one that is
+    declared.
+    """
     for row in rows:
         entry = value(row, name)
         if isinstance(entry, Estimate):
@@ -60,13 +64,17 @@ def label(rows: Sequence[Any], name: str, title: str = "") -> str:
 
 
 def numbers(rows: Sequence[Any], name: str) -> Values:
-    """Return values, lower and upper ends (3, rows) as they are drawn: fractions in %, NaN for none."""
+    """Return values, lower and upper ends (3, rows) as they are drawn: fractions in %, NaN for
+    none.
+    """
     scale = 100.0 if unit_of(rows, name) == "fraction" else 1.0
     drawn = np.full((3, len(rows)), np.nan)
     for index, row in enumerate(rows):
         number = value(row, name)
         if isinstance(number, Estimate):
-            drawn[:, index] = np.array([number.value, number.low, number.high], dtype=float)  # None is NaN
+            drawn[:, index] = np.array(
+                [number.value, number.low, number.high], dtype=float
+            )  # None is NaN
         elif number is not None:
             drawn[0, index] = float(number)
     return drawn * scale
@@ -97,4 +105,6 @@ def legend(figure: Figure, *panels: Axes) -> None:
         names = [shortened(title, 30) for title in handle_by_title]
         room = figure.get_figwidth() / (0.6 + _LETTER * max(map(len, names)))
         columns = max(1, min(4, len(names), int(room)))
-        figure.legend(list(handle_by_title.values()), names, loc="outside lower center", ncols=columns)
+        figure.legend(
+            list(handle_by_title.values()), names, loc="outside lower center", ncols=columns
+        )

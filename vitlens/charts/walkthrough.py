@@ -1,4 +1,6 @@
-"""Figures of one head: the patch embedding, scores and weights of all pairs of tokens, and vectors of all tokens."""
+"""Figures of one head: the patch embedding, scores and weights of all pairs of tokens, and vectors
+of all tokens.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -41,9 +43,16 @@ def head_matrices(scores: Array, weights: Array, prefix: Sequence[str], title: s
 
 @style.styled
 def weights_with_row(
-    weights: Array, query: int, image: Array, grid: tuple[int, int], prefix: Sequence[str], title: str
+    weights: Array,
+    query: int,
+    image: Array,
+    grid: tuple[int, int],
+    prefix: Sequence[str],
+    title: str,
 ) -> Figure:
-    """Draw weights (query, key) with one query's row marked, and that row over the image (3, height, width)."""
+    """Draw weights (query, key) with one query's row marked, and that row over the image (3,
+    height, width).
+    """
     figure, (left, right) = _abreast(2, 3.5)
     _shares(left, 100 * weights, "weight (%)")
     _name_tokens(left, prefix)
@@ -58,9 +67,13 @@ def weights_with_row(
 
 @style.styled
 def token_vectors(
-    panels: Sequence[tuple[str, Array]], marked: Sequence[int | None], prefix: Sequence[str], title: str
+    panels: Sequence[tuple[str, Array]],
+    marked: Sequence[int | None],
+    prefix: Sequence[str],
+    title: str,
 ) -> Figure:
-    """Draw vectors of all tokens (tokens, numbers), a panel for each kind, all on one range of colours.
+    """Draw vectors of all tokens (tokens, numbers), a panel for each kind, all on one range of
+    colours.
 
     marked: the token that is outlined in each panel.
     """
@@ -80,7 +93,9 @@ def token_vectors(
 
 @style.styled
 def weighted_values(weights: Array, values: Array, output: Array, title: str) -> Figure:
-    """Draw one query's weights (key,) next to the values (key, numbers), and their weighted sum (numbers,) below."""
+    """Draw one query's weights (key,) next to the values (key, numbers), and their weighted sum
+    (numbers,) below.
+    """
     figure = style.sheet(style.full_width(), 3.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 4], height_ratios=[7, 1])
     left = figure.add_subplot(grid[0, 0])
@@ -109,11 +124,12 @@ def patch_embedding(
     convolved: Array,
     title: str,
 ) -> Figure:
-    """Draw a patch, some filters with their responses, and both ways to compute the patch embedding.
+    """Draw a patch, some filters with their responses, and both ways to compute the patch
+    embedding.
 
-    patch: (3, height, width) in [0, 1]; filters: (n, 3, height, width), drawn as pictures with their weights divided
-    by the largest, so that 0 is grey; numbers: of the filters; embedded, convolved: all numbers of all patches, by
-    unfold and a linear map, and by the convolution.
+    patch: (3, height, width) in [0, 1]; filters: (n, 3, height, width), drawn as pictures with
+    their weights divided by the largest, so that 0 is grey; numbers: of the filters; embedded,
+    convolved: all numbers of all patches, by unfold and a linear map, and by the convolution.
     """
     columns = (len(responses) + 1) // 2
     if style.in_column():
@@ -133,7 +149,9 @@ def patch_embedding(
     first = figure.add_subplot(patch_place)
     first.imshow(patch.transpose(1, 2, 0))
     first.set_title("one patch")
-    for index, (weights, response, number) in enumerate(zip(filters, responses, numbers, strict=True)):
+    for index, (weights, response, number) in enumerate(
+        zip(filters, responses, numbers, strict=True)
+    ):
         axes = figure.add_subplot(filters_grid[index // columns, first_column + index % columns])
         largest = float(np.abs(weights).max()) or 1.0
         axes.imshow(0.5 + weights.transpose(1, 2, 0) / (2 * largest))
@@ -142,14 +160,24 @@ def patch_embedding(
     axes = figure.add_subplot(plot_place)
     ends = [min(convolved.min(), embedded.min()), max(convolved.max(), embedded.max())]
     axes.plot(ends, ends, color=style.GREY, linewidth=0.8)
-    axes.plot(convolved.ravel(), embedded.ravel(), ".", color=style.BLUE, markersize=1.5, alpha=0.4, rasterized=True)
+    axes.plot(
+        convolved.ravel(),
+        embedded.ravel(),
+        ".",
+        color=style.BLUE,
+        markersize=1.5,
+        alpha=0.4,
+        rasterized=True,
+    )
     axes.set(xlabel="convolution", ylabel="unfold and linear", title=f"{convolved.size:,} numbers")
     style.heading(figure, title)
     return figure
 
 
 def _abreast(panels: int, tall: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure of panels in a row, or below one another in a column; tall: the height of a panel, inch."""
+    """Return a figure of panels in a row, or below one another in a column; tall: the height of a
+    panel, inch.
+    """
     down = panels if style.in_column() else 1
     figure = style.sheet(style.full_width(), tall * down)
     return figure, list(figure.subplots(down, panels // down, squeeze=False).flat)
@@ -190,4 +218,8 @@ def _name_tokens(axes: Axes, prefix: Sequence[str], *, keys: bool = True) -> Non
 
 
 def _outline(axes: Axes, token: int, numbers: int) -> None:
-    axes.add_patch(Rectangle((-0.5, token - 0.5), numbers, 1, fill=False, edgecolor=style.VERMILLION, linewidth=1.2))
+    axes.add_patch(
+        Rectangle(
+            (-0.5, token - 0.5), numbers, 1, fill=False, edgecolor=style.VERMILLION, linewidth=1.2
+        )
+    )

@@ -1,4 +1,6 @@
-"""The windows of a windowed model: the patches that each holds, what a shift connects, and the mask."""
+"""The windows of a windowed model: the patches that each holds, what a shift connects, and the
+mask.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,7 +13,17 @@ from numpy.typing import NDArray
 
 from vitlens.charts.overlay import Array, enlarged
 from vitlens.charts.panels import Margins, board, without_frames
-from vitlens.charts.style import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, abreast, full_width, styled
+from vitlens.charts.style import (
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    abreast,
+    full_width,
+    styled,
+)
 
 _FOUR: Final = (SKY, ORANGE, GREEN, PURPLE)  # so that neighbours differ
 _TINT: Final = 0.35  # opacity of a window's colour over the image
@@ -28,27 +40,41 @@ def windows_and_shift(
     layers: tuple[int, int],
     title: str,
 ) -> Figure:
-    """Draw four panels: the windows of a layer and of the next, the patches that one patch sees after each, the mask.
+    """Draw four panels: the windows of a layer and of the next, the patches that one patch sees
+    after each, the mask.
 
-    image: (3, height, width) in [0, 1]; parts: of both layers, (rows, columns), the number of the part of a window that
-    a patch is in; reach: after each layer, (rows, columns), above 0 if `patch` (row, column) depends on a patch; mask:
-    (places, places) of the second layer's last window, above 0 if a query may attend to a key; layers: their numbers.
+    image: (3, height, width) in [0, 1]; parts: of both layers, (rows, columns), the number of the
+    part of a window that a patch is in; reach: after each layer, (rows, columns), above 0 if
+    `patch` (row, column) depends on a patch; mask: (places, places) of the second layer's last
+    window, above 0 if a query may attend to a key; layers: their numbers.
     """
     seen = [np.asarray(values) > 0 for values in reach]
     across = abreast(4)
     side = (full_width() - 0.12 * across) / across
     tall = side * min(image.shape[1] / image.shape[2], 1.5)
     margins = Margins(top=0.36, bottom=0.22)
-    drawn = board(title=title, count=4, across=across, panel=(side, tall), gap=(0.12, 0.6), margins=margins)
+    drawn = board(
+        title=title, count=4, across=across, panel=(side, tall), gap=(0.12, 0.6), margins=margins
+    )
     for axes, values, number in zip(drawn.panels, parts, layers):
         _draw_parts(axes, image, values)
-        axes.set_title(f"layer {number}: {len(np.unique(values))} parts,\nno attention between them")
+        axes.set_title(
+            f"layer {number}: {len(np.unique(values))} parts,\nno attention between them"
+        )
     _borders(drawn.panels[1], parts[0], "white", 0.7, style=":")
     _draw_reach(drawn.panels[2], image, seen, patch)
     row, column = patch
-    drawn.panels[2].set_title(f"patches seen by ({row}, {column}):\n{seen[0].sum()}, then {seen[1].sum()} patches")
+    drawn.panels[2].set_title(
+        f"patches seen by ({row}, {column}):\n{seen[0].sum()}, then {seen[1].sum()} patches"
+    )
     masked = drawn.panels[3]
-    masked.imshow(np.asarray(mask) > 0, cmap=ListedColormap(["white", "#333333"]), vmin=0, vmax=1, aspect="auto")
+    masked.imshow(
+        np.asarray(mask) > 0,
+        cmap=ListedColormap(["white", "#333333"]),
+        vmin=0,
+        vmax=1,
+        aspect="auto",
+    )
     masked.set_title(f"mask of layer {layers[1]}'s last\nwindow (dark: may attend)")
     without_frames(drawn.panels)
     masked.spines[:].set(visible=True, color=GREY)
@@ -62,12 +88,22 @@ def _draw_parts(axes: Axes, picture: Array, parts: Array) -> None:
     rows, columns = parts.shape
     extent = (0.0, float(columns), float(rows), 0.0)
     axes.imshow(enlarged(picture), extent=extent, aspect="auto")
-    axes.imshow(_coloured(parts), cmap=ListedColormap(_FOUR), vmin=0, vmax=3, alpha=_TINT, extent=extent, aspect="auto")
+    axes.imshow(
+        _coloured(parts),
+        cmap=ListedColormap(_FOUR),
+        vmin=0,
+        vmax=3,
+        alpha=_TINT,
+        extent=extent,
+        aspect="auto",
+    )
     _borders(axes, parts, "black")
 
 
 def _coloured(parts: Array) -> Array:
-    """Return one of four colours for each part, so that neighbours differ: parts lie in rows and columns."""
+    """Return one of four colours for each part, so that neighbours differ: parts lie in rows and
+    columns.
+    """
     begins_below = np.any(parts[1:] != parts[:-1], axis=1)
     begins_right = np.any(parts[:, 1:] != parts[:, :-1], axis=0)
     down = np.cumsum([False, *begins_below]) % 2
@@ -82,8 +118,12 @@ def _borders(axes: Axes, parts: Array, colour: str, width: float = 0.8, style: s
         axes.plot([column + 1, column + 1], [row, row + 1], style, color=colour, linewidth=width)
 
 
-def _draw_reach(axes: Axes, picture: Array, seen: Sequence[NDArray[np.bool_]], patch: tuple[int, int]) -> None:
-    """Draw the image: pale outside the reach, clear within that of the first layer, tinted where the second adds."""
+def _draw_reach(
+    axes: Axes, picture: Array, seen: Sequence[NDArray[np.bool_]], patch: tuple[int, int]
+) -> None:
+    """Draw the image: pale outside the reach, clear within that of the first layer, tinted where
+    the second adds.
+    """
     rows, columns = seen[0].shape
     extent = (0.0, float(columns), float(rows), 0.0)
     axes.imshow(enlarged(picture), extent=extent, aspect="auto")
@@ -92,4 +132,11 @@ def _draw_reach(axes: Axes, picture: Array, seen: Sequence[NDArray[np.bool_]], p
     opacity = np.where(kinds == 1, 0.8, 0.5)
     axes.imshow(kinds, cmap=tint, vmin=0, vmax=1, alpha=opacity, extent=extent, aspect="auto")
     _borders(axes, seen[1].astype(np.float64), "black")
-    axes.plot(patch[1] + 0.5, patch[0] + 0.5, "o", color=VERMILLION, markersize=3.5, markeredgecolor="white")
+    axes.plot(
+        patch[1] + 0.5,
+        patch[0] + 0.5,
+        "o",
+        color=VERMILLION,
+        markersize=3.5,
+        markeredgecolor="white",
+    )

@@ -1,8 +1,9 @@
 """The command line of a command, made of its options: a function that Typer registers.
 
-Typer reads a function's signature. `command_function` makes one in which each field of the options dataclass, and of
-the bundles in it, is a parameter; called, it makes the options from its arguments and runs the command. Functions that
-complete words in the shell are free of torch, so that they are instant; what only some lines need is imported there.
+Typer reads a function's signature. `command_function` makes one in which each field of the options
+dataclass, and of the bundles in it, is a parameter; called, it makes the options from its arguments
+and runs the command. Functions that complete words in the shell are free of torch, so that they are
+instant; what only some lines need is imported there.
 """
 
 import dataclasses
@@ -25,7 +26,9 @@ _DEBUG: Final = inspect.Parameter(
     "debug",
     inspect.Parameter.KEYWORD_ONLY,
     default=False,  # the boundary in main.py reads it from the command line itself
-    annotation=Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_RUN)],
+    annotation=Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_RUN)
+    ],
 )
 
 
@@ -34,8 +37,14 @@ def complete_model(incomplete: str) -> list[str]:
     from vitlens.models.sources.registry import SOURCES
 
     sources = SOURCES.values()
-    names = [name for source in sources for name in (*source.names, *([source.prefix] if source.prefix else []))]
-    folders = sorted(str(file.parent) for source in sources if source.glob for file in Path().glob(source.glob))
+    names = [
+        name
+        for source in sources
+        for name in (*source.names, *([source.prefix] if source.prefix else []))
+    ]
+    folders = sorted(
+        str(file.parent) for source in sources if source.glob for file in Path().glob(source.glob)
+    )
     return [name for name in (*names, *folders) if name.startswith(incomplete)]
 
 
@@ -51,7 +60,11 @@ def complete_data(incomplete: str) -> list[str]:
     """Return the named sets, and the folders and .npz files in the current folder."""
     from vitlens.data.registry import SETS
 
-    here = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".npz")
+    here = sorted(
+        str(path)
+        for path in Path().glob(f"{incomplete}*")
+        if path.is_dir() or path.suffix == ".npz"
+    )
     return [name for name in SETS if name.startswith(incomplete)] + here
 
 
@@ -68,7 +81,9 @@ def command_function(command: Command) -> Callable[..., None]:
         run = getattr(options, "run", None)
         requirements = () if run is None else _requirements(run, command)
         resumed = getattr(options, "resume", None) is not None
-        if run is not None and run.out is not None and not resumed:  # refused before anything is loaded
+        if (
+            run is not None and run.out is not None and not resumed
+        ):  # refused before anything is loaded
             _require_writable(run)
         quiet = run is not None and run.quiet
         from vitlens.commands.run.progress import announced, phase  # which imports numpy
@@ -86,7 +101,9 @@ def command_function(command: Command) -> Callable[..., None]:
             written = ended.written
             for note in ended.lines:
                 print_note(note)
-        for line in (written,) if isinstance(written, str | Path) else written or ():  # of processes, the first prints
+        for line in (
+            (written,) if isinstance(written, str | Path) else written or ()
+        ):  # of processes, the first prints
             print_result(line)
         if isinstance(ended, Conclusion) and not ended.holds:
             raise typer.Exit(ended.code)
@@ -101,11 +118,14 @@ def command_function(command: Command) -> Callable[..., None]:
 
 
 def named_function(command: Command) -> Callable[[], None]:
-    """Return a function with a command's name and help alone, where its options, which take time to import, are not
-    needed."""
+    """Return a function with a command's name and help alone, where its options, which take time to
+    import, are not needed.
+    """
 
     def call() -> None:
-        raise NotImplementedError(f"the command line was built without the options of {command.word}")
+        raise NotImplementedError(
+            f"the command line was built without the options of {command.word}"
+        )
 
     call.__name__ = command.word
     call.__doc__ = command.help
@@ -148,7 +168,11 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
         plain = list[str]
         default = default if default is inspect.Parameter.empty else None
         plain = plain if default is inspect.Parameter.empty else plain | None
-    shared: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "show_default": flag.shown}
+    shared: dict[str, Any] = {
+        "metavar": flag.metavar,
+        "help": flag.help,
+        "show_default": flag.shown,
+    }
     if flag.panel is not None:
         shared["rich_help_panel"] = flag.panel
     if flag.complete is not None:
@@ -157,7 +181,10 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
         shared |= {"min": flag.low, "max": flag.high}
     info = typer.Option(flag.name, **shared) if flag.name else typer.Argument(**shared)
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[plain, info]
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[plain, info],
     )
 
 

@@ -1,4 +1,6 @@
-"""The command line: all commands, and the one boundary where an error becomes one line and an exit code."""
+"""The command line: all commands, and the one boundary where an error becomes one line and an exit
+code.
+"""
 
 import gc
 import logging
@@ -27,7 +29,8 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.errors import typed_flags
 from vitlens.version import __version__
 
-# Importing the libraries makes half a million objects that stay. Collecting garbage among them after every 700 new
+# Importing the libraries makes half a million objects that stay. Collecting garbage among them
+# after every 700 new
 # objects, Python's default, takes a tenth of a short run.
 _GARBAGE = 50_000
 
@@ -41,7 +44,10 @@ def _print_version(version: bool | None) -> bool:
 
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -51,23 +57,29 @@ def options(
 def application(words: Collection[str] | None = None) -> typer.Typer:
     """Return the command line of all commands that the registry lists now.
 
-    words: the commands whose options are needed (None: all); the others only have their names and help.
+    words: the commands whose options are needed (None: all); the others only have their names and
+    help.
     """
     app = typer.Typer(
         cls=Commands,
-        help="Train or load a vision transformer, and explain it: attention, attribution, ablation, robustness.",
+        help="Train or load a vision transformer, and explain it: attention, attribution, "
+        "ablation, robustness.",
         epilog="Example: vitlens study",
         pretty_exceptions_enable=False,
     )
     app.callback()(options)
     for word, entry in COMMANDS.items():
-        function = command_function(entry) if words is None or word in words else named_function(entry)
+        function = (
+            command_function(entry) if words is None or word in words else named_function(entry)
+        )
         app.command(word, cls=OneCommand, epilog=f"Example: {entry.example}")(function)
     return app
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 wrong input, 3 a requirement unmet, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong input, 3 a requirement unmet, 130
+    interrupted.
+    """
     replace_missing()
     replace_unencodable()
     _wait_without_spinning()
@@ -90,7 +102,9 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        if isinstance(error, OSError) and "--help" in arguments:  # written by Typer, not by `print_result`
+        if (
+            isinstance(error, OSError) and "--help" in arguments
+        ):  # written by Typer, not by `print_result`
             error = output_failed(error)
         message, code = describe_error(error, arguments)
         print_error(message)
@@ -112,8 +126,12 @@ def _invoke(arguments: list[str]) -> int:
         words = None if "_VITLENS_COMPLETE" in os.environ else COMMANDS.keys() & set(arguments)
         command = typer.main.get_command(application(words))
         return int(command.main(arguments, prog_name="vitlens", standalone_mode=False) or 0)
-    except SystemExit as stop:  # of Typer or rich, where a pipe was closed while they wrote help; or of completion
-        sys.stdout = getattr(sys.stdout, "wrapped", sys.stdout)  # Typer put another stream in its place
+    except (
+        SystemExit
+    ) as stop:  # of Typer or rich, where a pipe was closed while they wrote help; or of completion
+        sys.stdout = getattr(
+            sys.stdout, "wrapped", sys.stdout
+        )  # Typer put another stream in its place
         sys.stderr = getattr(sys.stderr, "wrapped", sys.stderr)
         return 0 if "--help" in arguments else int(stop.code or 0)
 
@@ -121,18 +139,21 @@ def _invoke(arguments: list[str]) -> int:
 def _wait_without_spinning() -> None:
     """Let idle OpenMP threads sleep; set before torch is imported, unless the user chose a policy.
 
-    A small model opens thousands of short parallel regions. Where another process holds a core, threads that spin
-    at the end of each region use several times the processor time of the computation.
+    A small model opens thousands of short parallel regions. Where another process holds a core,
+    threads that spin at the end of each region use several times the processor time of the
+    computation.
     """
     if "GOMP_SPINCOUNT" not in os.environ:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _use_large_pages() -> None:
-    """Let PyTorch ask Linux for large pages of memory; set before torch is imported, unless the user chose.
+    """Let PyTorch ask Linux for large pages of memory; set before torch is imported, unless the
+    user chose.
 
-    The C library returns large tensors to the system at once, so each operation gets new memory for its result.
-    In pages of 4 KiB, preparing that memory takes a fifth of the time of the bundled CNN's forward passes.
+    The C library returns large tensors to the system at once, so each operation gets new memory for
+    its result. In pages of 4 KiB, preparing that memory takes a fifth of the time of the bundled
+    CNN's forward passes.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
@@ -140,4 +161,6 @@ def _use_large_pages() -> None:
 def _silence_libraries() -> None:
     """Hide the warnings that libraries address to programmers."""
     warnings.simplefilter("ignore")
-    logging.getLogger().addHandler(logging.NullHandler())  # otherwise records without a handler go to stderr
+    logging.getLogger().addHandler(
+        logging.NullHandler()
+    )  # otherwise records without a handler go to stderr

@@ -39,8 +39,8 @@ _PLAIN: Final = {  # replacements for encodings without these characters
 def print_result(result: object) -> None:
     """Write one line of results to standard output.
 
-    If the reader has closed the pipe (`| head`), the command ends with exit code 0. Raises RunError for any other
-    failure to write.
+    If the reader has closed the pipe (`| head`), the command ends with exit code 0. Raises RunError
+    for any other failure to write.
     """
     try:
         _write(for_terminal(str(result)), sys.stdout)
@@ -66,7 +66,10 @@ def print_error(message: str) -> None:
 def output_failed(error: OSError) -> RunError:
     """Return the error for a standard output that cannot be written to."""
     reason = error.strerror or type(error).__name__
-    return RunError(f"expected to write to standard output, found: {reason}; what a report folder holds is whole")
+    return RunError(
+        f"expected to write to standard output, found: {reason}; what a report folder holds is "
+        "whole"
+    )
 
 
 def stream_error(stream: Any) -> OSError | None:
@@ -82,7 +85,9 @@ def stream_error(stream: Any) -> OSError | None:
 
 
 def close(stream: Any) -> None:
-    """Redirect a stream that failed to the null device, so that Python does not fail again when it exits."""
+    """Redirect a stream that failed to the null device, so that Python does not fail again when it
+    exits.
+    """
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -90,7 +95,8 @@ def close(stream: Any) -> None:
 
 
 def replace_missing() -> None:
-    """Write to the null device in place of a stream that was closed before Python started (`>&-`)."""
+    """Write to the null device in place of a stream that was closed before Python started
+    (`>&-`)."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  open as long as the process
     if sys.stderr is None:
@@ -98,7 +104,9 @@ def replace_missing() -> None:
 
 
 def replace_unencodable() -> None:
-    """Let streams replace characters that their encoding lacks ("inf", "\\u732b") instead of raising."""
+    """Let streams replace characters that their encoding lacks ("inf", "\\u732b") instead of
+    raising.
+    """
     codecs.register_error(_HANDLER, _replaced)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -1,4 +1,6 @@
-"""Parsing of the command line: `--images a.jpg b.jpg`, unknown commands, the whole line as it was typed."""
+"""Parsing of the command line: `--images a.jpg b.jpg`, unknown commands, the whole line as it was
+typed.
+"""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -13,11 +15,15 @@ from vitlens.errors import InputError, Interrupted, UnknownNameError
 
 _MODEL_FILE: Final = "--model-file"
 _MODELS: Final = ("model", "models")  # the names of the argument MODEL
-COMMAND_LINE: ContextVar[str] = ContextVar("command_line", default="")  # as it was typed, for config.json
+COMMAND_LINE: ContextVar[str] = ContextVar(
+    "command_line", default=""
+)  # as it was typed, for config.json
 
 
 class Commands(TyperGroup):
-    """All commands: keeps the line as it was typed, and suggests the nearest command for an unknown one."""
+    """All commands: keeps the line as it was typed, and suggests the nearest command for an unknown
+    one.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the line, then parse it."""
@@ -32,20 +38,27 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises Interrupted on Ctrl-C, InputError for EOFError: Typer would exit silently."""
+        """Run the command. Raises Interrupted on Ctrl-C, InputError for EOFError: Typer would exit
+        silently.
+        """
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             raise Interrupted(": ".join(["interrupted", *map(str, stop.args)])) from stop
         except EOFError as end:
-            raise InputError(f"expected whole files, found one that ends too early: {end}; --debug shows it") from end
+            raise InputError(
+                f"expected whole files, found one that ends too early: {end}; --debug shows it"
+            ) from end
 
 
 class OneCommand(TyperCommand):
-    """One command: `--images` takes every word up to the next option; --model-file alone is the MODEL."""
+    """One command: `--images` takes every word up to the next option; --model-file alone is the
+    MODEL.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the line, with one --images before each image, and with --model-file's models where no MODEL is named.
+        """Parse the line, with one --images before each image, and with --model-file's models where
+        no MODEL is named.
 
         Raises InputError for a --model-file that no MODEL names.
         """
@@ -63,7 +76,9 @@ class OneCommand(TyperCommand):
         named = ctx.params.get(argument.name)
         if not named:
             if argument.nargs == 1 and len(files) > 1:
-                raise InputError(f"expected one MODEL, found {len(files)} of {_MODEL_FILE}; name one")
+                raise InputError(
+                    f"expected one MODEL, found {len(files)} of {_MODEL_FILE}; name one"
+                )
             ctx.params[argument.name] = files[0] if argument.nargs == 1 else files
             return rest
         texts = [named] if isinstance(named, str) else named
@@ -71,7 +86,8 @@ class OneCommand(TyperCommand):
         for file in files:  # a folder or weights file may have been trained from it
             if not trained and not any(text == file or text.endswith(f"={file}") for text in texts):
                 raise InputError(
-                    f"expected MODEL {file} beside {_MODEL_FILE} {file}, found {', '.join(texts)}; name it, too"
+                    f"expected MODEL {file} beside {_MODEL_FILE} {file}, found {', '.join(texts)}; "
+                    "name it, too"
                 )
         return rest
 
@@ -90,16 +106,23 @@ def values_of(option: str, words: Iterable[str]) -> list[str]:
 
 
 def _refuse_empty(args: list[str]) -> None:
-    """Refuse empty values: most come from an unset variable of a script, and as a path one is the current folder."""
+    """Refuse empty values: most come from an unset variable of a script, and as a path one is the
+    current folder.
+    """
     for before, word in zip(["vitlens", *args], args):
         option, equals, value = word.partition("=")
         if not word.strip() or (option.startswith("--") and equals and not value.strip()):
             after = option if equals else before
-            raise InputError(f"expected no empty value, found one after {after}; a variable that is not set makes one")
+            raise InputError(
+                f"expected no empty value, found one after {after}; a variable that is not set "
+                "makes one"
+            )
 
 
 def one_option_per_image(words: Iterable[str]) -> Iterator[str]:
-    """`--images a b --quiet` as `--images a --images b --quiet`, as Typer's options take one value each."""
+    """`--images a b --quiet` as `--images a --images b --quiet`, as Typer's options take one value
+    each.
+    """
     values = None  # how many values --images has had; None outside it
     for word in words:
         if word == "--images":

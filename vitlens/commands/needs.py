@@ -1,6 +1,7 @@
 """What each command needs of a model, and which commands a model supports.
 
-A need is the requirement of the function that would refuse the model, so that listing, refusals and behaviour agree.
+A need is the requirement of the function that would refuse the model, so that listing, refusals and
+behaviour agree.
 """
 
 from collections.abc import Mapping
@@ -32,12 +33,15 @@ def needs_of(command: str) -> tuple[str, ...]:
     """Return the needs of a command. Raises UnknownNameError for a command that takes no model."""
     needs = _needs_by_command()
     if command not in needs:
-        raise UnknownNameError("command that takes a model", command, tuple(needs), hint="vitlens --help")
+        raise UnknownNameError(
+            "command that takes a model", command, tuple(needs), hint="vitlens --help"
+        )
     return needs[command]
 
 
 def why_unsupported(model: Model, command: str) -> str | None:
-    """Return why a model does not support a command, and which commands it supports; None where it does.
+    """Return why a model does not support a command, and which commands it supports; None where it
+    does.
 
     Raises UnknownNameError for a command that takes no model.
     """
@@ -45,7 +49,9 @@ def why_unsupported(model: Model, command: str) -> str | None:
 
 
 def supported_commands(model: Model) -> tuple[str, ...]:
-    """Return the commands that a model supports, in their order. Only shapes matter: it may be on the meta device."""
+    """Return the commands that a model supports, in their order. Only shapes matter: it may be on
+    the meta device.
+    """
     commands = []
     for command, needs in _needs_by_command().items():
         if all(meets(model, need) for need in needs):
@@ -54,7 +60,9 @@ def supported_commands(model: Model) -> tuple[str, ...]:
 
 
 def checked_commands(model: Model) -> tuple[list[str], list[str]]:
-    """Return the supported commands, and those with needs not checked yet, without checking any need."""
+    """Return the supported commands, and those with needs not checked yet, without checking any
+    need.
+    """
     is_met = {need: checked_requirement(model, need) for need in REQUIREMENTS}
     is_met["classifier"] = model.has_classifier
     supported = []
@@ -73,7 +81,9 @@ def meets(model: Model, need: str) -> bool:
 
 
 def require(model: Model, *needs: str) -> None:
-    """Raise UnsupportedError, with the commands that the model supports, where it does not meet one of the needs."""
+    """Raise UnsupportedError, with the commands that the model supports, where it does not meet one
+    of the needs.
+    """
     reason = _first_reason(model, needs)
     if reason is not None:
         raise UnsupportedError(reason)

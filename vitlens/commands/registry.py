@@ -1,11 +1,13 @@
-"""All commands, one entry each: what the command line, reports, `Model.supports`, tests, docs and completion read.
+"""All commands, one entry each: what the command line, reports, `Model.supports`, tests, docs and
+completion read.
 
-A command is the folder `vitlens/commands/<word>/`: options.py (a dataclass `<Word>Options`, of which its command line
-is made), record.py (`<Word>Record`, what it writes), measure.py (`measure`, from options to the written record) and
-report.py (`REPORT`, from record to document). Each is imported on first use.
+A command is the folder `vitlens/commands/<word>/`: options.py (a dataclass `<Word>Options`, of
+which its command line is made), record.py (`<Word>Record`, what it writes), measure.py (`measure`,
+from options to the written record) and report.py (`REPORT`, from record to document). Each is
+imported on first use.
 
-A command whose runs write records of several classes names them in record.py: `RECORDS`, all of them, and
-`record_class`, from the options in config.json to the class of that run.
+A command whose runs write records of several classes names them in record.py: `RECORDS`, all of
+them, and `record_class`, from the options in config.json to the class of that run.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,11 +29,12 @@ Group = Literal["Inspect", "Train and evaluate", "Explain and test", "Reports an
 class Command:
     """One command.
 
-    help: its first line in --help; example: a line that can be typed at once; needs: what a model must have for it
-    (commands/needs.py), None where it takes no model; reports: whether it leaves a report folder; untrained: whether it
-    needs no trained weights; html: whether it writes report.html unless --no-html is given; serves: whether it serves a
-    page until it is stopped, from which visitors export its report folders; package: where its parts are, if elsewhere
-    than in vitlens.commands.<word>.
+    help: its first line in --help; example: a line that can be typed at once; needs: what a model
+    must have for it (commands/needs.py), None where it takes no model; reports: whether it leaves a
+    report folder; untrained: whether it needs no trained weights; html: whether it writes
+    report.html unless --no-html is given; serves: whether it serves a page until it is stopped,
+    from which visitors export its report folders; package: where its parts are, if elsewhere than
+    in vitlens.commands.<word>.
     """
 
     word: str
@@ -93,7 +96,8 @@ class Command:
 _ENTRIES: Final = (
     Command(
         "look",
-        "One photograph, one page: the prediction, where the evidence lies, the heads that matter; the first to try.",
+        "One photograph, one page: the prediction, where the evidence lies, the heads that matter; "
+        "the first to try.",
         "vitlens look cat.jpg",
         "Inspect",
         needs=("classifier",),
@@ -101,7 +105,8 @@ _ENTRIES: Final = (
     ),
     Command(
         "study",
-        "Every analysis of a ViT and a CNN (yours or the bundled pair) in one report; --kind trains one comparison.",
+        "Every analysis of a ViT and a CNN (yours or the bundled pair) in one report; --kind "
+        "trains one comparison.",
         "vitlens study",
         "Inspect",
         needs=("classifier", "maps", "chain", "statistics", "heads", "features"),
@@ -110,7 +115,8 @@ _ENTRIES: Final = (
     ),
     Command(
         "audit",
-        "One model judged for a release: accuracy, calibration, maps, attacks, corruptions, attention; for CI --junit.",
+        "One model judged for a release: accuracy, calibration, maps, attacks, corruptions, "
+        "attention; for CI --junit.",
         "vitlens audit vit-digits --at-least accuracy=0.8 --budget 1",
         "Inspect",
         needs=("classifier",),
@@ -124,7 +130,8 @@ _ENTRIES: Final = (
     ),
     Command(
         "train",
-        "Train a preset from scratch, or fine-tune a trained model; the run folder is a MODEL for every other command.",
+        "Train a preset from scratch, or fine-tune a trained model; the run folder is a MODEL for "
+        "every other command.",
         "vitlens train vit-micro --epochs 1",
         "Train and evaluate",
         needs=("new head",),
@@ -132,77 +139,88 @@ _ENTRIES: Final = (
     ),
     Command(
         "evaluate",
-        "Accuracy with its interval, accuracy per class, confusion, calibration and a grid of predictions.",
+        "Accuracy with its interval, accuracy per class, confusion, calibration and a grid of "
+        "predictions.",
         "vitlens evaluate vit-digits cnn-digits",
         "Train and evaluate",
         needs=("classifier",),
     ),
     Command(
         "attention",
-        "Attention maps by layer and head, their change over the layers, and the position embeddings.",
+        "Attention maps by layer and head, their change over the layers, and the position "
+        "embeddings.",
         "vitlens attention vit-digits",
         "Inspect",
         needs=("maps",),
     ),
     Command(
         "rollout",
-        "Maps of attention over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et al. 2021) and others.",
+        "Maps of attention over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et "
+        "al. 2021) and others.",
         "vitlens rollout vit-digits --fusion mean,max,min",
         "Inspect",
         needs=("chain",),
     ),
     Command(
         "stats",
-        "Attention distance, entropy, sparsity, sinks and specialisation of every head, also over a training.",
+        "Attention distance, entropy, sparsity, sinks and specialisation of every head, also over "
+        "a training.",
         "vitlens stats vit-digits --limit 100",
         "Inspect",
         needs=("statistics",),
     ),
     Command(
         "head",
-        "One head: by what it attends, what it looks at, what it writes, each tested; what breaks without it.",
+        "One head: by what it attends, what it looks at, what it writes, each tested; what breaks "
+        "without it.",
         "vitlens head vit-digits L5.H2 --limit 100",
         "Inspect",
         needs=("statistics", "heads"),
     ),
     Command(
         "ablate",
-        "What ablating each head, MLP and block changes, with intervals; removal in order of importance, and pruning.",
+        "What ablating each head, MLP and block changes, with intervals; removal in order of "
+        "importance, and pruning.",
         "vitlens ablate vit-digits --limit 100",
         "Explain and test",
         needs=("classifier", "heads"),
     ),
     Command(
         "compare",
-        "Two models on the same images: paired test, errors, maps side by side, shape bias; quick with --limit 200.",
+        "Two models on the same images: paired test, errors, maps side by side, shape bias; quick "
+        "with --limit 200.",
         "vitlens compare vit-digits cnn-digits",
         "Explain and test",
         needs=("classifier",),
     ),
     Command(
         "explain",
-        "Attribution maps of a class: GradCAM and its variants, attention, gradients, occlusion, RISE, KernelSHAP.",
+        "Attribution maps of a class: GradCAM and its variants, attention, gradients, occlusion, "
+        "RISE, KernelSHAP.",
         "vitlens explain vit-digits --method gradcam,relevance",
         "Explain and test",
         needs=(),
     ),
     Command(
         "attack",
-        "Robust accuracy over epsilon, of one or several models; what changes inside; with self-checks, resumable.",
+        "Robust accuracy over epsilon, of one or several models; what changes inside; with "
+        "self-checks, resumable.",
         "vitlens attack vit-digits cnn-digits --limit 100",
         "Explain and test",
         needs=("classifier",),
     ),
     Command(
         "features",
-        "k-NN, linear probe, t-SNE, CKA, patch features and retrieval, layer by layer; zero-shot of image-text models.",
+        "k-NN, linear probe, t-SNE, CKA, patch features and retrieval, layer by layer; zero-shot "
+        "of image-text models.",
         "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
         "Explain and test",
         needs=("features",),
     ),
     Command(
         "profile",
-        "Parameters and FLOPs by part, memory, latency, throughput and growth with tokens; needs no weights.",
+        "Parameters and FLOPs by part, memory, latency, throughput and growth with tokens; needs "
+        "no weights.",
         "vitlens profile vit-micro resnet20",
         "Explain and test",
         needs=(),
@@ -210,14 +228,16 @@ _ENTRIES: Final = (
     ),
     Command(
         "report",
-        "Write report.md and the figures again from results.json and arrays/; --html: one file to send on.",
+        "Write report.md and the figures again from results.json and arrays/; --html: one file to "
+        "send on.",
         "vitlens rollout vit-digits --out mine && vitlens report mine --html",
         "Reports and lists",
         reports=False,
     ),
     Command(
         "demo",
-        "A page on this machine: a picture, its attention by layer and head, maps, attacks, heads switched off.",
+        "A page on this machine: a picture, its attention by layer and head, maps, attacks, heads "
+        "switched off.",
         "vitlens demo vit-digits cnn-digits",
         "Inspect",
         needs=("classifier",),
@@ -241,7 +261,8 @@ _ENTRIES: Final = (
     ),
     Command(
         "walkthrough",
-        "One head step by step, from patches to the residual stream, each step with its numbers and checked.",
+        "One head step by step, from patches to the residual stream, each step with its numbers "
+        "and checked.",
         "vitlens walkthrough vit-digits --layer 3 --head 1",
         "Inspect",
         needs=("walkthrough",),

@@ -1,7 +1,9 @@
-"""Captions of images: generated from the facts of the embedded scenes, or read from a folder's captions.csv.
+"""Captions of images: generated from the facts of the embedded scenes, or read from a folder's
+captions.csv.
 
-A generated caption names the class and, half of the time, where and how large the object is: "an image of a small star
-at the top left". It depends on the image's number and the epoch alone. Some wordings are held out: no caption has them.
+A generated caption names the class and, half of the time, where and how large the object is: "an
+image of a small star at the top left". It depends on the image's number and the epoch alone. Some
+wordings are held out: no caption has them.
 """
 
 import csv
@@ -25,7 +27,11 @@ WORDINGS: Final = (
     "there is a {} in this image",
     "a picture of a {} on a background",
 )
-HELD_OUT: Final = ("this photo shows a {}", "an image that shows a {} on a background", "a scene of a {}")
+HELD_OUT: Final = (
+    "this photo shows a {}",
+    "an image that shows a {} on a background",
+    "a scene of a {}",
+)
 PROMPTS: Final = (*WORDINGS[:3], *HELD_OUT)  # of zero-shot classification
 CAPTIONS_FILE: Final = "captions.csv"
 _LARGEST: Final = 1 << 28  # bytes of that file
@@ -36,7 +42,9 @@ _DETAILED: Final = 0.5  # share of the captions with size and place
 def with_name(wording: str, name: str) -> str:
     """Return the wording with a name in the place of {}. Raises InputError where there is none."""
     if "{}" not in wording:
-        raise InputError(f"expected {{}} in a wording for the class, found {wording!r}; e.g. {WORDINGS[0]!r}")
+        raise InputError(
+            f"expected {{}} in a wording for the class, found {wording!r}; e.g. {WORDINGS[0]!r}"
+        )
     return wording.replace("{}", name)
 
 
@@ -48,7 +56,9 @@ class Captions:
     written: tuple[str, ...] | None = None
 
     def __call__(self, keys: Tensor, epoch: int) -> list[str]:
-        """Return the captions of the images with these keys (see training/feed.py) in an epoch, from 0."""
+        """Return the captions of the images with these keys (see training/feed.py) in an epoch,
+        from 0.
+        """
         indices = keys.cpu() % len(self.split)
         if self.written is not None:
             return [self.written[index] for index in indices.tolist()]
@@ -70,12 +80,18 @@ class Captions:
         """Texts that together hold every word of the captions, the longest among them."""
         if self.written is not None:
             return self.written
-        names = [_detailed(name, *place) for name in self.split.classes for place in ((0, 0, 0), (1, 1, 1))]
+        names = [
+            _detailed(name, *place)
+            for name in self.split.classes
+            for place in ((0, 0, 0), (1, 1, 1))
+        ]
         return tuple(with_name(wording, name) for wording in WORDINGS for name in names)
 
 
 def _detailed(name: str, size: float, across: float, down: float) -> str:
-    """Return a name with size and place, numbers in [0, 1], where they are clearly below or above the middle."""
+    """Return a name with size and place, numbers in [0, 1], where they are clearly below or above
+    the middle.
+    """
 
     def word(value: float, low: str, high: str, margin: float) -> str:
         return low if value < 0.5 - margin else high if value > 0.5 + margin else ""
@@ -87,28 +103,38 @@ def _detailed(name: str, size: float, across: float, down: float) -> str:
 
 
 def captions_of(split: Split) -> Captions:
-    """Return the captions of a split: generated for scenes, else those of captions.csv in its folder.
+    """Return the captions of a split: generated for scenes, else those of captions.csv in its
+    folder.
 
-    The first column of the file has the images' names, relative to the folder or alone, the second their captions.
-    Raises DataError where there are no captions, or an image has none.
+    The first column of the file has the images' names, relative to the folder or alone, the second
+    their captions. Raises DataError where there are no captions, or an image has none.
     """
     if split.labels is not None and split.drawn_places is not None:
         return Captions(split)
     file = Path(split.name).expanduser() / CAPTIONS_FILE
     if split.files is None or not file.is_file():
         raise DataError(
-            f"expected captions of the images, found none for {split.name}; give a folder with {CAPTIONS_FILE} (file "
+            f"expected captions of the images, found none for {split.name}; give a folder with "
+            f"{CAPTIONS_FILE} (file "
             f"name, caption), or {by_caller(python='the data', command='--data')} digits or shapes"
         )
-    text = read_bounded(file, _LARGEST, what="captions", error=DataError).decode("utf-8-sig", errors="replace")
+    text = read_bounded(file, _LARGEST, what="captions", error=DataError).decode(
+        "utf-8-sig", errors="replace"
+    )
     known = {
-        PurePath(row[0].strip()).as_posix(): row[1].strip() for row in csv.reader(io.StringIO(text)) if len(row) > 1
+        PurePath(row[0].strip()).as_posix(): row[1].strip()
+        for row in csv.reader(io.StringIO(text))
+        if len(row) > 1
     }
-    found = [known.get(PurePath(name).as_posix()) or known.get(PurePath(name).name) for name in split.files]
+    found = [
+        known.get(PurePath(name).as_posix()) or known.get(PurePath(name).name)
+        for name in split.files
+    ]
     lacking = [name for name, caption in zip(split.files, found) if not caption]
     if lacking:
         raise DataError(
-            f"expected a caption of every image in {file}, found none of {len(lacking)} images (first {lacking[0]!r}); "
+            f"expected a caption of every image in {file}, found none of {len(lacking)} images "
+            f"(first {lacking[0]!r}); "
             "add a line FILE,CAPTION for each"
         )
     return Captions(split, tuple(caption for caption in found if caption))

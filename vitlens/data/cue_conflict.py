@@ -1,7 +1,8 @@
-"""Images whose shape is one class and whose texture is another: `shape-class/shapeN-textureM.png`, read as data.
+"""Images whose shape is one class and whose texture is another: `shape-class/shapeN-textureM.png`,
+read as data.
 
-Layout and stimuli: Geirhos et al., "ImageNet-trained CNNs are biased towards texture" (ICLR 2019). Their 16 classes
-are groups of ImageNet's 1000 (`imagenet16.txt`, from the same authors).
+Layout and stimuli: Geirhos et al., "ImageNet-trained CNNs are biased towards texture" (ICLR 2019).
+Their 16 classes are groups of ImageNet's 1000 (`imagenet16.txt`, from the same authors).
 """
 
 import re
@@ -28,7 +29,8 @@ _NAME = re.compile(r"^([A-Za-z][A-Za-z_ ]*?)(\d+)-([A-Za-z][A-Za-z_ ]*?)(\d+)$")
 class Cues:
     """The cues of n images.
 
-    shape, texture: (n,) indices into the split's classes; source: (n,) the image from which the shape was taken.
+    shape, texture: (n,) indices into the split's classes; source: (n,) the image from which the
+    shape was taken.
     """
 
     shape: Labels
@@ -42,7 +44,9 @@ class Cues:
 
 
 def cues_of(split: Split) -> Cues | None:
-    """Return the cues in a split's file names, None unless all files have them. The label is the shape."""
+    """Return the cues in a split's file names, None unless all files have them. The label is the
+    shape.
+    """
     index_of_class = {name: index for index, name in enumerate(split.classes)}
     shapes = []
     textures = []
@@ -64,7 +68,9 @@ def cues_of(split: Split) -> Cues | None:
 
 
 def is_cue_conflict(root: Path) -> bool:
-    """Return True if all files in a folder's class folders are named shapeN-textureM, with the folder as the shape."""
+    """Return True if all files in a folder's class folders are named shapeN-textureM, with the
+    folder as the shape.
+    """
     if not root.is_dir():
         return False
     is_any = False
@@ -82,14 +88,18 @@ def is_cue_conflict(root: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """Read all images of such a folder, labelled by shape; classes are the names of shapes and textures together.
+    """Read all images of such a folder, labelled by shape; classes are the names of shapes and
+    textures together.
 
-    Images with the same source of shape form one group, for clustered intervals. Raises DataError for the training
-    part: these images are for testing only.
+    Images with the same source of shape form one group, for clustered intervals. Raises DataError
+    for the training part: these images are for testing only.
     """
     root = request.path
     if request.part == "train":
-        raise DataError(f"expected images to train on, found cue conflicts in {root}; they are for vitlens compare")
+        raise DataError(
+            f"expected images to train on, found cue conflicts in {root}; they are for vitlens "
+            "compare"
+        )
     listing = list_folder(root, part="test", whole=True)
     names = set(listing.classes)
     for path in listing.paths:
@@ -112,7 +122,9 @@ def load(request: DataRequest) -> Split:
 def imagenet16() -> Mapping[str, tuple[int, ...]]:
     """Return the 16 classes of the cue conflicts, each with the indices of its ImageNet classes."""
     classes: dict[str, tuple[int, ...]] = {}
-    for line in (Path(__file__).parents[1] / "imagenet16.txt").read_text(encoding="utf-8").splitlines():
+    for line in (
+        (Path(__file__).parents[1] / "imagenet16.txt").read_text(encoding="utf-8").splitlines()
+    ):
         name, ranges = line.split(" ", 1)
         indices: list[int] = []
         for part in ranges.split(","):  # "3,5-7" is 3, 5, 6, 7
@@ -123,6 +135,8 @@ def imagenet16() -> Mapping[str, tuple[int, ...]]:
 
 
 def _parsed(file: str) -> tuple[str, str, str] | None:
-    """Return shape, number of its source, and texture of a file name; None for a name of another form."""
+    """Return shape, number of its source, and texture of a file name; None for a name of another
+    form.
+    """
     match = _NAME.match(Path(file).stem)
     return None if match is None else (match[1], match[2], match[3])

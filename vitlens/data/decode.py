@@ -1,4 +1,5 @@
-"""Image files -> uint8 RGB pixels, decoded once and kept where they fit in memory, else decoded on reading.
+"""Image files -> uint8 RGB pixels, decoded once and kept where they fit in memory, else decoded on
+reading.
 
 EXIF rotation, transparency, bit depth and colour space are converted.
 """
@@ -25,17 +26,42 @@ from vitlens.preprocessing import CropOffset, Preprocessing
 from vitlens.shapes import Pixels
 from vitlens.signatures import described, image_format
 
-PIXEL_LIMIT = 64_000_000  # most pixels of a file, and of a resized image; a small file can claim any number
+PIXEL_LIMIT = (
+    64_000_000  # most pixels of a file, and of a resized image; a small file can claim any number
+)
 MEMORY_LIMIT = 1 << 30  # bytes of decoded pixels that are kept in memory
-UNSTATED: Final = Preprocessing(size=(224, 224), resize=256)  # for images of different sizes without a model
+UNSTATED: Final = Preprocessing(
+    size=(224, 224), resize=256
+)  # for images of different sizes without a model
 # Pillow supports more formats, one of them (EPS) by running a program
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", *(("AVIF",) if features.check("avif") else ()))
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "GIF",
+    "BMP",
+    "TIFF",
+    "WEBP",
+    "PPM",
+    *(("AVIF",) if features.check("avif") else ()),
+)
 _JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp", ".mpo")
 _OTHER_SUFFIXES = (".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".avif")
 _PNM_SUFFIXES = (".ppm", ".pgm", ".pbm", ".pnm")
 READ_SUFFIXES = frozenset((*_JPEG_SUFFIXES, *_OTHER_SUFFIXES, *_PNM_SUFFIXES))
 # of images that are not read: they are counted and named, so that no class is lost without a word
-_PHOTO_SUFFIXES = (".heic", ".heif", ".jp2", ".j2k", ".jpx", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw")
+_PHOTO_SUFFIXES = (
+    ".heic",
+    ".heif",
+    ".jp2",
+    ".j2k",
+    ".jpx",
+    ".jxl",
+    ".dng",
+    ".cr2",
+    ".cr3",
+    ".nef",
+    ".arw",
+)
 _RARE_SUFFIXES = (".svg", ".tga", ".psd", ".exr", ".hdr", ".dcm", ".fits", ".nii")
 _UNREAD_SUFFIXES = frozenset((*_PHOTO_SUFFIXES, *_RARE_SUFFIXES))
 SUFFIXES = READ_SUFFIXES | _UNREAD_SUFFIXES
@@ -64,8 +90,9 @@ class UnreadableError(DataError):
 class Header(NamedTuple):
     """The header of a readable file.
 
-    size: (height, width) as displayed, after the turn that its EXIF orientation asks for; note: for the report, or
-    None; orientation: of the EXIF block, 1 for an image that is stored as it is displayed.
+    size: (height, width) as displayed, after the turn that its EXIF orientation asks for; note: for
+    the report, or None; orientation: of the EXIF block, 1 for an image that is stored as it is
+    displayed.
     """
 
     size: tuple[int, int]
@@ -80,10 +107,11 @@ class Header(NamedTuple):
 
 
 def decode(given: Path | Image.Image, preprocessing: Preprocessing) -> tuple[OnePicture, Header]:
-    """Pixels of one image, resized and cropped for a model, and its header; call it inside `quiet_pillow`.
+    """Pixels of one image, resized and cropped for a model, and its header; call it inside
+    `quiet_pillow`.
 
-    Of an image given by Pillow no more is read than its pixels: its file may be closed, its pixels edited. Raises
-    UnreadableError with the reason: missing, no image, truncated, too large.
+    Of an image given by Pillow no more is read than its pixels: its file may be closed, its pixels
+    edited. Raises UnreadableError with the reason: missing, no image, truncated, too large.
     """
     with open_image(given) as image:
         pixels = fit(flatten(image), preprocessing)
@@ -93,7 +121,9 @@ def decode(given: Path | Image.Image, preprocessing: Preprocessing) -> tuple[One
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Inside, Pillow's warnings are not printed, as errors and notes replace them. Enter it outside threads."""
+    """Inside, Pillow's warnings are not printed, as errors and notes replace them. Enter it outside
+    threads.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -101,10 +131,16 @@ def quiet_pillow() -> Iterator[None]:
 
 @contextmanager
 def open_image(given: Path | Image.Image) -> Iterator[Image.Image]:
-    """Yield an open image of acceptable size; raise UnreadableError with the reason for every failure inside."""
+    """Yield an open image of acceptable size; raise UnreadableError with the reason for every
+    failure inside.
+    """
     most = f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found "
     try:
-        with nullcontext(given) if isinstance(given, Image.Image) else Image.open(given, formats=FORMATS) as image:
+        with (
+            nullcontext(given)
+            if isinstance(given, Image.Image)
+            else Image.open(given, formats=FORMATS) as image
+        ):
             if image.width * image.height > PIXEL_LIMIT:
                 raise UnreadableError(f"{most}{image.width}x{image.height}; make it smaller first")
             yield image
@@ -141,14 +177,18 @@ def orientation_of(image: Image.Image) -> int:
 
 
 def displayed_size(image: Image.Image) -> tuple[int, int]:
-    """Return the size (height, width) of an image after the turn that its EXIF orientation asks for."""
+    """Return the size (height, width) of an image after the turn that its EXIF orientation asks
+    for.
+    """
     if orientation_of(image) in _ACROSS:
         return image.width, image.height
     return image.height, image.width
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """Return the first frame as RGB: rotated by its EXIF orientation, transparency on white, 16 bit scaled to 8."""
+    """Return the first frame as RGB: rotated by its EXIF orientation, transparency on white, 16 bit
+    scaled to 8.
+    """
     image.load()
     with suppress(Exception):  # a broken EXIF block does not affect the pixels
         if orientation_of(image) != 1:
@@ -159,7 +199,9 @@ def flatten(image: Image.Image) -> Image.Image:
         deep = np.asarray(image).astype(np.int64).clip(0, 65535)
         return Image.fromarray(((deep + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        raise UnreadableError("expected integer pixels, found floating point, whose range is unknown; save it as PNG")
+        raise UnreadableError(
+            "expected integer pixels, found floating point, whose range is unknown; save it as PNG"
+        )
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         clear = image.convert("RGBA")
         white = Image.new("RGBA", clear.size, "white")
@@ -174,14 +216,17 @@ def fit(image: Image.Image, preprocessing: Preprocessing) -> OnePicture:
     """
     resized_size = _resized_size(image.size, preprocessing)
     if resized_size[0] * resized_size[1] > PIXEL_LIMIT:
-        raise UnreadableError(f"expected an image that is not a thin strip, found {image.width}x{image.height}")
+        raise UnreadableError(
+            f"expected an image that is not a thin strip, found {image.width}x{image.height}"
+        )
     if image.size != resized_size:
         image = image.resize(resized_size, Image.Resampling[preprocessing.interpolation.upper()])
     return torch.from_numpy(np.array(_centre(image, preprocessing))).permute(2, 0, 1)
 
 
 def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return the (width, height) to which an image of a (width, height) is resized before the crop."""
+    """Return the (width, height) to which an image of a (width, height) is resized before the
+    crop."""
     height, width = preprocessing.size
     image_width, image_height = image_size
     resize = preprocessing.resize
@@ -205,7 +250,8 @@ def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> 
 
 
 def _centre(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """Return the centre of an image at the input's size, with a border where the image is smaller."""
+    """Return the centre of an image at the input's size, with a border where the image is
+    smaller."""
     height, width = preprocessing.size
     left = _offset(image.width - width, preprocessing.crop_offset)
     top = _offset(image.height - height, preprocessing.crop_offset)
@@ -217,9 +263,13 @@ def _centre(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 
 
 def _offset(surplus: int, rounding: CropOffset) -> int:
-    """Return the first pixel of a centre crop along one axis; below 0, the pixels of the border before the image."""
+    """Return the first pixel of a centre crop along one axis; below 0, the pixels of the border
+    before the image.
+    """
     if surplus < 0:
-        return -(-surplus // 2)  # the smaller half of the border is before the image, as in torchvision's CenterCrop
+        return -(
+            -surplus // 2
+        )  # the smaller half of the border is before the image, as in torchvision's CenterCrop
     return surplus // 2 if rounding == "floor" else round(surplus / 2)
 
 
@@ -229,13 +279,17 @@ def _header_of(image: Image.Image) -> Header:
     animated = image.format != "MPO" and getattr(image, "is_animated", False)
     orientation = orientation_of(image)
     return Header(
-        displayed_size(image), "more than one frame, of which the first is used" if animated else None, orientation
+        displayed_size(image),
+        "more than one frame, of which the first is used" if animated else None,
+        orientation,
     )
 
 
 @dataclass(frozen=True)
 class Files:
-    """Image files that are decoded when they are read, in parallel; safe in the workers of a DataLoader."""
+    """Image files that are decoded when they are read, in parallel; safe in the workers of a
+    DataLoader.
+    """
 
     paths: tuple[Path, ...]
     preprocessing: Preprocessing
@@ -254,19 +308,24 @@ class Files:
 
 
 def load_files(
-    paths: Sequence[Path], preprocessing: Preprocessing | None = None, *, progress: Progress | None = None
+    paths: Sequence[Path],
+    preprocessing: Preprocessing | None = None,
+    *,
+    progress: Progress | None = None,
 ) -> Split:
     """Image files without labels; unreadable ones are left out and listed.
 
-    preprocessing: None keeps the size that all images share, else 224x224. Up to MEMORY_LIMIT bytes of pixels are
-    decoded now and kept as uint8. Above that, only each file's header and end are checked now, and pixels are decoded
-    on reading. Raises DataError when no file can be read.
+    preprocessing: None keeps the size that all images share, else 224x224. Up to MEMORY_LIMIT bytes
+    of pixels are decoded now and kept as uint8. Above that, only each file's header and end are
+    checked now, and pixels are decoded on reading. Raises DataError when no file can be read.
     """
     preprocessing = preprocessing or stored_size(paths)
     height, width = preprocessing.size
     eager = len(paths) * 3 * height * width <= MEMORY_LIMIT
     pixels = _room(len(paths) if eager else 0, preprocessing)
-    results = _decode_into(pixels, paths, preprocessing, progress) if eager else probe(paths, progress)
+    results = (
+        _decode_into(pixels, paths, preprocessing, progress) if eager else probe(paths, progress)
+    )
     headers = {index: header for index, header in enumerate(results) if isinstance(header, Header)}
     faults = [(path, why) for path, why in zip(paths, results) if isinstance(why, UnreadableError)]
     if not headers:
@@ -286,7 +345,9 @@ def load_files(
         classes=(),
         files=tuple(map(str, readable)),
         skipped=tuple(Skipped(str(path), str(why)) for path, why in faults),
-        notes=tuple(f"{count} of {len(headers)} images have {note}" for note, count in counts.items()),
+        notes=tuple(
+            f"{count} of {len(headers)} images have {note}" for note, count in counts.items()
+        ),
     )
 
 
@@ -296,10 +357,13 @@ def stored_size(paths: Sequence[Path]) -> Preprocessing:
     return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
 
 
-def probe(paths: Sequence[Path], progress: Progress | None = None) -> list[Header | UnreadableError]:
+def probe(
+    paths: Sequence[Path], progress: Progress | None = None
+) -> list[Header | UnreadableError]:
     """Return each file's header, or why it cannot be read.
 
-    Pixels are decoded only where the end of the file is missing, or where its format has no end marker.
+    Pixels are decoded only where the end of the file is missing, or where its format has no end
+    marker.
     """
 
     def header(_: int, path: Path) -> Header:
@@ -316,7 +380,10 @@ def probe(paths: Sequence[Path], progress: Progress | None = None) -> list[Heade
 
 
 def _decode_into(
-    pixels: Pixels, paths: Sequence[Path], preprocessing: Preprocessing, progress: Progress | None = None
+    pixels: Pixels,
+    paths: Sequence[Path],
+    preprocessing: Preprocessing,
+    progress: Progress | None = None,
 ) -> list[Header | UnreadableError]:
     """Decode file i into pixels[i]."""
 
@@ -330,7 +397,9 @@ def _decode_into(
 def _for_each(
     work: Callable[[int, Path], Header], paths: Sequence[Path], progress: Progress | None
 ) -> list[Header | UnreadableError]:
-    """work(index, path) of every path, or its reason; one thread per core (Pillow releases the GIL as it decodes)."""
+    """work(index, path) of every path, or its reason; one thread per core (Pillow releases the GIL
+    as it decodes).
+    """
 
     def batch(start: int) -> list[Header | UnreadableError]:
         done: list[Header | UnreadableError] = []

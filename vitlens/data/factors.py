@@ -1,4 +1,5 @@
-"""Factors: the numbers from which drawn images were generated, a column each with a row per image."""
+"""Factors: the numbers from which drawn images were generated, a column each with a row per
+image."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -25,8 +26,13 @@ class Factors(Table, Mapping[str, Column]):
     def __init__(self, columns: Mapping[str, Column]) -> None:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{name} {length}" for name, length in list(lengths.items())[:_NAMED])
-            raise DataError(f"expected factors with one row per image, found columns of different lengths: {listed}")
+            listed = ", ".join(
+                f"{name} {length}" for name, length in list(lengths.items())[:_NAMED]
+            )
+            raise DataError(
+                "expected factors with one row per image, found columns of different lengths: "
+                f"{listed}"
+            )
         copies = {name: np.array(column) for name, column in columns.items()}
         for copy in copies.values():
             copy.setflags(write=False)

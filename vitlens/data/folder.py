@@ -1,4 +1,6 @@
-"""Folders of images: one folder per class, with or without parts, Tiny ImageNet's, or images without labels."""
+"""Folders of images: one folder per class, with or without parts, Tiny ImageNet's, or images
+without labels.
+"""
 
 import re
 from collections import Counter
@@ -33,7 +35,9 @@ _WNID: Final = re.compile(r"n\d{8}")
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files in order, before any is opened; labels and classes are empty for images without labels."""
+    """Image files in order, before any is opened; labels and classes are empty for images without
+    labels.
+    """
 
     paths: tuple[Path, ...]
     labels: tuple[int, ...] = ()
@@ -43,11 +47,15 @@ class Listing:
 
 def load(request: DataRequest) -> Split:
     """Return one part of a folder; see list_folder for its parts, classes and labels."""
-    return read_listing(list_folder(request.path, part=request.part, seed=request.seed, whole=request.whole), request)
+    return read_listing(
+        list_folder(request.path, part=request.part, seed=request.seed, whole=request.whole),
+        request,
+    )
 
 
 def read_listing(listing: Listing, request: DataRequest) -> Split:
-    """Read the images of a listing of files in a folder, in its order, without those that cannot be read.
+    """Read the images of a listing of files in a folder, in its order, without those that cannot be
+    read.
 
     Raises DataError if none can be read.
     """
@@ -73,10 +81,11 @@ def read_listing(listing: Listing, request: DataRequest) -> Split:
 def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -> Listing:
     """List the image files of a part.
 
-    train/ and test/ (or val/) are the parts, by the usual names in any case, if they hold class folders. With a
-    training part only, or class folders at the top, a seeded fifth of each class is held out for test; `whole` returns
-    all images instead (for a model that was not trained on them). Images at the top have no labels and no parts. Class
-    folders that are all wnids of ImageNet get its names. Raises DataError for folders that are no classes.
+    train/ and test/ (or val/) are the parts, by the usual names in any case, if they hold class
+    folders. With a training part only, or class folders at the top, a seeded fifth of each class is
+    held out for test; `whole` returns all images instead (for a model that was not trained on
+    them). Images at the top have no labels and no parts. Class folders that are all wnids of
+    ImageNet get its names. Raises DataError for folders that are no classes.
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
@@ -102,14 +111,17 @@ def _list_part(top: Path, parts: Parts, part: Part) -> Listing:
     if parts.train is None:
         if part == "train":
             raise DataError(
-                f"expected train/ in {top}, found {parts.test.relative_to(top)}/ alone; it is for evaluation"
+                f"expected train/ in {top}, found {parts.test.relative_to(top)}/ alone; it is for "
+                "evaluation"
             )
         return _list_classes(parts.test, [parts.test])
     return _list_classes(parts.train if part == "train" else parts.test, [parts.train, parts.test])
 
 
 def _notes_on_folders(root: Path, top: Path, parts: Parts) -> tuple[str, ...]:
-    """Return notes about a folder within the folder that is used, and about folders without labels that are not."""
+    """Return notes about a folder within the folder that is used, and about folders without labels
+    that are not.
+    """
     notes: list[str] = []
     if top != root:
         notes += [*_note_on_loose_images(root), f"the folders of {top.relative_to(root)}/ are used"]
@@ -121,7 +133,9 @@ def _notes_on_folders(root: Path, top: Path, parts: Parts) -> tuple[str, ...]:
 
 
 def list_classes(folder: Path, *, part: Part, seed: int, whole: bool) -> Listing:
-    """List the images of a part of the class folders in a folder, of which a seeded fifth is held out for test."""
+    """List the images of a part of the class folders in a folder, of which a seeded fifth is held
+    out for test.
+    """
     listing = _list_classes(folder, [folder])
     chosen, notes = hold_out(torch.tensor(listing.labels), part, seed=seed, whole=whole)
     indices = chosen.tolist()
@@ -134,11 +148,14 @@ def list_classes(folder: Path, *, part: Part, seed: int, whole: bool) -> Listing
 
 
 def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """List the given image files, and all images in the given folders. Raises DataError for none."""
+    """List the given image files, and all images in the given folders. Raises DataError for
+    none."""
     images: list[Path] = []
     for path in paths:
         if not path.exists():
-            raise DataError(f"expected an image or a folder of images, found nothing at {str(path)!r}")
+            raise DataError(
+                f"expected an image or a folder of images, found nothing at {str(path)!r}"
+            )
         if path.is_dir():
             images += list(images_below(path)) or _refuse_empty(path)
         else:
@@ -152,7 +169,9 @@ def list_top(folder: Path) -> tuple[Path, ...]:
 
 
 def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
-    """List the images of the class folders in `folder`; the classes are those of all parts together, by name."""
+    """List the images of the class folders in `folder`; the classes are those of all parts
+    together, by name.
+    """
     for part in parts:
         require_classes(part)
     class_of_folder = _class_of_folder(parts)
@@ -198,19 +217,25 @@ def _note_on_loose_images(folder: Path) -> tuple[str, ...]:
 
 
 def _class_of_folder(parts: Sequence[Path]) -> dict[str, str]:
-    """Return the class of each folder by its name; names that differ only in spelling between parts are one class."""
+    """Return the class of each folder by its name; names that differ only in spelling between parts
+    are one class.
+    """
     names_by_part = [[child.name for child in labelled_folders(part)] for part in parts]
     is_distinct = all(len(set(map(plain_name, names))) == len(names) for names in names_by_part)
     classes: dict[str, str] = {}
     first_spelling: dict[str, str] = {}
     for names in names_by_part:
         for name in names:
-            classes[name] = first_spelling.setdefault(plain_name(name), name) if is_distinct else name
+            classes[name] = (
+                first_spelling.setdefault(plain_name(name), name) if is_distinct else name
+            )
     return classes
 
 
 def holds_classes(root: Path) -> bool:
-    """Return True if a folder holds class folders, or parts with class folders, and no images next to these."""
+    """Return True if a folder holds class folders, or parts with class folders, and no images next
+    to these.
+    """
     return not images_in(root) and bool(class_folders(root)) and not is_unlabelled(root)
 
 
@@ -229,10 +254,11 @@ def _refuse_empty(folder: Path) -> NoReturn:
 def load_tiny_imagenet(request: DataRequest) -> Split:
     """Return a part of Tiny ImageNet as it is distributed.
 
-    It holds train/<wnid>/images/, val/images/ with val_annotations.txt, wnids.txt and words.txt. Its test/ has no
-    labels, so val/ is the test part. The classes are those of wnids.txt, train/ and val_annotations.txt together, in
-    order of wnid; their names are the first words in words.txt, else ImageNet's names, else the wnids. Raises DataError
-    for lines of another form, and for a part without images.
+    It holds train/<wnid>/images/, val/images/ with val_annotations.txt, wnids.txt and words.txt.
+    Its test/ has no labels, so val/ is the test part. The classes are those of wnids.txt, train/
+    and val_annotations.txt together, in order of wnid; their names are the first words in
+    words.txt, else ImageNet's names, else the wnids. Raises DataError for lines of another form,
+    and for a part without images.
     """
     root = request.path
     annotated = {row[0]: row[1] for row in _table(root / "val" / _ANNOTATIONS, wnid=1)}
@@ -265,12 +291,17 @@ def _tiny_training_images(root: Path, wnids: Sequence[str]) -> list[tuple[Path, 
     return labelled
 
 
-def _tiny_validation_images(root: Path, annotated: Mapping[str, str]) -> tuple[list[tuple[Path, str]], str]:
+def _tiny_validation_images(
+    root: Path, annotated: Mapping[str, str]
+) -> tuple[list[tuple[Path, str]], str]:
     """Return the files of val/ with their wnids, and a note. annotated: wnid by file name."""
     files = list_images([root / "val" / "images"])
     labelled = [(path, annotated[path.name]) for path in files if path.name in annotated]
     if not labelled:
-        raise DataError(f"expected the images of {root}/val/images in {_ANNOTATIONS}, found none of {len(files)}")
+        raise DataError(
+            f"expected the images of {root}/val/images in {_ANNOTATIONS}, found none of "
+            f"{len(files)}"
+        )
     note = f"val/ is used as the test part, with the labels of {_ANNOTATIONS}; test/ has no labels"
     left_out = len(files) - len(labelled)
     if left_out:
@@ -309,7 +340,8 @@ def _table(file: Path, wnid: int | None = None) -> list[list[str]]:
     for number, row in enumerate(rows, start=1):
         if wnid is not None and not _WNID.fullmatch(row[wnid] if wnid < len(row) else ""):
             raise DataError(
-                f"expected a wnid (n01440764) in column {wnid + 1}, after a tab each, in line {number} of {file}, "
+                f"expected a wnid (n01440764) in column {wnid + 1}, after a tab each, in line "
+                f"{number} of {file}, "
                 f"found {' '.join(row)[:60]!r}"
             )
     return rows

@@ -19,14 +19,16 @@ from vitlens.names import LABELS, plain_name
 
 _AT_ONCE = 256  # images read at a time
 _KNOWN: Final = 1 << 20  # files whose digest is remembered while they do not change
-_RENDERED: Final = 32  # drawn images whose pixels are hashed; the others follow from their subjects and numbers
+_RENDERED: Final = (
+    32  # drawn images whose pixels are hashed; the others follow from their subjects and numbers
+)
 
 
 def split_fingerprint(split: Split) -> str:
     """SHA-256 of the images in their order. Labels, names and masks are left out.
 
-    Images that are decoded on reading are hashed by file content and preprocessing, without decoding; others by their
-    pixels. The two give different hashes.
+    Images that are decoded on reading are hashed by file content and preprocessing, without
+    decoding; others by their pixels. The two give different hashes.
     """
     source = split.subset.source
     indices = split.subset.indices
@@ -42,8 +44,8 @@ def split_fingerprint(split: Split) -> str:
 
 
 def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    """Return a number for each image, (n,): the first 8 bytes of the SHA-256 of its file, or of its pixels where it has
-    none.
+    """Return a number for each image, (n,): the first 8 bytes of the SHA-256 of its file, or of its
+    pixels where it has none.
 
     Copied, moved or renamed files keep their number, with any preprocessing; changed files do not.
     """
@@ -55,13 +57,16 @@ def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint6
 def images_fingerprint(split: Split) -> str:
     """Return a SHA-256 of the images in their order, the same with any preprocessing.
 
-    It is that of their files, or of their pixels where there are none. Labels, names and masks are left out.
+    It is that of their files, or of their pixels where there are none. Labels, names and masks are
+    left out.
     """
     drawn = split.subset
     if not isinstance(drawn.source, Drawings):
         return hashlib.sha256(image_numbers(split).tobytes()).hexdigest()
     source = drawn.source.pick(drawn.indices)
-    digest = hashlib.sha256(source.subjects.cpu().numpy().tobytes() + source.numbers.cpu().numpy().tobytes())
+    digest = hashlib.sha256(
+        source.subjects.cpu().numpy().tobytes() + source.numbers.cpu().numpy().tobytes()
+    )
     for pixels in _pixels(source, torch.arange(min(len(source), _RENDERED))):
         digest.update(pixels.tobytes())
     return digest.hexdigest()
@@ -73,11 +78,15 @@ def labels_fingerprint(split: Split) -> str:
         return ""
     names = [plain_name(name) for name in split.classes] or None
     labels = split.labels.tolist()
-    return hashlib.sha256(repr([names[label] for label in labels] if names else labels).encode()).hexdigest()
+    return hashlib.sha256(
+        repr([names[label] for label in labels] if names else labels).encode()
+    ).hexdigest()
 
 
 def fingerprints_of(splits: Mapping[str, Split]) -> dict[str, str]:
-    """Return the fingerprints of the images of parts, and of their labels, by name: "test", "test labels"."""
+    """Return the fingerprints of the images of parts, and of their labels, by name: "test", "test
+    labels".
+    """
     fingerprints: dict[str, str] = {}
     for part, split in splits.items():
         fingerprints[part] = images_fingerprint(split)
@@ -95,12 +104,15 @@ def _paths(split: Split) -> tuple[Path, ...]:
 
 
 def sources(split: Split) -> Tensor:
-    """Return which photograph each image is, (n,): its group; without groups one number for images of equal pixels, as
-    one photograph may be stored twice, for two of its objects."""
+    """Return which photograph each image is, (n,): its group; without groups one number for images
+    of equal pixels, as one photograph may be stored twice, for two of its objects.
+    """
     if split.groups is not None:
         return split.groups
     numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(digest, len(numbers)) for digest in _pixel_digests(split)])
+    return torch.tensor(
+        [numbers.setdefault(digest, len(numbers)) for digest in _pixel_digests(split)]
+    )
 
 
 def _file_digests(paths: Sequence[Path]) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""A folder of images with masks or boxes of their objects, for the localisation of attribution maps."""
+"""A folder of images with masks or boxes of their objects, for the localisation of attribution
+maps.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,8 +55,8 @@ _Pixels: TypeAlias = Annotated[int, between(1, 1_000_000)]
 class Object:
     """One image's object before it is drawn.
 
-    size: (height, width) in px of its mask; file: of the mask, or boxes: (x, y, width, height) in px; orientation: the
-    EXIF orientation by which the mask is turned as its image is, 1 for none.
+    size: (height, width) in px of its mask; file: of the mask, or boxes: (x, y, width, height) in
+    px; orientation: the EXIF orientation by which the mask is turned as its image is, 1 for none.
     """
 
     size: tuple[int, int]
@@ -67,10 +69,13 @@ class Object:
         if self.file is None:
             inside = np.zeros(self.size, dtype=bool)
             for x, y, width, height in self.boxes:
-                inside[_centres(y, y + height, self.size[0]), _centres(x, x + width, self.size[1])] = True
+                inside[
+                    _centres(y, y + height, self.size[0]), _centres(x, x + width, self.size[1])
+                ] = True
             if not inside.any():
                 raise UnreadableError(
-                    f"expected a bbox of x, y, width and height in px, found {list(self.boxes[0])}, without a pixel"
+                    "expected a bbox of x, y, width and height in px, found "
+                    f"{list(self.boxes[0])}, without a pixel"
                 )
         else:
             with open_image(self.file) as image:
@@ -122,7 +127,9 @@ class _Labelled:
 
 
 def has_objects(root: Path) -> bool:
-    """Return True for images/ with masks/ or with COCO's boxes (annotations.json) next to it, and for that masks/."""
+    """Return True for images/ with masks/ or with COCO's boxes (annotations.json) next to it, and
+    for that masks/.
+    """
     if root.name == _MASKS and root.parent != root and has_objects(root.parent):
         return True
     if not (root / "images").is_dir() or has_test(root):
@@ -142,17 +149,21 @@ def _are_in_classes(root: Path) -> bool:
 def load(request: DataRequest) -> Split:
     """Return the images of a folder with their masks, resized and cropped as the images are.
 
-    The mask of images/NAME.* is masks/NAME.*, of two values, see `read_mask`; images/<class>/ with masks/<class>/ have
-    labels, too, and a seeded fifth is held out for test, as of class folders. In a folder without masks/, it is the
-    union of the image's boxes in annotations.json (COCO's format: images, annotations, bbox as x, y, width, height in
-    px). A mask of the size that a turned photograph is stored in is turned with it. An image without a mask, or whose
-    mask is damaged, of more than two values or of another size, is left out and listed in `skipped`.
-    Where index.json has an `imagenet_class` for every image, these are the labels. Images that already have the model's
-    size are not cropped. Raises DataError when no image has a mask, when one has two, and for damaged JSON.
+    The mask of images/NAME.* is masks/NAME.*, of two values, see `read_mask`; images/<class>/ with
+    masks/<class>/ have labels, too, and a seeded fifth is held out for test, as of class folders.
+    In a folder without masks/, it is the union of the image's boxes in annotations.json (COCO's
+    format: images, annotations, bbox as x, y, width, height in px). A mask of the size that a
+    turned photograph is stored in is turned with it. An image without a mask, or whose mask is
+    damaged, of more than two values or of another size, is left out and listed in `skipped`. Where
+    index.json has an `imagenet_class` for every image, these are the labels. Images that already
+    have the model's size are not cropped. Raises DataError when no image has a mask, when one has
+    two, and for damaged JSON.
     """
     root = request.path
     if root.name == _MASKS and not (root / "images").is_dir():
-        raise DataError(f"expected images with masks/ next to them, found the masks; name {root.parent}")
+        raise DataError(
+            f"expected images with masks/ next to them, found the masks; name {root.parent}"
+        )
     images = root / "images"
     flat = images_in(images)
     if flat:
@@ -163,7 +174,11 @@ def load(request: DataRequest) -> Split:
     preprocessing = request.preprocessing or stored_size(paths)
     boxed = not (root / _MASKS).is_dir()
     known = _boxes(root / _BOXES) if boxed else {}
-    files = {} if boxed else _mask_files(root / _MASKS, {_stem(path, images) for path in paths}, deep=not flat)
+    files = (
+        {}
+        if boxed
+        else _mask_files(root / _MASKS, {_stem(path, images) for path in paths}, deep=not flat)
+    )
     objects: dict[Path, Object] = {}
     masks: dict[str, Tensor] = {}
     reasons: dict[Path, str] = {}
@@ -171,10 +186,16 @@ def load(request: DataRequest) -> Split:
         headers = probe(paths)
         for path, header in zip(paths, headers):
             try:
-                objects[path] = _fitting(header, known.get(path.name), files.get(_stem(path, images)), boxed=boxed)
+                objects[path] = _fitting(
+                    header, known.get(path.name), files.get(_stem(path, images)), boxed=boxed
+                )
             except UnreadableError as why:
                 reasons[path] = str(why)
-        sizes = {header.size for path, header in zip(paths, headers) if path in objects and isinstance(header, Header)}
+        sizes = {
+            header.size
+            for path, header in zip(paths, headers)
+            if path in objects and isinstance(header, Header)
+        }
         whole = preprocessing.is_cropped and sizes == {preprocessing.size}
         preprocessing = preprocessing.at_size(preprocessing.size) if whole else preprocessing
         for path, each in objects.items():
@@ -182,11 +203,16 @@ def load(request: DataRequest) -> Split:
                 masks[_name(path, images)] = each.mask(preprocessing)
             except UnreadableError as why:
                 reasons[path] = str(why) if boxed else _damaged(why)
-        turned = _unclear_turns([(path, header) for path, header in zip(paths, headers) if path not in reasons])
-    skipped = tuple(Skipped(_name(path, images), reasons[path]) for path in paths if path in reasons)
+        turned = _unclear_turns(
+            [(path, header) for path, header in zip(paths, headers) if path not in reasons]
+        )
+    skipped = tuple(
+        Skipped(_name(path, images), reasons[path]) for path in paths if path in reasons
+    )
     if not masks:
         raise DataError(
-            f"expected a mask or a box of the name and size of each image in {root}, found none ({skipped[0].file}: "
+            f"expected a mask or a box of the name and size of each image in {root}, found none "
+            f"({skipped[0].file}: "
             f"{skipped[0].reason}); try {images_alone(images)} to do without"
         )
     kept = [index for index, path in enumerate(paths) if path not in reasons]
@@ -215,7 +241,8 @@ def _name(path: Path, images: Path) -> str:
 
 
 def _stem(path: Path, folder: Path) -> str:
-    """Return a file's name below a folder, without its suffix: the same for an image and its mask."""
+    """Return a file's name below a folder, without its suffix: the same for an image and its
+    mask."""
     return path.relative_to(folder).with_suffix("").as_posix()
 
 
@@ -231,8 +258,12 @@ def _mask_files(folder: Path, stems: Collection[str], *, deep: bool) -> dict[str
             continue
         stem = _stem(file, folder)
         if stem in files and stem in stems:
-            first, second = (path.relative_to(folder.parent).as_posix() for path in (files[stem], file))
-            raise DataError(f"expected one mask an image in {folder}, found {first} and {second}; move one away")
+            first, second = (
+                path.relative_to(folder.parent).as_posix() for path in (files[stem], file)
+            )
+            raise DataError(
+                f"expected one mask an image in {folder}, found {first} and {second}; move one away"
+            )
         files[stem] = file
     return files
 
@@ -245,7 +276,8 @@ def _notes(*, whole: bool, boxed: bool, turned: int) -> tuple[str, ...]:
         notes.append(_BOXED)
     if turned:
         notes.append(
-            f"{turned} photographs are turned by their EXIF block, and their size does not show whether the masks are, "
+            f"{turned} photographs are turned by their EXIF block, and their size does not show "
+            "whether the masks are, "
             "too: the masks are taken as drawn on the photographs as displayed"
         )
     return tuple(notes)
@@ -257,8 +289,12 @@ def _unclear_turns(used: Sequence[tuple[Path, Header | UnreadableError]]) -> int
     return sum(header.orientation != 1 and header.size == header.stored_size for header in headers)
 
 
-def _fitting(header: Header | UnreadableError, known: Object | None, file: Path | None, *, boxed: bool) -> Object:
-    """Return the object of an image, whose mask is of the image's size. Raises UnreadableError with the reason."""
+def _fitting(
+    header: Header | UnreadableError, known: Object | None, file: Path | None, *, boxed: bool
+) -> Object:
+    """Return the object of an image, whose mask is of the image's size. Raises UnreadableError with
+    the reason.
+    """
     if isinstance(header, UnreadableError):
         raise header
     if file is not None:
@@ -283,7 +319,9 @@ def _damaged(why: UnreadableError) -> str:
 
 
 def _boxes(file: Path) -> Mapping[str, Object]:
-    """Return the boxes of every image that has some, by the image's file name. Raises DataError for another format."""
+    """Return the boxes of every image that has some, by the image's file name. Raises DataError for
+    another format.
+    """
     content = read_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
     coco = read_as(_Coco, content, source=str(file), error=DataError, hint=_COCO_FORM)
     by_image: dict[_Id, list[tuple[float, float, float, float]]] = {}
@@ -302,9 +340,13 @@ def _labels(index: Path, names: Sequence[str]) -> Tensor | None:
     Without any imagenet_class, index.json is ignored. Raises DataError for a damaged file.
     """
     entries = read_json(index, error=DataError, hint=_INDEX_FORM) if index.is_file() else None
-    if not isinstance(entries, list) or not any(isinstance(row, dict) and "imagenet_class" in row for row in entries):
+    if not isinstance(entries, list) or not any(
+        isinstance(row, dict) and "imagenet_class" in row for row in entries
+    ):
         return None
-    known = read_as(tuple[_Labelled, ...], entries, source=str(index), error=DataError, hint=_INDEX_FORM)
+    known = read_as(
+        tuple[_Labelled, ...], entries, source=str(index), error=DataError, hint=_INDEX_FORM
+    )
     classes = {each.file: each.imagenet_class for each in known}
     labels = [classes.get(name, -1) for name in names]
     return torch.tensor(labels) if min(labels) >= 0 else None

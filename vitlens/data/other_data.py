@@ -26,7 +26,8 @@ _BY_SUFFIX: Final = {
     ".csv": "a table; name the folder of the images, and the table with {labels}",
     ".tsv": "a table; name the folder of the images, and the table with {labels}",
     ".json": "JSON; name the folder of the images",
-    ".txt": "a text file; name the folder of the images, and the file with {labels} where it has their labels",
+    ".txt": "a text file; name the folder of the images, and the file with {labels} where it has "
+    "their labels",
     ".npy": f"one array; {_SAVE_ARRAYS}",
     ".mat": f"arrays of MATLAB; {_SAVE_ARRAYS}",
     ".h5": f"an HDF5 file; {_SAVE_ARRAYS}",
@@ -45,12 +46,15 @@ _BY_SUFFIX: Final = {
 def _named(name: str, folder: Path) -> str:
     """Return a data set in a folder as the caller types it."""
     return by_caller(
-        python=f"vitlens.load_data({name!r}, data_dir={str(folder)!r})", command=f"--data {name} --data-dir {folder}"
+        python=f"vitlens.load_data({name!r}, data_dir={str(folder)!r})",
+        command=f"--data {name} --data-dir {folder}",
     )
 
 
 def _by_suffix(name: str) -> str:
-    """Return what a file is by its suffix, and what to do with it; "" where the suffix says nothing."""
+    """Return what a file is by its suffix, and what to do with it; "" where the suffix says
+    nothing.
+    """
     return _BY_SUFFIX.get(_suffix(name), "").format(labels=argument("labels"))
 
 
@@ -60,12 +64,17 @@ def _cifar(folder: Path) -> str:
 
 
 def _saved(_: Path) -> str:
-    return f"a data set of Hugging Face (save_to_disk); {_SAVE}, with load_from_disk of Hugging Face's datasets"
+    return (
+        f"a data set of Hugging Face (save_to_disk); {_SAVE}, with load_from_disk of Hugging "
+        "Face's datasets"
+    )
 
 
 def _digits(folder: Path) -> str:
     above = folder.parent.parent if folder.name == "raw" else folder.parent
-    return f"the files of MNIST; name the set and the folder above MNIST/raw: {_named('mnist', above)}"
+    return (
+        f"the files of MNIST; name the set and the folder above MNIST/raw: {_named('mnist', above)}"
+    )
 
 
 _BY_NAME: Final[dict[str, Callable[[Path], str]]] = {
@@ -80,7 +89,9 @@ _BY_NAME: Final[dict[str, Callable[[Path], str]]] = {
 
 
 def describe_other_data(folder: Path) -> str:
-    """Return what a folder without images holds, and what to do with it; "" where its files say nothing."""
+    """Return what a folder without images holds, and what to do with it; "" where its files say
+    nothing.
+    """
     with os.scandir(folder) as entries:
         names = [entry.name for _, entry in zip(range(_FILES), entries)]
     for name, describe in _BY_NAME.items():

@@ -1,4 +1,6 @@
-"""The parts of a folder of images, by the usual names; and folders whose folders are no classes, which are refused."""
+"""The parts of a folder of images, by the usual names; and folders whose folders are no classes,
+which are refused.
+"""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +23,19 @@ _KINDS: Final = r"(?:sets?|data|dataset|images?|imgs?|split|part|folder|files)"
 _ENDINGS: Final = re.compile(rf"{_KINDS}$")
 _FILLERS: Final = re.compile(rf"{_KINDS}|seg|ilsvrc|clsloc")
 _IMAGES: Final = frozenset(  # folders of images, whatever their class
-    ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "data", "raw", "original", "originals")
+    (
+        "images",
+        "image",
+        "imgs",
+        "img",
+        "jpegimages",
+        "photos",
+        "pictures",
+        "data",
+        "raw",
+        "original",
+        "originals",
+    )
 )
 _ABOUT_IMAGES: Final = frozenset(  # what is known of images, as images
     {
@@ -60,7 +74,9 @@ class Parts:
 
 
 def role_of(name: str) -> Role | None:
-    """Return the role of a folder by its name in any case (Train, test_set, seg_train, val2017), None for none."""
+    """Return the role of a folder by its name in any case (Train, test_set, seg_train, val2017),
+    None for none.
+    """
     found: set[Role] = set()
     for word in re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()):
         stem = _ENDINGS.sub("", word)
@@ -72,7 +88,8 @@ def role_of(name: str) -> Role | None:
 
 
 def labelled_folders(folder: Path) -> list[Path]:
-    """Return the class folders of a folder, without those that are called unlabeled next to others."""
+    """Return the class folders of a folder, without those that are called unlabeled next to
+    others."""
     children = class_folders(folder)
     labelled = [child for child in children if not _UNLABELLED.fullmatch(child.name)]
     return labelled or children
@@ -81,8 +98,9 @@ def labelled_folders(folder: Path) -> list[Path]:
 def find_parts(root: Path) -> Parts:
     """Return the parts of a folder, those without class folders left out.
 
-    A part for test is used where one of its class folders is one of the training part: "test" first, then "val". Raises
-    DataError where two folders could be the training part, and where no test part has a class of the training part.
+    A part for test is used where one of its class folders is one of the training part: "test"
+    first, then "val". Raises DataError where two folders could be the training part, and where no
+    test part has a class of the training part.
     """
     by_role: dict[Role, list[Path]] = {"train": [], "test": [], "val": []}
     others: list[str] = []
@@ -104,7 +122,8 @@ def find_parts(root: Path) -> Parts:
     notes = []
     if unlabelled:
         notes.append(
-            f"not used, as without class folders of the training part, so without labels: {listed(unlabelled)}"
+            "not used, as without class folders of the training part, so without labels: "
+            f"{listed(unlabelled)}"
         )
     if others:
         notes.append(f"not used, as beside the parts: {listed(others)}")
@@ -117,7 +136,10 @@ def _only(parts: Sequence[Path], root: Path) -> Path | None:
         if len(exact) == 1:
             return exact[0]
         names = " and ".join(f"{part.relative_to(root).parts[0]}/" for part in parts[:3])
-        raise DataError(f"expected one training part in {root}, found {names}; move the others out of the folder")
+        raise DataError(
+            f"expected one training part in {root}, found {names}; move the others out of the "
+            "folder"
+        )
     return parts[0] if parts else None
 
 
@@ -127,7 +149,9 @@ def _preferred(parts: Sequence[Path]) -> list[Path]:
 
 
 def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, list[Path]]:
-    """Return the first part that has a class of the training part, and those before it that have none."""
+    """Return the first part that has a class of the training part, and those before it that have
+    none.
+    """
     if train is None:
         return (parts[0] if parts else None), []
     known = {plain_name(folder.name) for folder in labelled_folders(train)}
@@ -140,7 +164,8 @@ def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, 
         names = [folder.name for folder in labelled_folders(part)]
         if len(names) > 1:
             raise DataError(
-                f"expected classes of {train.name}/ in {part}, found {listed(names)}; name the folders of both parts "
+                f"expected classes of {train.name}/ in {part}, found {listed(names)}; name the "
+                "folders of both parts "
                 "alike"
             )
     return None, rejected
@@ -155,7 +180,9 @@ def holds_class_folders(folder: Path) -> bool:
 
 
 def _without_repetition(part: Path, role: Role) -> Path:
-    """Return the folder of a part's class folders: test_set/test_set/ and test/images/ hold them one level deeper."""
+    """Return the folder of a part's class folders: test_set/test_set/ and test/images/ hold them
+    one level deeper.
+    """
     children = labelled_folders(part)
     if len(children) == 1 and (role_of(children[0].name) == role or _is_generic(children[0].name)):
         return children[0] if labelled_folders(children[0]) else part
@@ -188,22 +215,27 @@ def is_unlabelled(folder: Path) -> bool:
 
 def is_of_images(children: Sequence[Path]) -> bool:
     """Return True for one folder that is called images, without folders of classes in it."""
-    return len(children) == 1 and _is_generic(children[0].name) and not labelled_folders(children[0])
+    return (
+        len(children) == 1 and _is_generic(children[0].name) and not labelled_folders(children[0])
+    )
 
 
 def require_classes(folder: Path) -> None:
     """Raise DataError where the folders of a folder are no classes.
 
-    These are parts without class folders, images beside masks, and folders that all hold the same folders.
+    These are parts without class folders, images beside masks, and folders that all hold the same
+    folders.
     """
     names = [child.name for child in labelled_folders(folder)]
     if is_unlabelled(folder):
         first = folder / names[0]
         table = by_caller(
-            python=f"vitlens.load_data({str(first)!r}, labels='FILE.csv')", command=f"--data {first} --labels FILE.csv"
+            python=f"vitlens.load_data({str(first)!r}, labels='FILE.csv')",
+            command=f"--data {first} --labels FILE.csv",
         )
         raise DataError(
-            f"expected class folders in {listed(names)} of {folder}, found images without them, so without labels; "
+            f"expected class folders in {listed(names)} of {folder}, found images without them, so "
+            "without labels; "
             f"sort them into a folder a class, give {table}, or {images_alone(first)}"
         )
     about = [name for name in names if name.lower() in _ABOUT_IMAGES]
@@ -212,37 +244,49 @@ def require_classes(folder: Path) -> None:
         flat = next((name for name in images if images_in(folder / name)), None)
         if flat and (flat, about[0]) != ("images", "masks"):
             raise DataError(
-                f"expected class folders in {folder}, found {flat}/ beside {about[0]}/; if these are masks, call them "
+                f"expected class folders in {folder}, found {flat}/ beside {about[0]}/; if these "
+                "are masks, call them "
                 f"images/ and masks/, else give {images_alone(folder / flat)}"
             )
         raise DataError(
-            f"expected class folders in {folder}, found {images[0]}/ beside {about[0]}/; masks need their images in "
-            f"images/, in folders of the same names, and for the classes alone name {folder / images[0]}"
+            f"expected class folders in {folder}, found {images[0]}/ beside {about[0]}/; masks "
+            "need their images in "
+            "images/, in folders of the same names, and for the classes alone name "
+            f"{folder / images[0]}"
         )
     for name in about:
         others = [folder / other for other in names if other not in about]
         if others and _repeats_names(folder / name, others):
             raise DataError(
-                f"expected class folders in {folder}, found {name}/ next to them, of their images' names; for maps and "
-                f"masks put the classes into images/ and the masks into masks/, else move {name}/ away"
+                f"expected class folders in {folder}, found {name}/ next to them, of their images' "
+                "names; for maps and "
+                f"masks put the classes into images/ and the masks into masks/, else move {name}/ "
+                "away"
             )
     shared = _shared_folders(folder)
     if shared:
         raise DataError(
-            f"expected class folders in {folder}, found {listed(names)} that all hold {listed(shared)}; name one of "
+            f"expected class folders in {folder}, found {listed(names)} that all hold "
+            f"{listed(shared)}; name one of "
             f"them ({folder / names[0]}), or call the parts train/ and test/"
         )
 
 
 def _repeats_names(masks: Path, classes: Sequence[Path]) -> bool:
-    """Return True where most images of a folder have the names of images in class folders next to it."""
+    """Return True where most images of a folder have the names of images in class folders next to
+    it.
+    """
     stems = {path.stem for folder in classes for path in images_below(folder)}
     listed_masks = [path.stem for path in images_below(masks)]
-    return 2 * sum(stem in stems or stem.removesuffix("_mask") in stems for stem in listed_masks) > len(listed_masks)
+    return 2 * sum(
+        stem in stems or stem.removesuffix("_mask") in stems for stem in listed_masks
+    ) > len(listed_masks)
 
 
 def _shared_folders(folder: Path) -> list[str]:
-    """Return the folders that all folders of a folder hold, where these are most of them and they hold nothing else."""
+    """Return the folders that all folders of a folder hold, where these are most of them and they
+    hold nothing else.
+    """
     contents: list[set[str]] = []
     children = labelled_folders(folder)
     for child in children:

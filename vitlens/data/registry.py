@@ -1,7 +1,7 @@
 """Every named set of images, and every layout of a folder or file, one entry each.
 
-Free of torch: loading, `vitlens data`, completion, docs and tests read it. A set is added by its file in this package
-and its entry here.
+Free of torch: loading, `vitlens data`, completion, docs and tests read it. A set is added by its
+file in this package and its entry here.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +20,14 @@ Parts = Literal["train", "split", "trainval", "none"]
 class DataSet:
     """A named set.
 
-    title: in reports; classes: their number; size: pixels (height, width) of all its images, None where they differ;
-    origin: of its images; load: module:function, (request) -> Split; download: whether it is downloaded once.
+    title: in reports; classes: their number; size: pixels (height, width) of all its images, None
+    where they differ; origin: of its images; load: module:function, (request) -> Split; download:
+    whether it is downloaded once.
 
-    torchvision: the class of torchvision.datasets; parts: the class's argument for them ("train": train=True or False;
-    "split": split="train" or "test"; "trainval": split="trainval" or "test"; "none": it has no parts and is divided by
-    seed). scenes: whether it accepts a canvas and a number of scenes.
+    torchvision: the class of torchvision.datasets; parts: the class's argument for them ("train":
+    train=True or False; "split": split="train" or "test"; "trainval": split="trainval" or "test";
+    "none": it has no parts and is divided by seed). scenes: whether it accepts a canvas and a
+    number of scenes.
     """
 
     name: str
@@ -44,8 +46,8 @@ class DataSet:
 class Layout:
     """A layout of folders or files that can be read as data.
 
-    recognises: whether a path has this layout; load: module:function, (request) -> Split; usage, help: its line in
-    `vitlens data`, empty for a layout without one.
+    recognises: whether a path has this layout; load: module:function, (request) -> Split; usage,
+    help: its line in `vitlens data`, empty for a layout without one.
     """
 
     recognises: Callable[[Path], bool]
@@ -56,8 +58,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A request for data; see load_data. name: of a set, or a path; labels: a table of the labels of a folder's
-    images; limit: the most images that are kept of it, so that a drawn set draws no others."""
+    """A request for data; see load_data. name: of a set, or a path; labels: a table of the labels
+    of a folder's images; limit: the most images that are kept of it, so that a drawn set draws no
+    others.
+    """
 
     name: str
     part: Part
@@ -78,19 +82,32 @@ class DataRequest:
 
 
 def _torchvision(
-    name: str, title: str, cls: str, classes: int, size: tuple[int, int] | None, parts: Parts = "split"
+    name: str,
+    title: str,
+    cls: str,
+    classes: int,
+    size: tuple[int, int] | None,
+    parts: Parts = "split",
 ) -> DataSet:
     origin = f"torchvision's {cls}"
     load = "vitlens.data.torchvision_sets:load"
-    return DataSet(name, title, classes, size, origin, load, download=True, torchvision=cls, parts=parts)
+    return DataSet(
+        name, title, classes, size, origin, load, download=True, torchvision=cls, parts=parts
+    )
 
 
-def _drawn(name: str, title: str, classes: int, origin: str, module: str, *, scenes: bool = False) -> DataSet:
-    return DataSet(name, title, classes, (32, 32), origin, f"vitlens.data.{module}:load", scenes=scenes)
+def _drawn(
+    name: str, title: str, classes: int, origin: str, module: str, *, scenes: bool = False
+) -> DataSet:
+    return DataSet(
+        name, title, classes, (32, 32), origin, f"vitlens.data.{module}:load", scenes=scenes
+    )
 
 
 _SETS: Final = (
-    _drawn("digits", "Digits in scenes", 10, "scikit-learn's digits, drawn here", "digits", scenes=True),
+    _drawn(
+        "digits", "Digits in scenes", 10, "scikit-learn's digits, drawn here", "digits", scenes=True
+    ),
     _drawn(
         "digits-shortcut",
         "Digits in scenes, trained with a shortcut",
@@ -116,16 +133,24 @@ SETS: Final[Mapping[str, DataSet]] = {data_set.name: data_set for data_set in _S
 
 LAYOUTS: Final = (  # the first that recognises a path reads it
     Layout(
-        lambda path: (path / "val" / "val_annotations.txt").is_file() and (path / "val" / "images").is_dir(),
+        lambda path: (
+            (path / "val" / "val_annotations.txt").is_file() and (path / "val" / "images").is_dir()
+        ),
         "vitlens.data.folder:load_tiny_imagenet",
     ),
-    Layout(lambda path: resolved("vitlens.data.masks:has_objects")(path), "vitlens.data.masks:load"),
-    Layout(lambda path: resolved("vitlens.data.cue_conflict:is_cue_conflict")(path), "vitlens.data.cue_conflict:load"),
+    Layout(
+        lambda path: resolved("vitlens.data.masks:has_objects")(path), "vitlens.data.masks:load"
+    ),
+    Layout(
+        lambda path: resolved("vitlens.data.cue_conflict:is_cue_conflict")(path),
+        "vitlens.data.cue_conflict:load",
+    ),
     Layout(
         lambda path: path.is_dir() and path.suffix.lower() != ".npz",
         "vitlens.data.folder:load",
         "FOLDER",
-        "class folders, with train/ and test/ or val/ inside or divided by seed; or loose images, which --labels "
+        "class folders, with train/ and test/ or val/ inside or divided by seed; or loose images, "
+        "which --labels "
         "FILE.csv labels",
     ),
     Layout(

@@ -1,6 +1,8 @@
-"""Scenes: a handwritten digit at a random place, size and contrast on a coloured, textured canvas among strokes.
+"""Scenes: a handwritten digit at a random place, size and contrast on a coloured, textured canvas
+among strokes.
 
-In half of the scenes a bar of the background hides part of the digit. This module also has what all drawn sets share.
+In half of the scenes a bar of the background hides part of the digit. This module also has what all
+drawn sets share.
 """
 
 import math
@@ -30,21 +32,27 @@ STROKES = 6  # the most distractors in a scene
 HUES = 10  # equally spaced hues of backgrounds
 _DIGIT = (0.35, 0.8)  # smallest and largest height of a digit as a fraction of the canvas
 _TURN = 12  # degrees: the largest rotation of a digit
-# The ink is always lighter. With random polarity vit-mini was at chance after 10,240 images, with light ink at 65 %.
+# The ink is always lighter. With random polarity vit-mini was at chance after 10,240 images, with
+# light ink at 65 %.
 _CONTRAST = (0.12, 0.55)  # luminance of the ink minus that of the background
 _GROUND = (0.22, 0.42)  # luminance of the background, before the texture of at most 0.07
-_HEADROOM = 0.1  # texture and grain: channels of a background keep this distance from 0 and 1, so that none is clipped
+# texture and grain: channels of a background keep this distance from 0 and 1, so that none is
+# clipped
+_HEADROOM = 0.1
 _JITTER = 9  # degrees of hue around one of the HUES, a quarter of their spacing
 _BAR_SHARE = 0.5  # of the scenes
 _BAR_WIDTH = (0.12, 0.22)  # of the digit's height
 _BAR_OFFSET = 0.1  # of the digit's height, the bar's largest distance from its centre
 _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
-_SLOPE = 0.9  # difference of that fraction between source pixels that gives an outline one px of smoothing
+# difference of that fraction between source pixels that gives an outline one px of smoothing
+_SLOPE = 0.9
 _OTHER = 100  # added to a stream for the draws of another ground
 _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
 
-def drawn_split(name: str, part: Part, drawings: Drawings, canvas: int, labels: Labels, **more: Any) -> Split:
+def drawn_split(
+    name: str, part: Part, drawings: Drawings, canvas: int, labels: Labels, **more: Any
+) -> Split:
     """Return one part of a drawn set, on canvases of so many px. more: other fields of the Split.
 
     The test part is held in memory with its masks; the training part is drawn when it is read.
@@ -62,7 +70,9 @@ def drawn_split(name: str, part: Part, drawings: Drawings, canvas: int, labels: 
     if part == "train":
         return split
     drawn = drawings.draw(torch.arange(len(drawings)))
-    return replace(split, source=InMemory(drawn.pixels), masks=drawn.masks, places=split.drawn_places)
+    return replace(
+        split, source=InMemory(drawn.pixels), masks=drawn.masks, places=split.drawn_places
+    )
 
 
 def require_canvas(canvas: int) -> None:
@@ -72,21 +82,25 @@ def require_canvas(canvas: int) -> None:
 
 
 def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
-    """Return what a function draws of rows (batch, ...), so many at a time that the memory is bounded."""
+    """Return what a function draws of rows (batch, ...), so many at a time that the memory is
+    bounded.
+    """
     step = max(1, _CHUNK // canvas**2)
     starts = range(0, max(1, len(rows[0])), step)
     parts = [draw(*(each[at : at + step] for each in rows)) for at in starts]
-    return Drawn(torch.cat([part.pixels for part in parts]), torch.cat([part.masks for part in parts]))
+    return Drawn(
+        torch.cat([part.pixels for part in parts]), torch.cat([part.masks for part in parts])
+    )
 
 
 @dataclass(frozen=True)
 class SceneFactors:
     """What generates each scene, besides its texture and grain: tensors (batch,).
 
-    height: of the digit, across, down: its centre, as fractions of the canvas; turn: in degrees; contrast: luminance of
-    the ink minus that of the background; luminance: of the background; hue: of the background, an index into HUES;
-    strokes: their number; bar: the width of the bar that hides part of the digit, as a fraction of the digit's height,
-    0 where there is none.
+    height: of the digit, across, down: its centre, as fractions of the canvas; turn: in degrees;
+    contrast: luminance of the ink minus that of the background; luminance: of the background; hue:
+    of the background, an index into HUES; strokes: their number; bar: the width of the bar that
+    hides part of the digit, as a fraction of the digit's height, 0 where there is none.
     """
 
     height: Tensor
@@ -107,7 +121,9 @@ def factors_of(keys: Int[Tensor, " batch"], hues: Int[Tensor, " batch"]) -> Scen
     height = _between(_DIGIT, place[:, 0])
     turn = (2 * place[:, 1] - 1) * _TURN
     angle = torch.deg2rad(turn)
-    room = (1 - height * (angle.cos() + angle.sin().abs())).clamp(min=0)  # around the rotated square
+    room = (1 - height * (angle.cos() + angle.sin().abs())).clamp(
+        min=0
+    )  # around the rotated square
     bar = torch.where(draws[:, 3] < _BAR_SHARE, _between(_BAR_WIDTH, draws[:, 4]), 0.0)
     return SceneFactors(
         height=height,
@@ -137,19 +153,29 @@ def render(
 ) -> Drawn:
     """Draw one scene for each glyph (fraction of ink); it depends only on its key and its hue.
 
-    canvas: px, square; strokes: draw at most this many; ground: 0 for the scene's texture, 1 for another one of the
-    same luminance and hue.
+    canvas: px, square; strokes: draw at most this many; ground: 0 for the scene's texture, 1 for
+    another one of the same luminance and hue.
     """
-    return in_chunks(partial(_draw, size=canvas, strokes=strokes, ground=ground), canvas, glyphs, keys, hues)
+    return in_chunks(
+        partial(_draw, size=canvas, strokes=strokes, ground=ground), canvas, glyphs, keys, hues
+    )
 
 
-def _draw(glyphs: Tensor, keys: Tensor, hues: Tensor, *, size: int, strokes: int, ground: int) -> Drawn:
-    """Draw the background, then strokes that do not touch the digit, then the part of the digit outside the bar."""
+def _draw(
+    glyphs: Tensor, keys: Tensor, hues: Tensor, *, size: int, strokes: int, ground: int
+) -> Drawn:
+    """Draw the background, then strokes that do not touch the digit, then the part of the digit
+    outside the bar.
+    """
     factors = factors_of(keys, hues)
     ink_share, cell = _place(glyphs, factors, size)
-    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)  # outline smoothed over one or two pixels
+    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(
+        0, 1
+    )  # outline smoothed over one or two pixels
     alpha = alpha * (1 - _bar(keys, factors, size))
-    clear = 1 - (ink_share * 8).clamp(0, 1)  # no stroke touches the ink, which could change the class
+    clear = 1 - (ink_share * 8).clamp(
+        0, 1
+    )  # no stroke touches the ink, which could change the class
     ink_tone = factors.luminance + factors.contrast
     colours = uniform(keys, 3 * (1 + STROKES), stream=2).reshape(-1, 1 + STROKES, 3)
 
@@ -164,7 +190,9 @@ def _draw(glyphs: Tensor, keys: Tensor, hues: Tensor, *, size: int, strokes: int
     return finished(canvas, keys, alpha >= 0.5, stream=4 + _OTHER * ground)
 
 
-def finished(image: Float[Tensor, "batch 3 height width"], keys: Tensor, masks: Masks, *, stream: int) -> Drawn:
+def finished(
+    image: Float[Tensor, "batch 3 height width"], keys: Tensor, masks: Masks, *, stream: int
+) -> Drawn:
     """Return the image with its grain, in 8 bits."""
     grain = uniform(keys, math.prod(image.shape[2:]), stream=stream).reshape(-1, *image.shape[2:])
     image = image + (grain - 0.5)[:, None] * 0.06
@@ -185,12 +213,16 @@ def _place(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[Plane, T
     across, down = _from_centre(factors, torch.deg2rad(factors.turn), canvas)
     half = (factors.height * canvas / 2)[:, None, None]
     grid = torch.stack((across / half, down / half), dim=-1)
-    ink_share = F.grid_sample(glyphs[:, None], grid, mode="bicubic", padding_mode="zeros", align_corners=False)[:, 0]
+    ink_share = F.grid_sample(
+        glyphs[:, None], grid, mode="bicubic", padding_mode="zeros", align_corners=False
+    )[:, 0]
     return ink_share, half / 4
 
 
 def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Plane, Plane]:
-    """Return coordinates in px from the digit's centre, across and down, rotated by an angle (batch,)."""
+    """Return coordinates in px from the digit's centre, across and down, rotated by an angle
+    (batch,).
+    """
     y, x = _axes(canvas, angle.device)
     y = y - (factors.down * canvas)[:, None, None]
     x = x - (factors.across * canvas)[:, None, None]
@@ -217,34 +249,48 @@ def whereabouts(keys: Int[Tensor, " batch"]) -> Float[Tensor, "batch 3"]:
 
 
 def colour(hue: Colours, luminance: Tensor, headroom: float = 0.0) -> Colours:
-    """Return a colour of this luminance: a random one shifted along grey, desaturated as needed to stay in [0, 1].
+    """Return a colour of this luminance: a random one shifted along grey, desaturated as needed to
+    stay in [0, 1].
 
     headroom: the distance from 0 and 1 that its channels keep.
     """
     weights = torch.tensor(LUMINANCE, device=hue.device)
     chroma = hue - (hue * weights).sum(1, keepdim=True)  # the component without luminance
     target = luminance[:, None]
-    room = torch.where(chroma > 0, 1 - headroom - target, target - headroom) / chroma.abs().clamp(min=1e-6)
+    room = torch.where(chroma > 0, 1 - headroom - target, target - headroom) / chroma.abs().clamp(
+        min=1e-6
+    )
     return target + chroma * room.amin(1, keepdim=True).clamp(max=1.0)
 
 
 def pure_hue(turn: Tensor) -> Colours:
-    """Return the most saturated colours with these hues, as fractions of a circle from red over green to blue."""
+    """Return the most saturated colours with these hues, as fractions of a circle from red over
+    green to blue.
+    """
     sector = torch.tensor((5.0, 3.0, 1.0), device=turn.device)
     distance = torch.remainder(sector + 6 * turn[:, None], 6)
     return 1 - torch.minimum(distance, 4 - distance).clamp(0, 1)
 
 
-def _ground(keys: Tensor, factors: SceneFactors, canvas: int, *, other: int) -> Float[Tensor, "batch 3 height width"]:
-    """Return a gradient between two shades of one hue and luminance, with clouds and stripes of luminance (to 0.07)."""
+def _ground(
+    keys: Tensor, factors: SceneFactors, canvas: int, *, other: int
+) -> Float[Tensor, "batch 3 height width"]:
+    """Return a gradient between two shades of one hue and luminance, with clouds and stripes of
+    luminance (to 0.07).
+    """
     draws = uniform(keys, 5, stream=5 + other)[:, :, None, None]
     y, x = _axes(canvas, keys.device)
     jitter = (2 * uniform(keys, 2, stream=9) - 1) * _JITTER / 360
-    shades = [colour(pure_hue(factors.hue / HUES + jitter[:, end]), factors.luminance, _HEADROOM) for end in range(2)]
+    shades = [
+        colour(pure_hue(factors.hue / HUES + jitter[:, end]), factors.luminance, _HEADROOM)
+        for end in range(2)
+    ]
     colours = gradient(shades[0], shades[1], draws[:, 0, 0, 0], canvas)
 
     lattice = uniform(keys, 36, stream=6 + other).reshape(-1, 1, 6, 6) - 0.5
-    clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)[:, 0].clamp(-0.5, 0.5)
+    clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)[
+        :, 0
+    ].clamp(-0.5, 0.5)
     slant = draws[:, 1] * math.pi
     across = slant.cos() * x / canvas + slant.sin() * y / canvas
     stripes = (2 * math.pi * (across * (2 + 4 * draws[:, 2]) + draws[:, 3])).sin() / 2
@@ -252,8 +298,12 @@ def _ground(keys: Tensor, factors: SceneFactors, canvas: int, *, other: int) -> 
     return colours + 0.14 * texture[:, None]
 
 
-def gradient(first: Colours, second: Colours, turn: Tensor, canvas: int) -> Float[Tensor, "batch 3 height width"]:
-    """From one colour to another across the canvas; turn: (batch,) its direction as a fraction of a circle."""
+def gradient(
+    first: Colours, second: Colours, turn: Tensor, canvas: int
+) -> Float[Tensor, "batch 3 height width"]:
+    """From one colour to another across the canvas; turn: (batch,) its direction as a fraction of a
+    circle.
+    """
     angle = 2 * math.pi * turn[:, None, None]
     y, x = (axis / canvas - 0.5 for axis in _axes(canvas, turn.device))
     along = (angle.cos() * x + angle.sin() * y) / math.sqrt(2) + 0.5  # 0 to 1
@@ -261,10 +311,13 @@ def gradient(first: Colours, second: Colours, turn: Tensor, canvas: int) -> Floa
 
 
 def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
-    """Return the coverage of each pixel by a short straight stroke; draws: centre y, x, angle, length, thickness,
-    tone."""
+    """Return the coverage of each pixel by a short straight stroke; draws: centre y, x, angle,
+    length, thickness, tone.
+    """
     unit = canvas / REFERENCE
-    centre_y, centre_x, angle, length, thickness, _ = (value[:, None, None] for value in draws.unbind(1))
+    centre_y, centre_x, angle, length, thickness, _ = (
+        value[:, None, None] for value in draws.unbind(1)
+    )
     y, x = _axes(canvas, draws.device)
     y = y - centre_y * canvas
     x = x - centre_x * canvas

@@ -1,9 +1,11 @@
-"""The embedded sets `shapes` and `shapes-conflict`: shape x texture x colour, drawn when read, with exact masks.
+"""The embedded sets `shapes` and `shapes-conflict`: shape x texture x colour, drawn when read, with
+exact masks.
 
-In `shapes` every shape has its own texture, so that both determine the class, and colours are uninformative; in
-`shapes-conflict` the texture is that of another class, so that a prediction shows which of the two the model uses. The
-label is the shape. Shapes are signed distances (negative inside, about one unit from centre to tip), textures numbers
-from -1 to 1 over pixels; both are rotated at random, so that neither position nor direction determines the class.
+In `shapes` every shape has its own texture, so that both determine the class, and colours are
+uninformative; in `shapes-conflict` the texture is that of another class, so that a prediction shows
+which of the two the model uses. The label is the shape. Shapes are signed distances (negative
+inside, about one unit from centre to tip), textures numbers from -1 to 1 over pixels; both are
+rotated at random, so that neither position nor direction determines the class.
 """
 
 import math
@@ -19,21 +21,34 @@ from torch.nn import functional as F
 
 from vitlens.data.draws import keys, uniform
 from vitlens.data.registry import DataRequest
-from vitlens.data.scenes import REFERENCE, colour, drawn_split, finished, gradient, in_chunks, require_canvas
+from vitlens.data.scenes import (
+    REFERENCE,
+    colour,
+    drawn_split,
+    finished,
+    gradient,
+    in_chunks,
+    require_canvas,
+)
 from vitlens.data.split import Drawings, Drawn, Split
 from vitlens.names import Part
 
 Cue = Literal["agree", "conflict"]
 Plane = Float[Tensor, "batch height width"]
 
-PER_CLASS: Final = {"train": 560, "test": 70}  # multiples of the 7 other textures, so that each is used equally often
+PER_CLASS: Final = {
+    "train": 560,
+    "test": 70,
+}  # multiples of the 7 other textures, so that each is used equally often
 _PART: Final = {"train": 1, "test": 2}  # part of the keys, so that no image is in both parts
 _PERIOD: Final = 5.0  # px of the textures on a canvas of REFERENCE px
 _TEXTURE_CONTRAST: Final = 0.22  # of luminance, around the shape's own
 
 
 def _star(x: Plane, y: Plane) -> Plane:
-    """Five points: the angle folded to one of ten equal triangles, and the distance to its outer side."""
+    """Five points: the angle folded to one of ten equal triangles, and the distance to its outer
+    side.
+    """
     sector = 2 * math.pi / 5
     inner = 0.42
     angle = (torch.remainder(torch.atan2(y, x) + sector / 2, sector) - sector / 2).abs()
@@ -56,7 +71,9 @@ SHAPES: Final[Mapping[str, Callable[[Plane, Plane], Plane]]] = MappingProxyType(
         "cross": lambda x, y: torch.maximum(
             torch.minimum(x.abs(), y.abs()) - 0.3, torch.maximum(x.abs(), y.abs()) - 0.95
         ),
-        "hourglass": lambda x, y: torch.maximum((x.abs() - y.abs() - 0.12) / math.sqrt(2), y.abs() - 0.66),
+        "hourglass": lambda x, y: torch.maximum(
+            (x.abs() - y.abs() - 0.12) / math.sqrt(2), y.abs() - 0.66
+        ),
         "moon": _moon,
         "ring": lambda x, y: ((x.square() + y.square()).sqrt() - 0.7).abs() - 0.27,
         "square": lambda x, y: torch.maximum(x.abs(), y.abs()) - 0.7,
@@ -64,7 +81,8 @@ SHAPES: Final[Mapping[str, Callable[[Plane, Plane], Plane]]] = MappingProxyType(
         "triangle": lambda x, y: torch.maximum(math.sqrt(3) / 2 * x.abs() - y / 2, y) - 0.5,
     }
 )
-# of the rotated coordinates u and v and of noise in [0, 1], by the class whose texture they are in training
+# of the rotated coordinates u and v and of noise in [0, 1], by the class whose texture they are in
+# training
 TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingProxyType(
     {
         "circle": lambda u, v, _: (3 * u.sin()).clamp(-1, 1) + 0 * v,  # stripes
@@ -73,8 +91,12 @@ TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingP
         "moon": lambda u, v, _: (4 * (0.7 * u).sin() * (0.7 * v).sin()).clamp(-1, 1),  # checks
         "ring": lambda u, v, _: 0 * (u + v),  # plain
         "square": lambda u, v, _: (3 * (u + 1.9 * (0.8 * v).sin()).sin()).clamp(-1, 1),  # waves
-        "star": lambda u, v, _: (4 * (torch.maximum((0.8 * u).cos(), (0.8 * v).cos()) - 0.75)).clamp(-1, 1),  # lines
-        "triangle": lambda u, v, _: (3 * (u.square() + v.square()).sqrt().sin()).clamp(-1, 1),  # rings
+        "star": lambda u, v, _: (
+            4 * (torch.maximum((0.8 * u).cos(), (0.8 * v).cos()) - 0.75)
+        ).clamp(-1, 1),  # lines
+        "triangle": lambda u, v, _: (3 * (u.square() + v.square()).sqrt().sin()).clamp(
+            -1, 1
+        ),  # rings
     }
 )
 CLASSES: Final = tuple(SHAPES)
@@ -120,7 +142,9 @@ def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
     angle = 2 * math.pi * draws[:, 2, None, None]
     u = angle.cos() * across + angle.sin() * down
     v = angle.cos() * down - angle.sin() * across
-    coarse = uniform(keys, (REFERENCE // 2) ** 2, stream=15).reshape(-1, 1, REFERENCE // 2, REFERENCE // 2)
+    coarse = uniform(keys, (REFERENCE // 2) ** 2, stream=15).reshape(
+        -1, 1, REFERENCE // 2, REFERENCE // 2
+    )
     noise = F.interpolate(coarse, size=(canvas, canvas), mode="nearest")[:, 0]
     return _chosen(list(TEXTURES.values()), textures, u, v, noise)
 
@@ -136,13 +160,19 @@ def _chosen(functions: list[Callable[..., Plane]], which: Tensor, *planes: Plane
 
 
 def shapes(
-    part: Part, *, cue: Cue = "agree", seed: int = 0, canvas: int = REFERENCE, per_class: int | None = None
+    part: Part,
+    *,
+    cue: Cue = "agree",
+    seed: int = 0,
+    canvas: int = REFERENCE,
+    per_class: int | None = None,
 ) -> Split:
     """Return one part of the set; class = shape, masks = its silhouette (test part).
 
-    cue: "agree": each shape in its own texture; "conflict": in those of the other classes, all equally often. The
-    file names contain shape and texture (`circle/circle3-star3.png`), as in folders of cue conflicts. The test part is
-    held in memory; the training part is drawn when read, with new images every epoch. canvas: px. Raises DataError.
+    cue: "agree": each shape in its own texture; "conflict": in those of the other classes, all
+    equally often. The file names contain shape and texture (`circle/circle3-star3.png`), as in
+    folders of cue conflicts. The test part is held in memory; the training part is drawn when read,
+    with new images every epoch. canvas: px. Raises DataError.
     """
     require_canvas(canvas)
     each = PER_CLASS[part] if per_class is None else per_class
@@ -166,7 +196,9 @@ def shapes(
 
 
 def _images(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int, canvas: int) -> Drawn:
-    """Draw images, each from its shape and texture (indices into SHAPES), its number, part, seed and canvas."""
+    """Draw images, each from its shape and texture (indices into SHAPES), its number, part, seed
+    and canvas.
+    """
     drawn = _keys(subjects, numbers, part=part, seed=seed)
     return in_chunks(partial(_draw, canvas=canvas), canvas, *subjects.unbind(1), drawn)
 
@@ -183,4 +215,6 @@ def _places(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tens
 
 def load(request: DataRequest) -> Split:
     """Return the requested part of the set of that name."""
-    return shapes(request.part, cue="agree" if request.name == "shapes" else "conflict", seed=request.seed)
+    return shapes(
+        request.part, cue="agree" if request.name == "shapes" else "conflict", seed=request.seed
+    )

@@ -29,7 +29,9 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, indices: Tensor) -> Tensor:
-        """Pixels (batch, 3, height, width) of these images: uint8, or floats in [0, 1] where they are given so."""
+        """Pixels (batch, 3, height, width) of these images: uint8, or floats in [0, 1] where they
+        are given so.
+        """
         ...
 
 
@@ -75,11 +77,13 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawings:
-    """Images that are drawn when they are read: drawing number numbers[i] of subjects[i], which decide all of it.
+    """Images that are drawn when they are read: drawing number numbers[i] of subjects[i], which
+    decide all of it.
 
-    render: subjects and numbers -> Drawn; place: subjects and numbers -> (batch, 3), the size of the object, from 0
-    to 1 between the least and the greatest that is drawn, and its centre across and down, as fractions of the canvas;
-    describe: subjects and numbers -> their generating factors, None where there is no table of them.
+    render: subjects and numbers -> Drawn; place: subjects and numbers -> (batch, 3), the size of
+    the object, from 0 to 1 between the least and the greatest that is drawn, and its centre across
+    and down, as fractions of the canvas; describe: subjects and numbers -> their generating
+    factors, None where there is no table of them.
     """
 
     render: Callable[..., Drawn]
@@ -109,11 +113,14 @@ class Drawings:
         return replace(self, subjects=self.subjects[indices], numbers=self.numbers[indices])
 
     def epoch(self, number: int) -> "Drawings":
-        """Other drawings of the same subjects, those of an epoch (from 0); no two epochs share one."""
+        """Other drawings of the same subjects, those of an epoch (from 0); no two epochs
+        share one."""
         return replace(self, numbers=self.numbers + number * (int(self.numbers.max()) + 1))
 
     def redrawn(self, change: Literal["without distractors", "other ground"]) -> Tensor:
-        """Pixels of the same digits on the same grounds without distractors, or with them on another ground."""
+        """Pixels of the same digits on the same grounds without distractors, or with them on
+        another ground.
+        """
         changed = {"strokes": 0} if change == "without distractors" else {"ground": 1}
         return replace(self, render=partial(self.render, **changed)).read(torch.arange(len(self)))
 
@@ -127,7 +134,9 @@ class Skipped:
 
 
 class Batch(NamedTuple):
-    """images (batch, 3, height, width) in [0, 1]; labels (batch,) or None; indices (batch,) within the split."""
+    """images (batch, 3, height, width) in [0, 1]; labels (batch,) or None; indices (batch,) within
+    the split.
+    """
 
     images: Images
     labels: Tensor | None
@@ -138,13 +147,15 @@ class Batch(NamedTuple):
 class Split(Summary):
     """One part of a data set.
 
-    name: as the user typed it ("digits"); title: in reports ("CIFAR-10 (JPEG)"); part: "train" or "test"; size: pixels
-    (height, width); labels: (n,) class indices or None; masks: (n, height, width) True on the object, or None; groups:
-    (n,) group of each image (source digit), for clustered intervals, or None; files: one name per image, or None;
-    skipped: files left out; notes: sentences for the report about how it was loaded; scenes: draws the same images
-    again without their distractors, where they were drawn, or None; places: (n, 3) of drawn objects (see Drawings)
-    whose pixels are held in memory, or None; factors: what generated each image, where it is known, or None (no
-    analysis reads them). Raises DataError where masks or factors do not fit the images.
+    name: as the user typed it ("digits"); title: in reports ("CIFAR-10 (JPEG)"); part: "train" or
+    "test"; size: pixels (height, width); labels: (n,) class indices or None; masks: (n, height,
+    width) True on the object, or None; groups: (n,) group of each image (source digit), for
+    clustered intervals, or None; files: one name per image, or None; skipped: files left out;
+    notes: sentences for the report about how it was loaded; scenes: draws the same images again
+    without their distractors, where they were drawn, or None; places: (n, 3) of drawn objects (see
+    Drawings) whose pixels are held in memory, or None; factors: what generated each image, where it
+    is known, or None (no analysis reads them). Raises DataError where masks or factors do not fit
+    the images.
     """
 
     name: str
@@ -167,25 +178,39 @@ class Split(Summary):
         count = len(self)
         expected = (count, *self.size)
         if self.masks is not None and tuple(self.masks.shape) != expected:
-            raise DataError(f"expected masks of shape {expected}, one per image, found {tuple(self.masks.shape)}")
+            raise DataError(
+                f"expected masks of shape {expected}, one per image, found "
+                f"{tuple(self.masks.shape)}"
+            )
         if self.factors is not None and self.factors.rows != count:
-            raise DataError(f"expected factors with a row for each of {count} images, found {self.factors.rows} rows")
+            raise DataError(
+                f"expected factors with a row for each of {count} images, found "
+                f"{self.factors.rows} rows"
+            )
 
     def __len__(self) -> int:
         return len(self.source)
 
     @property
     def drawn_places(self) -> Tensor | None:
-        """Size and place of the object in each image (n, 3), see Drawings; None of images that were not drawn."""
+        """Size and place of the object in each image (n, 3), see Drawings; None of images that were
+        not drawn.
+        """
         inner = self.subset
         if not isinstance(inner.source, Drawings):
             return self.places
-        return inner.source.place(inner.source.subjects[inner.indices], inner.source.numbers[inner.indices])
+        return inner.source.place(
+            inner.source.subjects[inner.indices], inner.source.numbers[inner.indices]
+        )
 
     @property
     def subset(self) -> Subset:
         """Return the source that holds or draws the images, and which of its images they are."""
-        return self.source if isinstance(self.source, Subset) else Subset(self.source, torch.arange(len(self)))
+        return (
+            self.source
+            if isinstance(self.source, Subset)
+            else Subset(self.source, torch.arange(len(self)))
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -212,12 +237,15 @@ class Split(Summary):
             indices = torch.arange(start, min(start + batch_size, len(self)))
             pixels = self.source.read(indices).to(device)
             images = pixels if pixels.is_floating_point() else pixels.float().div_(255)
-            yield Batch(images, None if self.labels is None else self.labels[indices].to(device), indices)
+            yield Batch(
+                images, None if self.labels is None else self.labels[indices].to(device), indices
+            )
 
     def pick(self, indices: Tensor) -> "Split":
         """Return the split of these images alone, in this order."""
         labels, masks, groups, places = (
-            None if each is None else each[indices] for each in (self.labels, self.masks, self.groups, self.places)
+            None if each is None else each[indices]
+            for each in (self.labels, self.masks, self.groups, self.places)
         )
         inner = self.subset
         return replace(
@@ -228,12 +256,17 @@ class Split(Summary):
             groups=groups,
             places=places,
             factors=None if self.factors is None else self.factors.pick(indices),
-            files=None if self.files is None else tuple(self.files[index] for index in indices.tolist()),
+            files=None
+            if self.files is None
+            else tuple(self.files[index] for index in indices.tolist()),
             scenes=None if self.scenes is None else self.scenes.pick(indices),
         )
 
-    def starting_with(self, files: Sequence[str], count: int | None = None, *, seed: int = 0) -> "Split":
-        """Return the images of `limit`, but beginning with these, all of them, by file name (with or without suffix).
+    def starting_with(
+        self, files: Sequence[str], count: int | None = None, *, seed: int = 0
+    ) -> "Split":
+        """Return the images of `limit`, but beginning with these, all of them, by file name (with
+        or without suffix).
 
         Raises DataError for an unknown name, and where images have no files.
         """
@@ -242,15 +275,23 @@ class Split(Summary):
         if self.files is None:
             option = by_caller(python="their names", command="--show")
             raise DataError(
-                f"expected images with file names, found {self.name}, whose images have none; leave out {option}"
+                f"expected images with file names, found {self.name}, whose images have none; "
+                f"leave out {option}"
             )
-        places = {PurePath(file).name: index for index, file in reversed(list(enumerate(self.files)))}
+        places = {
+            PurePath(file).name: index for index, file in reversed(list(enumerate(self.files)))
+        }
         places = {PurePath(name).stem: index for name, index in places.items()} | places
         unknown = [name for name in files if name not in places]
         if unknown:
-            raise DataError(f"expected names of images in {self.name}, such as {self.files[0]}, found {unknown[0]!r}")
+            raise DataError(
+                f"expected names of images in {self.name}, such as {self.files[0]}, found "
+                f"{unknown[0]!r}"
+            )
         first = list(dict.fromkeys(places[name] for name in files))
-        drawn = balanced(len(self), self.labels, len(self) if count is None else count, seed).tolist()
+        drawn = balanced(
+            len(self), self.labels, len(self) if count is None else count, seed
+        ).tolist()
         rest = [index for index in drawn if index not in set(first)]
         return self.pick(torch.tensor((first + rest)[: max(len(first), len(drawn))]))
 
@@ -264,7 +305,9 @@ class Split(Summary):
             return self
         later = inner.source.epoch(number)
         factors = later.pick(inner.indices).factors
-        return replace(self, source=Subset(later, inner.indices), masks=None, scenes=None, factors=factors)
+        return replace(
+            self, source=Subset(later, inner.indices), masks=None, scenes=None, factors=factors
+        )
 
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
         """Return at most count images: a seeded subset, as balanced by class as possible.
@@ -282,19 +325,26 @@ class Split(Summary):
         for number in range(int(rounds.max()) + 1):
             scenes = (rounds == number).nonzero()[:, 0]
             labels = None if self.labels is None else self.labels[scenes]
-            chosen = torch.cat((chosen, scenes[balanced(len(scenes), labels, count - len(chosen), seed)]))
+            chosen = torch.cat(
+                (chosen, scenes[balanced(len(scenes), labels, count - len(chosen), seed)])
+            )
         return self.pick(chosen)
 
 
 def as_split(images: AnyImages) -> Split:
-    """Return the images within a function that `takes_splits` decorates, which are a Split there."""
+    """Return the images within a function that `takes_splits` decorates, which are a Split
+    there."""
     assert isinstance(images, Split)
     return images
 
 
 def balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
-    """Seeded indices, sorted, drawn from the classes in turn until count is reached; all where they are fewer."""
-    order, _ = in_turn(torch.zeros(total, dtype=torch.long) if labels is None else labels.cpu(), seed)
+    """Seeded indices, sorted, drawn from the classes in turn until count is reached; all where they
+    are fewer.
+    """
+    order, _ = in_turn(
+        torch.zeros(total, dtype=torch.long) if labels is None else labels.cpu(), seed
+    )
     return order[:count].sort().values
 
 
@@ -307,11 +357,15 @@ def occurrences(groups: Tensor) -> Tensor:
     return ranks
 
 
-def hold_out(labels: Labels, part: Part, *, seed: int, whole: bool = False) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the sorted indices of a part of data without a test part, and the note about the division.
+def hold_out(
+    labels: Labels, part: Part, *, seed: int, whole: bool = False
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the sorted indices of a part of data without a test part, and the note about the
+    division.
 
-    A fifth of every class, at least one image, is for test; a class with a single image is in the training part. Where
-    no class has two images, all are for test, and requesting the training part raises DataError. whole: all images.
+    A fifth of every class, at least one image, is for test; a class with a single image is in the
+    training part. Where no class has two images, all are for test, and requesting the training part
+    raises DataError. whole: all images.
     """
     if whole:
         return torch.arange(len(labels)), ()
@@ -323,7 +377,8 @@ def hold_out(labels: Labels, part: Part, *, seed: int, whole: bool = False) -> t
     if not test.any():
         if part == "train":
             raise DataError(
-                "expected at least two images of a class to train on some and test on others, found one of each"
+                "expected at least two images of a class to train on some and test on others, "
+                "found one of each"
             )
         return torch.arange(len(labels)), ()
     return (test if part == "test" else ~test).nonzero().squeeze(1), (describe_hold_out(seed),)
@@ -332,13 +387,16 @@ def hold_out(labels: Labels, part: Part, *, seed: int, whole: bool = False) -> t
 def describe_hold_out(seed: int) -> str:
     """Return the note about the division in a report."""
     return (
-        f"no test part was given: a fifth of each class, drawn with seed {seed}, is held out for test, as a model is "
+        f"no test part was given: a fifth of each class, drawn with seed {seed}, is held out for "
+        "test, as a model is "
         "better on images that it was trained on"
     )
 
 
 def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a seeded order of the images that takes the classes in turn, and the turn of each, from 0."""
+    """Return a seeded order of the images that takes the classes in turn, and the turn of each,
+    from 0.
+    """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     # labels of 8 bits would count to 255
     shuffled = labels[order]
@@ -351,18 +409,23 @@ def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def share_of(split: Split, share: float, *, seed: int) -> Split:
-    """Return a seeded, class-balanced share (fraction) of a training split, repeated to the split's length.
+    """Return a seeded, class-balanced share (fraction) of a training split, repeated to the split's
+    length.
 
-    Repeated, an epoch has as many steps as with all images, so that shares differ in their images and not in the length
-    of training. Shares with the same seed are nested: 5 % is a subset of 10 %. A source that draws new images every
-    epoch is fixed to those of its first. Raises InputError for a share outside (0, 1], DataError where a class is left
-    without an image.
+    Repeated, an epoch has as many steps as with all images, so that shares differ in their images
+    and not in the length of training. Shares with the same seed are nested: 5 % is a subset of 10
+    %. A source that draws new images every epoch is fixed to those of its first. Raises InputError
+    for a share outside (0, 1], DataError where a class is left without an image.
     """
     subset = split.limit(images_in(split, share), seed=seed)
     if subset.epoch(1) is not subset:
         pixels = subset.source.read(torch.arange(len(subset)))
-        subset = replace(subset, source=InMemory(pixels), masks=None, scenes=None, places=subset.drawn_places)
-    return subset if len(subset) == len(split) else subset.pick(torch.arange(len(split)) % len(subset))
+        subset = replace(
+            subset, source=InMemory(pixels), masks=None, scenes=None, places=subset.drawn_places
+        )
+    return (
+        subset if len(subset) == len(split) else subset.pick(torch.arange(len(split)) % len(subset))
+    )
 
 
 def images_in(split: Split, share: float) -> int:
@@ -373,7 +436,8 @@ def images_in(split: Split, share: float) -> int:
     classes = 1 if split.labels is None else len(split.labels.unique())
     if count < classes:
         raise DataError(
-            f"expected an image of each of {classes} classes in {share:.0%} of {len(split)} training images, found "
+            f"expected an image of each of {classes} classes in {share:.0%} of {len(split)} "
+            "training images, found "
             f"{count}; give more data{by_caller(python='', command=' or a greater --limit')}"
         )
     return count

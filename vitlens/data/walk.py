@@ -11,12 +11,44 @@ from vitlens.errors import DataError
 from vitlens.signatures import image_format
 
 MANY = 100_000  # other files and folders, after which a folder is refused as not one of images
-_TEXTS: Final = (".txt", ".json", ".xml", ".csv", ".tsv", ".md", ".html", ".yaml", ".yml", ".log", ".py")
-_DATA: Final = (".npy", ".npz", ".pt", ".pth", ".bin", ".safetensors", ".pkl", ".h5", ".mat", ".parquet")
+_TEXTS: Final = (
+    ".txt",
+    ".json",
+    ".xml",
+    ".csv",
+    ".tsv",
+    ".md",
+    ".html",
+    ".yaml",
+    ".yml",
+    ".log",
+    ".py",
+)
+_DATA: Final = (
+    ".npy",
+    ".npz",
+    ".pt",
+    ".pth",
+    ".bin",
+    ".safetensors",
+    ".pkl",
+    ".h5",
+    ".mat",
+    ".parquet",
+)
 _ARCHIVES: Final = (".zip", ".tar", ".gz", ".7z", ".rar")
 _MEDIA: Final = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mp3", ".wav", ".pdf")
-_COPIES: Final = (".bak", ".orig", ".old", ".tmp", ".part", ".crdownload")  # of a file that is there or not complete
-_NO_IMAGES: Final = frozenset((*_TEXTS, *_DATA, *_ARCHIVES, *_MEDIA, *_COPIES))  # suffixes of which no file is opened
+_COPIES: Final = (
+    ".bak",
+    ".orig",
+    ".old",
+    ".tmp",
+    ".part",
+    ".crdownload",
+)  # of a file that is there or not complete
+_NO_IMAGES: Final = frozenset(
+    (*_TEXTS, *_DATA, *_ARCHIVES, *_MEDIA, *_COPIES)
+)  # suffixes of which no file is opened
 _JUNK: Final = frozenset(
     {
         "@eadir",  # thumbnails of a Synology NAS
@@ -33,9 +65,12 @@ _JUNK: Final = frozenset(
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """Return the folders with an image at any depth, sorted, without hidden ones. Raises DataError."""
+    """Return the folders with an image at any depth, sorted, without hidden ones. Raises
+    DataError."""
     with readable(folder), os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if _is_folder(entry) and not is_hidden(entry.name))
+        names = sorted(
+            entry.name for entry in entries if _is_folder(entry) and not is_hidden(entry.name)
+        )
     children = [folder / name for name in names]
     return [child for child in children if next(images_below(child), None) is not None]
 
@@ -43,9 +78,13 @@ def class_folders(folder: Path) -> list[Path]:
 def folders_of_others(folder: Path) -> list[Path]:
     """Return the folders that hold files but no image, sorted, without hidden ones."""
     with readable(folder), os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if _is_folder(entry) and not is_hidden(entry.name))
+        names = sorted(
+            entry.name for entry in entries if _is_folder(entry) and not is_hidden(entry.name)
+        )
     with_images = {child.name for child in class_folders(folder)}
-    return [folder / name for name in names if name not in with_images and _holds_files(folder / name)]
+    return [
+        folder / name for name in names if name not in with_images and _holds_files(folder / name)
+    ]
 
 
 def _holds_files(folder: Path) -> bool:
@@ -66,8 +105,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def images_below(folder: Path) -> Iterator[Path]:
     """Yield the images at any depth, sorted, without hidden files and folders.
 
-    Linked folders are followed, each folder once. Raises DataError for a folder that must not be read, and where only
-    few of MANY files are images (a home folder, a whole disk).
+    Linked folders are followed, each folder once. Raises DataError for a folder that must not be
+    read, and where only few of MANY files are images (a home folder, a whole disk).
     """
     images = 0
     others = 0
@@ -89,27 +128,36 @@ def images_below(folder: Path) -> Iterator[Path]:
         others += 1
         if others > MANY and others > 10 * images:
             raise DataError(
-                f"expected a folder of images, found {images:,} images among the first {images + others:,} files and "
+                f"expected a folder of images, found {images:,} images among the first "
+                f"{images + others:,} files and "
                 f"folders of {folder}; name the folder that holds them"
             )
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Return the images directly in a folder, sorted. Raises DataError for a folder that must not be read."""
+    """Return the images directly in a folder, sorted. Raises DataError for a folder that must not
+    be read.
+    """
     with readable(folder), os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if not _is_folder(entry))
     return [folder / name for name in names if is_image(folder / name)]
 
 
 def is_image(path: Path) -> bool:
-    """Return True for a file with an image's suffix, and for one with none or an unknown one that begins as an image
-    does."""
+    """Return True for a file with an image's suffix, and for one with none or an unknown one that
+    begins as an image does.
+    """
     if is_hidden(path.name) or path.is_dir():
         return False
     suffix = path.suffix.lower()
     if suffix in SUFFIXES:
         return True
-    return suffix not in _NO_IMAGES and not suffix.endswith("~") and path.is_file() and image_format(path) != ""
+    return (
+        suffix not in _NO_IMAGES
+        and not suffix.endswith("~")
+        and path.is_file()
+        and image_format(path) != ""
+    )
 
 
 def is_hidden(name: str) -> bool:
@@ -129,5 +177,6 @@ def readable(folder: Path) -> Iterator[None]:
 def _refuse(error: OSError, folder: Path | None = None) -> None:
     reason = error.strerror or error
     raise DataError(
-        f"expected a folder that can be read at {error.filename or folder}, found: {reason}; check its permissions"
+        f"expected a folder that can be read at {error.filename or folder}, found: {reason}; check "
+        "its permissions"
     ) from error

@@ -1,4 +1,6 @@
-"""Intervene: a picture's prediction and map with some heads and some patches switched off, by replay."""
+"""Intervene: a picture's prediction and map with some heads and some patches switched off, by
+replay.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -46,7 +48,9 @@ _SCRIPT: Final = (Path(__file__).parent / "board.js").read_text(encoding="utf-8"
 
 @dataclass(frozen=True)
 class Switches:
-    """What of a model can be switched off: its heads; and patches, on a grid (rows, columns), or why none can be."""
+    """What of a model can be switched off: its heads; and patches, on a grid (rows, columns), or
+    why none can be.
+    """
 
     heads: tuple[Head, ...]
     grid: tuple[int, int] | None
@@ -55,15 +59,17 @@ class Switches:
 
 @dataclass(frozen=True)
 class Off:
-    """What is switched off. heads: whose output is zero; patches: to which no token attends in any layer, numbered row
-    by row."""
+    """What is switched off. heads: whose output is zero; patches: to which no token attends in any
+    layer, numbered row by row.
+    """
 
     heads: tuple[Head, ...] = ()
     patches: tuple[int, ...] = ()
 
 
 def switches_of(model: Model) -> Switches:
-    """Return what can be switched off. Raises UnsupportedError for a model without heads that can."""
+    """Return what can be switched off. Raises UnsupportedError for a model without heads that
+    can."""
     require_heads(model)
     heads = tuple((unit.layer, unit.head or 0) for unit in units_of(model, kinds=("head",)))
     try:
@@ -83,7 +89,9 @@ def read_off(data: object, switches: Switches) -> Off:
     try:
         sent = msgspec.convert(data, Off)
     except msgspec.ValidationError as error:
-        raise InputError(f"expected heads and patches to switch off, found {error}; load the page again") from error
+        raise InputError(
+            f"expected heads and patches to switch off, found {error}; load the page again"
+        ) from error
     heads = tuple(sorted(set(sent.heads)))
     patches = tuple(sorted(set(sent.patches)))
     rows, columns = switches.grid or (0, 0)
@@ -92,9 +100,12 @@ def read_off(data: object, switches: Switches) -> Off:
     if unknown:
         numbers = sorted({layer for layer, _ in switches.heads})
         most = 1 + max(head for _, head in switches.heads)
-        layers = f"layers {numbers_text(numbers)}" if is_sparse(numbers) else f"{len(numbers)} layers"
+        layers = (
+            f"layers {numbers_text(numbers)}" if is_sparse(numbers) else f"{len(numbers)} layers"
+        )
         raise InputError(
-            f"expected heads and patches of this model ({layers} of at most {most} heads, {rows}x{columns} "
+            f"expected heads and patches of this model ({layers} of at most {most} heads, "
+            f"{rows}x{columns} "
             f"patches), found {unknown[0]}; choose the model again"
         )
     return Off(heads, patches)
@@ -102,15 +113,21 @@ def read_off(data: object, switches: Switches) -> Off:
 
 def changes_of(model: Model, off: Off) -> Changes:
     """Return the changes by place, as `vitlens.intervene` and `vitlens.replay` take them."""
-    changes: dict[str, Change] = {f"blocks.{layer}.head.{head}": "zero" for layer, head in off.heads}
+    changes: dict[str, Change] = {
+        f"blocks.{layer}.head.{head}": "zero" for layer, head in off.heads
+    }
     if off.patches:
         first = len(model.layout.prefix)
-        changes["blocks.*.attention.weights"] = vitlens.KnockOut(keys=tuple(first + patch for patch in off.patches))
+        changes["blocks.*.attention.weights"] = vitlens.KnockOut(
+            keys=tuple(first + patch for patch in off.patches)
+        )
     return changes
 
 
 def live_method(model: Model) -> str:
-    """Return the first method by preference of at most _LIVE passes, as its map answers every click."""
+    """Return the first method by preference of at most _LIVE passes, as its map answers every
+    click.
+    """
     quick = (
         name
         for name in preferred_methods(model, _RANKED)
@@ -120,11 +137,17 @@ def live_method(model: Model) -> str:
 
 
 def answered(
-    model: Model, picture: Picture, off: Off, switches: Switches, *, whole: kept.DemoRecord | None = None
+    model: Model,
+    picture: Picture,
+    off: Off,
+    switches: Switches,
+    *,
+    whole: kept.DemoRecord | None = None,
 ) -> kept.DemoRecord:
     """Return the prediction and the map of the class predicted at first, before and after.
 
-    whole: the answer of this model and picture with nothing off, whose map is then not computed again.
+    whole: the answer of this model and picture with nothing off, whose map is then not computed
+    again.
     """
     images = picture.images(model)
     changes = changes_of(model, off)
@@ -162,26 +185,40 @@ def answered(
     return kept.DemoRecord(
         intervened=(row,),
         heads_off=tuple(kept.HeadOffRow(*head) for head in off.heads),
-        patches_off=tuple(kept.PatchOffRow(*divmod(patch, columns), prefix + patch) for patch in off.patches),
+        patches_off=tuple(
+            kept.PatchOffRow(*divmod(patch, columns), prefix + patch) for patch in off.patches
+        ),
         classes=_changed_classes(model, before, after),
         maps=kept.IntervenedArrays(picture.pixels[model.alias].numpy(), first, then),
     )
 
 
-def _changed_classes(model: Model, before: Tensor, after: Tensor) -> tuple[kept.ChangedClassRow, ...]:
-    """Return the most probable classes before a change, and that after it, from the logits (classes,) of both."""
-    leading = dict.fromkeys((*before.topk(min(_LEADING, len(before))).indices.tolist(), int(after.argmax())))
+def _changed_classes(
+    model: Model, before: Tensor, after: Tensor
+) -> tuple[kept.ChangedClassRow, ...]:
+    """Return the most probable classes before a change, and that after it, from the logits
+    (classes,) of both.
+    """
+    leading = dict.fromkeys(
+        (*before.topk(min(_LEADING, len(before))).indices.tolist(), int(after.argmax()))
+    )
     values = (before, after, before.softmax(-1), after.softmax(-1))
-    return tuple(kept.ChangedClassRow(model.classes[at], *(float(each[at]) for each in values)) for at in leading)
+    return tuple(
+        kept.ChangedClassRow(model.classes[at], *(float(each[at]) for each in values))
+        for at in leading
+    )
 
 
 def words_of(model: Model, examples: Sequence[Picture]) -> dict[Head, str]:
-    """Return what each head attends by, looks at and writes: by scenes of digits where the model knows these, else by
-    the examples without the third word, and of fewer than eight without the first; nothing where heads have no words.
+    """Return what each head attends by, looks at and writes: by scenes of digits where the model
+    knows these, else by the examples without the third word, and of fewer than eight without the
+    first; nothing where heads have no words.
     """
     with suppress(InputError, UnsupportedError):
         if model.classes == DIGITS:
-            split = vitlens.load_data("digits", part="test", preprocessing=model.preprocessing, limit=_NAMED)
+            split = vitlens.load_data(
+                "digits", part="test", preprocessing=model.preprocessing, limit=_NAMED
+            )
             found = vitlens.name_heads(model, split)
         else:
             found = vitlens.name_heads(model, torch.cat([each.images(model) for each in examples]))
@@ -189,9 +226,12 @@ def words_of(model: Model, examples: Sequence[Picture]) -> dict[Head, str]:
     return {}
 
 
-def board_html(model: Model, picture: Picture, switches: Switches, words: Mapping[Head, str]) -> str:
-    """Everything on: a button a head, with its attention on the picture and its words, and a button a patch over the
-    picture, which board.js makes lively."""
+def board_html(
+    model: Model, picture: Picture, switches: Switches, words: Mapping[Head, str]
+) -> str:
+    """Everything on: a button a head, with its attention on the picture and its words, and a button
+    a patch over the picture, which board.js makes lively.
+    """
     maps = attention_maps(model, picture.images(model)) if require_maps.is_met(model) else ()
     attention = {
         (layer.site.layer, head): values.double().cpu().numpy()
@@ -203,11 +243,19 @@ def board_html(model: Model, picture: Picture, switches: Switches, words: Mappin
         for head, values in attention.items()
     }
     layers = [
-        (layer, [(head, drawn.get((layer, head), ""), words.get((layer, head), "")) for _, head in heads])
+        (
+            layer,
+            [
+                (head, drawn.get((layer, head), ""), words.get((layer, head), ""))
+                for _, head in heads
+            ],
+        )
         for layer, heads in groupby(sorted(switches.heads), key=lambda each: each[0])
     ]
     shown = embedded(enlarged(picture.array(model)))
-    return str(pieces.board(board_key(model, picture), switches.grid, switches.reason, shown, layers))
+    return str(
+        pieces.board(board_key(model, picture), switches.grid, switches.reason, shown, layers)
+    )
 
 
 def board_key(model: Model, picture: Picture) -> str:
@@ -216,9 +264,13 @@ def board_key(model: Model, picture: Picture) -> str:
 
 
 def write_intervened(job: Job, *, off: object, whole: kept.DemoRecord | None = None) -> Path:
-    """Return the report of a picture with heads and patches off, as a browser says; whole: as for `answered`."""
+    """Return the report of a picture with heads and patches off, as a browser says; whole: as for
+    `answered`.
+    """
     switches = switches_of(job.model)
-    return write_record(answered(job.model, job.picture, read_off(off, switches), switches, whole=whole), job)
+    return write_record(
+        answered(job.model, job.picture, read_off(off, switches), switches, whole=whole), job
+    )
 
 
 def write_record(record: kept.DemoRecord, job: Job) -> Path:
@@ -234,15 +286,21 @@ def write_record(record: kept.DemoRecord, job: Job) -> Path:
 
 
 def intervene_tab(here: Here) -> Tab:
-    """Return a board of heads and a picture of patches to switch off; the prediction and its map answer."""
+    """Return a board of heads and a picture of patches to switch off; the prediction and its map
+    answer.
+    """
     import gradio
 
     with gradio.Row():
         with gradio.Column(scale=2, min_width=300):
-            board = gradio.HTML(elem_id="intervene-board", apply_default_css=False, js_on_load=_SCRIPT)
+            board = gradio.HTML(
+                elem_id="intervene-board", apply_default_css=False, js_on_load=_SCRIPT
+            )
         with gradio.Column(scale=3, min_width=280):
             result = Result.placed("intervene")
-    whole = gradio.State({})  # by the board's key: what the model says of the picture with nothing off
+    whole = gradio.State(
+        {}
+    )  # by the board's key: what the model says of the picture with nothing off
     outputs = (board, *result.components, whole)
 
     def refresh(now: Asked) -> Updates:
@@ -260,8 +318,12 @@ def intervene_tab(here: Here) -> Tab:
     def switched(now: Asked, known: dict[str, kept.DemoRecord]) -> Updates:
         key = board_key(here.site.pool.model(now.alias), now.picture)
         if isinstance(now.data, dict) and now.data.get("board", key) != key:
-            raise OutdatedError("expected a click on the board of this picture and model, found one on another's")
-        return here.report(now, result, partial(write_intervened, off=now.data, whole=known.get(key)))
+            raise OutdatedError(
+                "expected a click on the board of this picture and model, found one on another's"
+            )
+        return here.report(
+            now, result, partial(write_intervened, off=now.data, whole=known.get(key))
+        )
 
     here.on(board.switched, switched, (whole,), result.components)
     return Tab(here.tab, (), outputs, refresh)

@@ -37,25 +37,38 @@ _PICK: Final = """element.addEventListener("click", (event) => {
   if (button) trigger("picked", { number: Number(button.dataset.example) });
 });"""
 _UPLOAD: Final = (Path(__file__).parent / "upload.js").read_text(encoding="utf-8")
-# by default gradio drops an event while an earlier one of the same control is under way: a tab would stay as it was
+# by default gradio drops an event while an earlier one of the same control is under way: a tab
+# would stay as it was
 _QUICK: Final = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "multiple"}
-_TABS: Final = {"Look": look_tab, "Explain": explain_tab, "Break": attack_tab, "Intervene": intervene_tab}
+_TABS: Final = {
+    "Look": look_tab,
+    "Explain": explain_tab,
+    "Break": attack_tab,
+    "Intervene": intervene_tab,
+}
 _TITLE: Final = (
-    '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '
+    '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers '
+    "and heads count from 0 "
     "(L3.H7). Each tab runs a command and shows its report. Runs on this machine alone.</p></div>"
 )
 _LIMITS: Final = (
-    f"Limits: files of at most {UPLOAD_BYTES // 1_000_000} MB and {PIXEL_LIMIT // 1_000_000} megapixels, the first "
-    f"frame of an animation, maps and attacks of at most {PASSES} passes of the model. The page answers one visitor at "
-    f"a time: a request waits for at most {WAITING:.0f} s, and is stopped after {RUNNING:.0f} s of computing. What you "
-    "upload is read once and its file deleted at once; the pixels stay in memory for this session, at most "
+    f"Limits: files of at most {UPLOAD_BYTES // 1_000_000} MB and {PIXEL_LIMIT // 1_000_000} "
+    "megapixels, the first "
+    f"frame of an animation, maps and attacks of at most {PASSES} passes of the model. The page "
+    "answers one visitor at "
+    f"a time: a request waits for at most {WAITING:.0f} s, and is stopped after {RUNNING:.0f} s of "
+    "computing. What you "
+    "upload is read once and its file deleted at once; the pixels stay in memory for this session, "
+    "at most "
     f"{KEPT // 60} minutes after its last change, and its reports until its tab is closed."
 )
 
 
 def build(site: DemoSite, cache: Path) -> Any:
     """Return the page of gradio, not yet served; cache: where gradio keeps files of this page."""
-    with gradio.Blocks(title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, KEPT)) as page:
+    with gradio.Blocks(
+        title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, KEPT)
+    ) as page:
         gradio.HTML(_TITLE)
         picture, alias, *shown = _choice(site)
         active = gradio.State("Look")
@@ -78,15 +91,21 @@ def build(site: DemoSite, cache: Path) -> Any:
 
 
 def _choice(site: DemoSite) -> tuple[Component, ...]:
-    """Return what a visitor chooses: the picture (a State), the model, an upload or an example, and what is shown of
-    it."""
+    """Return what a visitor chooses: the picture (a State), the model, an upload or an example, and
+    what is shown of it.
+    """
     picture = gradio.State(None, time_to_live=KEPT)
     with gradio.Row(equal_height=False):
         with gradio.Column(scale=3, min_width=300):
-            alias = gradio.Radio(list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model")
+            alias = gradio.Radio(
+                list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model"
+            )
             shown = [(each.name, _drawn(each, site, most=96).uri) for each in site.examples]
             gallery = gradio.HTML(
-                str(pieces.gallery(shown)), elem_id="examples", apply_default_css=False, js_on_load=_PICK
+                str(pieces.gallery(shown)),
+                elem_id="examples",
+                apply_default_css=False,
+                js_on_load=_PICK,
             )
         with gradio.Column(scale=1, min_width=140):
             upload = gradio.File(label="Your picture", elem_id="upload", height=172)
@@ -105,7 +124,8 @@ def _selected(event: gradio.SelectData) -> str:
 
 
 def _refreshing(parts: Sequence[Tab], here: Here, active: Component) -> dict[str, Any]:
-    """Return the handler that shows the picture in the tab that is open, with its inputs and outputs.
+    """Return the handler that shows the picture in the tab that is open, with its inputs and
+    outputs.
 
     A tab that is opened again keeps what was done in it.
     """
@@ -132,15 +152,29 @@ def _refreshing(parts: Sequence[Tab], here: Here, active: Component) -> dict[str
                 return {**part.refresh(asked, *values[start:end]), drawn: {**seen, active: wanted}}
         raise UnknownNameError("tab of this page", active, [part.name for part in parts])
 
-    inputs = [here.picture, here.alias, here.newest, active, drawn, *(each for part in parts for each in part.inputs)]
+    inputs = [
+        here.picture,
+        here.alias,
+        here.newest,
+        active,
+        drawn,
+        *(each for part in parts for each in part.inputs),
+    ]
     outputs = [drawn, *dict.fromkeys(each for part in parts for each in part.outputs)]
     return {"fn": refresh, "inputs": inputs, "outputs": outputs, **EVENT}
 
 
 def _connect(
-    here: Here, page: Any, upload: Component, gallery: Component, card: Component, *, refresh: dict[str, Any]
+    here: Here,
+    page: Any,
+    upload: Component,
+    gallery: Component,
+    card: Component,
+    *,
+    refresh: dict[str, Any],
 ) -> None:
-    """Make uploads and examples the picture that the open tab shows; the same with another model."""
+    """Make uploads and examples the picture that the open tab shows; the same with another
+    model."""
     site = here.site
     picture = here.picture
     models = here.site.pool.models
@@ -153,7 +187,9 @@ def _connect(
     @told
     def of(number: int) -> Updates:
         if not 0 <= number < len(site.examples):
-            raise DataError(f"expected an example from 0 to {len(site.examples) - 1}, found {number}")
+            raise DataError(
+                f"expected an example from 0 to {len(site.examples) - 1}, found {number}"
+            )
         own = site.examples[number]
         return {picture: own, card: str(pieces.card(own, _drawn(own, site)))}
 

@@ -28,8 +28,10 @@ _PHOTOGRAPHS: Final = {"china.jpg": "daniel.buechele, CC BY 2.0", "flower.jpg": 
 
 @dataclass(frozen=True, eq=False)  # pixels are not compared
 class Picture:
-    """One picture. key: of no other picture; name: of its file; note: what was done to it, "" where nothing was;
-    pixels: (1, 3, height, width) uint8, by the alias of the model that they were resized for."""
+    """One picture. key: of no other picture; name: of its file; note: what was done to it, "" where
+    nothing was; pixels: (1, 3, height, width) uint8, by the alias of the model that they were
+    resized for.
+    """
 
     key: str
     name: str
@@ -49,7 +51,16 @@ class Picture:
         pixels = self.pixels[model.alias]
         size = int(pixels.shape[2]), int(pixels.shape[3])
         notes = (self.note,) if self.note else ()
-        return Split("images", "test", InMemory(pixels), size, (), files=(self.name,), title="images", notes=notes)
+        return Split(
+            "images",
+            "test",
+            InMemory(pixels),
+            size,
+            (),
+            files=(self.name,),
+            title="images",
+            notes=notes,
+        )
 
 
 def embedded(pixels: NDArray[np.floating[Any]], *, most: int = MOST) -> Embedded:
@@ -58,7 +69,8 @@ def embedded(pixels: NDArray[np.floating[Any]], *, most: int = MOST) -> Embedded
 
 
 def read_upload(path: Path, models: Sequence[Model]) -> Picture:
-    """Return the picture of an uploaded file, which is deleted, whatever comes of it; called inside `quiet_pillow`.
+    """Return the picture of an uploaded file, which is deleted, whatever comes of it; called inside
+    `quiet_pillow`.
 
     Raises DataError, in one line, for a file that is too large or no image.
     """
@@ -75,7 +87,8 @@ def require_size(size: int) -> None:
     """Raise DataError for a file of more bytes than one may upload."""
     if size > UPLOAD_BYTES:
         raise DataError(
-            f"expected a file of at most {UPLOAD_BYTES // 1_000_000} MB, found {size / 1e6:.1f} MB; save the picture "
+            f"expected a file of at most {UPLOAD_BYTES // 1_000_000} MB, found {size / 1e6:.1f} "
+            "MB; save the picture "
             "smaller, or as JPEG"
         )
 
@@ -84,12 +97,17 @@ def _read(path: Path, models: Sequence[Model], name: str = "") -> Picture:
     """Return the picture in a file. Raises UnreadableError."""
     decoded = {model.alias: decode(path, model.preprocessing) for model in models}
     note = next(iter(decoded.values()))[1].note or ""
-    return Picture(uuid4().hex, name or path.name, note, {alias: each[0][None] for alias, each in decoded.items()})
+    return Picture(
+        uuid4().hex,
+        name or path.name,
+        note,
+        {alias: each[0][None] for alias, each in decoded.items()},
+    )
 
 
 def examples(given: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ...]:
-    """Return the images of --images, at most EXAMPLES; else scenes of digits and photographs, as the models know them;
-    called inside `quiet_pillow`.
+    """Return the images of --images, at most EXAMPLES; else scenes of digits and photographs, as
+    the models know them; called inside `quiet_pillow`.
 
     Raises DataError for a path that does not exist, and where none of the files can be read.
     """
@@ -121,5 +139,7 @@ def _of_files(paths: Sequence[Path], models: Sequence[Model]) -> tuple[Picture, 
         except UnreadableError as reason:
             reasons.append(f"{path.name}: {reason}")
     if not found:
-        raise DataError(f"expected at least one image for --images, found none: {'; '.join(reasons[:3])}")
+        raise DataError(
+            f"expected at least one image for --images, found none: {'; '.join(reasons[:3])}"
+        )
     return tuple(found[:EXAMPLES])

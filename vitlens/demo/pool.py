@@ -1,5 +1,6 @@
-"""The models of the page, which answer one request at a time: a changed model must not answer another visitor, and
-figures are drawn one at a time."""
+"""The models of the page, which answer one request at a time: a changed model must not answer
+another visitor, and figures are drawn one at a time.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from vitlens.errors import RunError, UnknownNameError
 from vitlens.models.model import Model
 
 WAITING: Final = 90.0  # seconds that a request waits for its turn
-RUNNING: Final = 60.0  # seconds that a request then computes; it is stopped at the next block of a model, or figure
+# seconds that a request then computes; it is stopped at the next block of a model, or figure
+RUNNING: Final = 60.0
 
 
 class BusyError(RunError):
@@ -21,15 +23,18 @@ class BusyError(RunError):
 
 
 class OutdatedError(RunError):
-    """A request that a newer one of the same visitor has replaced while it waited: nothing is shown of it."""
+    """A request that a newer one of the same visitor has replaced while it waited: nothing is shown
+    of it.
+    """
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Models with classifiers, of which one request at a time has its turn, in the order in which requests came.
+    """Models with classifiers, of which one request at a time has its turn, in the order in which
+    requests came.
 
-    waiting: seconds that a request waits for it; running: seconds for which it may compute then. Raises
-    UnsupportedError for a model without a classifier.
+    waiting: seconds that a request waits for it; running: seconds for which it may compute then.
+    Raises UnsupportedError for a model without a classifier.
     """
 
     models: tuple[Model, ...]
@@ -58,8 +63,8 @@ class Pool:
     def turn(self, alias: str, wanted: Callable[[], bool] = lambda: True) -> Iterator[Model]:
         """Inside, it is this request's turn with this model. wanted: whether its answer still is.
 
-        Raises BusyError after `waiting` seconds, OutdatedError where the answer is no longer wanted then, and inside,
-        at a pass of the model, TooLongError after `running` seconds.
+        Raises BusyError after `waiting` seconds, OutdatedError where the answer is no longer wanted
+        then, and inside, at a pass of the model, TooLongError after `running` seconds.
         """
         model = self.model(alias)
         request = object()
@@ -68,7 +73,11 @@ class Pool:
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: self._requests[0] is request, self.waiting):
-                    words = f"its turn within {self.waiting:.0f} s, found the page busy with other visitors; try again"
+                    words = (
+                        f"its turn within {self.waiting:.0f} s, found the page busy with "
+                        "other "
+                        "visitors; try again"
+                    )
                     raise BusyError(f"expected {words}")
             if not wanted():
                 raise OutdatedError("expected the newest request of its tab, found an earlier one")

@@ -1,4 +1,6 @@
-"""What a visitor of `vitlens demo` sees in Intervene, and exports. Layers, heads and patches count from 0."""
+"""What a visitor of `vitlens demo` sees in Intervene, and exports. Layers, heads and patches count
+from 0.
+"""
 
 from dataclasses import dataclass
 
@@ -8,9 +10,11 @@ from vitlens.record import OfModel, Record, arrays, col, head_name, table
 
 @dataclass(frozen=True)
 class IntervenedRow(OfModel):
-    """One image with heads and patches off. target: the class predicted with everything on, with its logits; predicted:
-    the class predicted then; method, title, signed: of the maps of the target; grid: rows and columns of the patches,
-    None where none can be switched off; exact: whether replay was exact, else `note` says why not."""
+    """One image with heads and patches off. target: the class predicted with everything on, with
+    its logits; predicted: the class predicted then; method, title, signed: of the maps of the
+    target; grid: rows and columns of the patches, None where none can be switched off; exact:
+    whether replay was exact, else `note` says why not.
+    """
 
     image: str = col("image")
     target: str = col("predicted with everything on")
@@ -57,7 +61,9 @@ class ChangedClassRow:
 
 @dataclass(frozen=True)
 class IntervenedArrays:
-    """pixels: the image as the model saw it; before, after: the maps of the target (rows, columns), raw."""
+    """pixels: the image as the model saw it; before, after: the maps of the target (rows, columns),
+    raw.
+    """
 
     pixels: Pixels
     before: Matrix

@@ -23,10 +23,14 @@ def claims(record: DemoRecord) -> Iterator[Claim]:
     kept = row.predicted == row.target
     verb = "still predicts" if kept and off else "predicts"
     says = say(
-        "{% if off %}Without {{ off }} the prediction {% if kept %}stays {{ row.target }}: its logit{% else %}"
-        "becomes {{ row.predicted }}, was {{ row.target }}: the logit of the latter{% endif %} goes from "
-        "{{ row.logit_before|number(2) }} to {{ row.logit_after|number(2) }} ({{ gain }}).{% else %}Nothing is "
-        "off: {{ row.model }} predicts {{ row.target }} (logit {{ row.logit_before|number(2) }}).{% endif %}",
+        "{% if off %}Without {{ off }} the prediction {% if kept %}stays {{ row.target }}: its "
+        "logit{% else %}"
+        "becomes {{ row.predicted }}, was {{ row.target }}: the logit of the latter{% endif %} "
+        "goes from "
+        "{{ row.logit_before|number(2) }} to {{ row.logit_after|number(2) }} "
+        "({{ gain }}).{% else %}Nothing is "
+        "off: {{ row.model }} predicts {{ row.target }} (logit "
+        "{{ row.logit_before|number(2) }}).{% endif %}",
         row=row,
         off=off,
         kept=kept,
@@ -38,7 +42,15 @@ def claims(record: DemoRecord) -> Iterator[Claim]:
         verb=verb,
         off=off_words(record, most=1),
     )
-    yield Claim("prediction", row.model, says, title, kind="answer", evidence="intervened", place="intervened")
+    yield Claim(
+        "prediction",
+        row.model,
+        says,
+        title,
+        kind="answer",
+        evidence="intervened",
+        place="intervened",
+    )
 
 
 def off_words(record: DemoRecord, most: int = _NAMED) -> str:
@@ -49,7 +61,9 @@ def off_words(record: DemoRecord, most: int = _NAMED) -> str:
     if most == 1 and more > 0:
         parts = [f"{len(heads)} heads"]
     else:
-        parts = [f"{', '.join(heads[:most])}{f' and {more} more' if more > 0 else ''}"] if heads else []
+        parts = (
+            [f"{', '.join(heads[:most])}{f' and {more} more' if more > 0 else ''}"] if heads else []
+        )
     parts += [f"{patches} patch{'es' if patches > 1 else ''}"] if patches else []
     return listed(parts) if parts else ""
 
@@ -61,11 +75,13 @@ def unknown(record: DemoRecord) -> Iterator[str]:
         yield say("The prediction without what is off is not exact: {{ row.note|whole }}.", row=row)
     yield "This is one image: `vitlens ablate` measures heads on many, one by one and in pairs."
     yield (
-        "Zero is far from any output of a head that later layers have seen, so effects are overstated; effects of "
+        "Zero is far from any output of a head that later layers have seen, so effects are "
+        "overstated; effects of "
         "several heads do not add up."
     )
     yield say(
-        "The maps of {{ row.title|whole }} were not checked on this model: whether they show what the prediction "
+        "The maps of {{ row.title|whole }} were not checked on this model: whether they show what "
+        "the prediction "
         "depends on, `vitlens explain --verify` tests.",
         row=row,
     )
@@ -82,7 +98,8 @@ def in_python(record: DemoRecord) -> str:
     line = Marked(f"`vitlens.replay(model, images).run([{{{', '.join(changes)}}}])`")
     listed_ = Marked("; ".join(f"{each.row}, {each.column}" for each in patches[:_LISTED]))
     return say(
-        "{{ line }} gives the logits.{% if patches %} The patches that are off, by row and column: {{ listed }}"
+        "{{ line }} gives the logits.{% if patches %} The patches that are off, by row and column: "
+        "{{ listed }}"
         "{% if more %}; and others, in `tables/patches_off.csv`{% endif %}.{% endif %}",
         line=line,
         patches=patches,
@@ -101,7 +118,10 @@ def _draw_intervened(record: DemoRecord, title: str) -> Figure:
         across = slice(width * patch.column // columns, width * (patch.column + 1) // columns)
         pixels[:, :, down, across] = 0.5
     cells = [Picture(pixels[0], column="image", below=row.image)]
-    for name, values in ((f"{row.title} before", arrays.before), (f"{row.title} after", arrays.after)):
+    for name, values in (
+        (f"{row.title} before", arrays.before),
+        (f"{row.title} after", arrays.after),
+    ):
         cells.append(Picture(pixels[0], np.asarray(values, float), column=name, signed=row.signed))
     return images()(cells, title)
 
@@ -114,7 +134,8 @@ REPORT: Final = Report(
     picture=Chart(
         "intervened",
         _draw_intervened,
-        "The image{% if record.patches_off %}, in grey where patches are off,{% endif %} and where the evidence for "
+        "The image{% if record.patches_off %}, in grey where patches are off,{% endif %} and where "
+        "the evidence for "
         "{{ record.intervened[0].target }} lies, before and after. "
         "Compare places, not amounts: each map has its own maximum.",
         title="{{ record.intervened[0].model }}: {{ record.intervened[0].title|whole }} for "

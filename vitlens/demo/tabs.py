@@ -21,7 +21,8 @@ from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, open_slide
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
 
-PASSES: Final = 100  # passes of the model that one map or one attack takes; slower ones are for the command line
+# passes of the model that one map or one attack takes; slower ones are for the command line
+PASSES: Final = 100
 MOST: Final = 16.0  # of an epsilon, in steps of an 8-bit pixel
 PREDICTED: Final = "the predicted class"
 _EPSILON: Final = 4.0
@@ -47,9 +48,13 @@ def look_tab(here: Here) -> Tab:
 
 
 def offered_methods(model: Model) -> tuple[str, ...]:
-    """Return the methods that a page can run: those that the model supports in at most PASSES passes."""
+    """Return the methods that a page can run: those that the model supports in at most PASSES
+    passes.
+    """
     return tuple(
-        name for name in methods_for(model) if ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards <= PASSES
+        name
+        for name in methods_for(model)
+        if ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards <= PASSES
     )
 
 
@@ -61,7 +66,9 @@ def class_choices(model: Model, picture: Picture) -> list[str]:
 
 
 def lacks_class(target: str, left: Model, right: Model) -> bool:
-    """Return True if the right model has no class of this name. Raises UnknownNameError where the left one has none."""
+    """Return True if the right model has no class of this name. Raises UnknownNameError where the
+    left one has none.
+    """
     if target in ("", PREDICTED):
         return False
     class_index(target, left.classes)
@@ -69,7 +76,9 @@ def lacks_class(target: str, left: Model, right: Model) -> bool:
         class_index(target, right.classes)
     except InputError:
         return True
-    return target in left.classes and target not in right.classes  # the index of another, where names are digits
+    return (
+        target in left.classes and target not in right.classes
+    )  # the index of another, where names are digits
 
 
 def write_explain(job: Job, *, method: str, target: str) -> Path | None:
@@ -77,12 +86,16 @@ def write_explain(job: Job, *, method: str, target: str) -> Path | None:
     wanted = "predicted" if target in ("", PREDICTED) else target
     more = () if wanted == "predicted" else ("--target", wanted)
     run = job.typed("explain", job.name, "--images", job.picture.name, "--method", method, *more)
-    options = ExplainOptions(models=(job.name,), images=(job.picture.name,), method=(method,), target=wanted, run=run)
+    options = ExplainOptions(
+        models=(job.name,), images=(job.picture.name,), method=(method,), target=wanted, run=run
+    )
     return measure_explain(options, (job.model,), [job.picture.split(job.model)])
 
 
 def explain_tab(here: Here) -> Tab:
-    """Return the map of a class by two methods side by side; the left one of the page's model, the right one of any."""
+    """Return the map of a class by two methods side by side; the left one of the page's model, the
+    right one of any.
+    """
     import gradio
 
     pool = here.site.pool
@@ -90,7 +103,9 @@ def explain_tab(here: Here) -> Tab:
     second = pool.models[min(1, len(pool.models) - 1)]
 
     def choice(model: Model, name: str = "", *, best: int = 0) -> dict[str, Any]:
-        """Return the methods of a model to choose from, and the one of this name, or else its best or second best."""
+        """Return the methods of a model to choose from, and the one of this name, or else its best
+        or second best.
+        """
         offered = offered_methods(model)
         preferred = list(dict.fromkeys((*preferred_methods(model, 2), *offered)))
         value = name if name in offered else preferred[min(best, len(preferred) - 1)]
@@ -110,7 +125,11 @@ def explain_tab(here: Here) -> Tab:
         with gradio.Column(min_width=280):
             with gradio.Row():
                 other = gradio.Dropdown(
-                    list(pool.aliases), value=second.alias, label="Right: model", elem_id="explain-model", min_width=120
+                    list(pool.aliases),
+                    value=second.alias,
+                    label="Right: model",
+                    elem_id="explain-model",
+                    min_width=120,
                 )
                 right = gradio.Dropdown(
                     **choice(second, best=int(first is second)),
@@ -125,7 +144,11 @@ def explain_tab(here: Here) -> Tab:
     def shown(now: Asked, method: str, alias: str, second_method: str, wanted: str) -> Updates:
         """Return both reports; of a right model without this class, of the one that it predicts."""
         lacks = lacks_class(wanted, pool.model(now.alias), pool.model(alias))
-        note = f"{alias} has no class {wanted!r}: the class that it predicts is explained." if lacks else ""
+        note = (
+            f"{alias} has no class {wanted!r}: the class that it predicts is explained."
+            if lacks
+            else ""
+        )
         beside = partial(write_explain, method=second_method, target=PREDICTED if lacks else wanted)
         return {
             **here.report(now, one, partial(write_explain, method=method, target=wanted)),
@@ -133,18 +156,26 @@ def explain_tab(here: Here) -> Tab:
         }
 
     def refresh(now: Asked, method: str, alias: str, second_method: str, _: str) -> Updates:
-        """Another picture or model: other classes to choose from, and methods that the model has."""
+        """Another picture or model: other classes to choose from, and methods that the model
+        has."""
         with pool.turn(now.alias, now.wanted) as model:
             classes = class_choices(model, now.picture)
             methods = choice(model, method)
         reports = shown(now, methods["value"], alias, second_method, PREDICTED)
-        return {**reports, target: gradio.Dropdown(classes, value=PREDICTED), left: gradio.Dropdown(**methods)}
+        return {
+            **reports,
+            target: gradio.Dropdown(classes, value=PREDICTED),
+            left: gradio.Dropdown(**methods),
+        }
 
     def another(now: Asked, method: str, alias: str, second_method: str, wanted: str) -> Updates:
         """Another model on the right: its methods."""
         with pool.turn(alias, now.wanted) as model:
             methods = choice(model, second_method)
-        return {**shown(now, method, alias, methods["value"], wanted), right: gradio.Dropdown(**methods)}
+        return {
+            **shown(now, method, alias, methods["value"], wanted),
+            right: gradio.Dropdown(**methods),
+        }
 
     for control in (left, right, target):
         here.on(control.input, shown, inputs, results)
@@ -157,23 +188,39 @@ def offered_attacks() -> tuple[Attack, ...]:
     return tuple(
         attack
         for attack in ATTACKS.values()
-        if attack.norm == "linf" and attack.kind == "budget" and not attack.members and attack.passes() <= PASSES
+        if attack.norm == "linf"
+        and attack.kind == "budget"
+        and not attack.members
+        and attack.passes() <= PASSES
     )
 
 
 def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
     """Return the report of `vitlens attack`; epsilon: in 1/255.
 
-    Raises UnknownNameError for an attack that is not offered, InputError for an epsilon outside 0 to MOST.
+    Raises UnknownNameError for an attack that is not offered, InputError for an epsilon outside 0
+    to MOST.
     """
     if not 0 <= epsilon <= MOST:
         raise InputError(f"expected an epsilon from 0 to {MOST:g} (in 1/255), found {epsilon:g}")
     offered = [each.name for each in offered_attacks()]
     if attack not in offered:
-        raise UnknownNameError("attack on this page", attack, offered, hint="vitlens attack, which runs all of them")
+        raise UnknownNameError(
+            "attack on this page", attack, offered, hint="vitlens attack, which runs all of them"
+        )
     name = job.name
     file = job.picture.name
-    line = ("attack", name, "--images", file, "--predicted", "--attack", attack, "--epsilon", f"{epsilon:g}")
+    line = (
+        "attack",
+        name,
+        "--images",
+        file,
+        "--predicted",
+        "--attack",
+        attack,
+        "--epsilon",
+        f"{epsilon:g}",
+    )
     options = AttackOptions(
         models=(name,),
         images=(file,),
@@ -188,12 +235,17 @@ def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
 
 
 def attack_tab(here: Here) -> Tab:
-    """Return an attack on the prediction: the picture, the perturbation and the maps before and after."""
+    """Return an attack on the prediction: the picture, the perturbation and the maps before and
+    after.
+    """
     import gradio
 
     with gradio.Row():
         method = gradio.Dropdown(
-            [(f"{attack.title}: {attack.description}", attack.name) for attack in offered_attacks()],
+            [
+                (f"{attack.title}: {attack.description}", attack.name)
+                for attack in offered_attacks()
+            ],
             value=ATTACK,
             label="Attack",
             elem_id="break-attack",
@@ -208,7 +260,11 @@ def attack_tab(here: Here) -> Tab:
             elem_id="break-epsilon",
             scale=2,
         )
-    how = "An attack that fails proves nothing: vitlens attack runs stronger ones, on many images, with self-checks."
+    how = (
+        "An attack that fails proves nothing: vitlens attack runs stronger ones, on many "
+        "images, "
+        "with self-checks."
+    )
     gradio.HTML(str(pieces.sentence(how, "quiet")))
     result = Result.placed("break")
     inputs = (method, epsilon)

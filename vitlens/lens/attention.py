@@ -1,9 +1,10 @@
-"""Every attention call of a model, read or changed at any stage: one function mode, with a list of taps.
+"""Every attention call of a model, read or changed at any stage: one function mode, with a list of
+taps.
 
-Nearly all attention passes through F.scaled_dot_product_attention, F.multi_head_attention_forward or a softmax over
-(.., query, key). The mode is in force while the model runs and sees all three; forward hooks say which module is
-calling. The contexts of one model share its mode and put their taps on its list: changes of outer contexts come first,
-and readers see what is used in the end.
+Nearly all attention passes through F.scaled_dot_product_attention, F.multi_head_attention_forward
+or a softmax over (.., query, key). The mode is in force while the model runs and sees all three;
+forward hooks say which module is calling. The contexts of one model share its mode and put their
+taps on its list: changes of outer contexts come first, and readers see what is used in the end.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,7 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.lens.call import INPUTS, AttentionCall, AttentionInputs, Stage, attention_inputs, per_head
+from vitlens.lens.call import (
+    INPUTS,
+    AttentionCall,
+    AttentionInputs,
+    Stage,
+    attention_inputs,
+    per_head,
+)
 from vitlens.lens.site import Caller, Site, decide_kind, windows_of
 from vitlens.models.anatomy import read_attention
 from vitlens.models.attention import SOFTMAX, multi_head_attention, positional, softmax_or_zero
@@ -27,20 +35,25 @@ from vitlens.models.model import Model
 from vitlens.turns import turn
 
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
-Keep = Callable[[Tensor, int, int], Tensor]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
+Keep = Callable[
+    [Tensor, int, int], Tensor
+]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
 
 SITES: Final[Memo[tuple[Site, ...]]] = Memo()  # of each model, from its survey
-_SEEN: Final = frozenset({F.scaled_dot_product_attention, F.multi_head_attention_forward, F.linear, *SOFTMAX})
+_SEEN: Final = frozenset(
+    {F.scaled_dot_product_attention, F.multi_head_attention_forward, F.linear, *SOFTMAX}
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Tap:
     """What one context does in the attention of some modules (None: of all).
 
-    changes: by stage, of its tensor (calls, heads, ..); keep: which keys take part (True); joined: of the heads'
-    outputs concatenated, (calls, tokens, heads x head_dim), before the output projection; read: gets every call once it
-    is computed, after all changes, and its scores where it was not fused; explicit: attention as matrix products, so
-    that the weights are in the autograd graph.
+    changes: by stage, of its tensor (calls, heads, ..); keep: which keys take part (True); joined:
+    of the heads' outputs concatenated, (calls, tokens, heads x head_dim), before the output
+    projection; read: gets every call once it is computed, after all changes, and its scores where
+    it was not fused; explicit: attention as matrix products, so that the weights are in the
+    autograd graph.
     """
 
     modules: Collection[str] | None = None
@@ -52,9 +65,11 @@ class Tap:
 
 
 class AttentionMode(ScopedMode):
-    """Sees the attention of one model (a plain module's heads are read from its attributes); use through `tapped`.
+    """Sees the attention of one model (a plain module's heads are read from its attributes); use
+    through `tapped`.
 
-    root: the module of the model; images: in the forward pass; sites: of its calls that a tap has read.
+    root: the module of the model; images: in the forward pass; sites: of its calls that a tap has
+    read.
     """
 
     def __init__(self, model: Model | nn.Module) -> None:
@@ -84,7 +99,9 @@ class AttentionMode(ScopedMode):
             self._heads_axes[part.module] = part.heads_axis
             self._blocks_before[part.module] = part.blocks_before
 
-    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def intercept(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Change and report attention calls; pass every other call through."""
         if func not in _SEEN or not self._running:
             return func(*args, **kwargs)
@@ -119,7 +136,11 @@ class AttentionMode(ScopedMode):
         part = sum(site.module == module for site in self.sites)
         batch, heads, queries, keys = shape
         surveyed = self._surveyed_sites.get((module, part))
-        if surveyed is not None and (surveyed.heads, surveyed.queries, surveyed.keys) == (heads, queries, keys):
+        if surveyed is not None and (surveyed.heads, surveyed.queries, surveyed.keys) == (
+            heads,
+            queries,
+            keys,
+        ):
             self.sites.append(surveyed)
             return surveyed
         calls = max(batch // self.images, 1)
@@ -132,7 +153,9 @@ class AttentionMode(ScopedMode):
             patches = queries
             tokens = _tokens(entered, queries, self.images)
         channels = queries * heads in entered[1:]
-        kind = decide_kind(calls=calls, queries=patches, keys=keys, tokens=tokens, channels=channels)
+        kind = decide_kind(
+            calls=calls, queries=patches, keys=keys, tokens=tokens, channels=channels
+        )
         modules = {site.module for site in self.sites}
         layer = len(modules - {module}) + self._blocks_before.get(module, 0)
         self.sites.append(Site(layer, module, part, kind, heads, queries, keys, windows))
@@ -141,33 +164,45 @@ class AttentionMode(ScopedMode):
     def require_all_read(self) -> None:
         """Check after a forward pass that the weights of every attention module that ran were read.
 
-        Raises UnsupportedError for a model without softmax attention, LensError where some layers were missed.
+        Raises UnsupportedError for a model without softmax attention, LensError where some layers
+        were missed.
         """
         read = {site.module for site in self.sites}
         if not read:
             name = self.model.alias if isinstance(self.model, Model) else "the model"
-            raise UnsupportedError(f"expected softmax attention in the forward pass of {name}, found none")
+            raise UnsupportedError(
+                f"expected softmax attention in the forward pass of {name}, found none"
+            )
         silent = [name for name in self._ran if not _contains_any(name, read)]
         if silent:
             raise LensError(
                 f"expected weights from every attention layer, found none from {len(silent)} "
-                f"(first {silent[0]!r}); this family computes attention in a way that the lens does not support"
+                f"(first {silent[0]!r}); this family computes attention in a way that the lens "
+                "does not support"
             )
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Put the mode in force while the model runs, with hooks that follow which module is calling."""
+        """Put the mode in force while the model runs, with hooks that follow which module is
+        calling.
+        """
         with ExitStack() as stack:
             for name, module in self.root.named_modules():
                 if name and (name in self._heads or list(module.children())):
-                    entered = module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
+                    entered = module.register_forward_pre_hook(
+                        partial(self._enter, name), with_kwargs=True
+                    )
                     stack.callback(entered.remove)
-                    stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+                    stack.callback(
+                        module.register_forward_hook(self._leave, always_call=True).remove
+                    )
             # the taps change what it computes: see `is_tapped`
             stack.enter_context(overridden(self.root, self._around, equal=True))
             yield
 
-    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if not self.in_force:
             return
         self._running.append(Caller(name, module, _shape(args, kwargs)))
@@ -196,7 +231,9 @@ class AttentionMode(ScopedMode):
         return run
 
     def _caller(self) -> Caller:
-        """Return the module whose attention is computed: the innermost with heads, else the innermost."""
+        """Return the module whose attention is computed: the innermost with heads, else the
+        innermost.
+        """
         for caller in reversed(self._running):
             if caller.name in self._heads:
                 return caller
@@ -211,7 +248,8 @@ class AttentionMode(ScopedMode):
         return 1
 
     def _is_attention(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if a softmax in a module with heads is over the last axis of at least three."""
+        """Return True if a softmax in a module with heads is over the last axis of at least
+        three."""
         if name not in self._heads or not args:
             return False
         scores, *rest = args
@@ -268,12 +306,18 @@ class _Call:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Compute scaled dot-product attention, by its kernel where neither scores nor weights are changed."""
+        """Compute scaled dot-product attention, by its kernel where neither scores nor weights are
+        changed.
+        """
         axis = self._axis_before_windows(query)
         if axis is None:
-            return self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            return self._fused(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            )
         if attn_mask is not None:
-            attn_mask = self._windows_first(attn_mask.expand(*query.shape[:-1], key.shape[-2]), axis)
+            attn_mask = self._windows_first(
+                attn_mask.expand(*query.shape[:-1], key.shape[-2]), axis
+            )
         query = self._windows_first(query, axis)
         key = self._windows_first(key, axis)
         value = self._windows_first(value, axis)
@@ -281,7 +325,9 @@ class _Call:
         return _heads_first(output, axis)
 
     def _axis_before_windows(self, tensor: Tensor) -> int | None:
-        """Return the axis of the heads where they stand before windows (see `AttentionPart`); None elsewhere."""
+        """Return the axis of the heads where they stand before windows (see `AttentionPart`); None
+        elsewhere.
+        """
         if tensor.dim() == 4 and self.heads_axis == 0:
             return 0
         if tensor.dim() != 5 or self.heads_axis == 2:
@@ -306,13 +352,17 @@ class _Call:
         scale: float | None,
         enable_gqa: bool,
     ) -> Tensor:
-        original = attention_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads)
+        original = attention_inputs(
+            query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads
+        )
         inputs = self._change_inputs(original)
         keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
         masked = inputs if keep is None else replace(inputs, bias=_both(inputs.bias, keep))
         scored = None
         computed = None
-        if any(tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps):
+        if any(
+            tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps
+        ):
             scores = inputs.scores(slice(None))
             scored = self._scores(scores, keep)
             plain = scored is scores and inputs.bias is None
@@ -329,10 +379,14 @@ class _Call:
             )
         output = per_head(output, self.heads)
         self._read(masked, computed, output, scored)
-        return output.reshape(*query.shape[:-1], value.shape[-1])  # the reader's tensor is in the graph of the logits
+        return output.reshape(
+            *query.shape[:-1], value.shape[-1]
+        )  # the reader's tensor is in the graph of the logits
 
     def _change_inputs(self, inputs: AttentionInputs) -> AttentionInputs:
-        """Return the inputs after the changes of queries, keys and values; the same object where there are none."""
+        """Return the inputs after the changes of queries, keys and values; the same object where
+        there are none.
+        """
         if not any(tap.changes for tap in self.taps):
             return inputs
         for stage, name in INPUTS.items():
@@ -342,7 +396,9 @@ class _Call:
                 inputs = replace(inputs, **{name: changed})  # type: ignore[arg-type]
         return inputs
 
-    def softmax(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def softmax(
+        self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
         """Return the model's own softmax of scores that it computed."""
         axis = self._axis_before_windows(args[0])
         if axis is None:
@@ -354,7 +410,9 @@ class _Call:
             args = (args[0], -1, *args[2:])
         return _heads_first(self._softmax(func, args, kwargs), axis)
 
-    def _softmax(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def _softmax(
+        self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
         raw_scores, *rest = args
         scores = per_head(raw_scores, self.heads)
         keep = self._keep(scores, *scores.shape[-2:]) if scores.shape[1] == self.heads else None
@@ -403,7 +461,8 @@ class _Call:
         keeps = [tap.keep for tap in self.taps if tap.keep is not None]
         if keeps and like.shape[1] != self.heads:
             raise UnsupportedError(
-                f"expected queries of {self.heads} heads to knock out attention, found {like.shape[1]} in "
+                f"expected queries of {self.heads} heads to knock out attention, found "
+                f"{like.shape[1]} in "
                 f"{self.module}; this family's attention cannot be knocked out"
             )
         combined: Tensor | None = None
@@ -413,7 +472,11 @@ class _Call:
         return combined
 
     def _read(
-        self, inputs: AttentionInputs | None, computed: Tensor | None, output: Tensor | None, scored: Tensor | None
+        self,
+        inputs: AttentionInputs | None,
+        computed: Tensor | None,
+        output: Tensor | None,
+        scored: Tensor | None,
     ) -> None:
         readers = [tap.read for tap in self.taps if tap.read is not None]
         if not readers:
@@ -423,7 +486,9 @@ class _Call:
         else:
             assert computed is not None  # a call has inputs or weights
             shape = computed.shape
-        call = AttentionCall(self.mode.site(self.module, shape), self.mode.images, inputs, computed, output)
+        call = AttentionCall(
+            self.mode.site(self.module, shape), self.mode.images, inputs, computed, output
+        )
         with unchanged():  # a reader may run the model again
             for read in readers:
                 read(call, scored)
@@ -435,12 +500,16 @@ def _heads_first(tensor: Tensor, axis: int) -> Tensor:
     return moved.flatten(0, 1) if axis == 0 else moved
 
 
-_MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", default=())  # of the contexts around
+_MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar(
+    "modes", default=()
+)  # of the contexts around
 
 
 @contextmanager
 def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
-    """Run the model's attention under the taps; contexts nest, and are undone also after an exception."""
+    """Run the model's attention under the taps; contexts nest, and are undone also after an
+    exception.
+    """
     with turn(model), ExitStack() as stack:
         around = _MODES.get()
         mode = _mode_in_force(model, around)
@@ -455,7 +524,9 @@ def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
         yield mode
 
 
-def _mode_in_force(model: Model | nn.Module, modes: tuple[AttentionMode, ...]) -> AttentionMode | None:
+def _mode_in_force(
+    model: Model | nn.Module, modes: tuple[AttentionMode, ...]
+) -> AttentionMode | None:
     for mode in modes:
         if mode.model is model and mode.in_force:
             return mode
@@ -463,7 +534,9 @@ def _mode_in_force(model: Model | nn.Module, modes: tuple[AttentionMode, ...]) -
 
 
 def is_tapped(model: Model, module: str | None = None) -> bool:
-    """Return True if a context around changes the attention of a model: of this module, or of any (None)."""
+    """Return True if a context around changes the attention of a model: of this module, or of any
+    (None).
+    """
     for mode in _MODES.get():
         if mode.root is not model.module or not mode.in_force:
             continue
@@ -475,7 +548,9 @@ def is_tapped(model: Model, module: str | None = None) -> bool:
 
 
 def projection_of(model: Model, name: str) -> nn.Linear | None:
-    """Return the linear layer that reads the concatenated heads of an attention module; None where there is none."""
+    """Return the linear layer that reads the concatenated heads of an attention module; None where
+    there is none.
+    """
     part = model.anatomy.parts.get(name)
     if part is None:
         return None
@@ -517,6 +592,8 @@ def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
         last = entered[1] * entered[2]
         first = entered[2] * entered[3]
         return last if last == queries else first
-    if len(entered) == 3:  # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+    if (
+        len(entered) == 3
+    ):  # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
         return entered[0] if entered[:2] == (queries, images) else entered[1]
     return queries

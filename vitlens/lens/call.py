@@ -1,4 +1,6 @@
-"""AttentionCall: the inputs and outputs of one attention layer, its weights computed on request, and its windows."""
+"""AttentionCall: the inputs and outputs of one attention layer, its weights computed on request,
+and its windows.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +21,19 @@ MASKED_SCORE: Final = -50.0  # added to a score up to which its key is masked
 Stage = Literal["queries", "keys", "values", "scores", "weights"]
 Rows = Sequence[int] | slice
 Placed = Float[Tensor, "batch heads _ key"]
-# weights: 2 MiB in fp32, which fits a core's cache; on a card 256 MiB, or it would wait for each part's launches
+# weights: 2 MiB in fp32, which fits a core's cache; on a card 256 MiB, or it would wait for each
+# part's launches
 _AT_ONCE = {"cpu": 1 << 19, "other": 1 << 26}
 INPUTS: Final[Mapping[Stage, str]] = {"queries": "query", "keys": "key", "values": "value"}
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The inputs of scaled dot-product attention, as the model computed them (norms and RoPE already applied).
+    """The inputs of scaled dot-product attention, as the model computed them (norms and RoPE
+    already applied).
 
-    query, key: (batch, heads, tokens, head_dim); bias: additive or boolean (True = take part), or None.
+    query, key: (batch, heads, tokens, head_dim); bias: additive or boolean (True = take part), or
+    None.
     """
 
     query: Tensor
@@ -40,10 +45,14 @@ class AttentionInputs:
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "AttentionInputs":
         """Return the inputs with the function applied to each tensor."""
         bias = None if self.bias is None else function(self.bias)
-        return AttentionInputs(function(self.query), function(self.key), function(self.value), bias, self.scale)
+        return AttentionInputs(
+            function(self.query), function(self.key), function(self.value), bias, self.scale
+        )
 
     def scores(self, rows: Rows) -> Tensor:
-        """Return q kᵀ · scale + bias of these query rows, before the softmax; -inf where a key takes no part."""
+        """Return q kᵀ · scale + bias of these query rows, before the softmax; -inf where a key
+        takes no part.
+        """
         query = self.query[..., rows, :]
         scores = (query * self.scale) @ self.key.transpose(-2, -1)
         if self.bias is None:
@@ -67,10 +76,11 @@ class AttentionInputs:
 class AttentionCall:
     """One attention call of a layer, as a reducer receives it.
 
-    images: how many images the call holds (its batch is images x windows); inputs: queries, keys and values where the
-    model used scaled dot-product attention; computed: the weights where the model computed them itself, or where
-    gradients were asked for; output: per head, before the output projection, None where it was not observed; gradient:
-    of some number with respect to output, or to computed where the model computed the weights itself.
+    images: how many images the call holds (its batch is images x windows); inputs: queries, keys
+    and values where the model used scaled dot-product attention; computed: the weights where the
+    model computed them itself, or where gradients were asked for; output: per head, before the
+    output projection, None where it was not observed; gradient: of some number with respect to
+    output, or to computed where the model computed the weights itself.
     """
 
     site: Site
@@ -80,11 +90,13 @@ class AttentionCall:
     output: Tensor | None = None
     gradient: Tensor | None = None
 
-    def at(self, stage: Stage, rows: Rows = slice(None), *, scored: Tensor | None = None) -> Tensor | None:
+    def at(
+        self, stage: Stage, rows: Rows = slice(None), *, scored: Tensor | None = None
+    ) -> Tensor | None:
         """Return the tensor of a stage, (batch, heads, ..); None where there is none.
 
-        Scores and weights that fused attention does not compute are computed here. rows: the query rows of scores and
-        weights; scored: the scores, where the model's call computed them.
+        Scores and weights that fused attention does not compute are computed here. rows: the query
+        rows of scores and weights; scored: the scores, where the model's call computed them.
         """
         stored = {"scores": scored, "weights": self.computed}.get(stage)
         if stored is not None:
@@ -94,7 +106,9 @@ class AttentionCall:
         if stage in INPUTS:
             tensor: Tensor = getattr(self.inputs, INPUTS[stage])
             return tensor
-        with torch._C.DisableTorchFunction():  # an outer observation must not count this softmax as the model's
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # an outer observation must not count this softmax as the model's
             if stage == "scores":
                 return self.inputs.scores(rows)
             return self.inputs.weights(rows)
@@ -107,23 +121,33 @@ class AttentionCall:
         return self.computed
 
     def placed(self) -> Placed:
-        """Return all weights with the queries and keys of each window row by row (see `row_by_row`)."""
+        """Return all weights with the queries and keys of each window row by row (see
+        `row_by_row`).
+        """
         return row_by_row(self.weights(), self.site.windows)
 
     def rows(self, rows: Rows) -> Weights:
-        """Return the weights of some query rows only; the cost is rows x keys instead of queries x keys."""
+        """Return the weights of some query rows only; the cost is rows x keys instead of queries x
+        keys.
+        """
         weights = self.at("weights", rows)
         assert weights is not None  # a call has inputs or weights
         return weights
 
     def weight_gradient(self) -> Weights | None:
-        """Return the gradient with respect to all weights (batch, heads, query, key), where the call has one."""
+        """Return the gradient with respect to all weights (batch, heads, query, key), where the
+        call has one.
+        """
         if self.gradient is None or self.inputs is None:
             return self.gradient
-        return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(-2, -1)  # output = weights @ value
+        return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(
+            -2, -1
+        )  # output = weights @ value
 
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
-        """Yield the call in parts of a few images, each with its slice: a part's weights fit the processor's cache."""
+        """Yield the call in parts of a few images, each with its slice: a part's weights fit the
+        processor's cache.
+        """
         windows = len(self._held) // self.images
         weights_per_image = windows * self.site.heads * self.site.queries * self.site.keys
         device = "cpu" if self._held.device.type == "cpu" else "other"
@@ -195,14 +219,20 @@ def attention_inputs(
     mask: boolean or additive, or None.
     """
     if causal:
-        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = torch.ones(
+            query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
+        ).tril()
     if grouped:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    if mask is not None and (query.dim() != 4 or mask.dim() > 4):  # its axes are merged as the query's are
+    if mask is not None and (
+        query.dim() != 4 or mask.dim() > 4
+    ):  # its axes are merged as the query's are
         mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
-    return AttentionInputs(per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor)
+    return AttentionInputs(
+        per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor
+    )
 
 
 def precise(tensor: Tensor) -> Tensor:
@@ -240,7 +270,9 @@ def row_by_row(weights: Weights, windows: Windows | None) -> Placed:
 
 
 def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
-    """Return the index of the patch (row by row) at each position (row by row) of each window; -1 for padding."""
+    """Return the index of the patch (row by row) at each position (row by row) of each window; -1
+    for padding.
+    """
     rows, columns = windows.resolution
     height, width = windows.window
     if windows.dilated:
@@ -261,23 +293,28 @@ def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
         index = F.pad(index, padding, value=-1).roll(shifts, (0, 1))
     else:
         index = F.pad(index.roll(shifts, (0, 1)), padding, value=-1)
-    blocks = index.unfold(0, height, height).unfold(1, width, width)  # (down, across, height, width)
+    blocks = index.unfold(0, height, height).unfold(
+        1, width, width
+    )  # (down, across, height, width)
     return blocks.reshape(-1, height * width)
 
 
 def received(
     weights: Float[Tensor, "calls heads inside inside"], windows: Windows
 ) -> Float[Tensor, "batch heads rows columns"]:
-    """Return the attention that each patch receives, mean over the query patches of its window, in image coordinates.
+    """Return the attention that each patch receives, mean over the query patches of its window, in
+    image coordinates.
 
-    weights: row by row. All patches of the window count, masked or not: uniform attention then gives a uniform map,
-    also where a shifted window is cut into parts.
+    weights: row by row. All patches of the window count, masked or not: uniform attention then
+    gives a uniform map, also where a shifted window is cut into parts.
     """
     index = window_index(windows).to(weights.device)
     count = len(index)
     patches = windows.resolution[0] * windows.resolution[1]
     queries = (index >= 0).to(weights.dtype)  # padding is not a query
-    split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
+    split = weights.unflatten(0, (-1, count)).transpose(
+        1, 2
+    )  # (batch, heads, count, inside, inside)
     mean = torch.einsum("bhcqk,cq->bhck", split, queries) / queries.sum(-1, keepdim=True)
     place = index.masked_fill(index < 0, patches).flatten()
     full = weights.new_zeros(*mean.shape[:2], patches + 1)

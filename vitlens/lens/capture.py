@@ -1,4 +1,6 @@
-"""Capture: tensors of a forward pass kept, averaged over images, or handed to a reducer as they are computed."""
+"""Capture: tensors of a forward pass kept, averaged over images, or handed to a reducer as they are
+computed.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +29,8 @@ _AT_ONCE = 32  # reference images in one forward
 
 @dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
 class Captured(Mapping[str, Tensor]):
-    """The tensors of one forward pass by the names of their places, each (batch, *shape); logits (batch, classes).
+    """The tensors of one forward pass by the names of their places, each (batch, *shape); logits
+    (batch, classes).
 
     places: the captured places, in the order of the requested names.
     """
@@ -50,7 +53,13 @@ class Captured(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         lines = (f"  {name}: {tuple(tensor.shape)}" for name, tensor in self.tensors.items())
-        return "\n".join((f"Captured of {len(self.logits)} images", *lines, f"  logits: {tuple(self.logits.shape)}"))
+        return "\n".join(
+            (
+                f"Captured of {len(self.logits)} images",
+                *lines,
+                f"  logits: {tuple(self.logits.shape)}",
+            )
+        )
 
 
 @takes_images
@@ -64,16 +73,18 @@ def capture(
 ) -> Captured:
     """Return the tensors at some places in one forward pass of the images, in evaluation mode.
 
-    places: names or patterns (`model.places()`); only these are kept. rows: query tokens whose attention weights and
-    scores are kept, as positions or "cls", "register", "patch" (None: all); attention stays fused, and the cost is rows
-    x keys. graph: every tensor is part of the autograd graph of the logits, which starts at the images; else tensors
-    are detached and the logits are those of the uncaptured model, bit for bit (to 1e-5 for nn.MultiheadAttention).
-    Inside `intervene`, the tensors are those of the changed model. Raises UnknownNameError for an unknown place,
-    InputError for rows that are not there.
+    places: names or patterns (`model.places()`); only these are kept. rows: query tokens whose
+    attention weights and scores are kept, as positions or "cls", "register", "patch" (None: all);
+    attention stays fused, and the cost is rows x keys. graph: every tensor is part of the autograd
+    graph of the logits, which starts at the images; else tensors are detached and the logits are
+    those of the uncaptured model, bit for bit (to 1e-5 for nn.MultiheadAttention). Inside
+    `intervene`, the tensors are those of the changed model. Raises UnknownNameError for an unknown
+    place, InputError for rows that are not there.
 
     >>> import torch, vitlens
     >>> model = vitlens.load("vit-digits")
-    >>> captured = vitlens.capture(model, torch.rand(2, 3, 32, 32), ["blocks.*.residual", "blocks.3.head.1[cls]"])
+    >>> places = ["blocks.*.residual", "blocks.3.head.1[cls]"]
+    >>> captured = vitlens.capture(model, torch.rand(2, 3, 32, 32), places)
     >>> captured["blocks.3.residual"].shape, captured["blocks.3.head.1[cls]"].shape
     (torch.Size([2, 65, 128]), torch.Size([2, 1, 32]))
     """
@@ -95,7 +106,8 @@ def capture(
             change = replace(change, rows=resolve_tokens(model, rows, access.place.shape[-2]))
             if graph:
                 raise InputError(
-                    "expected either rows or graph=True, found both; take the rows of the captured weights"
+                    "expected either rows or graph=True, found both; take the rows of the captured "
+                    "weights"
                 )
         changes.append(change)
     if graph and not images.requires_grad:
@@ -109,12 +121,15 @@ def capture(
         elif access.name in recorded:
             tensors[access.name] = recorded[access.name]
         else:
-            raise LensError(f"expected a tensor at {access.name}, found that the forward pass did not reach it")
+            raise LensError(
+                f"expected a tensor at {access.name}, found that the forward pass did not reach it"
+            )
     return Captured(logits, tuple(access.place for access in chosen), MappingProxyType(tensors))
 
 
 class Means:
-    """Running means over images of the tensors at some places; memory does not grow with the images.
+    """Running means over images of the tensors at some places; memory does not grow with the
+    images.
 
     images: the number of images added; sums: float64, on the CPU, by place.
     """
@@ -127,7 +142,9 @@ class Means:
         """Add the tensor (batch, *shape) of a place."""
         axes = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)  # heads are a view
         original_order = [axes.index(axis) for axis in range(1, tensor.dim())]
-        wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))  # of a model in 16 bits
+        wide = tensor.detach().to(
+            torch.promote_types(tensor.dtype, torch.float32)
+        )  # of a model in 16 bits
         mean = wide.permute(0, *axes).mean(0)
         total = (mean * len(tensor)).cpu().double().permute(original_order)
         if name in self.sums:
@@ -158,16 +175,19 @@ def observe(
     explicit: bool = False,
     graph: bool = False,
 ) -> Logits:
-    """Return the logits of the images, and hand each layer's attention to the reducer as it is computed.
+    """Return the logits of the images, and hand each layer's attention to the reducer as it is
+    computed.
 
-    reducer: called with an AttentionCall for every attention layer, in forward order: `call.site` says which layer it
-    is and what attends to what, `call.weights()` gives the weights (batch, heads, query, key), in a windowed layer
-    (images x windows, heads, query, key), `call.rows([0])` those of some query rows alone, `call.inputs` queries, keys
-    and values where the model uses scaled dot-product attention, `call.output` each head's output. Memory does not
-    grow with the number of layers. explicit: the weights are in the autograd graph of the logits; graph: that graph
-    starts at the images, and attention stays fused. The logits are those of the unobserved model, bit for bit (to 1e-5
-    for nn.MultiheadAttention). The first time a model is observed, the lens checks itself on one image. Raises
-    UnsupportedError where there is no softmax attention, LensError where some of it would be missed.
+    reducer: called with an AttentionCall for every attention layer, in forward order: `call.site`
+    says which layer it is and what attends to what, `call.weights()` gives the weights (batch,
+    heads, query, key), in a windowed layer (images x windows, heads, query, key), `call.rows([0])`
+    those of some query rows alone, `call.inputs` queries, keys and values where the model uses
+    scaled dot-product attention, `call.output` each head's output. Memory does not grow with the
+    number of layers. explicit: the weights are in the autograd graph of the logits; graph: that
+    graph starts at the images, and attention stays fused. The logits are those of the unobserved
+    model, bit for bit (to 1e-5 for nn.MultiheadAttention). The first time a model is observed, the
+    lens checks itself on one image. Raises UnsupportedError where there is no softmax attention,
+    LensError where some of it would be missed.
 
     >>> import torch, vitlens
     >>> entropies = []
@@ -178,13 +198,17 @@ def observe(
     >>> torch.stack(entropies).shape  # nats, by layer and head
     torch.Size([6, 4])
     """
-    return observing.observe(model, as_images(images).to(model.device), reducer, explicit=explicit, graph=graph)
+    return observing.observe(
+        model, as_images(images).to(model.device), reducer, explicit=explicit, graph=graph
+    )
 
 
 @dataclass(frozen=True)
 class CapturedAttention:
-    """logits (batch, classes); sites: one per call; layers: weights (batch, heads, query, key), or the given rows, by
-    the number of the layer; those of a block without attention are (batch, 0, 0, 0)."""
+    """logits (batch, classes); sites: one per call; layers: weights (batch, heads, query, key), or
+    the given rows, by the number of the layer; those of a block without attention are (batch, 0, 0,
+    0).
+    """
 
     logits: Tensor
     sites: tuple[Site, ...]
@@ -196,8 +220,9 @@ def capture_attention(
 ) -> CapturedAttention:
     """Return the attention weights of every layer, or of some query rows only, kept in memory.
 
-    rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A class-attention layer has
-    one query and returns its row. explicit: weights stay in the autograd graph.
+    rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A
+    class-attention layer has one query and returns its row. explicit: weights stay in the autograd
+    graph.
     """
     sites: list[Site] = []
     layers: list[Tensor] = []

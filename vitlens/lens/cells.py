@@ -1,9 +1,10 @@
 """Which axis of a module's output holds the channels, and where in the image its cells lie.
 
-Both are read from one forward pass of images that differ in one band (models/bands.py), whatever the order of the
-axes: (batch, channels, rows, columns), (batch, rows, columns, channels), or tokens row by row. Where the pass shows no
-order, as in a network that mixes the whole image, the module's layers say which axis they read, and the grid must have
-the image's proportions. What is left is no map: attention matrices, heads, patches cut into blocks.
+Both are read from one forward pass of images that differ in one band (models/bands.py), whatever
+the order of the axes: (batch, channels, rows, columns), (batch, rows, columns, channels), or tokens
+row by row. Where the pass shows no order, as in a network that mixes the whole image, the module's
+layers say which axis they read, and the grid must have the image's proportions. What is left is no
+map: attention matrices, heads, patches cut into blocks.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,8 +46,8 @@ _MOST_PREFIX: Final = 1  # tokens before the patches, in tokens whose layout was
 class Cells:
     """The cells of one of the tensors that a module returns.
 
-    part: the tensor's index among them; channel_axis: of the tensor; width: the number of channels; grid: (rows,
-    columns) of the cells; prefix: the number of tokens before them.
+    part: the tensor's index among them; channel_axis: of the tensor; width: the number of channels;
+    grid: (rows, columns) of the cells; prefix: the number of tokens before them.
     """
 
     part: int
@@ -64,7 +65,8 @@ class Cells:
 
 @dataclass(frozen=True)
 class LocatedCells:
-    """The cells of all outputs and of the blocks' arguments; a tensor that is no map is left out."""
+    """The cells of all outputs and of the blocks' arguments; a tensor that is no map is left
+    out."""
 
     outputs: Mapping[str, tuple[Cells, ...]]  # by module
     arguments: Mapping[tuple[str, Key], Cells]  # by block and argument
@@ -96,7 +98,12 @@ def located_cells(model: Model) -> LocatedCells:
         outputs[name] = tuple(located)
 
     names = [name for name, _ in model.module.named_modules() if name]
-    with evaluating(model), torch.no_grad(), exact(model.device), watching(model.module, names, after, before=before):
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        exact(model.device),
+        watching(model.module, names, after, before=before),
+    ):
         model(images)
     return LocatedCells(outputs, arguments)
 
@@ -104,9 +111,9 @@ def located_cells(model: Model) -> LocatedCells:
 def calls_outside_attention(model: Model) -> list[ModuleCall]:
     """Return the calls of modules outside attention, in the order of their ends.
 
-    A block that computes attention itself is outside. Torch's plain layers on tokens, except norms, are left out too:
-    attention that was not recognised computes its queries, keys and values by them. Empty where a module that is not
-    listed computes attention.
+    A block that computes attention itself is outside. Torch's plain layers on tokens, except norms,
+    are left out too: attention that was not recognised computes its queries, keys and values by
+    them. Empty where a module that is not listed computes attention.
     """
     if model.anatomy.attends_unread:
         return []
@@ -114,15 +121,21 @@ def calls_outside_attention(model: Model) -> list[ModuleCall]:
     attention = [call for call in calls if call.module in model.anatomy.parts]
     outside = list[ModuleCall]()
     for call in calls:
-        around = [other for other in attention if other.begin <= call.begin and call.end <= other.end]
+        around = [
+            other for other in attention if other.begin <= call.begin and call.end <= other.end
+        ]
         is_outside = all(other is call and call.module in model.anatomy.blocks for other in around)
-        if is_outside and (len(call.output or ()) == 4 or not _is_plain(model.module.get_submodule(call.module))):
+        if is_outside and (
+            len(call.output or ()) == 4 or not _is_plain(model.module.get_submodule(call.module))
+        ):
             outside.append(call)
     return outside
 
 
 def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
-    """Return True if the logits change with the cells, not for a decoder or for patches next to a CLS token."""
+    """Return True if the logits change with the cells, not for a decoder or for patches next to a
+    CLS token.
+    """
 
     def change(output: Any) -> Any:
         changed = tensors_in(output)[cells.part].clone()
@@ -136,12 +149,16 @@ def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
         return True
     with evaluating(model), torch.no_grad(), exact(model.device):
         logits = model(images)
-        with model.module.get_submodule(module).register_forward_hook(on_last_call(model, module, change)):
+        with model.module.get_submodule(module).register_forward_hook(
+            on_last_call(model, module, change)
+        ):
             changed = model(images)
     return not torch.equal(logits, changed)
 
 
-def on_last_call(model: Model, module: str, change: Callable[[Any], Any]) -> Callable[[nn.Module, Any, Any], Any]:
+def on_last_call(
+    model: Model, module: str, change: Callable[[Any], Any]
+) -> Callable[[nn.Module, Any, Any], Any]:
     """Return a forward hook that changes the output of a module's last call in each pass."""
     count = len(trace(model, 1).by_module[module])
     calls = 0
@@ -157,7 +174,9 @@ def on_last_call(model: Model, module: str, change: Callable[[Any], Any]) -> Cal
 
 
 def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
-    """Return the axis of (batch, .., .., ..) whose length the module's layers have as their width: 1, 3, or None."""
+    """Return the axis of (batch, .., .., ..) whose length the module's layers have as their width:
+    1, 3, or None.
+    """
     first = False
     last = False
     for layer in module.modules():
@@ -169,7 +188,9 @@ def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
             last |= shape[3] == layer.normalized_shape[0]
             first |= shape[1] == layer.normalized_shape[0] and "2d" in type(layer).__name__.lower()
         else:
-            width = getattr(layer, "num_features", getattr(layer, "num_channels", None))  # batch and group norms
+            width = getattr(
+                layer, "num_features", getattr(layer, "num_channels", None)
+            )  # batch and group norms
             first |= isinstance(width, int) and shape[1] == width
     if first == last:
         return None
@@ -178,11 +199,16 @@ def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
 
 def _is_plain(module: nn.Module) -> bool:
     name = type(module).__name__.lower()
-    return type(module).__module__.startswith("torch.nn") and not [*module.children()] and "norm" not in name
+    return (
+        type(module).__module__.startswith("torch.nn")
+        and not [*module.children()]
+        and "norm" not in name
+    )
 
 
 def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
-    """Return the cells of a tensor that was computed from `banded_images`; None where it is no map."""
+    """Return the cells of a tensor that was computed from `banded_images`; None where it is
+    no map."""
     if len(tensor) != IMAGES or tensor.numel() == 0:
         return None
     if tensor.dim() == 3:
@@ -224,7 +250,8 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
                 best_fit = fit
     if best is not None or is_placed:
         return best
-    # a pass that mixes everything shows no order: row by row, where the number of tokens has the image's proportions
+    # a pass that mixes everything shows no order: row by row, where the number of tokens has the
+    # image's proportions
     count, width = tokens.shape[1:]
     if count <= 1 or count == width:
         return None
@@ -234,8 +261,12 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
     return None
 
 
-def _cells_by_layers(model: Model, name: str, part: int, shape: Shape, places: Mapping[int, Places]) -> Cells | None:
-    """Return the cells of a map by the layers of its module, unless the pass showed them in another order."""
+def _cells_by_layers(
+    model: Model, name: str, part: int, shape: Shape, places: Mapping[int, Places]
+) -> Cells | None:
+    """Return the cells of a map by the layers of its module, unless the pass showed them in another
+    order.
+    """
     axis = channel_axis_of(model.module.get_submodule(name), shape)
     if axis is None:
         return None

@@ -1,4 +1,6 @@
-"""Changes of places in force, and places read, in every forward pass inside a context; undone on exit."""
+"""Changes of places in force, and places read, in every forward pass inside a context; undone on
+exit.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -32,9 +34,10 @@ from vitlens.turns import turn
 class PlaceChange:
     """One place with its change: one of three, or none for a block that is removed.
 
-    data: the tensor that is put there, which broadcasts to (batch, *shape); function: of its tensor (batch, *shape) to
-    one of that shape; knocked: which (heads, queries, keys) do not attend. reads: the function's value is not used, so
-    that the forward pass stays bit-equal; rows: the query rows that it reads of scores and weights (None: all).
+    data: the tensor that is put there, which broadcasts to (batch, *shape); function: of its tensor
+    (batch, *shape) to one of that shape; knocked: which (heads, queries, keys) do not attend.
+    reads: the function's value is not used, so that the forward pass stays bit-equal; rows: the
+    query rows that it reads of scores and weights (None: all).
     """
 
     access: Access
@@ -51,11 +54,15 @@ class PlaceChange:
 
     @property
     def is_linear(self) -> bool:
-        """Return True if it replaces heads, so that the output projection can be applied to the difference alone."""
+        """Return True if it replaces heads, so that the output projection can be applied to the
+        difference alone.
+        """
         return self.access.part == "joined" and self.data is not None and self.access.tokens is None
 
     def new(self, clean: Tensor) -> Tensor:
-        """Return the replacement tensor. Raises InputError for a tensor of another number of images."""
+        """Return the replacement tensor. Raises InputError for a tensor of another number of
+        images.
+        """
         if self.function is not None:
             changed: Tensor = self.function(clean)
             return changed
@@ -63,18 +70,23 @@ class PlaceChange:
         return self.of_images(slice(None), len(clean)).to(clean).expand(clean.shape)
 
     def of_images(self, part: slice, images: int) -> Tensor:
-        """Return its tensor for some of the images. Raises InputError for a tensor of another number of images."""
+        """Return its tensor for some of the images. Raises InputError for a tensor of another
+        number of images.
+        """
         assert self.data is not None
         if self.data.dim() <= len(self.access.place.shape) or len(self.data) == 1:
             return self.data
         if len(self.data) != images:
             raise InputError(
-                f"expected a tensor for 1 or {images} images at {self.access.name}, found one for {len(self.data)}"
+                f"expected a tensor for 1 or {images} images at {self.access.name}, found one for "
+                f"{len(self.data)}"
             )
         return self.data[part]
 
     def of_part(self, part: slice, images: int, rows: int | None) -> "PlaceChange":
-        """Return the change on some of the images; rows: the number of first tokens that its layer computes."""
+        """Return the change on some of the images; rows: the number of first tokens that its layer
+        computes.
+        """
         if self.data is None:
             return self
         data = self.of_images(part, images)
@@ -109,8 +121,12 @@ def in_force(model: Model, *sets: Set) -> Iterator[None]:
 def reading(
     model: Model, places: Sequence[Access], read: Callable[[str, Tensor], object]
 ) -> AbstractContextManager[None]:
-    """Hand the places' tensors (batch, *shape) to `read`, by name, in every forward pass, which stays bit-equal."""
-    readers = [PlaceChange(access, function=partial(read, access.name), reads=True) for access in places]
+    """Hand the places' tensors (batch, *shape) to `read`, by name, in every forward pass, which
+    stays bit-equal.
+    """
+    readers = [
+        PlaceChange(access, function=partial(read, access.name), reads=True) for access in places
+    ]
     return in_force(model, readers)
 
 
@@ -123,7 +139,8 @@ def _in_force(
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
         if keys != access.place.shape[-1]:  # the positions would be those of other tokens
             raise UnsupportedError(
-                f"expected all {access.place.shape[-1]} keys at {access.name} for a KnockOut of positions, found "
+                f"expected all {access.place.shape[-1]} keys at {access.name} for a KnockOut of "
+                "positions, found "
                 f"{keys}; choose a substrate that leaves no patch out of the sequence"
             )
         mask = torch.ones(copies, access.heads, queries, keys, dtype=torch.bool, device=like.device)
@@ -177,12 +194,23 @@ def _in_force(
 
 
 def _changed(
-    raw: Tensor, group: Sequence[tuple[int, PlaceChange]], copies: int, values: Arguments | None = None
+    raw: Tensor,
+    group: Sequence[tuple[int, PlaceChange]],
+    copies: int,
+    values: Arguments | None = None,
 ) -> Tensor:
-    """Return the module's tensor with the changes, in their order; values: the module's arguments, of an output."""
+    """Return the module's tensor with the changes, in their order; values: the module's arguments,
+    of an output.
+    """
     (_, first), *more = group
     whole = first.access.whole(raw)
-    if copies == 1 and not more and not first.removes and first.access.head is None and first.access.tokens is None:
+    if (
+        copies == 1
+        and not more
+        and not first.removes
+        and first.access.head is None
+        and first.access.tokens is None
+    ):
         return first.access.raw(first.new(whole), raw)
     parts = whole.unflatten(0, (copies, -1)).clone()
     for copy, change in group:
@@ -195,14 +223,18 @@ def _changed(
         else:
             index = change.access.index()
             clean = tensor[index]
-            if change.function is not None:  # it, or autograd, may keep its argument, which must not change
+            if (
+                change.function is not None
+            ):  # it, or autograd, may keep its argument, which must not change
                 clean = clean.clone()
             tensor[index] = change.new(clean).to(tensor.dtype)
     return first.access.raw(parts.flatten(0, 1), raw)
 
 
 class _AroundForward:
-    """A module's forward between changes of its arguments and of its output, each in the order of their contexts."""
+    """A module's forward between changes of its arguments and of its output, each in the order of
+    their contexts.
+    """
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
@@ -224,10 +256,15 @@ class _AroundForward:
 def _around(module: nn.Module, change: Callable[..., Any], *, before: bool) -> Iterator[None]:
     """Change the module's arguments, or its output.
 
-    Nested contexts share one replaced forward, so that an inner context reads the arguments that an outer one changed.
+    Nested contexts share one replaced forward, so that an inner context reads the arguments that an
+    outer one changed.
     """
     replaced = module.__dict__.get("forward")
-    shared = isinstance(replaced, Replaced) and replaced.in_force and isinstance(replaced.forward, _AroundForward)
+    shared = (
+        isinstance(replaced, Replaced)
+        and replaced.in_force
+        and isinstance(replaced.forward, _AroundForward)
+    )
     shared = shared and not hooks_around(module)  # which come between the two
     with nullcontext() if shared else overridden(module, _AroundForward):
         around: _AroundForward = module.__dict__["forward"].forward

@@ -1,7 +1,8 @@
 """One line for a model without gradients inside: where they are cut off, and what needs none.
 
-A forward pass may switch them off (torch.no_grad around a frozen backbone), cut them off (detach, argmax), hide them
-from autograd (a checkpoint with use_reentrant=True), or make them zero (round, sign).
+A forward pass may switch them off (torch.no_grad around a frozen backbone), cut them off (detach,
+argmax), hide them from autograd (a checkpoint with use_reentrant=True), or make them zero (round,
+sign).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WITHOUT_GRADIENTS: Final = (
-    "what needs no gradient works: attention, rollout, occlusion, rise, kernel-shap, eigencam, scorecam, ablate"
+    "what needs no gradient works: attention, rollout, occlusion, rise, "
+    "kernel-shap, eigencam, scorecam, ablate"
 )
 _OFF: Final = "torch.no_grad, inference_mode or a checkpoint with use_reentrant=True"
 _CUT: Final = "detach, or an operation without a gradient"
@@ -37,7 +39,9 @@ _STEP_NAMES: Final = frozenset((*_STEPS, *(f"{name}_" for name in _STEPS)))
 def needs_gradients(
     function: Callable[Concatenate[Model, P], T],
 ) -> Callable[Concatenate[Model, P], T]:
-    """Decorate a function of a model so that it raises UnsupportedError with the reason where autograd fails."""
+    """Decorate a function of a model so that it raises UnsupportedError with the reason where
+    autograd fails.
+    """
 
     @wraps(function)
     def differentiated(model: Model, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -49,7 +53,8 @@ def needs_gradients(
 
 @contextmanager
 def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iterator[None]:
-    """Replace the errors of autograd for a model without gradients by UnsupportedError with the place where they end.
+    """Replace the errors of autograd for a model without gradients by UnsupportedError with the
+    place where they end.
 
     instead: analyses without gradients, for its message.
     """
@@ -60,32 +65,43 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
             raise
         if isinstance(error, CheckpointError):
             raise UnsupportedError(
-                f"expected equal activations when {model.alias} computes them again for its gradient, found others; "
+                f"expected equal activations when {model.alias} computes them again for its "
+                "gradient, found others; "
                 "switch its gradient checkpointing off (set_grad_checkpointing(False) or "
                 "gradient_checkpointing_disable())"
             ) from error
         if "modified by an inplace operation" in str(error):
             raise UnsupportedError(
-                f"expected a forward of {model.alias} that autograd can differentiate, found a tensor changed in place "
-                f"after it was used; give the result a tensor of its own (x = x * 2, not x *= 2); {instead}"
+                f"expected a forward of {model.alias} that autograd can differentiate, found a "
+                "tensor changed in place "
+                "after it was used; give the result a tensor of its own (x = x * 2, not x *= 2); "
+                f"{instead}"
             ) from error
-        if "is not implemented" in str(error):  # of an operation (floor_divide), for which torch has no derivative
-            operation = str(error).removeprefix("derivative for ").partition(" is not implemented")[0]
+        if "is not implemented" in str(
+            error
+        ):  # of an operation (floor_divide), for which torch has no derivative
+            operation = (
+                str(error).removeprefix("derivative for ").partition(" is not implemented")[0]
+            )
             raise UnsupportedError(
-                f"expected operations with a derivative in the forward of {model.alias}, found {operation[:60]}, which "
+                f"expected operations with a derivative in the forward of {model.alias}, found "
+                f"{operation[:60]}, which "
                 f"has none; take it out of its forward; {instead}"
             ) from error
         cause = cut_off(model)
         if not cause:
             raise
         raise UnsupportedError(
-            f"expected a gradient inside {model.alias}, found none: {cause}; take that out of its forward; {instead}"
+            f"expected a gradient inside {model.alias}, found none: {cause}; take that out of its "
+            f"forward; {instead}"
         ) from error
 
 
 @per_model
 def cut_off(model: Model) -> str:
-    """Return where the gradient of the logits with respect to the image is cut off; "" where it is not."""
+    """Return where the gradient of the logits with respect to the image is cut off; "" where it is
+    not.
+    """
     causes = list[str]()
     index_causes = list[str]()
     entered = list[bool]()
@@ -131,11 +147,13 @@ def cut_off(model: Model) -> str:
     return all_causes[0] if all_causes else ""
 
 
-def require_no_steps(model: Model, compute: Callable[[], T], gradients_of: Callable[[T], Sequence[Tensor | None]]) -> T:
+def require_no_steps(
+    model: Model, compute: Callable[[], T], gradients_of: Callable[[T], Sequence[Tensor | None]]
+) -> T:
     """Return the value computed from the gradients of a model.
 
-    Raises UnsupportedError where one of the gradients is zero for all images because of a step function (round, sign):
-    with the gradient of the identity in its place, it is not zero.
+    Raises UnsupportedError where one of the gradients is zero for all images because of a step
+    function (round, sign): with the gradient of the identity in its place, it is not zero.
     """
     result = compute()
     gradients = gradients_of(result)
@@ -147,8 +165,10 @@ def require_no_steps(model: Model, compute: Callable[[], T], gradients_of: Calla
     for was_zero, gradient in zip(is_zero, identity_gradients):
         if was_zero and gradient is not None and bool(gradient.any()):
             raise UnsupportedError(
-                f"expected a gradient inside {model.alias}, found zero everywhere: {steps.first} is constant between "
-                f"its steps; take it out of its forward, or let the gradient pass it (x + (x.round() - x).detach()); "
+                f"expected a gradient inside {model.alias}, found zero everywhere: {steps.first} "
+                "is constant between "
+                "its steps; take it out of its forward, or let the gradient pass it (x + "
+                "(x.round() - x).detach()); "
                 f"{WITHOUT_GRADIENTS}"
             )
     return result
@@ -165,7 +185,8 @@ def _has_steps(model: Model) -> bool:
 class _StepsAsIdentity(TorchFunctionMode):
     """A mode in which step functions have the gradient of the identity; values are unaltered.
 
-    first: the first one that was applied to a tensor with a gradient, and the module in which it was.
+    first: the first one that was applied to a tensor with a gradient, and the module in which it
+    was.
     """
 
     def __init__(self, model: Model) -> None:
@@ -177,7 +198,9 @@ class _StepsAsIdentity(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         names = [name for name, _ in self.model.module.named_modules()]
-        self.watched.enter_context(watching(self.model.module, names, self._leave, before=self._begin, always=True))
+        self.watched.enter_context(
+            watching(self.model.module, names, self._leave, before=self._begin, always=True)
+        )
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -192,14 +215,23 @@ class _StepsAsIdentity(TorchFunctionMode):
         self.running.pop()
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Give a step function the gradient of its input; pass other calls."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         value = args[0] if args else None
         is_step = name in _STEP_NAMES or kwargs.get("rounding_mode") is not None
-        if not is_step or not isinstance(value, Tensor) or not value.requires_grad or not torch.is_grad_enabled():
+        if (
+            not is_step
+            or not isinstance(value, Tensor)
+            or not value.requires_grad
+            or not torch.is_grad_enabled()
+        ):
             return func(*args, **kwargs)
         module = self.running[-1] if self.running else ""
         self.first = self.first or f"{name.strip('_')} in {module or 'its forward'}"

@@ -1,4 +1,6 @@
-"""Intervene: run a model with the tensors at chosen places changed, by words, tensors, functions and knock-outs."""
+"""Intervene: run a model with the tensors at chosen places changed, by words, tensors, functions
+and knock-outs.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,11 +26,12 @@ Reference: TypeAlias = AnyImages  # images over which means are taken
 
 @dataclass(frozen=True)
 class KnockOut:
-    """Some queries of a layer do not attend to some keys; the rest of each row is scaled to sum to 1.
+    """Some queries of a layer do not attend to some keys; the rest of each row is scaled to sum to
+    1.
 
-    A change of "blocks.3.attention.weights". keys, queries: token positions, or "cls", "register" or "patch"; heads:
-    numbers; None: all of them. The row of a query without any key left is zeros. In a windowed layer, positions are
-    those in every window.
+    A change of "blocks.3.attention.weights". keys, queries: token positions, or "cls", "register"
+    or "patch"; heads: numbers; None: all of them. The row of a query without any key left is zeros.
+    In a windowed layer, positions are those in every window.
     """
 
     keys: Tokens | None = None
@@ -36,34 +39,42 @@ class KnockOut:
     heads: int | Sequence[int] | None = None
 
 
-Change = Literal["zero", "mean", "resample", "remove"] | Tensor | KnockOut | Callable[[Tensor], Tensor]
+Change = (
+    Literal["zero", "mean", "resample", "remove"] | Tensor | KnockOut | Callable[[Tensor], Tensor]
+)
 Changes = Mapping[str, Change]
 
 
 @contextmanager
-def intervene(model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0) -> Iterator[Model]:
-    """Run the model with the tensors at some places changed; undone on exit, also after an exception.
+def intervene(
+    model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0
+) -> Iterator[Model]:
+    """Run the model with the tensors at some places changed; undone on exit, also after an
+    exception.
 
-    changes: by place, a name or a pattern of `model.places()`, each of:
-    "zero"; "mean" over `reference` images, computed once; "resample": another image's of the same batch, by `seed`;
-    a tensor that broadcasts to (batch, *shape) from the right: (dim,), (tokens, dim) or (batch, tokens, dim);
-    a function of the place's tensor (batch, *shape) to one of the same shape;
+    changes: by place, a name or a pattern of `model.places()`, each of: "zero"; "mean" over
+    `reference` images, computed once; "resample": another image's of the same batch, by `seed`; a
+    tensor that broadcasts to (batch, *shape) from the right: (dim,), (tokens, dim) or (batch,
+    tokens, dim); a function of the place's tensor (batch, *shape) to one of the same shape;
     "remove" at "blocks.3": the block's output is its input; KnockOut at attention weights.
 
-    Replaced weights need not sum to 1: they are multiplied by the values unchanged. Contexts nest: of
-    two changes of one place, the outer one comes first;
-    every function of vitlens inside sees the changed model, other threads wait. A thread that calls `model.module`
-    itself does not wait, and may run with the changes.
-    Gradients pass through. A mean hides less than a zero: a zero head is far from any that the model has seen. Raises
-    UnknownNameError for an unknown place, InputError for a tensor that does not fit (in the forward pass) or a missing
-    reference, UnsupportedError for a block that cannot be removed.
+    Replaced weights need not sum to 1: they are multiplied by the values unchanged. Contexts nest:
+    of two changes of one place, the outer one comes first; every function of vitlens inside sees
+    the changed model, other threads wait. A thread that calls `model.module` itself does not wait,
+    and may run with the changes. Gradients pass through. A mean hides less than a zero: a zero head
+    is far from any that the model has seen. Raises UnknownNameError for an unknown place,
+    InputError for a tensor that does not fit (in the forward pass) or a missing reference,
+    UnsupportedError for a block that cannot be removed.
 
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)
-    >>> with vitlens.intervene(model, {"blocks.5.head.*": "zero", "blocks.2.mlp": lambda mlp: 0.5 * mlp}):
+    >>> changes = {"blocks.5.head.*": "zero", "blocks.2.mlp": lambda mlp: 0.5 * mlp}
+    >>> with vitlens.intervene(model, changes):
     ...     changed = model(images)
-    >>> with vitlens.intervene(model, {"blocks.*.attention.weights": vitlens.KnockOut(keys="cls", queries="patch")}):
-    ...     row = vitlens.capture(model, images, "blocks.0.attention.weights")["blocks.0.attention.weights"][0, 0, 7]
+    >>> knocked_out = vitlens.KnockOut(keys="cls", queries="patch")
+    >>> with vitlens.intervene(model, {"blocks.*.attention.weights": knocked_out}):
+    ...     row = vitlens.capture(model, images,
+      "blocks.0.attention.weights")["blocks.0.attention.weights"][0, 0, 7]
     >>> row[0].item(), round(row.sum().item(), 4)  # patches do not attend to CLS
     (0.0, 1.0)
     """
@@ -78,7 +89,9 @@ def prepared(
     require_model(model)
     if not isinstance(changes, Mapping):  # an untyped call
         name = type(changes).__name__  # type: ignore[unreachable]
-        raise InputError(f"expected changes as {{place: change}}, found {name}; e.g. {{'blocks.3.mlp': 'zero'}}")
+        raise InputError(
+            f"expected changes as {{place: change}}, found {name}; e.g. {{'blocks.3.mlp': 'zero'}}"
+        )
     pairs: list[tuple[Access, Change]] = []
     for name, change in changes.items():
         pairs += [(access, change) for access in resolve_places(model, name)]
@@ -86,11 +99,15 @@ def prepared(
     for access, _ in pairs:
         if access.name in seen:
             raise InputError(
-                f"expected each place once, found {access.name!r} twice; nest two contexts to change it twice"
+                f"expected each place once, found {access.name!r} twice; nest two contexts to "
+                "change it twice"
             )
         seen.add(access.name)
     mean_by_place = _reference_means(model, pairs, reference)
-    return tuple(_prepared(model, access, mean_by_place.get(access.name, change), seed) for access, change in pairs)
+    return tuple(
+        _prepared(model, access, mean_by_place.get(access.name, change), seed)
+        for access, change in pairs
+    )
 
 
 def _reference_means(
@@ -102,14 +119,17 @@ def _reference_means(
         return {}
     if reference is None:
         raise InputError(
-            f"expected reference images for the mean at {averaged[0].name}, found none; pass reference=IMAGES"
+            f"expected reference images for the mean at {averaged[0].name}, found none; pass "
+            "reference=IMAGES"
         )
     return means(model, parts_of(model, reference), averaged)
 
 
 def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceChange:
     if not access.place.changeable:
-        raise UnsupportedError(f"expected a place that can be changed, found {access.name}, which is captured only")
+        raise UnsupportedError(
+            f"expected a place that can be changed, found {access.name}, which is captured only"
+        )
     if isinstance(change, Tensor):
         _require_fit(access, change)
         return PlaceChange(access, change)
@@ -120,7 +140,8 @@ def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceC
     if not isinstance(change, str):
         words = ", ".join(map(repr, WORDS))  # type: ignore[unreachable]
         raise InputError(
-            f"expected {words}, a tensor, a KnockOut or a function at {access.name}, found {type(change).__name__}"
+            f"expected {words}, a tensor, a KnockOut or a function at {access.name}, found "
+            f"{type(change).__name__}"
         )
     if change == "zero":
         return PlaceChange(access, torch.zeros(()))
@@ -130,21 +151,24 @@ def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceC
         raise UnknownNameError("change of a place", change, WORDS)
     if access.part != "output" or access.argument is None or access.tokens is not None:
         raise UnsupportedError(
-            f"expected a block whose output has the shape of its input to remove, found {access.name}; "
+            "expected a block whose output has the shape of its input to remove, found "
+            f"{access.name}; "
             "try 'zero' at its attention and its mlp"
         )
     return PlaceChange(access)
 
 
 def _require_fit(access: Access, tensor: Tensor) -> None:
-    """Raise InputError unless the tensor, its batch axis left out, broadcasts to the place's shape."""
+    """Raise InputError unless the tensor, its batch axis left out, broadcasts to the place's
+    shape."""
     shape = access.place.shape
     has_batch = tensor.dim() == len(shape) + 1
     sizes = tensor.shape[1:] if has_batch else tensor.shape
     fits = all(size in (1, expected) for size, expected in zip(reversed(sizes), reversed(shape)))
     if len(sizes) > len(shape) or not fits:
         raise InputError(
-            f"expected a tensor that broadcasts to (batch, {', '.join(map(str, shape))}) at {access.place}, "
+            f"expected a tensor that broadcasts to (batch, {', '.join(map(str, shape))}) at "
+            f"{access.place}, "
             f"found shape {tuple(tensor.shape)}"
         )
 
@@ -155,7 +179,8 @@ def _called(access: Access, function: Callable[[Tensor], Tensor]) -> TensorFunct
         if not isinstance(new, Tensor) or new.shape != clean.shape:
             result = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
             raise InputError(
-                f"expected a tensor of shape {tuple(clean.shape)} from the function at {access.name}, found {result}"
+                f"expected a tensor of shape {tuple(clean.shape)} from the function at "
+                f"{access.name}, found {result}"
             )
         return new
 
@@ -165,7 +190,9 @@ def _called(access: Access, function: Callable[[Tensor], Tensor]) -> TensorFunct
 def _resampled(access: Access, seed: int) -> TensorFunction:
     def change(clean: Tensor) -> Tensor:
         if len(clean) < 2:
-            raise InputError(f"expected at least two images to resample {access.name}, found {len(clean)}")
+            raise InputError(
+                f"expected at least two images to resample {access.name}, found {len(clean)}"
+            )
         return clean[another_image(len(clean), seed).to(clean.device)]
 
     return change
@@ -185,7 +212,10 @@ def another_image(count: int, seed: int) -> Int[Tensor, " batch"]:
 def _knocked(model: Model, access: Access, knock: KnockOut) -> tuple[tuple[int, ...], ...]:
     """Return the positions of the heads, queries and keys of a knock-out."""
     if access.place.kind != "weights":
-        raise InputError(f"expected attention weights for a KnockOut (blocks.3.attention.weights), found {access.name}")
+        raise InputError(
+            "expected attention weights for a KnockOut (blocks.3.attention.weights), found "
+            f"{access.name}"
+        )
     counts = dict(zip(access.place.axes, access.place.shape))
     positions = []
     for axis, tokens in (("heads", knock.heads), ("query", knock.queries), ("key", knock.keys)):

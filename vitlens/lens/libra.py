@@ -1,9 +1,11 @@
-"""LibraGrad (Mehri 2025): a backward pass in which attention, norms and activations count as the products they are.
+"""LibraGrad (Mehri 2025): a backward pass in which attention, norms and activations count as the
+products they are.
 
-A gradient explains a product twice: once through each factor. LibraGrad takes one factor as constant: attention's
-weights, a norm's standard deviation, the gate of an activation, the norm of a projected vector; the gradient of a
-product of two computed tensors is halved. Nothing but the backward pass changes, so the logits are those of the plain
-model, bit for bit, and input times gradient plus bias times gradient sums to the logit (FullGrad-complete, theorem 1).
+A gradient explains a product twice: once through each factor. LibraGrad takes one factor as
+constant: attention's weights, a norm's standard deviation, the gate of an activation, the norm of a
+projected vector; the gradient of a product of two computed tensors is halved. Nothing but the
+backward pass changes, so the logits are those of the plain model, bit for bit, and input times
+gradient plus bias times gradient sums to the logit (FullGrad-complete, theorem 1).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +29,14 @@ Rule = Callable[..., Any]  # of the function itself and its arguments
 def libra_gradients(model: Model) -> Iterator[None]:
     """Apply LibraGrad's rules to gradients through the model; its logits do not change.
 
-    The model's parameters keep no gradient inside: a parameter's product is not one of two computed tensors. Restored
-    on exit. GroupNorm, and products computed by einsum or a custom kernel, keep their plain gradient.
+    The model's parameters keep no gradient inside: a parameter's product is not one of two computed
+    tensors. Restored on exit. GroupNorm, and products computed by einsum or a custom kernel, keep
+    their plain gradient.
     """
     with turn(model):
-        required = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
+        required = {
+            name: parameter.requires_grad for name, parameter in model.module.named_parameters()
+        }
         model.module.requires_grad_(False)
         try:
             with LibraMode():
@@ -44,7 +49,9 @@ def libra_gradients(model: Model) -> Iterator[None]:
 class LibraMode(ScopedMode):
     """Applies LibraGrad's rule to each function that has one. Use through `libra_gradients`."""
 
-    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def intercept(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Return the function's own value, with the rule's gradient."""
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
@@ -58,7 +65,9 @@ class LibraMode(ScopedMode):
 
 
 class _Normed(torch.autograd.Function):
-    """A norm's value over the last axes, with the gradient of (x - mean) · constant · weight + bias."""
+    """A norm's value over the last axes, with the gradient of (x - mean) · constant · weight +
+    bias.
+    """
 
     @staticmethod
     def forward(
@@ -95,7 +104,8 @@ class _Normed(torch.autograd.Function):
 
 
 class _Gated(torch.autograd.Function):
-    """An activation's value x · gate(x), with the gradient of x · constant; slope: the gate at 0."""
+    """An activation's value x · gate(x), with the gradient of x · constant; slope: the gate
+    at 0."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, value: Tensor, slope: float) -> Tensor:
@@ -121,7 +131,9 @@ class _Halved(torch.autograd.Function):
         return gradients[0] / 2
 
 
-def _attention(func: Rule, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _attention(
+    func: Rule, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     return func(query.detach(), key.detach(), value, *args, **kwargs)
 
 
@@ -129,7 +141,9 @@ def _softmax(func: Rule, *args: Any, **kwargs: Any) -> Any:
     weights = func(*args, **kwargs)
     if not isinstance(weights, Tensor) or weights.dim() < 3 or not weights.requires_grad:
         return weights  # of logits, not of attention
-    return weights.detach().requires_grad_()  # a leaf: relevance takes the gradient with respect to it
+    return (
+        weights.detach().requires_grad_()
+    )  # a leaf: relevance takes the gradient with respect to it
 
 
 def _layer_norm(
@@ -148,7 +162,11 @@ def _layer_norm(
 
 
 def _rms_norm(
-    func: Rule, tokens: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    func: Rule,
+    tokens: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
 ) -> Any:
     axes = tuple(range(-len(shape), 0))
     with torch.no_grad():
@@ -175,7 +193,9 @@ def _constant(func: Rule, *args: Any, **kwargs: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _normalised(func: Rule, tokens: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
+def _normalised(
+    func: Rule, tokens: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None
+) -> Any:
     """Compute F.normalize with the vector's length constant."""
     if out is not None:
         return func(tokens, p, dim, eps, out=out)
@@ -204,7 +224,9 @@ RULES: Final[Mapping[Any, Rule]] = MappingProxyType(
         F.silu: _gate(_HALF),
         F.hardswish: _gate(_HALF),
         F.mish: _gate(0.6),  # tanh(ln 2)
-        **dict.fromkeys((torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.hardsigmoid, F.softplus), _constant),
+        **dict.fromkeys(
+            (torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.hardsigmoid, F.softplus), _constant
+        ),
         **dict.fromkeys((torch.norm, Tensor.norm, torch.linalg.vector_norm), _constant),
         F.normalize: _normalised,
         **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__), _product),

@@ -1,4 +1,6 @@
-"""Observe: run a model once and hand each layer's attention to a reducer, after a self-check on the first image."""
+"""Observe: run a model once and hand each layer's attention to a reducer, after a self-check on the
+first image.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,7 +24,9 @@ from vitlens.models.recording import maps_heads
 from vitlens.shapes import Images, Logits
 
 Reducer = Callable[[AttentionCall], None]
-_SUMS: Final = frozenset({"add", "sub", "rsub", "iadd", "isub", "radd", "lerp"})  # names without _ at either end
+_SUMS: Final = frozenset(
+    {"add", "sub", "rsub", "iadd", "isub", "radd", "lerp"}
+)  # names without _ at either end
 _MAPS: Final = frozenset({"linear", "conv2d"})
 _PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
 _SCALING: Final = frozenset({"dropout", "mul", "rmul", "imul", "div", "neg"})  # of what was mixed
@@ -59,7 +63,9 @@ _OTHER: Final = 0.1  # of the spread over heads and queries: a greater differenc
 TOLERANCE: Final = 1e-4  # fp32: weights @ value against the output of the model's own kernel
 
 
-def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = False, graph: bool = False) -> Logits:
+def observe(
+    model: Model, images: Images, reducer: Reducer, *, explicit: bool = False, graph: bool = False
+) -> Logits:
     """Run `vitlens.observe` on images on the model's device, which need not lie in [0, 1]."""
     survey_weights(model, images)
     with (
@@ -75,22 +81,30 @@ def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = 
 
 
 @contextmanager
-def observing(model: Model | nn.Module, reducer: Reducer, *, explicit: bool = False) -> Iterator[AttentionMode]:
-    """Hand every attention call to the reducer, in the order of the forward pass; no tensor is kept."""
+def observing(
+    model: Model | nn.Module, reducer: Reducer, *, explicit: bool = False
+) -> Iterator[AttentionMode]:
+    """Hand every attention call to the reducer, in the order of the forward pass; no tensor is
+    kept.
+    """
     if isinstance(model, Model) and not model.anatomy.attention and model.anatomy.unread:
-        raise UnsupportedError(f"expected softmax attention in {model.alias}, {model.anatomy.unread}")
+        raise UnsupportedError(
+            f"expected softmax attention in {model.alias}, {model.anatomy.unread}"
+        )
     with tapped(model, Tap(read=lambda call, _scores: reducer(call), explicit=explicit)) as mode:
         yield mode
 
 
 def survey(model: Model, images: Images) -> tuple[Site, ...]:
-    """Return where a model computes attention, layer by layer; checked on the first of the images, once per model.
+    """Return where a model computes attention, layer by layer; checked on the first of the images,
+    once per model.
 
-    The check: weights @ value is the output of the model's own kernel (1e-4), rows sum to 1, the weights of every
-    attention module are observed, the logits are those of the unobserved model, and the weights of an image are the
-    same with another image in its batch (else the first axis is not the batch). On the meta device, which has no
-    values, only the third is checked. The tolerances of a module in bf16 or fp16 are those of its rounding. Raises
-    LensError where a check fails.
+    The check: weights @ value is the output of the model's own kernel (1e-4), rows sum to 1, the
+    weights of every attention module are observed, the logits are those of the unobserved model,
+    and the weights of an image are the same with another image in its batch (else the first axis is
+    not the batch). On the meta device, which has no values, only the third is checked. The
+    tolerances of a module in bf16 or fp16 are those of its rounding. Raises LensError where a check
+    fails.
     """
     return SITES.get(model, lambda: _surveyed(model, images[:1]))
 
@@ -136,11 +150,14 @@ def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
                 _check_windows(call, projected[call.site.module], tolerance)
         plain = model(image)
         if not torch.isfinite(plain).all():
-            raise NonFiniteError(f"expected finite logits of {model.alias}, found NaN or infinity; check its weights")
+            raise NonFiniteError(
+                f"expected finite logits of {model.alias}, found NaN or infinity; check its weights"
+            )
         largest = (plain - observed).abs().max().item()
         if largest > tolerance * max(1.0, plain.abs().max().item()):
             raise LensError(
-                f"expected the logits of {model.alias} unchanged under observation, found a difference of {largest:.1e}"
+                f"expected the logits of {model.alias} unchanged under observation, found a "
+                f"difference of {largest:.1e}"
             )
         _check_batch(model, image, sketches, tolerance)
     return sites
@@ -154,7 +171,9 @@ def exact(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _sketch(call: AttentionCall) -> Tensor:
-    """Return the weights of the first image, (windows, heads, query, key), as a random mean over the keys."""
+    """Return the weights of the first image, (windows, heads, query, key), as a random mean over
+    the keys.
+    """
     weights = call.weights()
     mix = torch.rand(weights.shape[-1], generator=torch.Generator().manual_seed(0)).to(weights)
     return weights[: len(weights) // call.images] @ mix
@@ -172,8 +191,10 @@ def _check_batch(model: Model, image: Images, sketches: list[Tensor], tolerance:
         single = next(expected, None)
         if single is None or not _are_close(single.float(), _sketch(call).float(), tolerance):
             raise LensError(
-                f"expected attention weights of an image that do not depend on the others of its batch, found others "
-                f"in layer {call.site.layer} ({call.site.module}) of {model.alias}; batch x heads has the batch first"
+                "expected attention weights of an image that do not depend on the others of its "
+                "batch, found others "
+                f"in layer {call.site.layer} ({call.site.module}) of {model.alias}; batch x heads "
+                "has the batch first"
             )
 
     with observing(model, check):
@@ -181,7 +202,9 @@ def _check_batch(model: Model, image: Images, sketches: list[Tensor], tolerance:
 
 
 def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
-    """Return True if two sketches are the same image's: upper layers amplify rounding, another image differs more."""
+    """Return True if two sketches are the same image's: upper layers amplify rounding, another
+    image differs more.
+    """
     if first.shape != second.shape:
         return False
     spread = (first - first.mean()).norm().item()
@@ -202,7 +225,8 @@ def _check_call(call: AttentionCall, tolerance: float) -> None:
     difference = (weights @ call.inputs.value - call.output).abs().max().item()
     if difference > tolerance * max(1.0, call.output.abs().max().item()):
         raise LensError(
-            f"expected weights @ value to be the head's output, found a difference of {difference:.1e} in {where}"
+            "expected weights @ value to be the head's output, found a difference of "
+            f"{difference:.1e} in {where}"
         )
 
 
@@ -216,19 +240,26 @@ def _check_windows(call: AttentionCall, projected: Tensor, tolerance: float) -> 
     assert call.output is not None  # of a fused kernel
     as_read = call.output.transpose(1, 2).flatten(2)
     windows_as_heads = call.output.unflatten(0, (call.images, -1)).permute(0, 2, 3, 1, 4).flatten(3)
-    if not _holds_rows(projected, as_read, tolerance) and _holds_rows(projected, windows_as_heads, tolerance):
+    if not _holds_rows(projected, as_read, tolerance) and _holds_rows(
+        projected, windows_as_heads, tolerance
+    ):
         site = call.site
         raise LensError(
-            f"expected {site.heads} heads in layer {site.layer} ({site.module}), found that its output projection "
-            f"reads {len(call.output) // call.images} heads of {site.heads} windows; put the windows before the heads"
+            f"expected {site.heads} heads in layer {site.layer} ({site.module}), found that its "
+            "output projection "
+            f"reads {len(call.output) // call.images} heads of {site.heads} windows; put the "
+            "windows before the heads"
         )
 
 
 def _holds_rows(tokens: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Return True if two tensors hold the same vectors along their last axes, in whichever order."""
+    """Return True if two tensors hold the same vectors along their last axes, in whichever
+    order."""
     if tokens.shape[-1] != other.shape[-1] or tokens.numel() != other.numel():
         return False
-    mix = torch.rand(tokens.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mix = torch.rand(
+        tokens.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     sums = _sorted_products(tokens, mix)
     other_sums = _sorted_products(other, mix)
     largest = max(1.0, sums.abs().max().item())
@@ -242,29 +273,35 @@ def _sorted_products(tokens: Tensor, mix: Tensor) -> Tensor:
 def require_one_softmax(model: Model, images: Images) -> None:
     """Raise UnsupportedError for a layer whose values are not mixed by the weights of one softmax.
 
-    Some add or subtract the weights of several (DiffAttention), so that their sum may be negative; some change them
-    first (the greatest ones, a gate, another norm). Each is followed through the layer's forward pass, also as what it
-    has mixed.
+    Some add or subtract the weights of several (DiffAttention), so that their sum may be negative;
+    some change them first (the greatest ones, a gate, another norm). Each is followed through the
+    layer's forward pass, also as what it has mixed.
     """
     follower = _followed(model, images)
     if follower.summed:
         raise UnsupportedError(
-            f"expected values mixed by the weights of one softmax, found several, added or subtracted, in "
+            "expected values mixed by the weights of one softmax, found several, added or "
+            "subtracted, in "
             f"{follower.summed[0]} of {model.alias} (differential or gated attention)"
         )
     changed = follower.changed_modules()
     if changed:
         raise UnsupportedError(
-            f"expected values mixed by the weights of a softmax, found weights changed after it in {changed[0]} of "
-            f"{model.alias} (the greatest ones, a gate, another norm); change the scores before the softmax instead"
+            "expected values mixed by the weights of a softmax, found weights changed after it in "
+            f"{changed[0]} of "
+            f"{model.alias} (the greatest ones, a gate, another norm); change the scores before "
+            "the softmax instead"
         )
 
 
 def require_special_first(model: Model) -> None:
-    """Raise UnsupportedError for a model whose special tokens stand behind patches and cannot be moved before them."""
+    """Raise UnsupportedError for a model whose special tokens stand behind patches and cannot be
+    moved before them.
+    """
     if model.anatomy.attention and not model.anatomy.special_first:
         raise UnsupportedError(
-            f"expected special tokens before the patches, found in {model.alias} that {model.anatomy.unread}"
+            f"expected special tokens before the patches, found in {model.alias} that "
+            f"{model.anatomy.unread}"
         )
 
 
@@ -308,9 +345,9 @@ class _Softmax:
 class _Followed:
     """A result of softmax, or what was computed from it.
 
-    tensor: held, as it is found by its identity; softmax: None where that was not over the last axis, or was of a
-    fused kernel; is_weights: whether it has not mixed values yet; is_changed, is_mapped: whether its values are others
-    than the softmax's, or were mixed over heads.
+    tensor: held, as it is found by its identity; softmax: None where that was not over the last
+    axis, or was of a fused kernel; is_weights: whether it has not mixed values yet; is_changed,
+    is_mapped: whether its values are others than the softmax's, or were mixed over heads.
     """
 
     tensor: Tensor
@@ -321,7 +358,8 @@ class _Followed:
 
 
 class _Follower(ScopedMode):
-    """Follows results of softmax, and of the products that they enter, until two of them are added."""
+    """Follows results of softmax, and of the products that they enter, until two of them are
+    added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,12 +378,24 @@ class _Follower(ScopedMode):
         self.inside.append(name)
 
     def changed_modules(self) -> tuple[str, ...]:
-        """Return the modules in which values were mixed by other weights than a softmax's, or by none."""
-        mixing = {softmax.module for softmax in self.softmaxes if softmax.is_used} | self.fused | set(self.mapped)
-        unused = [softmax.module for softmax in self.softmaxes if softmax.is_read and softmax.module not in mixing]
+        """Return the modules in which values were mixed by other weights than a softmax's, or by
+        none.
+        """
+        mixing = (
+            {softmax.module for softmax in self.softmaxes if softmax.is_used}
+            | self.fused
+            | set(self.mapped)
+        )
+        unused = [
+            softmax.module
+            for softmax in self.softmaxes
+            if softmax.is_read and softmax.module not in mixing
+        ]
         return tuple(dict.fromkeys(self.changed + unused))
 
-    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def intercept(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Compute every call unchanged, and follow its result."""
         args, kwargs = positional(func, args, kwargs)
         full_name = getattr(func, "__name__", "")
@@ -388,10 +438,16 @@ class _Follower(ScopedMode):
 
     def _compare(self, weights: _Followed, before: Tensor, after: Any) -> None:
         """Follow weights after an operation, and note whether it changed their values."""
-        if not isinstance(after, Tensor) or after.shape != before.shape or not after.is_floating_point():
+        if (
+            not isinstance(after, Tensor)
+            or after.shape != before.shape
+            or not after.is_floating_point()
+        ):
             return
         # tensors on the meta device, as of `vitlens models`, have only shapes
-        is_same = after.is_meta or torch.allclose(after, before.to(after.dtype), rtol=0.0, atol=TOLERANCE)
+        is_same = after.is_meta or torch.allclose(
+            after, before.to(after.dtype), rtol=0.0, atol=TOLERANCE
+        )
         self._follow(after, replace(weights, is_changed=weights.is_changed or not is_same))
 
     def _begin(self, result: Tensor, dim: object) -> None:
@@ -434,5 +490,7 @@ def _first_weights(followed: Sequence[_Followed]) -> _Followed | None:
 
 
 def _maps_weights(name: str, weights: Tensor, tensors: list[Tensor], result: Any) -> bool:
-    """Return True if an operation maps the weights linearly, over their heads or otherwise, rather than uses them."""
+    """Return True if an operation maps the weights linearly, over their heads or otherwise, rather
+    than uses them.
+    """
     return name in _MAPS or (name in _PRODUCTS and maps_heads(weights, tensors, result))

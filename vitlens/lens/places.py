@@ -1,8 +1,9 @@
-"""The places of a model: tensors by stable names, how each is reached in a forward pass, and patterns of names.
+"""The places of a model: tensors by stable names, how each is reached in a forward pass, and
+patterns of names.
 
-Their shapes are read in forward passes of one and of two images. Two kinds of names are known but not listed:
-"blocks.3.tokens", a block's input as a sequence also where it is a map, and the block and MLP of a layer that shares
-its block with a later one.
+Their shapes are read in forward passes of one and of two images. Two kinds of names are known but
+not listed: "blocks.3.tokens", a block's input as a sequence also where it is a map, and the block
+and MLP of a layer that shares its block with a later one.
 """
 
 import re
@@ -59,9 +60,9 @@ _HINT: Final = "model.places()"
 class Place:
     """One place in a model whose tensor can be captured.
 
-    name: stable, such as "blocks.3.head.7", blocks and heads counted from 0; kind: what the tensor is, a key of
-    KIND_WORDS; axes and shape: the names and sizes of its axes for one image, the batch axis left out; changeable:
-    whether `intervene` can change it.
+    name: stable, such as "blocks.3.head.7", blocks and heads counted from 0; kind: what the tensor
+    is, a key of KIND_WORDS; axes and shape: the names and sizes of its axes for one image, the
+    batch axis left out; changeable: whether `intervene` can change it.
     """
 
     name: str
@@ -79,7 +80,8 @@ class Place:
 
 
 class Places(tuple[Place, ...]):
-    """The places of a model, in forward order; printed as a table in which equal places of several blocks are one line.
+    """The places of a model, in forward order; printed as a table in which equal places of several
+    blocks are one line.
 
     A name in the table is a pattern that `capture`, `intervene` and `patch` take.
     """
@@ -107,13 +109,16 @@ class Places(tuple[Place, ...]):
         lines = [("place", "shape for one image", "tensor"), *self.lines()]
         name_width = max(len(line[0]) for line in lines)
         shape_width = max(len(line[1]) for line in lines)
-        return "\n".join(f"{name:{name_width}}  {shape:{shape_width}}  {words}" for name, shape, words in lines)
+        return "\n".join(
+            f"{name:{name_width}}  {shape:{shape_width}}  {words}" for name, shape, words in lines
+        )
 
     __repr__ = __str__
 
 
 def _merge_lines(lines: list[tuple[str, str, str]], pattern: str) -> list[tuple[str, str, str]]:
-    """Merge the lines that differ only in the number that the second group of the pattern matches."""
+    """Merge the lines that differ only in the number that the second group of the pattern
+    matches."""
     numbers_by_line: dict[tuple[str, str, str, str], list[str]] = {}
     for name, shape, words in lines:
         match = re.fullmatch(pattern, name)
@@ -143,12 +148,14 @@ def _range(numbers: list[str]) -> str:
 class Access:
     """How a place is reached.
 
-    module: the name of the module whose call it belongs to; part: that call's input (the argument `argument`), its
-    output, the heads joined before its output projection, or a stage of its attention; layer: the first layer that must
-    run again when it changes, None where replay has none; argument, of an output: the input that it is where the block
-    is removed, None where it cannot be; heads: of the layer; windows: calls of the module an image; tokens_first:
-    whether the module's tensor is (tokens, batch, ..), not (batch, tokens, ..); head, tokens: which head and which
-    positions of the tensor are meant, None: all; flat: a map is taken as tokens, row by row; listed: by `places`.
+    module: the name of the module whose call it belongs to; part: that call's input (the argument
+    `argument`), its output, the heads joined before its output projection, or a stage of its
+    attention; layer: the first layer that must run again when it changes, None where replay has
+    none; argument, of an output: the input that it is where the block is removed, None where it
+    cannot be; heads: of the layer; windows: calls of the module an image; tokens_first: whether the
+    module's tensor is (tokens, batch, ..), not (batch, tokens, ..); head, tokens: which head and
+    which positions of the tensor are meant, None: all; flat: a map is taken as tokens, row by row;
+    listed: by `places`.
     """
 
     place: Place
@@ -172,13 +179,15 @@ class Access:
     def at(self, tokens: tuple[int, ...], word: str, axis: int) -> "Access":
         """Return the access to some positions on the axis of tokens only.
 
-        word: the positions as the user typed them, which end the place's name. Raises InputError where there are no
-        such positions.
+        word: the positions as the user typed them, which end the place's name. Raises InputError
+        where there are no such positions.
         """
         count = self.place.shape[axis]
         for token in tokens:
             if not 0 <= token < count:
-                raise InputError(f"expected positions from 0 to {count - 1} at {self.name}, found {token}")
+                raise InputError(
+                    f"expected positions from 0 to {count - 1} at {self.name}, found {token}"
+                )
         shape = (*self.place.shape[:axis], len(tokens), *self.place.shape[axis + 1 :])
         if self.tokens is not None:
             tokens = tuple(self.tokens[token] for token in tokens)
@@ -186,7 +195,9 @@ class Access:
         return replace(self, place=place, tokens=tokens)
 
     def whole(self, raw: Tensor) -> Tensor:
-        """Return the module's tensor with the batch of images as first axis, windows and heads as axes of their own."""
+        """Return the module's tensor with the batch of images as first axis, windows and heads as
+        axes of their own.
+        """
         tensor = raw.transpose(0, 1) if self.tokens_first else raw
         if self.part == "joined":  # (calls, tokens, heads x head_dim)
             tensor = raw.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -221,12 +232,14 @@ class Access:
 
 
 def places(model: Model) -> Places:
-    """Return every place whose tensor `capture` gives: names, axes and sizes for one image, in forward order.
+    """Return every place whose tensor `capture` gives: names, axes and sizes for one image, in
+    forward order.
 
-    Blocks and heads count from 0, in the order of the forward pass, as the layers of `attention`; an attention pooling
-    at the end is the last of them. A block without attention has a number and no heads. A place that a model does not
-    have is not listed: windows have weights of every window (an axis `windows`), attention that is computed by hand has
-    no queries, a CNN has blocks and stages.
+    Blocks and heads count from 0, in the order of the forward pass, as the layers of `attention`;
+    an attention pooling at the end is the last of them. A block without attention has a number and
+    no heads. A place that a model does not have is not listed: windows have weights of every window
+    (an axis `windows`), attention that is computed by hand has no queries, a CNN has blocks and
+    stages.
 
     >>> import vitlens
     >>> places = vitlens.places(vitlens.load("vit-digits"))
@@ -242,10 +255,11 @@ def places(model: Model) -> Places:
 def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ...]:
     """Return the places that some names or patterns mean, each once, in the order of the names.
 
-    "*" stands for one part between dots, "{3,4}" and "{0..5}" for alternatives. "[cls]", "[register]", "[patch]",
-    "[0,5]" or "[3..8]" at the end takes some token positions, "[*]" each position as a place of its own. "blocks.3"
-    is the output of block 3, "blocks.3.residual" in a transformer. Raises UnknownNameError for a name that is none of
-    `places`, InputError for a pattern that fits none of them and for positions that are not there.
+    "*" stands for one part between dots, "{3,4}" and "{0..5}" for alternatives. "[cls]",
+    "[register]", "[patch]", "[0,5]" or "[3..8]" at the end takes some token positions, "[*]" each
+    position as a place of its own. "blocks.3" is the output of block 3, "blocks.3.residual" in a
+    transformer. Raises UnknownNameError for a name that is none of `places`, InputError for a
+    pattern that fits none of them and for positions that are not there.
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
         names = (names,)
@@ -263,8 +277,8 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
 def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
     """Return positions of tokens from a word ("cls", "register", "patch"), a position, or several.
 
-    count: of all tokens. Raises InputError for positions that are not there, and for a word where the tokens are not
-    the model's sequence.
+    count: of all tokens. Raises InputError for positions that are not there, and for a word where
+    the tokens are not the model's sequence.
     """
     if not isinstance(tokens, str):
         positions = (tokens,) if isinstance(tokens, int) else tuple(tokens)
@@ -279,13 +293,16 @@ def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
     layout = model.anatomy.layout
     if layout is None or layout.tokens != count:
         raise InputError(
-            f"expected the model's whole sequence of tokens for {tokens!r}, found {count} tokens; give positions"
+            f"expected the model's whole sequence of tokens for {tokens!r}, found {count} tokens; "
+            "give positions"
         )
     if tokens not in get_args(PrefixKind):
         return tuple(range(len(layout.prefix), count))
     positions = layout.positions(tokens)  # type: ignore[arg-type]
     if not positions:
-        raise InputError(f"expected a model with a {tokens} token, found prefix {layout.prefix}; try 'patch'")
+        raise InputError(
+            f"expected a model with a {tokens} token, found prefix {layout.prefix}; try 'patch'"
+        )
     return positions
 
 
@@ -294,7 +311,9 @@ def _resolve(model: Model, name: str) -> Iterator[Access]:
         raise InputError(f"expected the name of a place, found {type(name).__name__}; see {_HINT}")
     whole, bracket, inner = name.partition("[")
     if bracket and not inner.endswith("]"):
-        raise InputError(f"expected positions such as [cls] or [0,5] at the end of a place, found {name!r}")
+        raise InputError(
+            f"expected positions such as [cls] or [0,5] at the end of a place, found {name!r}"
+        )
     text = inner.removesuffix("]")
     for access in _accesses_of_pattern(model, whole):
         if bracket:
@@ -316,7 +335,8 @@ def _at_positions(model: Model, access: Access, text: str) -> Iterator[Access]:
     axis = _token_axis(access.place)
     if axis is None:
         raise InputError(
-            f"expected a place with an axis of tokens for the positions [{text}], found {access.place}; "
+            f"expected a place with an axis of tokens for the positions [{text}], found "
+            f"{access.place}; "
             "leave the brackets out"
         )
     count = access.place.shape[axis]
@@ -329,7 +349,9 @@ def _at_positions(model: Model, access: Access, text: str) -> Iterator[Access]:
         positions = list(_alternatives(text))
         if not all(word.isdecimal() for word in positions):
             words = ", ".join(_WORDS)
-            raise InputError(f"expected positions ({words}, or numbers such as 0,5 or 3..8), found [{text}]")
+            raise InputError(
+                f"expected positions ({words}, or numbers such as 0,5 or 3..8), found [{text}]"
+            )
         yield access.at(tuple(map(int, positions)), text, axis)
 
 
@@ -369,7 +391,9 @@ def _expand_braces(pattern: str) -> Iterator[str]:
         yield pattern
         return
     for alternative in _alternatives(braces[1]):
-        yield from _expand_braces(f"{pattern[: braces.start()]}{alternative}{pattern[braces.end() :]}")
+        yield from _expand_braces(
+            f"{pattern[: braces.start()]}{alternative}{pattern[braces.end() :]}"
+        )
 
 
 def _alternatives(text: str) -> Iterator[str]:
@@ -391,7 +415,9 @@ def accesses(model: Model) -> dict[str, Access]:
     blocks: list[str] = []
     maps: list[str] = []
     if not model_layers:
-        blocks = [name for name in model.anatomy.blocks if not holds_another(name, model.anatomy.blocks)]
+        blocks = [
+            name for name in model.anatomy.blocks if not holds_another(name, model.anatomy.blocks)
+        ]
         with suppress(UnsupportedError):  # no map and no token
             maps = [stage.module for stage in stages(model) if stage.kind == "stage"]
             blocks += [stage.module for stage in stages(model)]
@@ -403,7 +429,10 @@ def accesses(model: Model) -> dict[str, Access]:
         before = units[:position]
         after = units[position + 1 :]
         ordered += reader.layer(
-            layer, first=layer.unit not in before, last=layer.unit not in after, is_input=position == 0
+            layer,
+            first=layer.unit not in before,
+            last=layer.unit not in after,
+            is_input=position == 0,
         )
     for index, name in enumerate(name for name in blocks if name in model.anatomy.blocks):
         ordered += reader.module(f"blocks.{index}", "block", name)
@@ -414,7 +443,9 @@ def accesses(model: Model) -> dict[str, Access]:
     return {access.name: access for access in ordered}
 
 
-_Shapes = dict[tuple[str, str], tuple[Shape, int]]  # by module and what of it, for one image, with the batch's axis
+_Shapes = dict[
+    tuple[str, str], tuple[Shape, int]
+]  # by module and what of it, for one image, with the batch's axis
 
 
 def _batched_shapes(model: Model, model_layers: Sequence[Layer], blocks: Sequence[str]) -> _Shapes:
@@ -455,7 +486,8 @@ def _shapes(
 
 
 def _batch_axis(single: Shape, double: Shape | None) -> int | None:
-    """Return the axis that is twice as long with two images, the first or, of tokens, the second."""
+    """Return the axis that is twice as long with two images, the first or, of tokens, the
+    second."""
     if double is None or len(single) != len(double):
         return None
     longer = [axis for axis in range(len(single)) if single[axis] != double[axis]]
@@ -485,7 +517,9 @@ class _Reader:
     model: Model
     shapes: _Shapes
 
-    def module(self, name: str, kind: str, module: str, part: Part = "output", **options: Any) -> Iterator[Access]:
+    def module(
+        self, name: str, kind: str, module: str, part: Part = "output", **options: Any
+    ) -> Iterator[Access]:
         """Yield the input or output of a module, where it is one tensor a forward pass."""
         shape, axis = self.shapes.get((module, part), ((), 0))
         if not shape:
@@ -509,8 +543,8 @@ class _Reader:
     def layer(self, layer: Layer, *, first: bool, last: bool, is_input: bool) -> Iterator[Access]:
         """Yield the places of a layer, or of a block without attention.
 
-        first, last: of the layers that share its block, whose input and output are listed once; is_input: whether the
-        tokens of the image enter the model here.
+        first, last: of the layers that share its block, whose input and output are listed once;
+        is_input: whether the tokens of the image enter the model here.
         """
         name = f"blocks.{layer.index}"
         options = dict[str, Any](layer=layer.index)
@@ -528,7 +562,9 @@ class _Reader:
         if not output:
             return
         removed = layer.stream if layer.removable else None
-        for access in self.module(f"{name}.residual", "residual", layer.unit, argument=removed, listed=last, **options):
+        for access in self.module(
+            f"{name}.residual", "residual", layer.unit, argument=removed, listed=last, **options
+        ):
             if block and access.place.axes[-1] == "dim" and len(access.place.axes) > 1:
                 yield access
             else:  # no stream of tokens
@@ -571,5 +607,7 @@ class _Reader:
         whole = Access(place, module, "joined", layer.index, heads=layer.heads, windows=windows)
         yield whole
         for head in range(layer.heads):
-            place = _place(f"{name}.head.{head}", "head", axes[1:], (windows, tokens, layer.head_dim))
+            place = _place(
+                f"{name}.head.{head}", "head", axes[1:], (windows, tokens, layer.head_dim)
+            )
             yield replace(whole, place=place, head=head)

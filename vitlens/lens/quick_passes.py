@@ -1,10 +1,12 @@
-"""Forward passes of many images on a CPU: by oneDNN, and as many images at a time as fit the processor's cache.
+"""Forward passes of many images on a CPU: by oneDNN, and as many images at a time as fit the
+processor's cache.
 
-Linear layers and convolutions are equal up to rounding. PyTorch computes linear layers in fp32 with MKL, slower on some
-processors; convolutions and bf16 already use oneDNN. A GELU after a linear layer is fused with it at almost no cost.
-Gradients are with respect to the inputs alone: a layer whose weights require a gradient is left to PyTorch. Larger
-batches move every activation through the main memory: the bundled models take 1.8 times as long for 512 images at once
-as for 64 at a time.
+Linear layers and convolutions are equal up to rounding. PyTorch computes linear layers in fp32 with
+MKL, slower on some processors; convolutions and bf16 already use oneDNN. A GELU after a linear
+layer is fused with it at almost no cost. Gradients are with respect to the inputs alone: a layer
+whose weights require a gradient is left to PyTorch. Larger batches move every activation through
+the main memory: the bundled models take 1.8 times as long for 512 images at once as for 64 at a
+time.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,16 +24,19 @@ from vitlens.models.hooks import Forward, has_global_hooks, holding, is_changed,
 from vitlens.models.model import Model
 from vitlens.turns import turn
 
-_CACHE: Final = 12 << 20  # bytes of the widest activation of one forward pass that fit a processor's cache
+_CACHE: Final = (
+    12 << 20
+)  # bytes of the widest activation of one forward pass that fit a processor's cache
 _PRODUCT: Final = "_linear_pointwise"  # the operator that torch.compile uses for linear layers
 
 
 @contextmanager
 def quick_linear(device: torch.device) -> Iterator[None]:
-    """Inside, linear layers in fp32 on this device are oneDNN's, where it is a CPU and this torch has them.
+    """Inside, linear layers in fp32 on this device are oneDNN's, where it is a CPU and this torch
+    has them.
 
-    Without gradients, or with gradients of the inputs through frozen weights. Nothing changes where a function mode of
-    another origin is in force, which must see every linear layer.
+    Without gradients, or with gradients of the inputs through frozen weights. Nothing changes where
+    a function mode of another origin is in force, which must see every linear layer.
     """
     if not _has_onednn(device) or _has_other_mode():
         yield
@@ -42,13 +47,17 @@ def quick_linear(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def quick_convolutions(model: nn.Module) -> Iterator[None]:
-    """Inside, a CNN's weights on a CPU, and so its maps, are in channels-last format; restored on exit.
+    """Inside, a CNN's weights on a CPU, and so its maps, are in channels-last format; restored on
+    exit.
 
-    oneDNN is then faster forward and backward. A model whose only convolution is a patch embedding is left unchanged.
+    oneDNN is then faster forward and backward. A model whose only convolution is a patch embedding
+    is left unchanged.
     """
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     layers = [layer for layer in convolutions if layer.weight.device.type == "cpu"]
-    if not any(max(layer.kernel_size) > 1 and layer.kernel_size != layer.stride for layer in layers):
+    if not any(
+        max(layer.kernel_size) > 1 and layer.kernel_size != layer.stride for layer in layers
+    ):
         layers = []  # patch embeddings and 1x1 convolutions
     original = [(layer.weight, layer.weight.data) for layer in layers]
     with turn(model):
@@ -63,10 +72,11 @@ def quick_convolutions(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def quick_layers(model: Model) -> Iterator[None]:
-    """Apply `quick_linear`, with the first linear layer and the exact GELU of our and timm's MLPs as one call.
+    """Apply `quick_linear`, with the first linear layer and the exact GELU of our and timm's MLPs
+    as one call.
 
-    An MLP that is changed by an intervention or by other code than its own, or with a hook between the two, is left
-    unchanged.
+    An MLP that is changed by an intervention or by other code than its own, or with a hook between
+    the two, is left unchanged.
     """
     with turn(model), quick_linear(model.device), ExitStack() as stack:
         if _has_onednn(model.device) and not _has_other_mode():
@@ -77,19 +87,28 @@ def quick_layers(model: Model) -> Iterator[None]:
 
 
 def _has_other_mode() -> bool:
-    """Return True if torch's functions are intercepted by a mode that is neither torch's nor ours."""
+    """Return True if torch's functions are intercepted by a mode that is neither torch's nor
+    ours."""
     modes = map(type, _get_current_function_mode_stack())
     return not all(mode.__module__.startswith(("vitlens.", "torch.")) for mode in modes)
 
 
 def _has_onednn(device: torch.device) -> bool:
     operators = torch.ops.mkldnn
-    return device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(operators, _PRODUCT)
+    return (
+        device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and hasattr(operators, _PRODUCT)
+    )
 
 
 class _OneDNN(TorchFunctionMode):
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Compute linear layers with oneDNN where it can; pass every other call through."""
         if func is F.linear and not kwargs and len(args) == 3 and _fits(*args):
@@ -116,7 +135,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _differentiable_product(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # two axes: autograd forbids in-place changes of a view that a Function returns, and some models make them
+    # two axes: autograd forbids in-place changes of a view that a Function returns, and some models
+    # make them
     result: Tensor = _Linear.apply(tokens.flatten(0, -2), weight, bias)
     if tokens.dim() != 2:
         result = result.unflatten(0, tokens.shape[:-1])
@@ -124,7 +144,9 @@ def _differentiable_product(tokens: Tensor, weight: Tensor, bias: Tensor | None)
 
 
 def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(tokens.contiguous(), weight, bias, then, [], "none")
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(
+        tokens.contiguous(), weight, bias, then, [], "none"
+    )
     return result
 
 
@@ -149,7 +171,8 @@ def _is_plain(tensor: Tensor) -> bool:
 def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
     """Return the MLP's forward with its GELU fused into the first product.
 
-    The unfused forward runs where oneDNN cannot compute it, and while a skipped part has a hook or another forward.
+    The unfused forward runs where oneDNN cannot compute it, and while a skipped part has a hook or
+    another forward.
     """
     first = module.fc1
     skipped = [part for name, part in module.named_children() if name != "fc2"]
@@ -157,7 +180,10 @@ def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
     def is_observed() -> bool:
         if has_global_hooks():
             return True
-        return any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in skipped)
+        return any(
+            part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+            for part in skipped
+        )
 
     def wrap(forward: Forward) -> Forward:
         def fused(tokens: Tensor) -> Any:
@@ -176,9 +202,11 @@ def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
 
 @contextmanager
 def quick_passes(model: Model) -> Iterator[None]:
-    """Inside, forward passes without gradients of a model on a CPU are computed a few images at a time, by oneDNN.
+    """Inside, forward passes without gradients of a model on a CPU are computed a few images at a
+    time, by oneDNN.
 
-    A model that is observed (by a hook, or a replaced forward of one of its modules) still gets each batch at once.
+    A model that is observed (by a hook, or a replaced forward of one of its modules) still gets
+    each batch at once.
     """
     if model.device.type != "cpu":
         yield
@@ -188,7 +216,9 @@ def quick_passes(model: Model) -> Iterator[None]:
 
         def in_parts(forward: Forward) -> Forward:
             def run(images: Tensor) -> Any:
-                hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+                hooked = any(
+                    module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+                )
                 if torch.is_grad_enabled() or len(images) <= size or hooked or is_changed(model):
                     return forward(images)
                 return torch.cat([forward(part) for part in images.split(size)])
@@ -200,7 +230,9 @@ def quick_passes(model: Model) -> Iterator[None]:
 
 
 def quick_batch_size(model: Model) -> int:
-    """Return how many images fit the processor's cache, by the widest activation of one image; at least 1."""
+    """Return how many images fit the processor's cache, by the widest activation of one image; at
+    least 1.
+    """
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
     activation_sizes = [call.bytes for call in trace(model, 1).calls if call.module in leaves]
     widest = max(activation_sizes, default=1)

@@ -1,8 +1,10 @@
-"""Replay: a clean pass is kept, and changes of places run the model again only from the first layer they change.
+"""Replay: a clean pass is kept, and changes of places run the model again only from the first layer
+they change.
 
-Blocks l.. run again, many sets of changes in one batch. The attention of block l is not run again where only heads are
-replaced, as the output projection is linear: branch + (replacement - output) W, with the head's columns W. The last
-block is computed for the tokens that the classifier reads. `patch` runs one pass with the activations of another.
+Blocks l.. run again, many sets of changes in one batch. The attention of block l is not run again
+where only heads are replaced, as the output projection is linear: branch + (replacement - output)
+W, with the head's columns W. The last block is computed for the tokens that the classifier reads.
+`patch` runs one pass with the activations of another.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,14 +26,22 @@ from vitlens.lens.capture import Captured, capture
 from vitlens.lens.change import Set, in_force
 from vitlens.lens.intervene import Change, Changes, Reference, intervene, prepared
 from vitlens.lens.places import resolve_places
-from vitlens.lens.replay_pass import PassKind, ReplayRecord, StopForward, method_of, recording, replay_pass
+from vitlens.lens.replay_pass import (
+    PassKind,
+    ReplayRecord,
+    StopForward,
+    method_of,
+    recording,
+    replay_pass,
+)
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, as_images
 from vitlens.shapes import Images, Logits
 from vitlens.summary import Summary
 
 DEFAULT_BUDGET: Final = 2 << 30  # bytes: ViT-B/16 and 64 images need 1.4e9
-# bytes of the widest tensor in one forward: larger is slower on a CPU (most of all in bf16), smaller is slower on a GPU
+# bytes of the widest tensor in one forward: larger is slower on a CPU (most of all in bf16),
+# smaller is slower on a GPU
 _WORKING_SET: Final = {"cpu": 24 << 20}
 _LARGE_WORKING_SET: Final = 512 << 20
 
@@ -39,12 +49,15 @@ _LARGE_WORKING_SET: Final = 512 << 20
 class Replay:
     """A clean pass of some images, from which sets of changes are run; created by `replaying`.
 
-    logits: of the clean pass (batch, classes); exact: whether changes are replayed, else each set is a full forward;
-    note: why that is, and how much of the clean pass is not kept but computed again (which costs time and changes no
-    number), or ""; forward_cost: multiply-adds of linear layers in one forward of these images.
+    logits: of the clean pass (batch, classes); exact: whether changes are replayed, else each set
+    is a full forward; note: why that is, and how much of the clean pass is not kept but computed
+    again (which costs time and changes no number), or ""; forward_cost: multiply-adds of linear
+    layers in one forward of these images.
     """
 
-    def __init__(self, model: Model, images: Images, given: Set, *, budget: int, chunk: int | None) -> None:
+    def __init__(
+        self, model: Model, images: Images, given: Set, *, budget: int, chunk: int | None
+    ) -> None:
         self.model = model
         self.images = images
         self._method = method_of(model)
@@ -67,7 +80,11 @@ class Replay:
         working_set = _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET)
         self._chunk = chunk or max(1, working_set // self._method.largest)
         self._spent = LinearCount()
-        with self._computing(), in_force(model, self._always), recording(model, stored_layers) as self._records:
+        with (
+            self._computing(),
+            in_force(model, self._always),
+            recording(model, stored_layers) as self._records,
+        ):
             self.logits: Logits = model(images)
         self.forward_cost = self.cost
 
@@ -78,7 +95,8 @@ class Replay:
 
     @property
     def forward_equivalents(self) -> float:
-        """Return the cost so far in full forwards of these images, counted by linear layers' FLOPs."""
+        """Return the cost so far in full forwards of these images, counted by linear layers'
+        FLOPs."""
         return self.cost / self.forward_cost
 
     def run(
@@ -86,9 +104,12 @@ class Replay:
     ) -> Float[Tensor, "sets batch classes"]:
         """Return the logits under each set of changes by place, as `vitlens.intervene` would give.
 
-        sets: such as {"blocks.3.head.7": "zero"}; reference, seed: as in `intervene`. Raises what `intervene` raises.
+        sets: such as {"blocks.3.head.7": "zero"}; reference, seed: as in `intervene`. Raises what
+        `intervene` raises.
         """
-        return self.run_prepared([prepared(self.model, changes, reference=reference, seed=seed) for changes in sets])
+        return self.run_prepared(
+            [prepared(self.model, changes, reference=reference, seed=seed) for changes in sets]
+        )
 
     def run_prepared(self, sets: Sequence[Set]) -> Float[Tensor, "sets batch classes"]:
         """Return the logits as `run` does, for changes that were prepared once for many runs."""
@@ -98,7 +119,9 @@ class Replay:
         for number, changes in enumerate(complete_sets):
             if changes:
                 numbers_by_kind.setdefault(self._method.kind(changes), []).append(number)
-        for kind in sorted(numbers_by_kind, key=lambda kind: (kind.start, kind.attention, kind.whole)):
+        for kind in sorted(
+            numbers_by_kind, key=lambda kind: (kind.start, kind.attention, kind.whole)
+        ):
             record = self._record(kind.start) if self.exact else ReplayRecord()
             for numbers, part in self._chunks(numbers_by_kind[kind], whole=kind.whole):
                 chosen = [complete_sets[number] for number in numbers]
@@ -115,17 +138,23 @@ class Replay:
         again = [change for change in self._always if (change.access.layer or 0) >= start]
         return (*changes, *again)
 
-    def _run_chunk(self, sets: Sequence[Set], kind: PassKind, record: ReplayRecord, part: slice) -> Tensor:
+    def _run_chunk(
+        self, sets: Sequence[Set], kind: PassKind, record: ReplayRecord, part: slice
+    ) -> Tensor:
         """Return the logits of some images under some sets of changes of one kind."""
         with self._computing():
             if self.exact:
-                return replay_pass(self.model, self._method, record, kind, sets, part, len(self.images))
+                return replay_pass(
+                    self.model, self._method, record, kind, sets, part, len(self.images)
+                )
             with in_force(self.model, *sets):
                 logits: Tensor = self.model(self.images)
                 return logits
 
     def tensor(self, place: str) -> Tensor:
-        """Return the clean pass's tensor (batch, *shape) at a block's input or its heads: "blocks.3.heads"."""
+        """Return the clean pass's tensor (batch, *shape) at a block's input or its heads:
+        "blocks.3.heads".
+        """
         (access,) = resolve_places(self.model, place)
         record = self._record(access.layer or 0)
         raw = record.heads if access.part == "joined" else record.arguments[access.argument]  # type: ignore[index]
@@ -154,7 +183,12 @@ class Replay:
         if index in self._records and self._records[index].arguments:
             return self._records[index]
         again = recording(self.model, [index], stop=True)
-        with suppress(StopForward), self._computing(), in_force(self.model, self._always), again as records:
+        with (
+            suppress(StopForward),
+            self._computing(),
+            in_force(self.model, self._always),
+            again as records,
+        ):
             self.model(self.images)
         if records[index].arguments:
             return records[index]
@@ -175,14 +209,20 @@ class LinearCount(TorchFunctionMode):
         self.total = 0
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Count linear layers; pass every call through."""
         kwargs = kwargs or {}
         if func is F.linear:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.total += args[0].numel() * len(weight)
-        elif func is F.multi_head_attention_forward:  # projections of query, key and value, and the output projection
+        elif (
+            func is F.multi_head_attention_forward
+        ):  # projections of query, key and value, and the output projection
             query, key, value = args[:3]
             self.total += (2 * query.numel() + key.numel() + value.numel()) * query.shape[-1]
         return func(*args, **kwargs)
@@ -201,8 +241,8 @@ def replaying(
 
     given: changes that are in force in all passes.
 
-    Under autocast, everything runs in that precision. Interventions that are already applied stay applied, unless they
-    hold a tensor per image: a replay splits the batch in its own way.
+    Under autocast, everything runs in that precision. Interventions that are already applied stay
+    applied, unless they hold a tensor per image: a replay splits the batch in its own way.
     """
     replay = Replay(model, images, given, budget=budget, chunk=chunk)
     try:
@@ -218,18 +258,20 @@ def replay(
 ) -> Iterator[Replay]:
     """Run a clean pass of the images, kept inside the context, from which many changes are run.
 
-    `replay.run([{place: change}, ...])` gives the logits (sets, batch, classes) under each set of changes, which are
-    those of `intervene`: the model runs again only from the first layer that a set changes, several sets in one batch.
-    `replay.logits` are those of the clean pass; `replay.exact`: whether the model can be started in the middle with
-    equal logits (1e-4, tested once for its weights), else every set is a full forward pass, and `replay.note` says why.
-    budget: bytes of activations that are kept, the rest is computed again; chunk: images in one forward, copies
-    counted. No gradients. Contexts of `intervene` around it stay applied. Raises UnsupportedError for a model without
-    attention.
+    `replay.run([{place: change}, ...])` gives the logits (sets, batch, classes) under each set of
+    changes, which are those of `intervene`: the model runs again only from the first layer that a
+    set changes, several sets in one batch. `replay.logits` are those of the clean pass;
+    `replay.exact`: whether the model can be started in the middle with equal logits (1e-4, tested
+    once for its weights), else every set is a full forward pass, and `replay.note` says why.
+    budget: bytes of activations that are kept, the rest is computed again; chunk: images in one
+    forward, copies counted. No gradients. Contexts of `intervene` around it stay applied. Raises
+    UnsupportedError for a model without attention.
 
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)
     >>> with vitlens.replay(model, images) as replay:
-    ...     logits = replay.run([{f"blocks.5.head.{head}": "zero"} for head in range(4)] + [{"blocks.0": "remove"}])
+    ...     logits = replay.run([{f"blocks.5.head.{head}": "zero"} for head in range(4)] +
+      [{"blocks.0": "remove"}])
     >>> logits.shape, replay.exact
     (torch.Size([5, 2, 10]), True)
     """
@@ -241,9 +283,10 @@ def replay(
 class Patched(Summary):
     """The logits of one run with another run's activations put in.
 
-    places: the names that were patched together in each element of logits (places, batch, classes); clean, other: the
-    logits (batch, classes) of the two runs; exact: whether replay computed them, not full forward passes (the numbers
-    are those of full forward passes, to rounding, in both cases).
+    places: the names that were patched together in each element of logits (places, batch, classes);
+    clean, other: the logits (batch, classes) of the two runs; exact: whether replay computed them,
+    not full forward passes (the numbers are those of full forward passes, to rounding, in both
+    cases).
     """
 
     places: tuple[tuple[str, ...], ...]
@@ -253,9 +296,13 @@ class Patched(Summary):
     exact: bool
 
     def __getitem__(self, name: str) -> Logits:
-        """Return the logits (batch, classes) of a place that was patched alone. Raises InputError otherwise."""
+        """Return the logits (batch, classes) of a place that was patched alone. Raises InputError
+        otherwise.
+        """
         if (name,) not in self.places:
-            raise InputError(f"expected a place that was patched alone, found {name!r}; see .places")
+            raise InputError(
+                f"expected a place that was patched alone, found {name!r}; see .places"
+            )
         return self.logits[self.places.index((name,))]
 
 
@@ -266,12 +313,14 @@ def patch(
     other: AnyImages | Captured,
     places: str | Sequence[str | tuple[str, ...]],
 ) -> Patched:
-    """Return the logits of `images` with the activations of the other run put in at some places (activation patching).
+    """Return the logits of `images` with the activations of the other run put in at some places
+    (activation patching).
 
-    other: images in any form, as many as `images`, or what was captured at these places; places: names or
-    patterns, every place they mean patched apart; a tuple of them is patched together. "blocks.*.input[*]" is every
-    token of every block. Where the model can be replayed, each run starts at the first layer that it changes, many in
-    one batch. Raises InputError for runs of different numbers of images, UnknownNameError for an unknown place.
+    other: images in any form, as many as `images`, or what was captured at these places; places:
+    names or patterns, every place they mean patched apart; a tuple of them is patched together.
+    "blocks.*.input[*]" is every token of every block. Where the model can be replayed, each run
+    starts at the first layer that it changes, many in one batch. Raises InputError for runs of
+    different numbers of images, UnknownNameError for an unknown place.
 
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(4, 3, 32, 32)
@@ -283,9 +332,15 @@ def patch(
     """
     images = as_images(images).to(model.device)
     labels = _patched_together(model, places)
-    captured = other if isinstance(other, Captured) else capture(model, other, list(chain.from_iterable(labels)))
+    captured = (
+        other
+        if isinstance(other, Captured)
+        else capture(model, other, list(chain.from_iterable(labels)))
+    )
     if len(captured.logits) != len(images):
-        raise InputError(f"expected two runs of as many images, found {len(images)} and {len(captured.logits)}")
+        raise InputError(
+            f"expected two runs of as many images, found {len(images)} and {len(captured.logits)}"
+        )
     sets: list[dict[str, Change]] = []
     for names in labels:
         sets.append({name: captured[name].detach() for name in names})
@@ -301,8 +356,12 @@ def patch(
     return Patched(tuple(labels), logits, clean, captured.logits.detach(), exact=False)
 
 
-def _patched_together(model: Model, places: str | Sequence[str | tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the names that are patched together: the places of a pattern apart, those of a tuple as one."""
+def _patched_together(
+    model: Model, places: str | Sequence[str | tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Return the names that are patched together: the places of a pattern apart, those of a tuple
+    as one.
+    """
     if isinstance(places, str):
         places = (places,)
     labels: list[tuple[str, ...]] = []

@@ -1,7 +1,9 @@
-"""One replayed forward: the model's own, which skips the modules before a layer and gives that layer its kept inputs.
+"""One replayed forward: the model's own, which skips the modules before a layer and gives that
+layer its kept inputs.
 
-Where the classifier reads a few tokens alone, the last block computes only these. Whether a forward pass can start at a
-layer, or at the first block (`Entry`), is tested on two images of noise, again where the model's weights have changed.
+Where the classifier reads a few tokens alone, the last block computes only these. Whether a forward
+pass can start at a layer, or at the first block (`Entry`), is tested on two images of noise, again
+where the model's weights have changed.
 """
 
 import math
@@ -21,7 +23,16 @@ from vitlens.lens.attention import Tap, is_tapped, projection_of, tapped
 from vitlens.lens.change import PlaceChange, Set, in_force
 from vitlens.lens.intervene import Changes, intervene, prepared
 from vitlens.lens.places import accesses
-from vitlens.lens.trace import Layer, TracedHeads, block_at, blocks, layers, probe_images, trace, traced_heads
+from vitlens.lens.trace import (
+    Layer,
+    TracedHeads,
+    block_at,
+    blocks,
+    layers,
+    probe_images,
+    trace,
+    traced_heads,
+)
 from vitlens.models.anatomy import heads_of, is_known_block
 from vitlens.models.hooks import (
     Arguments,
@@ -47,8 +58,9 @@ FirstTokens = Float[Tensor, "batch rows dim"]
 class ReplayRecord:
     """What is kept of one layer in a clean pass.
 
-    arguments: of its unit, by position or name; branch: its attention's output, before LayerScale; rest: further return
-    values of the attention; heads: the output projection's input, (calls, tokens, heads x head_dim).
+    arguments: of its unit, by position or name; branch: its attention's output, before LayerScale;
+    rest: further return values of the attention; heads: the output projection's input, (calls,
+    tokens, heads x head_dim).
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -99,8 +111,12 @@ def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], For
 
 
 @contextmanager
-def recording(model: Model, indices: Sequence[int], *, stop: bool = False) -> Iterator[dict[int, ReplayRecord]]:
-    """Fill the records of some layers in a forward pass; stop: raise StopForward after the first of them."""
+def recording(
+    model: Model, indices: Sequence[int], *, stop: bool = False
+) -> Iterator[dict[int, ReplayRecord]]:
+    """Fill the records of some layers in a forward pass; stop: raise StopForward after the first of
+    them.
+    """
     records = {index: ReplayRecord() for index in indices}
     with ExitStack() as stack:
         for index, record in records.items():
@@ -111,8 +127,12 @@ def recording(model: Model, indices: Sequence[int], *, stop: bool = False) -> It
                 unit_notes.append(_stop)
             if layer.attention:
                 attention = model.module.get_submodule(layer.attention)
-                stack.enter_context(overridden(attention, _noting(record.take_attention), equal=True))
-                stack.enter_context(tapped(model, Tap((layer.attention,), joined=record.take_heads)))
+                stack.enter_context(
+                    overridden(attention, _noting(record.take_attention), equal=True)
+                )
+                stack.enter_context(
+                    tapped(model, Tap((layer.attention,), joined=record.take_heads))
+                )
             stack.enter_context(overridden(unit, _noting(*unit_notes), equal=True))
         yield records
 
@@ -121,10 +141,11 @@ def recording(model: Model, indices: Sequence[int], *, stop: bool = False) -> It
 class ReplayStart:
     """How to start a forward pass at one layer.
 
-    skipped: modules whose calls end before it begins, and the shape of their output for one image; batched: arguments
-    of its unit whose first axis is the batch; carried: arguments that are passed unchanged to a later unit (layer, name
-    there, name here); branch: whether attention's output is that of its projection, so that changes of heads can be
-    added to it; bytes: of one image's record.
+    skipped: modules whose calls end before it begins, and the shape of their output for one image;
+    batched: arguments of its unit whose first axis is the batch; carried: arguments that are passed
+    unchanged to a later unit (layer, name there, name here); branch: whether attention's output is
+    that of its projection, so that changes of heads can be added to it; bytes: of one image's
+    record.
     """
 
     skipped: tuple[tuple[str, Shape], ...]
@@ -138,9 +159,10 @@ class ReplayStart:
 class ReplayMethod:
     """How a model is replayed.
 
-    starts: by the number of the layer or block; largest: bytes of the largest module output for one image; rows: tokens
-    computed in the last block (None: all); exact: whether replaying gives the model's logits; note: why it does not, or
-    why all tokens of the last block are computed where the classifier reads fewer.
+    starts: by the number of the layer or block; largest: bytes of the largest module output for one
+    image; rows: tokens computed in the last block (None: all); exact: whether replaying gives the
+    model's logits; note: why it does not, or why all tokens of the last block are computed where
+    the classifier reads fewer.
     """
 
     starts: Mapping[int, ReplayStart]
@@ -157,7 +179,11 @@ class ReplayMethod:
         whole = False
         rows = self.rows
         for change in changes:
-            if change.access.layer == start and change.access.part != "output" and not change.is_linear:
+            if (
+                change.access.layer == start
+                and change.access.part != "output"
+                and not change.is_linear
+            ):
                 attention = True
             if change.access.layer == last and not _fits_first_rows(change):
                 rows = None
@@ -170,8 +196,9 @@ class ReplayMethod:
 class PassKind:
     """The settings that sets of changes in one batch share.
 
-    start: the first layer that is run; attention: whether its attention is run again; whole: whether all images must be
-    in one forward, as a function of a place may mix them; rows: tokens computed in the last block (None: all).
+    start: the first layer that is run; attention: whether its attention is run again; whole:
+    whether all images must be in one forward, as a function of a place may mix them; rows: tokens
+    computed in the last block (None: all).
     """
 
     start: int
@@ -181,7 +208,9 @@ class PassKind:
 
 
 def _fits_first_rows(change: PlaceChange) -> bool:
-    """Return True if a change of the last block is the same where only the first tokens are computed."""
+    """Return True if a change of the last block is the same where only the first tokens are
+    computed.
+    """
     if change.removes or change.knocked is not None or change.access.part == "input":
         return True
     replaced = change.data is not None and change.access.tokens is None
@@ -189,7 +218,9 @@ def _fits_first_rows(change: PlaceChange) -> bool:
 
 
 def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
-    """Return how to start at a layer, from the traces of one image and of two: the axis that doubles is the batch."""
+    """Return how to start at a layer, from the traces of one image and of two: the axis that
+    doubles is the batch.
+    """
     heads_single = traced_heads(model, 1)[layer.attention] if layer.attention else TracedHeads()
     heads_double = traced_heads(model, 2)[layer.attention] if layer.attention else TracedHeads()
     begin = double.by_module[layer.unit][0].begin
@@ -213,8 +244,12 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
     return ReplayStart(skipped, batched, tuple(carried), branch, size)
 
 
-def _skippable(module: nn.Module, name: str, begin: int, single: Trace, double: Trace) -> Iterator[tuple[str, Shape]]:
-    """Yield the outermost modules whose calls end before `begin` and whose outputs have the batch axis first."""
+def _skippable(
+    module: nn.Module, name: str, begin: int, single: Trace, double: Trace
+) -> Iterator[tuple[str, Shape]]:
+    """Yield the outermost modules whose calls end before `begin` and whose outputs have the batch
+    axis first.
+    """
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
         shape = _batched_shape(full, single, double)
@@ -250,7 +285,9 @@ def replay_pass(
     part: slice,
     images: int,
 ) -> Float[Tensor, "sets part classes"]:
-    """Return the logits of some of the images under each set of changes; images: the number of all, in the record."""
+    """Return the logits of some of the images under each set of changes; images: the number of all,
+    in the record.
+    """
     layer = block_at(model, kind.start)
     last = blocks(model)[-1]
     kind = _within_changes(model, kind)
@@ -266,7 +303,9 @@ def replay_pass(
             head_sets, sets = _split_heads(sets, kind.start)
             rows = kind.rows if layer is last else None
             output = _branch(model, layer, record, head_sets, part, rows)
-            stack.enter_context(overridden(model.module.get_submodule(layer.attention), _returning(output)))
+            stack.enter_context(
+                overridden(model.module.get_submodule(layer.attention), _returning(output))
+            )
         stack.enter_context(in_force(model, *sets))
         start = method.starts[layer.index]
         stored = _arguments_of_part(record, start, part, images, len(sets))
@@ -274,18 +313,26 @@ def replay_pass(
         for index, later_key, key in start.carried:
             arguments_by_unit.setdefault(block_at(model, index).unit, {})[later_key] = stored[key]
         for unit, values in arguments_by_unit.items():
-            stack.enter_context(overridden(model.module.get_submodule(unit), _with_arguments(values)))
+            stack.enter_context(
+                overridden(model.module.get_submodule(unit), _with_arguments(values))
+            )
         for name, shape in start.skipped:
             blank = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
             stack.enter_context(overridden(model.module.get_submodule(name), _returning(blank)))
-        blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size)  # not read
+        blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(
+            count, 3, *model.input_size
+        )  # not read
         logits = model.run(blank_images)
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
     return by_set
 
 
-def _changes_of_part(sets: Sequence[Set], part: slice, images: int, last: int, rows: int | None) -> list[Set]:
-    """Return the sets of changes on some of the images; rows: tokens computed in layer `last` (None: all)."""
+def _changes_of_part(
+    sets: Sequence[Set], part: slice, images: int, last: int, rows: int | None
+) -> list[Set]:
+    """Return the sets of changes on some of the images; rows: tokens computed in layer `last`
+    (None: all).
+    """
     sets_of_part: list[Set] = []
     for changes in sets:
         changes_of_part = []
@@ -307,8 +354,12 @@ def _split_heads(sets: Sequence[Set], start: int) -> tuple[list[Set], list[Set]]
     return head_sets, other_sets
 
 
-def _arguments_of_part(record: ReplayRecord, start: ReplayStart, part: slice, images: int, copies: int) -> Arguments:
-    """Return the recorded arguments of the first layer's unit for some of the images, one copy for each set."""
+def _arguments_of_part(
+    record: ReplayRecord, start: ReplayStart, part: slice, images: int, copies: int
+) -> Arguments:
+    """Return the recorded arguments of the first layer's unit for some of the images, one copy for
+    each set.
+    """
     stored = dict(record.arguments)
     for key in start.batched:
         calls = len(stored[key]) // images
@@ -320,7 +371,9 @@ def _arguments_of_part(record: ReplayRecord, start: ReplayStart, part: slice, im
 
 
 def _within_changes(model: Model, kind: PassKind) -> PassKind:
-    """Return the kind of pass that the changes and hooks around it need: changed modules run themselves."""
+    """Return the kind of pass that the changes and hooks around it need: changed modules run
+    themselves.
+    """
     first = model.module.get_submodule(block_at(model, kind.start).attention)
     last_block = blocks(model)[-1]
     last = model.module.get_submodule(last_block.unit)
@@ -347,9 +400,16 @@ def _with_arguments(values: Arguments) -> Callable[[Forward], Forward]:
 
 
 def _branch(
-    model: Model, layer: Layer, record: ReplayRecord, sets: Sequence[Set], part: slice, rows: int | None
+    model: Model,
+    layer: Layer,
+    record: ReplayRecord,
+    sets: Sequence[Set],
+    part: slice,
+    rows: int | None,
 ) -> Any:
-    """Return the output of the first layer's attention: the clean one plus the contribution of the replaced heads."""
+    """Return the output of the first layer's attention: the clean one plus the contribution of the
+    replaced heads.
+    """
     projection = projection_of(model, layer.attention)
     assert record.branch is not None  # attention is run again unless all three are known
     assert record.heads is not None
@@ -370,7 +430,9 @@ def _branch(
         columns = []
         for head, data in replacements.items():
             differences.append(data.to(clean) - clean[..., head, :, :])
-            columns.append(projection.weight[:, head * layer.head_dim : (head + 1) * layer.head_dim])
+            columns.append(
+                projection.weight[:, head * layer.head_dim : (head + 1) * layer.head_dim]
+            )
         added = F.linear(torch.cat(differences, dim=-1), torch.cat(columns, dim=1))
         branches.append(branch + added.reshape(branch.shape))
     output = branches[0] if len(branches) == 1 else torch.cat(branches)
@@ -409,7 +471,8 @@ def rows_read(model: Model) -> int | None:
     return None
 
 
-# The last block computes only its first tokens, (batch, rows, dim), from the keys and values of all.
+# The last block computes only its first tokens, (batch, rows, dim), from the keys and values of
+# all.
 
 
 def _first_of_block(block: Any, rows: int) -> Callable[[Forward], Forward]:
@@ -436,11 +499,21 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
     key_norm = getattr(attention, "k_norm", nn.Identity())
 
     def forward(tokens: Tokens, *_args: Any, **_kwargs: Any) -> FirstTokens:
-        query = F.linear(tokens[:, :rows], weight[:width], query_bias).unflatten(-1, (heads, -1)).transpose(1, 2)
-        keys_and_values = F.linear(tokens, weight[width:], key_value_bias).unflatten(-1, (2, heads, -1))
-        key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(0)  # both (batch, heads, tokens, head_dim)
+        query = (
+            F.linear(tokens[:, :rows], weight[:width], query_bias)
+            .unflatten(-1, (heads, -1))
+            .transpose(1, 2)
+        )
+        keys_and_values = F.linear(tokens, weight[width:], key_value_bias).unflatten(
+            -1, (2, heads, -1)
+        )
+        key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(
+            0
+        )  # both (batch, heads, tokens, head_dim)
         head_outputs = F.scaled_dot_product_attention(query_norm(query), key_norm(key), value)
-        result: Tensor = attention.proj(head_outputs.transpose(1, 2).flatten(2))  # (batch, rows, dim)
+        result: Tensor = attention.proj(
+            head_outputs.transpose(1, 2).flatten(2)
+        )  # (batch, rows, dim)
         return result
 
     return lambda _forward: forward
@@ -448,7 +521,9 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
 
 @once_per_model
 def method_of(model: Model) -> ReplayMethod:
-    """Return how a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
+    """Return how a model is replayed: with the shortest last block that gives its logits, or by
+    full forwards.
+    """
     single = trace(model, 1)
     double = trace(model, 2)
     starts = {block.index: _start(model, block, single, double) for block in blocks(model)}
@@ -465,15 +540,26 @@ def method_of(model: Model) -> ReplayMethod:
             method = ReplayMethod(starts, largest, rows, note=note)
             try:
                 difference, allowed = _largest_difference(model, method)
-            except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
-                # a model of another structure may raise anything when its forward starts in the middle
+            except (
+                RuntimeError,
+                TypeError,
+                ValueError,
+                KeyError,
+                IndexError,
+                AssertionError,
+            ) as error:
+                # a model of another structure may raise anything when its forward starts in the
+                # middle
                 why = type(error).__name__
                 message = str(error).splitlines()
                 if message:  # a bare assert has none
                     why += f": {message[0]}"
                 continue
             if not allowed:
-                why = "its logits do not depend on the image, so that none shows whether they are the same"
+                why = (
+                    "its logits do not depend on the image, so that none shows whether they are "
+                    "the same"
+                )
                 break
             if difference <= allowed:
                 return method
@@ -483,7 +569,8 @@ def method_of(model: Model) -> ReplayMethod:
 
 
 def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, float]:
-    """Return the largest difference from the model's logits, and the largest difference that rounding explains.
+    """Return the largest difference from the model's logits, and the largest difference that
+    rounding explains.
 
     The model is started at every layer, and with a head set to zero in the first and the last.
     """
@@ -496,11 +583,14 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
             with intervene(model, changes):
                 expected = model(images) if changes else plain
             sets = [prepared(model, changes)]
-            replayed = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[0]
+            replayed = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[
+                0
+            ]
             return float((replayed - expected).abs().max())
 
         kinds = {
-            number: PassKind(number, not start.branch, rows=method.rows) for number, start in method.starts.items()
+            number: PassKind(number, not start.branch, rows=method.rows)
+            for number, start in method.starts.items()
         }
         differences = [compute_difference(kind, {}) for kind in kinds.values()]
         model_layers = layers(model)
@@ -517,9 +607,10 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
 class Entry:
     """A way to run a model from its first block on: tokens to logits, without the patch embedding.
 
-    Variants of an image that differ only in some tokens are embedded once and combined before the first block.
-    only_tokens: whether the block takes tokens and nothing that depends on their number or positions (no rotary
-    embedding), so that tokens can be left out; block: the number of the first one.
+    Variants of an image that differ only in some tokens are embedded once and combined before the
+    first block. only_tokens: whether the block takes tokens and nothing that depends on their
+    number or positions (no rotary embedding), so that tokens can be left out; block: the number of
+    the first one.
     """
 
     method: ReplayMethod
@@ -539,7 +630,9 @@ class Entry:
         count = len(tokens)
         kind = PassKind(self.block, attention=True, rows=self.method.rows)
         with evaluating(model):
-            return replay_pass(model, self.method, record, kind, [()], slice(0, count), count)[0].float()
+            return replay_pass(model, self.method, record, kind, [()], slice(0, count), count)[
+                0
+            ].float()
 
 
 @once_per_model
@@ -570,15 +663,22 @@ def entry_of(model: Model) -> Entry | None:
 
 
 def _is_exact(model: Model, entry: Entry) -> bool:
-    """Return True if mixing the tokens of two images gives the logits of the images mixed patch by patch."""
+    """Return True if mixing the tokens of two images gives the logits of the images mixed patch by
+    patch.
+    """
     first, second = probe_images(model, 2).split(1)
     rows, columns = model.layout.grid
-    patch_mask = torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(first.device) < 0.5
+    patch_mask = (
+        torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(first.device)
+        < 0.5
+    )
     small = patch_mask.view(1, 1, rows, columns).float()
     pixel_mask = F.interpolate(small, size=model.input_size, mode="nearest-exact") > 0.5
     mixed = torch.where(pixel_mask, first, second)
     token_mask = torch.cat([patch_mask.new_zeros(len(model.layout.prefix)), patch_mask])
-    tokens = torch.where(token_mask[:, None], entry.tokens(model, first), entry.tokens(model, second))
+    tokens = torch.where(
+        token_mask[:, None], entry.tokens(model, first), entry.tokens(model, second)
+    )
     plain: Tensor = model(torch.cat([mixed, first, second]))
     allowed = largest_allowed(plain)
     return allowed > 0 and (entry.logits(model, tokens) - plain[:1]).abs().max().item() <= allowed

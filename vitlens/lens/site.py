@@ -1,8 +1,10 @@
-"""Site: one place in a model where attention is computed, what kind of attention it is, and its windows.
+"""Site: one place in a model where attention is computed, what kind of attention it is, and its
+windows.
 
-The windows, which patches of the map are in each, are read from the modules that are calling. Known are those of Swin
-and Swin v2 (also transformers'), DaViT and TinyViT, the blocks and grids of MaxViT, the mask units of Hiera, and the
-windows of SAM 2's Hiera. Of other families the windows are observed, but not where in the image they are.
+The windows, which patches of the map are in each, are read from the modules that are calling. Known
+are those of Swin and Swin v2 (also transformers'), DaViT and TinyViT, the blocks and grids of
+MaxViT, the mask units of Hiera, and the windows of SAM 2's Hiera. Of other families the windows are
+observed, but not where in the image they are.
 """
 
 import math
@@ -40,11 +42,12 @@ NO_PLACE: Final[Mapping[str, str]] = MappingProxyType(
 class Windows:
     """How a map was cut into windows.
 
-    resolution: (rows, columns) of the map; window, shift: (rows, columns); pad_first: padded before it was shifted
-    (torchvision) or after (timm); dilated: the patches of a window lie as far apart as there are windows on that axis,
-    rather than side by side (MaxViT's grids). queries, keys: the index of the query and of the key at each place of the
-    window, counted row by row; empty where both are row by row. Hiera sorts its tokens otherwise, and pools queries:
-    one stands at the place of each patch that it was pooled from.
+    resolution: (rows, columns) of the map; window, shift: (rows, columns); pad_first: padded before
+    it was shifted (torchvision) or after (timm); dilated: the patches of a window lie as far apart
+    as there are windows on that axis, rather than side by side (MaxViT's grids). queries, keys: the
+    index of the query and of the key at each place of the window, counted row by row; empty where
+    both are row by row. Hiera sorts its tokens otherwise, and pools queries: one stands at the
+    place of each patch that it was pooled from.
     """
 
     resolution: tuple[int, int]
@@ -67,9 +70,10 @@ class Windows:
 class Site:
     """One place where attention is computed.
 
-    layer: the number of its block, from 0 in the order of the forward pass (see models/numbering.py); module: the name
-    of the attention module; part: which of the module's attention calls (most have one); kind: which tokens attend to
-    which; heads, queries, keys: of one call, per window where there are windows.
+    layer: the number of its block, from 0 in the order of the forward pass (see
+    models/numbering.py); module: the name of the attention module; part: which of the module's
+    attention calls (most have one); kind: which tokens attend to which; heads, queries, keys: of
+    one call, per window where there are windows.
     """
 
     layer: int
@@ -85,8 +89,8 @@ class Site:
 def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: bool) -> Kind:
     """Return the kind of attention, from shapes alone.
 
-    calls: windows an image (1 without windows); tokens: of an image that enter the attention module; channels: whether
-    there are as many queries as channels a head.
+    calls: windows an image (1 without windows); tokens: of an image that enter the attention
+    module; channels: whether there are as many queries as channels a head.
     """
     if calls > 1:
         return "window"
@@ -107,10 +111,14 @@ class Caller(NamedTuple):
     shape: tuple[int, ...]
 
 
-def windows_of(model: nn.Module, callers: Sequence[Caller], *, calls: int, queries: int, keys: int) -> Windows | None:
-    """Return the windows of a call (a single one where it covers the whole map), or None where they are not known.
+def windows_of(
+    model: nn.Module, callers: Sequence[Caller], *, calls: int, queries: int, keys: int
+) -> Windows | None:
+    """Return the windows of a call (a single one where it covers the whole map), or None where they
+    are not known.
 
-    callers: the modules that are calling, the innermost last; calls: windows an image; queries, keys: of one window.
+    callers: the modules that are calling, the innermost last; calls: windows an image; queries,
+    keys: of one window.
     """
     for depth, (name, module, shape) in enumerate(reversed(callers)):
         windows = (
@@ -128,9 +136,11 @@ def windows_of(model: nn.Module, callers: Sequence[Caller], *, calls: int, queri
 
 
 def _shifted(module: nn.Module, shape: tuple[int, ...], *, pad_first: bool) -> Windows | None:
-    """Return Swin's windows, of a channels-last map, or of tokens in a block that knows the map's size (transformers).
+    """Return Swin's windows, of a channels-last map, or of tokens in a block that knows the map's
+    size (transformers).
 
-    pad_first: whether the module pads its map before it shifts it; our block has an attribute for it.
+    pad_first: whether the module pads its map before it shifts it; our block has an attribute for
+    it.
     """
     window = getattr(module, "window_size", None)
     shift = getattr(module, "shift_size", None)
@@ -140,13 +150,19 @@ def _shifted(module: nn.Module, shape: tuple[int, ...], *, pad_first: bool) -> W
         pad_first = pad_first or getattr(module, "pad_first", False)
         return Windows((shape[1], shape[2]), _pair(window), _pair(shift), pad_first)
     size: Any = getattr(module, "input_resolution", None)
-    if len(shape) != 3 or not isinstance(size, tuple | list) or len(size) != 2 or math.prod(size) != shape[1]:
+    if (
+        len(shape) != 3
+        or not isinstance(size, tuple | list)
+        or len(size) != 2
+        or math.prod(size) != shape[1]
+    ):
         return None
     return Windows((int(size[0]), int(size[1])), _pair(window), _pair(shift), pad_first=True)
 
 
 def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
-    """Return MaxViT's blocks, or its grids: windows whose patches are spread evenly over the map."""
+    """Return MaxViT's blocks, or its grids: windows whose patches are spread evenly over the
+    map."""
     if len(shape) != 4:
         return None
     is_block: Any = getattr(module, "partition_block", None)
@@ -168,11 +184,13 @@ def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
     return None
 
 
-def _mask_units(model: nn.Module, name: str, module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
+def _mask_units(
+    model: nn.Module, name: str, module: nn.Module, shape: tuple[int, ...]
+) -> Windows | None:
     """Return Hiera's mask units, or its whole map.
 
-    Its tokens are sorted by their place within the patches of later stages. `Unroll` sorts the tokens once; each stage
-    then pools those that lie `queries` apart.
+    Its tokens are sorted by their place within the patches of later stages. `Unroll` sorts the
+    tokens once; each stage then pools those that lie `queries` apart.
     """
     within_units = getattr(module, "use_mask_unit_attn", None)
     pooled = getattr(module, "q_stride", None)
@@ -191,18 +209,24 @@ def _mask_units(model: nn.Module, name: str, module: nn.Module, shape: tuple[int
         return None
     window = (rows, columns)
     if within_units:
-        window = (math.prod(down for down, _ in strides), math.prod(across for _, across in strides))
+        window = (
+            math.prod(down for down, _ in strides),
+            math.prod(across for _, across in strides),
+        )
     if not strides:  # no later stage merges patches: row by row
         return Windows((rows, columns), window) if pooled == 1 else None
     places = _unrolled(window, strides)
     tokens = sorted(range(len(places)), key=places.__getitem__)
-    # each query is the maximum of those of its patches, which are as many tokens apart as there are queries
+    # each query is the maximum of those of its patches, which are as many tokens apart as there are
+    # queries
     queries = tuple(token % (len(places) // pooled) for token in tokens)
     return Windows((rows, columns), window, queries=queries, keys=tuple(tokens))
 
 
 def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
-    """Return the windows of SAM 2's Hiera, or its whole map, row by row; queries may be the maxima of 2x2 patches."""
+    """Return the windows of SAM 2's Hiera, or its whole map, row by row; queries may be the maxima
+    of 2x2 patches.
+    """
     if not isinstance(getattr(module, "is_windowed", None), bool) or len(shape) != 4:
         return None
     resolution = (shape[1], shape[2])
@@ -214,12 +238,16 @@ def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
     for row in range(height):
         for column in range(width):
             queries.append((row // down) * (width // across) + column // across)
-    return Windows(resolution, (height, width), queries=tuple(queries), keys=tuple(range(height * width)))
+    return Windows(
+        resolution, (height, width), queries=tuple(queries), keys=tuple(range(height * width))
+    )
 
 
 def _unshifted(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
     """Return the windows of timm's blocks that never shift them, padded below and on the right."""
-    first = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(type(module).__name__)  # the axis of its input with the rows
+    first = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(
+        type(module).__name__
+    )  # the axis of its input with the rows
     if first is None or len(shape) != 4:
         return None
     window: Any = module.window_size

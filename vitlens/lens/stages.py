@@ -1,7 +1,8 @@
-"""The layers at which a model's features are read: blocks of a transformer, stages of a CNN; what enters the first of
-them (the embedding, a CNN's stem); and the final norm.
+"""The layers at which a model's features are read: blocks of a transformer, stages of a CNN; what
+enters the first of them (the embedding, a CNN's stem); and the final norm.
 
-They are determined from the shapes in one forward pass of two images, for any number of registers and any grid.
+They are determined from the shapes in one forward pass of two images, for any number of registers
+and any grid.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,13 @@ from typing import Any, Final, Literal
 from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
-from vitlens.lens.cells import Cells, calls_outside_attention, channel_axis_of, located_cells, reaches_logits
+from vitlens.lens.cells import (
+    Cells,
+    calls_outside_attention,
+    channel_axis_of,
+    located_cells,
+    reaches_logits,
+)
 from vitlens.lens.trace import trace
 from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, watching
 from vitlens.models.model import Model
@@ -32,11 +39,12 @@ _STAGE: Final[StageKind] = "stage"
 class FeatureStage:
     """One layer at which features are read.
 
-    index: from 0, a block's number, None before block 0; kind: a transformer's "block", a CNN's "stage" (the last map
-    of one resolution or group of blocks), or what enters the first block: a transformer's "embedding", a CNN's "stem";
-    module: the name of the module whose output it is; width: dim of its tokens, or channels; grid: (rows, columns) of
-    patches or cells, None where their order is unknown; prefix: tokens before them; channel_axis: of the tensor;
-    argument: the one of the module that it is, None for the output; part: the tensor's index where the output is
+    index: from 0, a block's number, None before block 0; kind: a transformer's "block", a CNN's
+    "stage" (the last map of one resolution or group of blocks), or what enters the first block: a
+    transformer's "embedding", a CNN's "stem"; module: the name of the module whose output it is;
+    width: dim of its tokens, or channels; grid: (rows, columns) of patches or cells, None where
+    their order is unknown; prefix: tokens before them; channel_axis: of the tensor; argument: the
+    one of the module that it is, None for the output; part: the tensor's index where the output is
     several.
     """
 
@@ -56,7 +64,9 @@ class FeatureStage:
         return self.kind if self.index is None else f"{self.kind} {self.index}"
 
     def tokens(self, output: Any) -> Tokens:
-        """Return the module's output (or argument) as (batch, tokens, width); a map is flattened row by row."""
+        """Return the module's output (or argument) as (batch, tokens, width); a map is flattened
+        row by row.
+        """
         tensor = tensors_in(output)[self.part]
         tokens: Tokens = tensor.movedim(self.channel_axis, -1).flatten(1, -2)
         return tokens
@@ -66,7 +76,8 @@ class FeatureStage:
 class FinalNorm:
     """The norm between the last block and the classifier.
 
-    width: of its input; on_tokens: whether its input is all tokens, or the pooled vector (timm's fc_norm).
+    width: of its input; on_tokens: whether its input is all tokens, or the pooled vector (timm's
+    fc_norm).
     """
 
     module: str
@@ -81,10 +92,11 @@ def require_features(model: Model) -> None:
 
 
 def stages(model: Model) -> tuple[FeatureStage, ...]:
-    """Return every layer at which features can be read, in forward order; determined once per model.
+    """Return every layer at which features can be read, in forward order; determined once per
+    model.
 
-    Blocks with a different number of tokens (CaiT's class attention) are skipped. Raises UnsupportedError where no
-    layer is left.
+    Blocks with a different number of tokens (CaiT's class attention) are skipped. Raises
+    UnsupportedError where no layer is left.
     """
     return _places(model)[0]
 
@@ -92,8 +104,9 @@ def stages(model: Model) -> tuple[FeatureStage, ...]:
 def embedding_stage(model: Model) -> FeatureStage | None:
     """Return the tokens (a CNN's map) that enter the first block, before any attention.
 
-    They are patches, positions and prefix tokens. The stage has no number, so that block 0 stays layer 0. None for a
-    model without blocks, and where the input of the first one is no sequence of all patches.
+    They are patches, positions and prefix tokens. The stage has no number, so that block 0 stays
+    layer 0. None for a model without blocks, and where the input of the first one is no sequence of
+    all patches.
     """
     return _places(model)[1]
 
@@ -107,9 +120,13 @@ def final_norm(model: Model) -> FinalNorm | None:
 def watching_stages(
     model: Model, chosen: Sequence[FeatureStage], reducer: Callable[[FeatureStage, Tokens], None]
 ) -> Iterator[None]:
-    """Hand the chosen layers' tokens to the reducer as they are computed; the hooks are removed on exit."""
+    """Hand the chosen layers' tokens to the reducer as they are computed; the hooks are removed on
+    exit.
+    """
     outputs = {stage.module: stage for stage in chosen if stage.argument is None}
-    inputs = {stage.module: (stage, stage.argument) for stage in chosen if stage.argument is not None}
+    inputs = {
+        stage.module: (stage, stage.argument) for stage in chosen if stage.argument is not None
+    }
 
     def before(name: str, values: Arguments) -> None:
         stage, argument = inputs[name]
@@ -138,10 +155,12 @@ def watching_blocks(model: Model, reducer: Callable[[int, Tensor], None]) -> Ite
 
 @contextmanager
 def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Iterator[None]:
-    """Hand the residual stream after each block, (batch, tokens, dim), to the reducer with the block's number.
+    """Hand the residual stream after each block, (batch, tokens, dim), to the reducer with the
+    block's number.
 
-    Maps, (batch, rows, columns, dim) or (batch, dim, rows, columns), are flattened row by row; the channel axis is the
-    one of the block's width. Blocks whose output is neither tokens nor such a map are skipped.
+    Maps, (batch, rows, columns, dim) or (batch, dim, rows, columns), are flattened row by row; the
+    channel axis is the one of the block's width. Blocks whose output is neither tokens nor such a
+    map are skipped.
     """
 
     def take(number: int, output: Tensor) -> None:
@@ -160,7 +179,11 @@ def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Ite
 @once_per_model
 def _places(model: Model) -> tuple[tuple[FeatureStage, ...], FeatureStage | None, FinalNorm | None]:
     two_images = trace(model, 2)
-    outputs = [(call.module, call.output) for call in two_images.calls if call.module and call.output is not None]
+    outputs = [
+        (call.module, call.output)
+        for call in two_images.calls
+        if call.module and call.output is not None
+    ]
     blocks = _stream_blocks(model, outputs)
     read = _stages(model, blocks, dict(outputs))
     if not read:
@@ -170,16 +193,22 @@ def _places(model: Model) -> tuple[tuple[FeatureStage, ...], FeatureStage | None
 
 def _no_stages_message(model: Model) -> str:
     anatomy = model.anatomy
-    message = f"expected blocks or maps to read features from, found none in {model.alias} ({anatomy.family})"
+    message = (
+        f"expected blocks or maps to read features from, found none in {model.alias} "
+        f"({anatomy.family})"
+    )
     if anatomy.unread:
         message += f": {anatomy.unread}"
     if anatomy.layout is not None or anatomy.unread:  # a transformer
-        message += "; put each block, batch first, in a module of its own, or name them with blocks="
+        message += (
+            "; put each block, batch first, in a module of its own, or name them with blocks="
+        )
     return message
 
 
 def _stream_blocks(model: Model, outputs: Sequence[tuple[str, Shape]]) -> list[str]:
-    """Return the blocks that return the patches of each image, in forward order, without those that hold others.
+    """Return the blocks that return the patches of each image, in forward order, without those that
+    hold others.
 
     outputs: modules and the shapes of their outputs, in forward order.
     """
@@ -213,7 +242,11 @@ def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[
         names = _last_maps(model)
     numbers = {name: number for number, name in enumerate(names)}
     if kind == _BLOCK:
-        every = [name for name in dict.fromkeys(model.anatomy.blocks) if not holds_another(name, model.anatomy.blocks)]
+        every = [
+            name
+            for name in dict.fromkeys(model.anatomy.blocks)
+            if not holds_another(name, model.anatomy.blocks)
+        ]
         numbers = {name: number for number, name in enumerate(every)}
     read = list[FeatureStage]()
     for name in names:
@@ -224,11 +257,14 @@ def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[
 
 
 def _last_maps(model: Model) -> list[str]:
-    """Return the modules of a model without blocks that return the last map of each resolution, in forward order.
+    """Return the modules of a model without blocks that return the last map of each resolution, in
+    forward order.
 
     Empty where attention follows the last map, which is then the stem's.
     """
-    attention_ends = [call.end for call in trace(model, 1).calls if call.module in model.anatomy.parts]
+    attention_ends = [
+        call.end for call in trace(model, 1).calls if call.module in model.anatomy.parts
+    ]
     outputs = located_cells(model).outputs
     last = dict[tuple[int, int], str]()
     end = 0
@@ -261,16 +297,25 @@ def _embedding(
 
 
 def _stage(
-    model: Model, index: int | None, kind: StageKind, name: str, shape: Shape, argument: Key | None = None
+    model: Model,
+    index: int | None,
+    kind: StageKind,
+    name: str,
+    shape: Shape,
+    argument: Key | None = None,
 ) -> FeatureStage | None:
-    """Return the layer that reads a module's output, or its argument; None where the channel axis is unknown."""
+    """Return the layer that reads a module's output, or its argument; None where the channel axis
+    is unknown.
+    """
     layout = model.anatomy.layout
     if len(shape) == 3 and layout is not None:
         return FeatureStage(index, kind, name, shape[2], layout.grid, layout.prefix, 2, argument)
     cells = _located(model, name, argument)
     if cells is not None:
         grid = None if cells.prefix else cells.grid  # all tokens are read
-        return FeatureStage(index, kind, name, cells.width, grid, (), cells.channel_axis, argument, cells.part)
+        return FeatureStage(
+            index, kind, name, cells.width, grid, (), cells.channel_axis, argument, cells.part
+        )
     axis = 2 if len(shape) == 3 else channel_axis_of(model.module.get_submodule(name), shape)
     if axis is None:
         return None
@@ -303,23 +348,38 @@ def holds_another(name: str, blocks: Sequence[str]) -> bool:
 
 
 def stream_width(block: nn.Module) -> int | None:
-    """Return the width of the residual stream: the most frequent input width of the block's layers."""
-    linear_widths = [module.in_features for module in block.modules() if isinstance(module, nn.Linear)]
-    convolution_widths = [module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)]
+    """Return the width of the residual stream: the most frequent input width of the block's
+    layers."""
+    linear_widths = [
+        module.in_features for module in block.modules() if isinstance(module, nn.Linear)
+    ]
+    convolution_widths = [
+        module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)
+    ]
     widths = linear_widths + convolution_widths
     return mode(widths) if widths else None
 
 
-def _norm(model: Model, outputs: Sequence[tuple[str, Shape]], last: FeatureStage) -> FinalNorm | None:
-    """Return the first norm of the stream's width that runs after the last block, outside all blocks."""
+def _norm(
+    model: Model, outputs: Sequence[tuple[str, Shape]], last: FeatureStage
+) -> FinalNorm | None:
+    """Return the first norm of the stream's width that runs after the last block, outside all
+    blocks.
+    """
     if last.kind == _STAGE:
         return None
-    last_position = max(position for position, (name, _) in enumerate(outputs) if name == last.module)
+    last_position = max(
+        position for position, (name, _) in enumerate(outputs) if name == last.module
+    )
     for name, shape in outputs[last_position + 1 :]:
-        inside = any(name == block or name.startswith(f"{block}.") for block in model.anatomy.blocks)
+        inside = any(
+            name == block or name.startswith(f"{block}.") for block in model.anatomy.blocks
+        )
         if inside or shape[-1] != last.width:
             continue
         kind = type(model.module.get_submodule(name)).__name__.lower()
-        if "norm" in kind and not any(word in kind for word in ("batch", "group", "instance", "2d")):
+        if "norm" in kind and not any(
+            word in kind for word in ("batch", "group", "instance", "2d")
+        ):
             return FinalNorm(name, last.width, on_tokens=len(shape) > 2)
     return None

@@ -1,6 +1,8 @@
-"""Trace: one recorded forward pass, with one and with two images of noise: which modules ran, when, on what shapes.
+"""Trace: one recorded forward pass, with one and with two images of noise: which modules ran, when,
+on what shapes.
 
-From it the layers of a model follow, as changes of places and replay address them: attention, heads, block and MLP.
+From it the layers of a model follow, as changes of places and replay address them: attention,
+heads, block and MLP.
 """
 
 import math
@@ -37,8 +39,9 @@ def trace(model: Model, images: int) -> Trace:
 class TracedHeads:
     """What one attention module computed in a forward pass.
 
-    shapes: by stage, None where it has several calls; joined: of the heads' outputs concatenated, one shape a call;
-    branch: whether the module's output is that of its projection; bytes: of the output and of the heads'.
+    shapes: by stage, None where it has several calls; joined: of the heads' outputs concatenated,
+    one shape a call; branch: whether the module's output is that of its projection; bytes: of the
+    output and of the heads'.
     """
 
     shapes: dict[Stage, Shape | None] = field(default_factory=dict)
@@ -49,7 +52,8 @@ class TracedHeads:
 
 @per_model
 def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
-    """Return the heads of every attention module of the survey in a forward pass of so many images."""
+    """Return the heads of every attention module of the survey in a forward pass of so many
+    images."""
     names = tuple(dict.fromkeys(site.module for site in survey(model, probe_images(model, 1))))
     traced = {name: TracedHeads() for name in names}
     latest: dict[str, Tensor] = {}
@@ -76,7 +80,12 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
         module = traced[name]
         module.branch = False
         module.bytes = _bytes(heads) + _bytes(output)
-        if heads is not None and output is not None and projection is not None and not output.is_meta:
+        if (
+            heads is not None
+            and output is not None
+            and projection is not None
+            and not output.is_meta
+        ):
             projected = nn.functional.linear(heads, projection.weight, projection.bias)
             same_shape = projected.shape == output.shape
             module.branch = same_shape and torch.allclose(projected, output, atol=1e-5, rtol=1e-4)
@@ -101,13 +110,14 @@ def _bytes(tensor: Tensor | None) -> int:
 class Layer:
     """One layer, or a block without attention.
 
-    index: the number of its block, from 0 in the order of the forward pass (see models/numbering.py); attention: module
-    name, "" where the block has none; unit: the block that contains it, or attention itself where none does (SigLIP's
-    pooling); mlp: the block's MLP, or None; heads: 0 of a block without attention; head_dim: 0 where there is no output
-    projection over all heads; windows: calls per image; queries, keys: of one call; stream: the argument of the unit
-    that is the residual stream, or None; tokens: their number in the stream; removable: whether the unit's output has
-    the shape of that argument; tokens_first: whether the stream is (tokens, batch, width), as
-    nn.TransformerEncoderLayer's default is, and cannot be changed.
+    index: the number of its block, from 0 in the order of the forward pass (see
+    models/numbering.py); attention: module name, "" where the block has none; unit: the block that
+    contains it, or attention itself where none does (SigLIP's pooling); mlp: the block's MLP, or
+    None; heads: 0 of a block without attention; head_dim: 0 where there is no output projection
+    over all heads; windows: calls per image; queries, keys: of one call; stream: the argument of
+    the unit that is the residual stream, or None; tokens: their number in the stream; removable:
+    whether the unit's output has the shape of that argument; tokens_first: whether the stream is
+    (tokens, batch, width), as nn.TransformerEncoderLayer's default is, and cannot be changed.
     """
 
     index: int
@@ -134,7 +144,9 @@ def layers(model: Model) -> tuple[Layer, ...]:
 
 
 def layer_at(model: Model, number: int) -> Layer:
-    """Return the layer of this number. Raises InputError where its block has no attention, and where there is none."""
+    """Return the layer of this number. Raises InputError where its block has no attention, and
+    where there is none.
+    """
     model_layers = layers(model)
     for layer in model_layers:
         if layer.index == number:
@@ -158,14 +170,19 @@ def depth(model: Model) -> int:
 
 @once_per_model
 def blocks(model: Model) -> tuple[Layer, ...]:
-    """Return every attention layer and every block without attention that is a module, in the order of their numbers.
+    """Return every attention layer and every block without attention that is a module, in the order
+    of their numbers.
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
-    sites = {site.layer: site for site in reversed(survey(model, probe_images(model, 1)))}  # a layer's first call
+    sites = {
+        site.layer: site for site in reversed(survey(model, probe_images(model, 1)))
+    }  # a layer's first call
     numbered = [_layer(model, site) for site in sites.values()]
     parts = model.anatomy.parts
-    before = [parts[layer.attention].blocks_before for layer in numbered if layer.attention in parts]
+    before = [
+        parts[layer.attention].blocks_before for layer in numbered if layer.attention in parts
+    ]
     calls = trace(model, 1).by_module
     for rank, name in enumerate(model.anatomy.without_attention):
         if len(calls.get(name, ())) == 1:
@@ -200,7 +217,9 @@ def _layer(model: Model, site: Site) -> Layer:
 
 def _block(model: Model, index: int, unit: str, *, mlp: str | None = None) -> Layer:
     """Return a block without its attention; mlp: its MLP, where it is known."""
-    if mlp is None and isinstance(getattr(model.module.get_submodule(unit), "mlp", None), nn.Module):
+    if mlp is None and isinstance(
+        getattr(model.module.get_submodule(unit), "mlp", None), nn.Module
+    ):
         mlp = f"{unit}.mlp"
     call = trace(model, 1).by_module[unit][-1]
     same_shape = [key for key, value in call.arguments.items() if value.shape == call.output]

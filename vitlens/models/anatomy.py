@@ -1,7 +1,7 @@
 """A model's anatomy: attention, blocks, token layout and readout.
 
-It is read here from the modules of known libraries (ours, timm's, torchvision's and open_clip's). `structure` reads
-that of any other module from forward passes.
+It is read here from the modules of known libraries (ours, timm's, torchvision's and open_clip's).
+`structure` reads that of any other module from forward passes.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,12 +30,13 @@ Family = Literal["vit", "windowed", "cnn", "other"]
 class AttentionPart:
     """One module with attention heads.
 
-    module: its name; heads: their number; projection: the name of the linear layer that reads the concatenated heads,
-    None where there is none; mlp: the name of the module whose output is that of its block's MLP, where it is known;
-    unread: why there is no projection, where that was read from a forward pass; heads_axis: of the heads in weights of
-    five axes, as their projection showed: 1 of (batch, heads, windows, query, key), 0 where they share the first axis
-    with the batch, 2 of (batch, windows, heads, query, key); None where the axes are fewer, or this was not shown;
-    blocks_before: blocks without attention before it, which count in its layer's number.
+    module: its name; heads: their number; projection: the name of the linear layer that reads the
+    concatenated heads, None where there is none; mlp: the name of the module whose output is that
+    of its block's MLP, where it is known; unread: why there is no projection, where that was read
+    from a forward pass; heads_axis: of the heads in weights of five axes, as their projection
+    showed: 1 of (batch, heads, windows, query, key), 0 where they share the first axis with the
+    batch, 2 of (batch, windows, heads, query, key); None where the axes are fewer, or this was not
+    shown; blocks_before: blocks without attention before it, which count in its layer's number.
     """
 
     module: str
@@ -51,16 +52,18 @@ class AttentionPart:
 class Anatomy:
     """The structure of a model, read from its modules or from a forward pass.
 
-    family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other"; blocks: module names of
-    its blocks in forward order, with those that have no attention; layout: of the token sequence (None where there is
-    none); readout: the classifier's input (None for a CNN); attention: its modules with heads, in the order of the
-    module tree (None: `Model` reads them from the modules' attributes); unread: why the token layout, or where there is
-    no attention, attention could not be read from a forward pass; unused: attention modules that run, but on which the
-    logits do not depend; row_by_row: False where a forward pass showed that the patches are in another order, so that
-    no grid may be assumed; special_first: False where special tokens stand behind patches and cannot be moved before
-    them; attends_unread: whether attention runs whose modules are not those of layers, so that they are not listed;
-    reordering: of tokens whose special ones are not the first, while they pass through the model; without_attention:
-    the members of its lists of blocks that have no attention, which count in the numbers of layers.
+    family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other";
+    blocks: module names of its blocks in forward order, with those that have no attention; layout:
+    of the token sequence (None where there is none); readout: the classifier's input (None for a
+    CNN); attention: its modules with heads, in the order of the module tree (None: `Model` reads
+    them from the modules' attributes); unread: why the token layout, or where there is no
+    attention, attention could not be read from a forward pass; unused: attention modules that run,
+    but on which the logits do not depend; row_by_row: False where a forward pass showed that the
+    patches are in another order, so that no grid may be assumed; special_first: False where special
+    tokens stand behind patches and cannot be moved before them; attends_unread: whether attention
+    runs whose modules are not those of layers, so that they are not listed; reordering: of tokens
+    whose special ones are not the first, while they pass through the model; without_attention: the
+    members of its lists of blocks that have no attention, which count in the numbers of layers.
     """
 
     family: Family
@@ -115,7 +118,9 @@ def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:
 
 
 def heads_of(module: nn.Module) -> int | None:
-    """Return the number of attention heads of a module by its attributes; None where it has no such attribute."""
+    """Return the number of attention heads of a module by its attributes; None where it has no such
+    attribute.
+    """
     for name in ("num_heads", "heads", "n_heads"):  # n_heads: torchvision's MaxViT
         count = getattr(module, name, None)
         if isinstance(count, int):
@@ -132,7 +137,9 @@ def _projection(name: str, attention: nn.Module, heads: int) -> str | None:
 
 
 def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
-    """Return the anatomy of a model that takes images of this size (height, width), by its modules' attributes."""
+    """Return the anatomy of a model that takes images of this size (height, width), by its modules'
+    attributes.
+    """
     layout = read_layout(model, image_size)
     parts = read_attention(model)
     attention = Anatomy("other", (), attention=parts).attention_modules
@@ -163,14 +170,18 @@ def _anatomy_without_attention(
 
 
 def has_windows(model: nn.Module, attention: str) -> bool:
-    """Return True if the attention module has an attribute for its windows, or its block has, with a shift (Swin)."""
+    """Return True if the attention module has an attribute for its windows, or its block has, with
+    a shift (Swin).
+    """
     block = model.get_submodule(attention.rpartition(".")[0])
     is_shifted = hasattr(block, "window_size") and hasattr(block, "shift_size")
     return is_shifted or hasattr(model.get_submodule(attention), "window_size")
 
 
 def _block_of(model: nn.Module, attention: str) -> str:
-    """Return the module that contains an attention module, or the sequence in which it is (torchvision's MaxViT)."""
+    """Return the module that contains an attention module, or the sequence in which it is
+    (torchvision's MaxViT).
+    """
     block = attention.rpartition(".")[0]
     if "." in block and isinstance(model.get_submodule(block), nn.Sequential):
         return block.rpartition(".")[0]
@@ -183,14 +194,18 @@ def residual_blocks(model: nn.Module) -> Iterator[str]:
     for name, module in model.named_modules():
         if not isinstance(module, sequences) or not len(module):
             continue
-        if all(len(list(unit.children())) > 1 and not isinstance(unit, sequences) for unit in module):
+        if all(
+            len(list(unit.children())) > 1 and not isinstance(unit, sequences) for unit in module
+        ):
             prefix = f"{name}." if name else ""
             for index in range(len(module)):
                 yield f"{prefix}{index}"
 
 
 def is_headless(model: nn.Module) -> bool:
-    """Return True if a model ends in features: its classifier is the identity (timm's num_classes=0)."""
+    """Return True if a model ends in features: its classifier is the identity (timm's
+    num_classes=0).
+    """
     get_classifier: Any = getattr(model, "get_classifier", None)  # timm's method
     if get_classifier is None:
         candidates: Any = [getattr(model, name, None) for name in ("head", "heads", "fc")]
@@ -221,7 +236,9 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
 
 
 def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
-    """Return the tokens before the patches in most blocks, or None for a model without one sequence of tokens."""
+    """Return the tokens before the patches in most blocks, or None for a model without one sequence
+    of tokens.
+    """
     layout = getattr(model, "layout", None)
     if isinstance(layout, TokenLayout):
         return layout.prefix
@@ -242,7 +259,8 @@ def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
 
 
 def has_named_cls(model: nn.Module) -> bool:
-    """Return True for a model of transformers with a parameter whose name is that of a CLS token."""
+    """Return True for a model of transformers with a parameter whose name is that of a CLS
+    token."""
     if not any(hasattr(getattr(part, "config", None), "model_type") for part in model.modules()):
         return False
     names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
@@ -250,7 +268,9 @@ def has_named_cls(model: nn.Module) -> bool:
 
 
 def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
-    pooling = getattr(model, "global_pool", None) or getattr(getattr(model, "config", None), "pooling", None)
+    pooling = getattr(model, "global_pool", None) or getattr(
+        getattr(model, "config", None), "pooling", None
+    )
     if _joins_late(model) or pooling == "map":
         return "pool"
     if "distillation" in layout.prefix:
@@ -261,21 +281,32 @@ def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
 
 
 def _joins_late(model: nn.Module) -> bool:
-    """Return True if CLS is added after the self-attention blocks, for class-attention blocks (CaiT and XCiT)."""
+    """Return True if CLS is added after the self-attention blocks, for class-attention blocks (CaiT
+    and XCiT).
+    """
     return hasattr(model, "blocks_token_only") or hasattr(model, "cls_attn_blocks")
 
 
 def _encoder(model: nn.Module) -> nn.Module:
-    """Return the module with the patch embedding: the model, or its encoder (timm's classifiers on vision towers)."""
+    """Return the module with the patch embedding: the model, or its encoder (timm's classifiers on
+    vision towers).
+    """
     encoder = getattr(model, "encoder", None)
-    if isinstance(encoder, nn.Module) and hasattr(encoder, "patch_embed") and not hasattr(model, "patch_embed"):
+    if (
+        isinstance(encoder, nn.Module)
+        and hasattr(encoder, "patch_embed")
+        and not hasattr(model, "patch_embed")
+    ):
         return encoder
     return model
 
 
-# Modules whose forward pass is known, so that it can be computed in another way: a replay computes the first tokens
-# of a known block only, oneDNN computes a known MLP with its GELU, and pruning cuts heads out of known attention. The
-# code that runs decides: a subclass that defines forward, a module with a hook or a replaced forward, and one with
+# Modules whose forward pass is known, so that it can be computed in another way: a replay computes
+# the first tokens
+# of a known block only, oneDNN computes a known MLP with its GELU, and pruning cuts heads out of
+# known attention. The
+# code that runs decides: a subclass that defines forward, a module with a hook or a replaced
+# forward, and one with
 # another child than timm's, runs its own forward pass.
 
 _TIMM_BLOCK: Final = ("timm.models.vision_transformer.Block.forward",)
@@ -295,7 +326,8 @@ _GELU: Final = ("torch.nn.modules.activation.GELU.forward",)
 
 
 def runs(module: nn.Module, forwards: Collection[str]) -> bool:
-    """Return True if a call of the module runs one of these forwards, by their full names, and nothing else.
+    """Return True if a call of the module runs one of these forwards, by their full names, and
+    nothing else.
 
     Changes by the contexts of vitlens do not count: see `is_changed`.
     """
@@ -310,22 +342,28 @@ def _runs_that_of(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _are_idle(module: nn.Module, names: Iterable[str]) -> bool:
-    """Return True if these children do nothing in evaluation mode; a child that is not there does nothing."""
+    """Return True if these children do nothing in evaluation mode; a child that is not there does
+    nothing.
+    """
     children = dict(module.named_children())
     return all(runs(children[name], _IDLE) for name in names if name in children)
 
 
 def is_known_block(block: nn.Module) -> bool:
-    """Return True for a pre-norm transformer block of known attention: ours with all its parts, or timm's.
+    """Return True for a pre-norm transformer block of known attention: ours with all its parts, or
+    timm's.
 
-    It computes x + drop_path1(ls1(attn(norm1(x)))), then x + drop_path2(ls2(mlp(norm2(x)))) of the result.
+    It computes x + drop_path1(ls1(attn(norm1(x)))), then x + drop_path2(ls2(mlp(norm2(x)))) of the
+    result.
     """
     attention = getattr(block, "attn", None)
     if not isinstance(attention, nn.Module) or not is_known_attention(attention):
         return False
     if isinstance(block, TransformerBlock):
         complete = block.residual and block.norm_first and block.mlp is not None
-        return complete and _runs_that_of(block, TransformerBlock) and _are_idle(block, ("drop_path",))
+        return (
+            complete and _runs_that_of(block, TransformerBlock) and _are_idle(block, ("drop_path",))
+        )
     names = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
     same = dict(block.named_children()).keys() == names and runs(block, _TIMM_BLOCK)
     return same and _are_idle(block, ("drop_path1", "drop_path2"))
@@ -342,13 +380,22 @@ def is_known_attention(attention: nn.Module) -> bool:
 
 
 def is_known_mlp(module: nn.Module) -> bool:
-    """Return True for our MLP and for timm's without a norm: an exact GELU between linear layers, and dropout."""
+    """Return True for our MLP and for timm's without a norm: an exact GELU between linear layers,
+    and dropout.
+    """
     children = dict(module.named_children())
     idle: tuple[str, ...]
     if _runs_that_of(module, MLP):
         activation: Any = children["activation"]
         idle = ("dropout",)
-    elif runs(module, _TIMM_MLP) and children.keys() == {"fc1", "act", "drop1", "norm", "fc2", "drop2"}:
+    elif runs(module, _TIMM_MLP) and children.keys() == {
+        "fc1",
+        "act",
+        "drop1",
+        "norm",
+        "fc2",
+        "drop2",
+    }:
         activation = children["act"]
         idle = ("drop1", "norm", "drop2")
     else:
@@ -358,7 +405,8 @@ def is_known_mlp(module: nn.Module) -> bool:
 
 
 def require_pre_norm(model: "Model", *, instead: str) -> None:
-    """Raise UnsupportedError for our post-norm blocks: their output is no sum of input, attention and MLP.
+    """Raise UnsupportedError for our post-norm blocks: their output is no sum of input, attention
+    and MLP.
 
     instead: what is available for such a model.
     """
@@ -366,6 +414,7 @@ def require_pre_norm(model: "Model", *, instead: str) -> None:
         block = model.module.get_submodule(name)
         if isinstance(block, TransformerBlock) and not block.norm_first:
             raise UnsupportedError(
-                f"expected blocks that add attention and MLP to one residual stream (pre-norm), found norms after each "
+                "expected blocks that add attention and MLP to one residual stream (pre-norm), "
+                "found norms after each "
                 f"addition (post-norm) in {name} of {model.alias}; {instead}"
             )

@@ -1,4 +1,5 @@
-"""Attention from raw matrix products: weights, output, multi-head self-attention, and torch's functions of attention.
+"""Attention from raw matrix products: weights, output, multi-head self-attention, and torch's
+functions of attention.
 
 torch's multi-head function is computed here with its fused kernel.
 """
@@ -26,8 +27,9 @@ def attention_weights(
 ) -> Float[Tensor, "batch heads query key"]:
     """Return attention weights softmax(q kᵀ · scale); each query's weights over all keys sum to 1.
 
-    mask, broadcast to (batch, heads, query, key): boolean (True = take part; nn.MultiheadAttention's masks are the
-    opposite) or additive. A row that is masked everywhere is all zeros. scale: 1/√head_dim unless given.
+    mask, broadcast to (batch, heads, query, key): boolean (True = take part;
+    nn.MultiheadAttention's masks are the opposite) or additive. A row that is masked everywhere is
+    all zeros. scale: 1/√head_dim unless given.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)  # (batch, heads, query, key)
@@ -44,7 +46,8 @@ def _softmax(scores: Tensor) -> Tensor:
 
 def softmax_or_zero(scores: Tensor, softmax: Callable[[Tensor], Tensor] = _softmax) -> Tensor:
     """Return the softmax over the last axis; a row of only -inf is zeros."""
-    # softmax of only -inf is NaN, forward and backward: such rows get equal scores, and are set to zero afterwards
+    # softmax of only -inf is NaN, forward and backward: such rows get equal scores, and are set to
+    # zero afterwards
     empty = (scores == -torch.inf).all(dim=-1, keepdim=True)
     return softmax(scores.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
 
@@ -58,10 +61,12 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads query value_dim"]:
-    """Return each query's sum of the values, weighted by attention_weights (Vaswani 2017, equation 1).
+    """Return each query's sum of the values, weighted by attention_weights (Vaswani 2017, equation
+    1).
 
-    mask and scale as in attention_weights; dropout: the fraction of weights set to zero, the rest scaled up by
-    1/(1 - dropout), always applied when above 0 (as in torch's own function of this name).
+    mask and scale as in attention_weights; dropout: the fraction of weights set to zero, the rest
+    scaled up by 1/(1 - dropout), always applied when above 0 (as in torch's own function of this
+    name).
     """
     weights = attention_weights(query, key, mask=mask, scale=scale)
     return F.dropout(weights, dropout) @ value  # (batch, heads, query, value_dim)
@@ -70,9 +75,9 @@ def scaled_dot_product_attention(
 class MultiHeadSelfAttention(nn.Module):
     """Multi-head self-attention (Vaswani 2017); parameters have timm's names (qkv, proj).
 
-    fused: torch's fused kernel (the default), or the matrix products above; the results are equal, and the second
-    computes the weights. dropout: on the weights; projection_dropout: on the output; both in training mode only.
-    Raises InputError when dim is not divisible by heads.
+    fused: torch's fused kernel (the default), or the matrix products above; the results are equal,
+    and the second computes the weights. dropout: on the weights; projection_dropout: on the output;
+    both in training mode only. Raises InputError when dim is not divisible by heads.
     """
 
     def __init__(
@@ -97,12 +102,18 @@ class MultiHeadSelfAttention(nn.Module):
 
     def forward(self, tokens: Tokens, mask: Tensor | None = None) -> Tokens:
         """Return tokens (batch, tokens, dim) after attention; mask as in attention_weights."""
-        qkv = self.qkv(tokens).unflatten(-1, (3, self.heads, -1))  # (batch, tokens, 3, heads, head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # all (batch, heads, tokens, head_dim)
+        qkv = self.qkv(tokens).unflatten(
+            -1, (3, self.heads, -1)
+        )  # (batch, tokens, 3, heads, head_dim)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(
+            0
+        )  # all (batch, heads, tokens, head_dim)
         dropout = self.dropout if self.training else 0.0
         if self.fused:
             # called through torch.nn.functional, where the lens intercepts it
-            heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+            heads = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout
+            )
         else:
             heads = scaled_dot_product_attention(query, key, value, mask=mask, dropout=dropout)
         joined = heads.transpose(1, 2).flatten(2)  # (batch, tokens, dim)
@@ -113,18 +124,23 @@ class MultiHeadSelfAttention(nn.Module):
 def positional(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a call's arguments with the scores of a softmax as the first one, also where they are given by name."""
+    """Return a call's arguments with the scores of a softmax as the first one, also where they are
+    given by name.
+    """
     if func in SOFTMAX and not args and "input" in kwargs:
-        return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
+        return (kwargs["input"],), {
+            name: value for name, value in kwargs.items() if name != "input"
+        }
     return args, kwargs
 
 
 def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Compute F.multi_head_attention_forward for a vision model with F.scaled_dot_product_attention.
+    """Compute F.multi_head_attention_forward for a vision model with
+    F.scaled_dot_product_attention.
 
-    Query, key and value are (tokens, batch, dim). The weights, if requested, are those of the model's queries and
-    keys: (batch, query, key), or one a head. Raises UnsupportedError for options that no known vision
-    model uses (padding masks, added keys, separate projections).
+    Query, key and value are (tokens, batch, dim). The weights, if requested, are those of the
+    model's queries and keys: (batch, query, key), or one a head. Raises UnsupportedError for
+    options that no known vision model uses (padding masks, added keys, separate projections).
     """
     call = _MULTIHEAD.bind(*args, **kwargs)
     call.apply_defaults()
@@ -135,10 +151,20 @@ def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | No
     mask = options["attn_mask"]
     weight = options["in_proj_weight"]
     bias = options["in_proj_bias"]
-    rare = any(options[name] is not None for name in ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v"))
-    if rare or options["add_zero_attn"] or weight is None or options["use_separate_proj_weight"] or query.dim() != 3:
+    rare = any(
+        options[name] is not None
+        for name in ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v")
+    )
+    if (
+        rare
+        or options["add_zero_attn"]
+        or weight is None
+        or options["use_separate_proj_weight"]
+        or query.dim() != 3
+    ):
         raise UnsupportedError(
-            "expected nn.MultiheadAttention with joint projections of images alone, found padding masks, added keys "
+            "expected nn.MultiheadAttention with joint projections of images alone, found padding "
+            "masks, added keys "
             "or separate projections; see vitlens models for supported models"
         )
     tokens, batch, dim = query.shape
@@ -146,9 +172,13 @@ def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | No
         projected = F.linear(query, weight, bias).chunk(3, dim=-1)
     else:
         biases = (None, None, None) if bias is None else bias.chunk(3)
-        projected = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weight.chunk(3), biases))
+        projected = tuple(
+            F.linear(x, w, b) for x, w, b in zip((query, key, value), weight.chunk(3), biases)
+        )
     # (tokens, batch, dim) -> (batch, heads, tokens, head_dim)
-    queries, keys, values = (part.unflatten(-1, (options["num_heads"], -1)).permute(1, 2, 0, 3) for part in projected)
+    queries, keys, values = (
+        part.unflatten(-1, (options["num_heads"], -1)).permute(1, 2, 0, 3) for part in projected
+    )
     if mask is not None and not mask.dtype.is_floating_point:
         mask = ~mask  # nn.MultiheadAttention: True = masked
     if mask is not None and mask.dim() == 3:  # (batch x heads, query, key)

@@ -1,7 +1,8 @@
 """The place in the image of the cells of a tensor, from images of noise that differ in one band.
 
-A cell changes most where the band covers what it was computed from. Of each cell the mean band is taken, weighted by
-the change: in a map, it rises from row to row for bands of rows, and from column to column for bands of columns.
+A cell changes most where the band covers what it was computed from. Of each cell the mean band is
+taken, weighted by the change: in a map, it rises from row to row for bands of rows, and from column
+to column for bands of columns.
 """
 
 from typing import Final
@@ -17,16 +18,24 @@ Places = Float[Tensor, "2 cells"]  # the mean band of each cell: of rows, and of
 
 _BANDS: Final = 4  # of rows, and of columns
 IMAGES: Final = 1 + 2 * _BANDS  # of `banded_images`
-FITS: Final = 0.4  # least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
+FITS: Final = (
+    0.4  # least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
+)
 _FITS_OTHERWISE: Final = 0.7  # of tokens in a grid without the image's proportions
 _FEWEST_OTHERWISE: Final = 8  # cells of such a grid: fewer lie in order by chance
 _LONGEST: Final = 4.0  # side of a cell, in units of the other side
-_PLACED: Final = 1.0  # range of the cells' mean bands, of at most 3, from which their places can be read
-_MISFITS: Final = 0.8  # a correlation with the other axis, or against the axis, that a map never has
+_PLACED: Final = (
+    1.0  # range of the cells' mean bands, of at most 3, from which their places can be read
+)
+_MISFITS: Final = (
+    0.8  # a correlation with the other axis, or against the axis, that a map never has
+)
 
 
 def banded_images(images: Images) -> Images:
-    """Return the first of two images, then it with one band of the second: each band of rows, each of columns."""
+    """Return the first of two images, then it with one band of the second: each band of rows, each
+    of columns.
+    """
     image = images[:1]
     other = images[1:2]
     height = int(image.shape[2])
@@ -55,24 +64,31 @@ def mean_bands(tensor: Float[Tensor, "images *axes"], channel_axis: int) -> Plac
 
 
 def grid_fit(places: Places, grid: Grid) -> float:
-    """Return how well the cells lie row by row in a grid: 1 if they do, about 0 if they do not, -1 for another order.
+    """Return how well the cells lie row by row in a grid: 1 if they do, about 0 if they do not, -1
+    for another order.
 
-    It is the smaller one of two correlations, of rows with bands of rows and of columns with bands of columns, each
-    less the absolute one with the other bands.
+    It is the smaller one of two correlations, of rows with bands of rows and of columns with bands
+    of columns, each less the absolute one with the other bands.
     """
     fits = [along - abs(across) for along, across in _correlations(places, grid)]
     return min(fits, default=1.0)  # a single cell
 
 
 def is_misplaced(places: Places, grid: Grid) -> bool:
-    """Return True if the cells clearly lie in another order than row by row, such as mirrored or column by column."""
+    """Return True if the cells clearly lie in another order than row by row, such as mirrored or
+    column by column.
+    """
     if not shows_places(places):
         return False
-    return any(along < -_MISFITS or abs(across) > _MISFITS for along, across in _correlations(places, grid))
+    return any(
+        along < -_MISFITS or abs(across) > _MISFITS for along, across in _correlations(places, grid)
+    )
 
 
 def shows_places(places: Places) -> bool:
-    """Return True if the cells clearly differ in where they lie; not where each sees the whole image alike."""
+    """Return True if the cells clearly differ in where they lie; not where each sees the whole
+    image alike.
+    """
     return bool((places.amax(1) - places.amin(1)).max() > _PLACED)
 
 
@@ -82,9 +98,11 @@ def grids_of(cells: int) -> list[Grid]:
 
 
 def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
-    """Return the grid in which the cells lie best row by row, and how well: 0 where it is not clear enough.
+    """Return the grid in which the cells lie best row by row, and how well: 0 where it is not clear
+    enough.
 
-    A number of cells may be that of several grids: one without the image's proportions must fit better.
+    A number of cells may be that of several grids: one without the image's proportions must fit
+    better.
     """
     fits = list[tuple[float, Grid]]()
     for grid in grids_of(places.shape[1]):
@@ -99,12 +117,18 @@ def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
 
 
 def has_proportions(grid: Grid, image_size: Grid) -> bool:
-    """Return True if a grid divides an image into cells that are as high as they are wide, to a cell."""
-    return is_possible(grid, image_size) and abs(grid[0] * image_size[1] / image_size[0] - grid[1]) < 1
+    """Return True if a grid divides an image into cells that are as high as they are wide, to a
+    cell.
+    """
+    return (
+        is_possible(grid, image_size) and abs(grid[0] * image_size[1] / image_size[0] - grid[1]) < 1
+    )
 
 
 def is_possible(grid: Grid, image_size: Grid) -> bool:
-    """Return True if a map of an image can have this grid: cells of a pixel or more, not much longer than wide."""
+    """Return True if a map of an image can have this grid: cells of a pixel or more, not much
+    longer than wide.
+    """
     height = image_size[0] / grid[0]
     width = image_size[1] / grid[1]
     return min(height, width) >= 1 and max(height, width) <= _LONGEST * min(height, width)
@@ -113,8 +137,8 @@ def is_possible(grid: Grid, image_size: Grid) -> bool:
 def _correlations(places: Places, grid: Grid) -> list[tuple[float, float]]:
     """Return the correlations of rows, then of columns, with their bands and with the other bands.
 
-    An axis of one cell has none. The correlation with the other bands is in units of the larger spread, as the mean
-    bands of a few cells vary by chance.
+    An axis of one cell has none. The correlation with the other bands is in units of the larger
+    spread, as the mean bands of a few cells vary by chance.
     """
     centred = places.double() - places.double().mean(1, keepdim=True)
     spread = centred.norm(dim=1)

@@ -12,7 +12,14 @@ def require_classifier(model: Model) -> None:
     if model.has_classifier:
         return
     if has_text_tower(model):
-        advice = f"name the classes with {argument('classes', flag='classes FILE')} (vitlens.zero_shot in Python)"
+        advice = (
+            f"name the classes with {argument('classes', flag='classes FILE')} "
+            "(vitlens.zero_shot in Python)"
+        )
     else:
-        advice = f"add a head with vitlens train {model.provenance.name} --freeze-backbone --data DATA"
-    raise UnsupportedError(f"expected logits of classes, found features: {model.alias} has no classifier; {advice}")
+        advice = (
+            f"add a head with vitlens train {model.provenance.name} --freeze-backbone --data DATA"
+        )
+    raise UnsupportedError(
+        f"expected logits of classes, found features: {model.alias} has no classifier; {advice}"
+    )

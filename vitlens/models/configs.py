@@ -25,16 +25,17 @@ _Ratio: TypeAlias = Annotated[float, between(-1000, 1000)]
 class ViTConfig:
     """The architecture of a vision transformer; raises InputError for one that cannot be built.
 
-    image_size, patch_size: (height, width) in pixels; dim: width of the residual stream; mlp_ratio: hidden width of
-    the MLP over dim; classes: 0 for none. pooling: the classifier's input, "cls" (a CLS token) or "mean" (no CLS
-    token; the mean of the patches, then the final norm). registers: learned extra tokens (Darcet 2024);
-    distillation: a second token and head for a teacher (Touvron 2021). dropout: on tokens, projections and MLP;
-    attention_dropout: on the weights; drop_path: of the last block, growing linearly from 0 in the first.
-    positions: of the patches, "learned" (one vector each), "sine" (fixed sines and cosines of the patch's number,
-    Vaswani 2017) or "sine-2d" (of its column and its row, as in MAE, He 2022), or "none"; True and False, which
-    earlier files have, are "learned" and "none". attention, mlp, residual, norm: False removes that part.
-    norm_first: the norm stands before each branch (pre-norm, Dosovitskiy 2021); False: after each addition (post-
-    norm, Vaswani 2017), with no final norm.
+    image_size, patch_size: (height, width) in pixels; dim: width of the residual stream; mlp_ratio:
+    hidden width of the MLP over dim; classes: 0 for none. pooling: the classifier's input, "cls" (a
+    CLS token) or "mean" (no CLS token; the mean of the patches, then the final norm). registers:
+    learned extra tokens (Darcet 2024); distillation: a second token and head for a teacher (Touvron
+    2021). dropout: on tokens, projections and MLP; attention_dropout: on the weights; drop_path: of
+    the last block, growing linearly from 0 in the first. positions: of the patches, "learned" (one
+    vector each), "sine" (fixed sines and cosines of the patch's number, Vaswani 2017) or "sine-2d"
+    (of its column and its row, as in MAE, He 2022), or "none"; True and False, which earlier files
+    have, are "learned" and "none". attention, mlp, residual, norm: False removes that part.
+    norm_first: the norm stands before each branch (pre-norm, Dosovitskiy 2021); False: after each
+    addition (post- norm, Vaswani 2017), with no final norm.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -93,13 +94,19 @@ def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
     for axis, image, patch in zip(("height", "width"), config.image_size, config.patch_size):
         if patch < 1 or image < patch or image % patch:
             pixels = max(image // max(patch, 1), 1) * max(patch, 1)
-            yield f"an image {axis} divisible by the patch's, found {image} and {patch} px; try {pixels} px"
+            yield (
+                f"an image {axis} divisible by the patch's, found {image} and {patch} px; try "
+                f"{pixels} px"
+            )
     if config.positions not in POSITIONS:
         yield f"positions of {', '.join(POSITIONS)}, found {config.positions!r}"
     step = {"sine": 2, "sine-2d": 4}.get(str(config.positions), 1)
     if config.dim % step:
         wider = -(-config.dim // step) * step
-        yield f"dim divisible by {step} with positions {config.positions!r}, found {config.dim}; try {wider}"
+        yield (
+            f"dim divisible by {step} with positions {config.positions!r}, found {config.dim}; "
+            f"try {wider}"
+        )
     if config.pooling not in POOLINGS:
         yield f"pooling 'cls' or 'mean', found {config.pooling!r}"
     if config.distillation and config.pooling != "cls":
@@ -116,12 +123,14 @@ def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
 class SwinConfig:
     """The architecture of a Swin transformer; raises InputError for one that cannot be built.
 
-    image_size, patch_size: (height, width) in pixels; dim: width of the residual stream in the first stage, doubled in
-    each later one; depths, heads: blocks, and heads in each of them, by stage; window: patches (rows, columns) of a
-    window; shift: whether every second block shifts its windows by half a window (Liu 2021, section 3.2; without it no
-    patch sees beyond its window before patches are merged); mlp_ratio: hidden width of the MLP over the stream's.
-    dropout: on projections and MLP; attention_dropout: on the weights; drop_path: of the last block, growing linearly
-    from 0 in the first. Images and maps that patches, windows and merging do not divide are padded.
+    image_size, patch_size: (height, width) in pixels; dim: width of the residual stream in the
+    first stage, doubled in each later one; depths, heads: blocks, and heads in each of them, by
+    stage; window: patches (rows, columns) of a window; shift: whether every second block shifts its
+    windows by half a window (Liu 2021, section 3.2; without it no patch sees beyond its window
+    before patches are merged); mlp_ratio: hidden width of the MLP over the stream's. dropout: on
+    projections and MLP; attention_dropout: on the weights; drop_path: of the last block, growing
+    linearly from 0 in the first. Images and maps that patches, windows and merging do not divide
+    are padded.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -149,7 +158,9 @@ class SwinConfig:
 
     def maps(self, image_size: tuple[int, int] | None = None) -> tuple[tuple[int, int], ...]:
         """Patches (rows, columns) of each stage, for images of this size (None: the config's)."""
-        rows, columns = (-(-side // patch) for side, patch in zip(image_size or self.image_size, self.patch_size))
+        rows, columns = (
+            -(-side // patch) for side, patch in zip(image_size or self.image_size, self.patch_size)
+        )
         found = []
         for _ in self.depths:
             found.append((rows, columns))
@@ -159,14 +170,19 @@ class SwinConfig:
 
 
 def _faults_of_swin(config: SwinConfig) -> Iterator[str]:
-    """Yield what cannot be built: sizes, stages without blocks, widths that the heads do not divide, rates."""
+    """Yield what cannot be built: sizes, stages without blocks, widths that the heads do not
+    divide, rates.
+    """
     yield from _faults_of_both(config)
     for name, unit in (("image_size", "px"), ("patch_size", "px"), ("window", "patches")):
         rows, columns = getattr(config, name)
         if min(rows, columns) < 1:
             yield f"{name} of at least 1 {unit} a side, found {rows}x{columns}"
     if not config.depths or len(config.depths) != len(config.heads):
-        yield f"depths and heads of one number of stages, found {list(config.depths)} and {list(config.heads)}"
+        yield (
+            f"depths and heads of one number of stages, found {list(config.depths)} and "
+            f"{list(config.heads)}"
+        )
     for stage, (depth, heads, width) in enumerate(zip(config.depths, config.heads, config.widths)):
         if depth < 1:
             yield f"at least 1 block in stage {stage}, found {depth}"
@@ -207,6 +223,12 @@ VIT_PRESETS: Final[Mapping[str, ViTConfig]] = {
 SWIN_PRESETS: Final[Mapping[str, SwinConfig]] = {
     "swin-micro": SwinConfig(),
     "swin-tiny-224": SwinConfig(
-        (224, 224), (4, 4), dim=96, depths=(2, 2, 6, 2), heads=(3, 6, 12, 24), window=(7, 7), classes=1000
+        (224, 224),
+        (4, 4),
+        dim=96,
+        depths=(2, 2, 6, 2),
+        heads=(3, 6, 12, 24),
+        window=(7, 7),
+        classes=1000,
     ),
 }

@@ -1,4 +1,6 @@
-"""Attention modules without some of their heads: fewer rows of the qkv projection, fewer columns of the output's."""
+"""Attention modules without some of their heads: fewer rows of the qkv projection, fewer columns of
+the output's.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -13,7 +15,9 @@ from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.shapes import Tokens
 
 _MULTIHEAD: Final = ("torch.nn.modules.activation.MultiheadAttention.forward",)
-Pruned = Mapping[str, Sequence[int]]  # attention module -> its removed heads, as numbered in the whole model
+Pruned = Mapping[
+    str, Sequence[int]
+]  # attention module -> its removed heads, as numbered in the whole model
 UNCUT: Final = "vitlens ablate removes its heads by setting them to zero"
 
 
@@ -28,10 +32,16 @@ class MultiheadCut(nn.Module):
         self.in_proj_bias = whole.in_proj_bias
         self.out_proj = whole.out_proj
 
-    def forward(self, tokens: Tokens, *_key_and_value: Tensor, **_options: bool) -> tuple[Tokens, None]:
+    def forward(
+        self, tokens: Tokens, *_key_and_value: Tensor, **_options: bool
+    ) -> tuple[Tokens, None]:
         """Return tokens (batch, tokens, dim) after attention, and no weights."""
-        joint = F.linear(tokens, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.heads, -1))
-        query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(0)  # all (batch, heads, tokens, head_dim)
+        joint = F.linear(tokens, self.in_proj_weight, self.in_proj_bias).unflatten(
+            -1, (3, self.heads, -1)
+        )
+        query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(
+            0
+        )  # all (batch, heads, tokens, head_dim)
         dropout = self.dropout if self.training else 0.0
         heads = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
         return self.out_proj(heads.transpose(1, 2).flatten(2)), None
@@ -49,7 +59,9 @@ class Headless(nn.Module):
         self._pair = pair
         self.add_module(name, _without_columns(projection, torch.zeros(0, dtype=torch.long)))
 
-    def forward(self, tokens: Tokens, *_args: object, **_kwargs: object) -> Tokens | tuple[Tokens, None]:
+    def forward(
+        self, tokens: Tokens, *_args: object, **_kwargs: object
+    ) -> Tokens | tuple[Tokens, None]:
         """Return the bias as (batch, tokens, dim)."""
         bias: Tensor = self.get_submodule(self._name)(tokens[..., :0])
         return (bias, None) if self._pair else bias
@@ -65,17 +77,22 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
     kind = f"{type(attention).__module__}.{type(attention).__name__}"
     is_timm = kind == "timm.layers.attention.Attention" and is_known_attention(attention)
     # older timm has no attn_dim and does not support another width
-    if (is_timm and hasattr(attention, "attn_dim")) or isinstance(attention, MultiHeadSelfAttention):
+    if (is_timm and hasattr(attention, "attn_dim")) or isinstance(
+        attention, MultiHeadSelfAttention
+    ):
         return "proj", attention.proj  # type: ignore[return-value]
     if kind.startswith("_"):  # of a --model-file, whose module has no name
         kind = type(attention).__name__
     raise UnsupportedError(
-        f"expected attention that can be cut (ours, timm's standard, torchvision's ViT), found {kind}; {UNCUT}"
+        "expected attention that can be cut (ours, timm's standard, torchvision's ViT), found "
+        f"{kind}; {UNCUT}"
     )
 
 
 def _is_plain_multihead(attention: nn.Module) -> bool:
-    """Return True for torch's module with joint projections, batch first, that runs torch's own forward."""
+    """Return True for torch's module with joint projections, batch first, that runs torch's own
+    forward.
+    """
     if not isinstance(attention, nn.MultiheadAttention) or not runs(attention, _MULTIHEAD):
         return False
     has_joint_projection = attention.in_proj_weight is not None
@@ -89,7 +106,9 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
         _, projection = output_projection(attention)
         heads = heads_of(attention) or 0
         if not set(removed) <= set(range(heads)):
-            raise InputError(f"expected heads from 0 to {heads - 1} of {name}, found {list(removed)}")
+            raise InputError(
+                f"expected heads from 0 to {heads - 1} of {name}, found {list(removed)}"
+            )
         parent = model.get_submodule(name.rpartition(".")[0])
         remaining = [head for head in range(heads) if head not in removed]
         if remaining:
@@ -97,7 +116,9 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
         else:
             pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
             cut = Headless(projection, "out_proj" if pair else "proj", pair=pair)
-            vars(parent).pop("num_heads", None)  # torchvision's blocks have the number of heads as well
+            vars(parent).pop(
+                "num_heads", None
+            )  # torchvision's blocks have the number of heads as well
         setattr(parent, name.rpartition(".")[2], cut.train(attention.training))
 
 
@@ -140,10 +161,13 @@ def _without_columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:
     return linear
 
 
-def add_means(attention: nn.Module, heads: Collection[int], means: Tensor | None, *, layer: int) -> None:
+def add_means(
+    attention: nn.Module, heads: Collection[int], means: Tensor | None, *, layer: int
+) -> None:
     """Add the heads' mean outputs, through their columns of the output projection, to its bias.
 
-    means: (heads, head_dim) of this layer. Raises InputError for another shape, UnsupportedError without a bias.
+    means: (heads, head_dim) of this layer. Raises InputError for another shape, UnsupportedError
+    without a bias.
     """
     _, projection = output_projection(attention)
     count = heads_of(attention) or 0
@@ -153,14 +177,18 @@ def add_means(attention: nn.Module, heads: Collection[int], means: Tensor | None
         raise InputError(f"{expected}, found none")
     if means.shape != shape:
         raise InputError(
-            f"{expected}, found {tuple(means.shape)}; a bias cannot hold a mean for each token: take .mean(1)"
+            f"{expected}, found {tuple(means.shape)}; a bias cannot hold a mean for each token: "
+            "take .mean(1)"
         )
     if projection.bias is None:
         raise UnsupportedError(
-            f"expected an output projection with a bias at layer {layer}, found none; leave the means out"
+            f"expected an output projection with a bias at layer {layer}, found none; leave the "
+            "means out"
         )
     chosen = list(heads)
-    head_means = torch.zeros(shape, dtype=means.dtype).index_copy(0, torch.tensor(chosen), means.cpu()[chosen])
+    head_means = torch.zeros(shape, dtype=means.dtype).index_copy(
+        0, torch.tensor(chosen), means.cpu()[chosen]
+    )
     added = projection.weight @ head_means.flatten().to(projection.weight)
     bias = projection.bias
     projection.bias = nn.Parameter((bias + added).detach(), requires_grad=bias.requires_grad)

@@ -14,8 +14,9 @@ _CLASSES: Final = 4  # names shown
 def description(model: Model) -> list[tuple[str, str]]:
     """Return what a model's repr shows, as names and values.
 
-    Family, source, input, normalisation, classes, blocks and heads, parameters, supported commands. Commands whose
-    needs have not been checked yet, as that would take a forward pass, are listed apart.
+    Family, source, input, normalisation, classes, blocks and heads, parameters, supported commands.
+    Commands whose needs have not been checked yet, as that would take a forward pass, are listed
+    apart.
     """
     height, width = model.input_size
     rows = [

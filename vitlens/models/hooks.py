@@ -1,13 +1,15 @@
-"""Temporary access to modules, undone on exit: watch calls, replace a forward, intercept functions of torch.
+"""Temporary access to modules, undone on exit: watch calls, replace a forward, intercept functions
+of torch.
 
-Also values of a model, such as results of trial forward passes, computed once and freed with the model:
+Also values of a model, such as results of trial forward passes, computed once and freed with the
+model:
 
     @per_model
     def layers(model: Model) -> tuple[Layer, ...]: ...
 
-Such a value is computed on the `unchanged` model: contexts entered outside have no effect on it. It is dropped when a
-weight, a module, a forward or a hook of another origin changes (`State`). It must not hold a reference to the model
-(weakref.ref where needed): the model would never be freed.
+Such a value is computed on the `unchanged` model: contexts entered outside have no effect on it. It
+is dropped when a weight, a module, a forward or a hook of another origin changes (`State`). It must
+not hold a reference to the model (weakref.ref where needed): the model would never be freed.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +38,10 @@ Key = int | str  # of an argument of a call: its position or its name
 Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
-_READING: Final = ("vitlens.", "transformers.utils.output_capturing")  # modules whose hooks change nothing
+_READING: Final = (
+    "vitlens.",
+    "transformers.utils.output_capturing",
+)  # modules whose hooks change nothing
 _PLAIN: Final = (Tensor, nn.Parameter)
 _SAMPLED: Final = 512  # elements of each weight: sees a change of any contiguous 1/512 of it
 _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
@@ -44,7 +49,8 @@ _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Run models without the changes and hooks of this file that were entered outside this context."""
+    """Run models without the changes and hooks of this file that were entered outside this
+    context."""
     token = _DEPTH.set(_DEPTH.get() + 1)
     try:
         yield
@@ -53,7 +59,8 @@ def unchanged() -> Iterator[None]:
 
 
 class _Scoped:
-    """Something that is in force only at the depth of `unchanged` contexts at which it was created."""
+    """Something that is in force only at the depth of `unchanged` contexts at which it was
+    created."""
 
     def __init__(self) -> None:
         self._depth = _DEPTH.get()
@@ -72,7 +79,11 @@ class ScopedMode(_Scoped, TorchFunctionMode):
         TorchFunctionMode.__init__(self)
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Return the intercepted call, or the plain one."""
         kwargs = kwargs or {}
@@ -80,7 +91,9 @@ class ScopedMode(_Scoped, TorchFunctionMode):
             return self.intercept(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def intercept(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Return the value of a call of one of torch's functions."""
         raise NotImplementedError
 
@@ -88,8 +101,8 @@ class ScopedMode(_Scoped, TorchFunctionMode):
 class Replaced(_Scoped):
     """A module's replaced forward.
 
-    plain: the one that it replaces, with the hooks of others that were there before; equal: whether it gives the same
-    outputs as that, of any part of a batch and of the tokens.
+    plain: the one that it replaces, with the hooks of others that were there before; equal: whether
+    it gives the same outputs as that, of any part of a batch and of the tokens.
     """
 
     def __init__(self, forward: Forward, plain: "_Hooked", *, equal: bool = False) -> None:
@@ -108,8 +121,9 @@ class Replaced(_Scoped):
 class _Hooked:
     """A module's forward with the hooks of others that were registered before it was replaced.
 
-    The replacement then runs around these hooks, as a context around those entered before it. The hooks stay
-    registered, so that they keep their order and can be removed, but they call nothing in the meantime.
+    The replacement then runs around these hooks, as a context around those entered before it. The
+    hooks stay registered, so that they keep their order and can be removed, but they call nothing
+    in the meantime.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -155,7 +169,9 @@ class _Hooked:
         _put_back(module._forward_hooks, self.after)
 
 
-def _put_back(hooks: dict[int, Callable[..., Any]], original: Mapping[int, Callable[..., Any]]) -> None:
+def _put_back(
+    hooks: dict[int, Callable[..., Any]], original: Mapping[int, Callable[..., Any]]
+) -> None:
     """Register the original hooks again in place of those that are still registered."""
     for number, hook in original.items():
         if number in hooks:
@@ -164,7 +180,9 @@ def _put_back(hooks: dict[int, Callable[..., Any]], original: Mapping[int, Calla
 
 def _others(hooks: Mapping[int, Callable[..., Any]]) -> dict[int, Callable[..., Any]]:
     """Return the hooks that are a user's, or another library's."""
-    return {number: hook for number, hook in hooks.items() if not _home_of(hook).startswith(_READING)}
+    return {
+        number: hook for number, hook in hooks.items() if not _home_of(hook).startswith(_READING)
+    }
 
 
 def _home_of(hook: Callable[..., Any]) -> str:
@@ -185,10 +203,11 @@ def watching(
     before: Callable[[str, Arguments], object] | None = None,
     always: bool = False,
 ) -> Iterator[None]:
-    """Report every call of the named modules; the hooks are removed on exit, also after an exception.
+    """Report every call of the named modules; the hooks are removed on exit, also after an
+    exception.
 
-    before: called with the module's name and its arguments; after: with its output as well. always: `after` is also
-    called for a module that raised, with None as its output.
+    before: called with the module's name and its arguments; after: with its output as well. always:
+    `after` is also called for a module that raised, with None as its output.
     """
     scope = _Scoped()
 
@@ -197,7 +216,9 @@ def watching(
             if before is not None and scope.in_force:
                 before(name, arguments(args, kwargs))
 
-        def left(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def left(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> None:
             if after is not None and scope.in_force:
                 after(name, arguments(args, kwargs), output)
 
@@ -205,7 +226,9 @@ def watching(
         if before is not None:
             stack.callback(module.register_forward_pre_hook(entered, with_kwargs=True).remove)
         if after is not None:
-            stack.callback(module.register_forward_hook(left, with_kwargs=True, always_call=always).remove)
+            stack.callback(
+                module.register_forward_hook(left, with_kwargs=True, always_call=always).remove
+            )
 
     with ExitStack() as stack:
         for name in names:
@@ -214,8 +237,11 @@ def watching(
 
 
 @contextmanager
-def overridden(module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: bool = False) -> Iterator[None]:
-    """Replace the module's forward by wrap(its forward and the hooks of others); contexts may be nested.
+def overridden(
+    module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: bool = False
+) -> Iterator[None]:
+    """Replace the module's forward by wrap(its forward and the hooks of others); contexts may be
+    nested.
 
     equal: as in `Replaced`.
     """
@@ -233,7 +259,9 @@ def overridden(module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: 
 
 
 def own_forward(module: nn.Module) -> Forward | None:
-    """Return the forward that was put into the module by others than the contexts of this file, None where none was."""
+    """Return the forward that was put into the module by others than the contexts of this file,
+    None where none was.
+    """
     forward = vars(module).get("forward")
     while isinstance(forward, Replaced):
         forward = forward.plain.forward
@@ -254,7 +282,8 @@ def other_hooks(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 def hooks_around(module: nn.Module) -> bool:
-    """Return True if a hook of others was registered after the module's forward was replaced last."""
+    """Return True if a hook of others was registered after the module's forward was replaced
+    last."""
     return bool(_others(module._forward_pre_hooks) or _others(module._forward_hooks))
 
 
@@ -264,16 +293,18 @@ def has_global_hooks() -> bool:
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Return True if anything in force changes or reads the results of the module, or of a part of it.
+    """Return True if anything in force changes or reads the results of the module, or of a part of
+    it.
 
-    That is a change by a context of this file, a hook of another origin or a forward put into a module. Changes of
-    attention are those of `vitlens.lens.attention`.
+    That is a change by a context of this file, a hook of another origin or a forward put into a
+    module. Changes of attention are those of `vitlens.lens.attention`.
     """
     return has_global_hooks() or any(map(_is_changed_itself, module.modules()))
 
 
 def is_within_context(module: nn.Module) -> bool:
-    """Return True inside a context of this file that replaces the forward of the module or of a part of it.
+    """Return True inside a context of this file that replaces the forward of the module or of a
+    part of it.
 
     A copy of the module would call the original.
     """
@@ -294,11 +325,12 @@ def _is_changed_itself(module: nn.Module) -> bool:
 
 
 class State:
-    """The state of a model: its modules and their classes, weights, replaced forwards and hooks of other origin.
+    """The state of a model: its modules and their classes, weights, replaced forwards and hooks of
+    other origin.
 
-    Objects are held weakly and compared by identity. Weights are also compared by torch's count of changes and, as
-    changes of `.data` are not counted, by their memory and by some elements of each. A change of `.data` in place that
-    reaches none of these elements is not seen.
+    Objects are held weakly and compared by identity. Weights are also compared by torch's count of
+    changes and, as changes of `.data` are not counted, by their memory and by some elements of
+    each. A change of `.data` in place that reaches none of these elements is not seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -339,14 +371,18 @@ def _versions(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
     """Return how often each tensor was changed in place, and where its memory is."""
     try:
         return [tensor._version for tensor in tensors], [tensor.data_ptr() for tensor in tensors]
-    except RuntimeError:  # inference tensors are not counted, some subclasses have no memory of their own
+    except (
+        RuntimeError
+    ):  # inference tensors are not counted, some subclasses have no memory of their own
         counted = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
         return counted, [id(tensor) for tensor in tensors]
 
 
 @torch.no_grad()
 def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return evenly spaced elements of every tensor, in the order of its memory, as one tensor for each device."""
+    """Return evenly spaced elements of every tensor, in the order of its memory, as one tensor for
+    each device.
+    """
     by_device: dict[torch.device, list[Tensor]] = {}
     with torch._C.DisableTorchFunction():  # no function mode counts or changes these calls
         for tensor in tensors:
@@ -355,7 +391,9 @@ def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
                 continue
             try:
                 sample = tensor.as_strided((min(count, _SAMPLED),), (max(1, count // _SAMPLED),))
-            except RuntimeError:  # an expanded tensor has fewer elements in memory, a sparse one no strides
+            except (
+                RuntimeError
+            ):  # an expanded tensor has fewer elements in memory, a sparse one no strides
                 continue
             by_device.setdefault(tensor.device, []).append(sample)
         return [torch.cat(samples).nan_to_num() for samples in by_device.values()]
@@ -383,7 +421,9 @@ def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return a module's output where it is a tensor, or the first tensor in a tuple, list or dict; None without one."""
+    """Return a module's output where it is a tensor, or the first tensor in a tuple, list or dict;
+    None without one.
+    """
     for tensor in tensors_in(output):
         return tensor
     return None
@@ -392,8 +432,8 @@ def first_tensor(output: Any) -> Tensor | None:
 class _Kept:
     """The stored values of one model.
 
-    state: of the model when they were computed; zeros: its weights that are all zeros; held: how many `holding`
-    contexts are in force; trials: how many trials run, one within the other.
+    state: of the model when they were computed; zeros: its weights that are all zeros; held: how
+    many `holding` contexts are in force; trials: how many trials run, one within the other.
     """
 
     def __init__(self) -> None:
@@ -426,7 +466,9 @@ def _kept(model: "Model") -> _Kept:
 
 @contextmanager
 def holding(model: "Model") -> Iterator[None]:
-    """Take the thread's turn; inside, the model is assumed unchanged, and its stored values stay valid."""
+    """Take the thread's turn; inside, the model is assumed unchanged, and its stored values stay
+    valid.
+    """
     with turn(model):
         kept = _kept(model)
         kept.refresh(model)
@@ -460,7 +502,9 @@ class Memo(Generic[T]):
     """
 
     def get(self, model: "Model", compute: Callable[[], T], *, key: Hashable = None) -> T:
-        """Return the value kept for a model and key; computed on the unchanged model where there is none."""
+        """Return the value kept for a model and key; computed on the unchanged model where there is
+        none.
+        """
         kept = _kept(model)
         kept.refresh(model)
         if (self, key) not in kept.values:
@@ -477,7 +521,9 @@ class Memo(Generic[T]):
         return kept.values.get((self, key))
 
 
-def per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concatenate["Model", P], T]:
+def per_model(
+    function: Callable[Concatenate["Model", P], T],
+) -> Callable[Concatenate["Model", P], T]:
     """Decorate a function so that it runs once for each model (and further hashable arguments)."""
     memo: Memo[T] = Memo()
 
@@ -489,8 +535,12 @@ def per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concat
     return kept
 
 
-def once_per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concatenate["Model", P], T]:
-    """Decorate a function so that it runs once for each model; its value must not depend on further arguments."""
+def once_per_model(
+    function: Callable[Concatenate["Model", P], T],
+) -> Callable[Concatenate["Model", P], T]:
+    """Decorate a function so that it runs once for each model; its value must not depend on further
+    arguments.
+    """
     memo: Memo[T] = Memo()
 
     @wraps(function)

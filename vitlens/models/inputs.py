@@ -1,4 +1,6 @@
-"""What a module takes in place of colour images, found in trial passes after it raised an error for them."""
+"""What a module takes in place of colour images, found in trial passes after it raised an error for
+them.
+"""
 
 import inspect
 from collections.abc import Iterator
@@ -15,12 +17,16 @@ _PASS_SIZE: Final = "check image_size="
 
 
 def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
-    """Describe the inputs that the module takes in place of these normalised images, and what to do.
+    """Describe the inputs that the module takes in place of these normalised images, and what to
+    do.
 
-    error: raised by its forward for the images. The module is in evaluation mode, without gradients.
+    error: raised by its forward for the images. The module is in evaluation mode, without
+    gradients.
     """
     name = type(module).__name__
-    images_alone = "wrap a module whose forward takes normalised images (batch, 3, height, width) alone"
+    images_alone = (
+        "wrap a module whose forward takes normalised images (batch, 3, height, width) alone"
+    )
     lacking = _further_arguments(module, images)
     if lacking:
         return f"its forward needs {lacking}, too; {images_alone} and calls {name} with both"
@@ -28,7 +34,10 @@ def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
     if key is not None:
         return f"it takes a dict; {images_alone} and calls {name} with {{{key!r}: images}}"
     if _is_of_video(module, images, error):
-        return "it takes video, images with an axis of time, which vitlens does not read; wrap a model of single images"
+        return (
+            "it takes video, images with an axis of time, which vitlens does not read; wrap a "
+            "model of single images"
+        )
     channels = _channels_taken(module, images)
     if channels is not None:
         plural = "" if channels == 1 else "s"
@@ -42,21 +51,30 @@ def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
 
 
 def _adapter(channels: int) -> str:
-    """Return code that puts a conversion of three normalised channels before a module, and what it does."""
+    """Return code that puts a conversion of three normalised channels before a module, and what it
+    does.
+    """
     if channels == 1:
         return (
-            "torch.nn.Sequential(torchvision.transforms.Grayscale(1), module), with mean and std of three equal numbers"
+            "torch.nn.Sequential(torchvision.transforms.Grayscale(1), module), with mean and "
+            "std of three equal numbers"
         )
     if channels < _COLOURS:
-        return f"torch.nn.Sequential(torch.nn.Conv2d(3, {channels}, 1), module) with weights that you set"
+        return (
+            f"torch.nn.Sequential(torch.nn.Conv2d(3, {channels}, 1), module) with weights that "
+            "you set"
+        )
     return (
-        f"torch.nn.Sequential(torch.nn.ConstantPad3d((0, 0, 0, 0, 0, {channels - _COLOURS}), 0.0), module), which adds "
+        f"torch.nn.Sequential(torch.nn.ConstantPad3d((0, 0, 0, 0, 0, {channels - _COLOURS}), 0.0), "
+        "module), which adds "
         "channels of zeros after red, green and blue"
     )
 
 
 def _further_arguments(module: nn.Module, images: Tensor) -> str:
-    """Return the names of the arguments that the module's forward needs besides images; "" where it needs none."""
+    """Return the names of the arguments that the module's forward needs besides images; "" where it
+    needs none.
+    """
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):  # a callable that does not give its signature
@@ -96,7 +114,9 @@ class _RecordingDict(dict[Any, Any]):
 
 
 def _first_key_read(module: nn.Module, images: Tensor) -> str | None:
-    """Return the first key of a dict that the module reads before it raises an error; None where it reads none."""
+    """Return the first key of a dict that the module reads before it raises an error; None where it
+    reads none.
+    """
     batch = _RecordingDict(images)
     _runs(module, batch)
     for key in batch.read_keys:
@@ -106,7 +126,9 @@ def _first_key_read(module: nn.Module, images: Tensor) -> str | None:
 
 
 def _is_of_video(module: nn.Module, images: Tensor, error: Exception) -> bool:
-    """Return True if the module unpacks five axes, or fails for images in a convolution with an axis of time."""
+    """Return True if the module unpacks five axes, or fails for images in a convolution with an
+    axis of time.
+    """
     entered: list[str] = []
 
     def enter(name: str, _arguments: Arguments) -> None:
@@ -119,9 +141,13 @@ def _is_of_video(module: nn.Module, images: Tensor, error: Exception) -> bool:
 
 
 def _channels_taken(module: nn.Module, images: Tensor) -> int | None:
-    """Return another number of channels with which the module gives a tensor; None where it gives none."""
+    """Return another number of channels with which the module gives a tensor; None where it gives
+    none.
+    """
     for channels in _channels_to_try(module, images):
-        noise = torch.randn(len(images), channels, *images.shape[2:], generator=torch.Generator().manual_seed(0))
+        noise = torch.randn(
+            len(images), channels, *images.shape[2:], generator=torch.Generator().manual_seed(0)
+        )
         if _runs(module, noise.to(images)):
             return channels
     return None

@@ -1,9 +1,11 @@
-"""Models of images and texts: the image tower as a module, its text tower, and zero-shot classifiers built from them.
+"""Models of images and texts: the image tower as a module, its text tower, and zero-shot
+classifiers built from them.
 
-Contrastive models (CLIP, Radford 2021; SigLIP, Zhai 2023) embed images and texts in one space. With prompts, the logits
-are the similarities of an image to each prompt, so that everything that works on a classifier works on these, rollout
-and relevance included. The embedding of a class is the mean of the normalised embeddings of its prompts, one per
-template, normalised again (Radford 2021, section 3.1.4).
+Contrastive models (CLIP, Radford 2021; SigLIP, Zhai 2023) embed images and texts in one space. With
+prompts, the logits are the similarities of an image to each prompt, so that everything that works
+on a classifier works on these, rollout and relevance included. The embedding of a class is the mean
+of the normalised embeddings of its prompts, one per template, normalised again (Radford 2021,
+section 3.1.4).
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +37,9 @@ ByTemplate = Float[Tensor, "templates classes dim"]
 class TextTower:
     """The text encoder of a model.
 
-    model: the whole model, which encodes token ids with encode_text; tokenizer: builds the tokenizer on first use;
-    context: most tokens of a text, start and end tokens included; name: of the model, for messages.
+    model: the whole model, which encodes token ids with encode_text; tokenizer: builds the
+    tokenizer on first use; context: most tokens of a text, start and end tokens included; name: of
+    the model, for messages.
     """
 
     model: nn.Module
@@ -65,7 +68,9 @@ class TextTower:
         Raises InputError for no text, an empty one, or one that would be truncated.
         """
         if not texts or any(not text.strip() for text in texts):
-            raise InputError("expected texts with a word, found an empty one; give 'a photo of a dog'")
+            raise InputError(
+                "expected texts with a word, found an empty one; give 'a photo of a dog'"
+            )
         encode = getattr(self._built, "encode", None)
         if encode is None:  # some tokenizers do not give the number of tokens
             return self._built(list(texts))
@@ -73,12 +78,15 @@ class TextTower:
             length = 2 + len(encode(text))  # with the start and end tokens
             if length > self.context:
                 raise InputError(
-                    f"expected texts of at most {self.context} tokens for {self.name}, found {length}: {text!r}"
+                    f"expected texts of at most {self.context} tokens for {self.name}, found "
+                    f"{length}: {text!r}"
                 )
         return self._built(list(texts))
 
     def embed(self, texts: Sequence[str], *, device: torch.device | str = "cpu") -> Embeddings:
-        """Return normalised embeddings (texts, dim) on a device, to which the towers are moved; raises as `tokens`."""
+        """Return normalised embeddings (texts, dim) on a device, to which the towers are moved;
+        raises as `tokens`.
+        """
         device = as_device(device)
         ids = self.tokens(texts)
         self.model.to(device)
@@ -91,11 +99,12 @@ class TextTower:
 
 
 class LanguageImage(nn.Module):
-    """The image tower; its output is the similarity of an image to each prompt, without prompts its embedding.
+    """The image tower; its output is the similarity of an image to each prompt, without prompts its
+    embedding.
 
-    pooling: of the tower's tokens, as timm names it ("token", "avg", "map"); layout: of its tokens, None for a CNN;
-    prompts: normalised embeddings (prompts, dim), or None. The text tower is not a submodule: it adds no parameters
-    and does not run in a forward pass.
+    pooling: of the tower's tokens, as timm names it ("token", "avg", "map"); layout: of its tokens,
+    None for a CNN; prompts: normalised embeddings (prompts, dim), or None. The text tower is not a
+    submodule: it adds no parameters and does not run in a forward pass.
     """
 
     def __init__(
@@ -130,18 +139,28 @@ class LanguageImage(nn.Module):
         positions = getattr(trunk, "positional_embedding", None)
         return positions if positions is not None else getattr(trunk, "pos_embed", None)
 
-    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch outputs"]:
-        """Return logits (batch, prompts) = scale · cosine + bias; without prompts, embeddings (batch, dim)."""
+    def forward(
+        self, images: Float[Tensor, "batch 3 height width"]
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return logits (batch, prompts) = scale · cosine + bias; without prompts, embeddings
+        (batch, dim).
+        """
         output = self.visual(images)
-        embedding: Tensor = output[0] if isinstance(output, tuple) else output  # CoCa returns its tokens as well
+        embedding: Tensor = (
+            output[0] if isinstance(output, tuple) else output
+        )  # CoCa returns its tokens as well
         if self.prompts is None:
             return embedding
-        logits: Tensor = self.text.scale * F.normalize(embedding, dim=-1) @ self.prompts.to(embedding).T
+        logits: Tensor = (
+            self.text.scale * F.normalize(embedding, dim=-1) @ self.prompts.to(embedding).T
+        )
         return logits + self.text.bias
 
 
 def text_tower(model: Model) -> TextTower:
-    """Return a model's text tower. Raises UnsupportedError, with models that have one, for a model without."""
+    """Return a model's text tower. Raises UnsupportedError, with models that have one, for a model
+    without.
+    """
     if not isinstance(model.module, LanguageImage):
         sources = [source for source in SOURCES.values() if source.texts]
         raise UnsupportedError(
@@ -160,15 +179,20 @@ def has_text_tower(model: Model) -> bool:
 def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None) -> Model:
     """Return the same image tower with other prompts, whose names become the classes.
 
-    prompts: None for embeddings as outputs. Raises UnsupportedError for a model without a text tower, InputError unless
-    there is one name a prompt, each once.
+    prompts: None for embeddings as outputs. Raises UnsupportedError for a model without a text
+    tower, InputError unless there is one name a prompt, each once.
     """
     if len(set(names)) != len(names) or (prompts is not None and len(prompts) != len(names)):
-        raise InputError(f"expected {0 if prompts is None else len(prompts)} names, each once, found {list(names)[:5]}")
+        raise InputError(
+            f"expected {0 if prompts is None else len(prompts)} names, each once, found "
+            f"{list(names)[:5]}"
+        )
     tower = text_tower(model)
     current = model.module
     assert isinstance(current, LanguageImage)  # text_tower raises for any other module
-    module = LanguageImage(current.visual, tower, layout=current.layout, pooling=current.global_pool, prompts=prompts)
+    module = LanguageImage(
+        current.visual, tower, layout=current.layout, pooling=current.global_pool, prompts=prompts
+    )
     prompted = Model(
         module,
         alias=model.alias,
@@ -182,16 +206,22 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
 
 
 def zero_shot(
-    model: Model, classes: Sequence[str], *, templates: Sequence[str] = PHOTO, names: Sequence[str] | None = None
+    model: Model,
+    classes: Sequence[str],
+    *,
+    templates: Sequence[str] = PHOTO,
+    names: Sequence[str] | None = None,
 ) -> Model:
-    """Return a language-image model as a classifier of these classes, without training; usable wherever a model is.
+    """Return a language-image model as a classifier of these classes, without training; usable
+    wherever a model is.
 
-    templates: prompts with {} in place of a class; a class is the mean of the embeddings of its prompts; names: the
-    classes' names in the prompts (default: the classes; for ImageNet, unambiguous names). Raises UnsupportedError for
-    a model without a text tower, InputError for a template without {}.
+    templates: prompts with {} in place of a class; a class is the mean of the embeddings of its
+    prompts; names: the classes' names in the prompts (default: the classes; for ImageNet,
+    unambiguous names). Raises UnsupportedError for a model without a text tower, InputError for a
+    template without {}.
 
-    clip = vitlens.load("open-clip:ViT-B-32/openai")
-    maps = vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
+    clip = vitlens.load("open-clip:ViT-B-32/openai") maps =
+    vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
     """
     tower = text_tower(model)
     embeddings = by_template(tower, names or prompt_names(classes), templates, device=model.device)
@@ -199,12 +229,21 @@ def zero_shot(
 
 
 def by_template(
-    tower: TextTower, names: Sequence[str], templates: Sequence[str], *, device: torch.device | str = "cpu"
+    tower: TextTower,
+    names: Sequence[str],
+    templates: Sequence[str],
+    *,
+    device: torch.device | str = "cpu",
 ) -> ByTemplate:
-    """Return normalised embeddings of every class in every template. Raises InputError for a template without {}."""
+    """Return normalised embeddings of every class in every template. Raises InputError for a
+    template without {}.
+    """
     for template in templates:
         if PLACE not in template:
-            raise InputError(f"expected {PLACE} in a template for the class, found {template!r}; e.g. {PHOTO[0]!r}")
+            raise InputError(
+                f"expected {PLACE} in a template for the class, found {template!r}; e.g. "
+                f"{PHOTO[0]!r}"
+            )
     if not templates or not names:
         raise InputError(f"expected templates and classes, found {len(templates)} and {len(names)}")
     texts = []
@@ -220,7 +259,9 @@ def ensemble(embeddings: ByTemplate) -> Float[Tensor, "classes dim"]:
 
 
 def prompt_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return the classes' names in prompts: open_clip's unambiguous names for ImageNet, others without underscores."""
+    """Return the classes' names in prompts: open_clip's unambiguous names for ImageNet, others
+    without underscores.
+    """
     if tuple(classes) == imagenet_classes():
         from vitlens.models.sources.open_clip import imagenet_prompt_names
 

@@ -51,16 +51,18 @@ def load(
     seed: int = 0,
     code_files: Sequence[str] = (),
 ) -> Model:
-    """Return the model for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
+    """Return the model for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its
+    parameters.
 
-    NAME: vit-digits, cnn-digits, vit-shortcut, cnn-shortcut, a run folder, a weights file (with arch), timm:NAME,
-    torchvision:NAME, open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with weights; "random" instead of the weights:
-    the same architecture, untrained. A `ModelName` (from `parse_model`) is used as it is.
-    image_size: (height, width) in pixels, or both at once; mean, std: of the model's training, for pixels in [0, 1];
-    classes: names of the logits; device: one of torch, or auto, cpu, cuda, cuda:N or mps; code_files: each
-    FILE.py:FUNCTION that may be a name, and whose code is run then. A
-    model without a classifier (timm's num_classes=0) has no classes; its outputs are features. Raises UnknownNameError
-    and ModelError, and UnsupportedError for classes of a model without a classifier.
+    NAME: vit-digits, cnn-digits, vit-shortcut, cnn-shortcut, a run folder, a weights file (with
+    arch), timm:NAME, torchvision:NAME, open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with
+    weights; "random" instead of the weights: the same architecture, untrained. A `ModelName` (from
+    `parse_model`) is used as it is. image_size: (height, width) in pixels, or both at once; mean,
+    std: of the model's training, for pixels in [0, 1]; classes: names of the logits; device: one of
+    torch, or auto, cpu, cuda, cuda:N or mps; code_files: each FILE.py:FUNCTION that may be a name,
+    and whose code is run then. A model without a classifier (timm's num_classes=0) has no classes;
+    its outputs are features. Raises UnknownNameError and ModelError, and UnsupportedError for
+    classes of a model without a classifier.
 
     >>> import vitlens
     >>> vitlens.load("vit-digits").input_size
@@ -83,16 +85,22 @@ def load(
     if not file and name.weights != RANDOM:
         file = name.weights
     if file and random:
-        raise InputError(f"expected either weights or {argument('random_weights', True)} for {name.name}, found both")
+        raise InputError(
+            f"expected either weights or {argument('random_weights', True)} for {name.name}, found "
+            "both"
+        )
     if file or random_weights:
         _require_replaceable_weights(source, name.name)
     if (mean or std) and source.own_input:
         raise InputError(
-            f"expected no {argument('mean')} and no {argument('std')} for {name.name}, whose weights define them; "
+            f"expected no {argument('mean')} and no {argument('std')} for {name.name}, whose "
+            "weights define them; "
             "leave them out"
         )
     path = Path(file) if file else None
-    request = ModelRequest(source, name.name, name.alias, path, random, arch, size, mean, std, seed, tuple(code_files))
+    request = ModelRequest(
+        source, name.name, name.alias, path, random, arch, size, mean, std, seed, tuple(code_files)
+    )
     model: Model = resolved(source.load)(request)
     if mean or std:
         _set_normalisation(model, mean, std)
@@ -117,7 +125,9 @@ def _require_replaceable_weights(source: ModelSource, name: str) -> None:
 def _set_normalisation(model: Model, mean: Triple | None, std: Triple | None) -> None:
     """Replace the mean and the standard deviation of the model's normalisation, where given."""
     preprocessing = model.preprocessing
-    model.preprocessing = replace(preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std)
+    model.preprocessing = replace(
+        preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std
+    )
     for buffer, values in ((model.mean, mean), (model.std, std)):
         if values is not None:
             buffer.copy_(torch.tensor(values).view(1, 3, 1, 1))
@@ -129,15 +139,18 @@ def _set_classes(model: Model, classes: tuple[str, ...]) -> None:
     count = count_classes(model, model.input_size)
     if len(classes) != count:
         raise InputError(
-            f"expected {count} class names for {model.alias}, found {len(classes)}; check {argument('classes')}"
+            f"expected {count} class names for {model.alias}, found {len(classes)}; check "
+            f"{argument('classes')}"
         )
     model.classes = classes
 
 
 def load_built(request: ModelRequest) -> Model:
-    """Return the model of a source that has `build`: an architecture with weights from a file, from a hub, or random.
+    """Return the model of a source that has `build`: an architecture with weights from a file, from
+    a hub, or random.
 
-    Raises ModelError for weights that are missing or do not fit, UnknownNameError for an unknown architecture.
+    Raises ModelError for weights that are missing or do not fit, UnknownNameError for an unknown
+    architecture.
     """
     name = request.name
     file = request.file
@@ -164,8 +177,13 @@ def load_built(request: ModelRequest) -> Model:
         notes = [*weights.notes, *fitting]
     size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
     with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
-        with seeded(request.seed), _naming_architecture(request, config_architecture if is_other else ""):
-            module, preprocessing = build(architecture, state=state, pretrained=not (request.random or file))
+        with (
+            seeded(request.seed),
+            _naming_architecture(request, config_architecture if is_other else ""),
+        ):
+            module, preprocessing = build(
+                architecture, state=state, pretrained=not (request.random or file)
+            )
         outputs = count_classes(module, preprocessing.size)
     classes = () if is_headless(module) else default_classes(outputs)
     if config is not None:
@@ -179,22 +197,30 @@ def load_built(request: ModelRequest) -> Model:
         else:
             notes.append(f"took preprocessing from {CONFIG} beside the weights")
         if names and not fits:
-            notes.append(f"{CONFIG} beside the weights has {len(names)} class names, the weights {outputs} classes")
+            notes.append(
+                f"{CONFIG} beside the weights has {len(names)} class names, the weights {outputs} "
+                "classes"
+            )
         if is_other:
             notes.append(
-                f"{CONFIG} beside the weights is of {config_architecture}; the weights fit {request.short}, too"
+                f"{CONFIG} beside the weights is of {config_architecture}; the weights fit "
+                f"{request.short}, too"
             )
     for key, value in module.state_dict().items():  # positions, for another image size
         if state is not None and key in state and state[key].shape != value.shape:
             _require_kernel(key, state[key], value, name)
             notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")
     architecture = replace(architecture, classes=outputs if classes else 0)
-    return assemble(module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes))
+    return assemble(
+        module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes)
+    )
 
 
 @contextmanager
 def _naming_architecture(request: ModelRequest, other: str) -> Iterator[None]:
-    """Name in a refusal of weights the other architecture that their config.json gives; "" for none."""
+    """Name in a refusal of weights the other architecture that their config.json gives; "" for
+    none.
+    """
     try:
         yield
     except ModelError as error:
@@ -202,7 +228,8 @@ def _naming_architecture(request: ModelRequest, other: str) -> Iterator[None]:
             raise
         right = f"{request.source.prefix}{other}@{request.file}"
         raise ModelError(
-            f"expected weights of {request.name}, found those of {other} ({CONFIG} beside them); write {right}"
+            f"expected weights of {request.name}, found those of {other} ({CONFIG} beside them); "
+            f"write {right}"
         ) from error
 
 
@@ -216,13 +243,17 @@ def _require_no_folder(source: ModelSource, name: str) -> None:
         return
     library, right = typed_name(Path(short))
     of = f" of {library}" if library else ""
-    raise ModelError(f"expected {source.usage}, found the folder {short}{of}; write {right or short}")
+    raise ModelError(
+        f"expected {source.usage}, found the folder {short}{of}; write {right or short}"
+    )
 
 
 def _fitted(
     architecture: Architecture, state: dict[str, Tensor]
 ) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
-    """Return the architecture, without a classifier where the weights have none, and the weights by its names."""
+    """Return the architecture, without a classifier where the weights have none, and the weights by
+    its names.
+    """
     reference = _reference(architecture)
     expected = reference.state_dict()
     config = getattr(reference, "pretrained_cfg", None) or {}
@@ -241,7 +272,9 @@ def _fitted(
 
 
 def _reference(architecture: Architecture) -> torch.nn.Module:
-    """Return the module of an architecture, without memory for its weights where its library supports that."""
+    """Return the module of an architecture, without memory for its weights where its library
+    supports that.
+    """
     with seeded(0):
         try:
             with torch.device("meta"):
@@ -251,13 +284,16 @@ def _reference(architecture: Architecture) -> torch.nn.Module:
 
 
 def _require_kernel(key: str, stored: Tensor, built: Tensor, name: str) -> None:
-    """Raise ModelError for the weight of a convolution that its library has resampled to another kernel."""
+    """Raise ModelError for the weight of a convolution that its library has resampled to another
+    kernel.
+    """
     if stored.ndim != 4 or built.ndim != 4 or stored.shape[2:] == built.shape[2:]:
         return
     found = "{}x{} px".format(*stored.shape[2:])
     expected = "{}x{} px".format(*built.shape[2:])
     raise ModelError(
-        f"expected patches of {expected} in {key!r} of the weights, as {name} has, found {found}; choose the "
+        f"expected patches of {expected} in {key!r} of the weights, as {name} has, found {found}; "
+        "choose the "
         f"architecture with patches of {found}"
     )
 
@@ -271,13 +307,17 @@ def untrained(
     alias: str | None = None,
     overrides: Overrides | None = None,
 ) -> Model:
-    """Return a preset with seeded random weights, ready to train. Raises UnknownNameError for another name."""
+    """Return a preset with seeded random weights, ready to train. Raises UnknownNameError for
+    another name.
+    """
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS, hint="vitlens models")
     require_side_lengths(image_size)
     architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
     with seeded(seed):
         module, preprocessing = build(architecture)
-    architecture = replace(architecture, image_size=preprocessing.size)  # recorded, in case the preset's changes
+    architecture = replace(
+        architecture, image_size=preprocessing.size
+    )  # recorded, in case the preset's changes
     provenance = Provenance(name, "training", None, versions())
     return assemble(module, architecture, preprocessing, classes, alias or name, provenance)

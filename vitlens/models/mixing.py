@@ -13,12 +13,18 @@ _CONTAINERS: Final = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _CHANGE: Final = 1.0  # of one number of the input
 
 
-def unread_attention(module: nn.Module, attention: Mapping[str, str], images: Tensor) -> tuple[str, ...]:
-    """Return the modules in the places of attention that mix tokens although no attention was recognised in them.
+def unread_attention(
+    module: nn.Module, attention: Mapping[str, str], images: Tensor
+) -> tuple[str, ...]:
+    """Return the modules in the places of attention that mix tokens although no attention was
+    recognised in them.
 
-    attention: the modules in which attention was recognised, by name, with their residual blocks, "" where unknown.
+    attention: the modules in which attention was recognised, by name, with their residual blocks,
+    "" where unknown.
     """
-    candidates = dict.fromkeys((*_siblings(module, tuple(attention)), *_of_the_same_classes(module, attention)))
+    candidates = dict.fromkeys(
+        (*_siblings(module, tuple(attention)), *_of_the_same_classes(module, attention))
+    )
     if not candidates:
         return ()
     recognised = [*attention, *_blocks(attention)]
@@ -50,11 +56,15 @@ def _blocks(attention: Mapping[str, str]) -> list[str]:
 
 def _overlaps(name: str, modules: Collection[str]) -> bool:
     """Return True for one of these modules, for a part of one, and for a module that holds one."""
-    return any(name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.") for other in modules)
+    return any(
+        name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.")
+        for other in modules
+    )
 
 
 def _siblings(module: nn.Module, attention: Collection[str]) -> Iterator[str]:
-    """Yield the modules with the same position in the other members of a list, else those members."""
+    """Yield the modules with the same position in the other members of a list, else those
+    members."""
     for name in attention:
         parts = name.split(".")
         for position in range(len(parts)):
@@ -73,7 +83,8 @@ def _siblings(module: nn.Module, attention: Collection[str]) -> Iterator[str]:
 
 
 def _of_the_same_classes(module: nn.Module, attention: Mapping[str, str]) -> Iterator[str]:
-    """Yield the other modules of the classes that compute attention, or of their blocks' classes."""
+    """Yield the other modules of the classes that compute attention, or of their blocks'
+    classes."""
     classes = {type(module.get_submodule(name)) for name in (*attention, *_blocks(attention))}
     classes.difference_update(_CONTAINERS)
     for name, part in module.named_modules():
@@ -112,7 +123,12 @@ def _mixes_tokens(module: nn.Module, values: Arguments) -> bool:
                 return False
             if _reaches_others(before != after, corner):
                 return True
-    except (RuntimeError, TypeError, ValueError, IndexError):  # a module that needs its surroundings
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        IndexError,
+    ):  # a module that needs its surroundings
         return False
     return False
 
@@ -124,7 +140,8 @@ def _output(module: nn.Module, values: Arguments) -> Tensor | None:
 
 
 def _reaches_others(changes: Tensor, corner: int) -> bool:
-    """Return True if more has changed than the token at a corner, in whichever order the axes are."""
+    """Return True if more has changed than the token at a corner, in whichever order the axes
+    are."""
     others = changes.clone()
     others[(corner,) * (changes.dim() - 1)] = False  # channels last
     if changes.dim() == 4:

@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 
 
 ReadOutput = Callable[[Any], Tensor]  # from what a module returns to logits (batch, classes)
-_NAMES: Final = ("logits", "image_embeds", "pooler_output")  # of transformers' outputs, in order of preference
+_NAMES: Final = (
+    "logits",
+    "image_embeds",
+    "pooler_output",
+)  # of transformers' outputs, in order of preference
 
 
 @dataclass(frozen=True)
 class Provenance:
     """Where a model comes from.
 
-    name: as the user typed it; weights: file name, "hub", "bundled", "random" or "training"; sha256: of the weights
-    file; versions: of the libraries that built it; notes: changes made on loading (prefixes removed, positions
-    resized), as sentences.
+    name: as the user typed it; weights: file name, "hub", "bundled", "random" or "training";
+    sha256: of the weights file; versions: of the libraries that built it; notes: changes made on
+    loading (prefixes removed, positions resized), as sentences.
     """
 
     name: str
@@ -52,10 +56,11 @@ def mean_of_pair(output: Any) -> Tensor:
 
 
 class Model(nn.Module):
-    """Any network as one type: images (batch, 3, height, width) in [0, 1] -> logits (batch, classes).
+    """Any network as one type: images (batch, 3, height, width) in [0, 1] -> logits (batch,
+    classes).
 
-    Normalisation is the first step, so distances between images are distances in pixels. Images of another size are
-    resized to the model's (bilinear, antialiased, differentiable).
+    Normalisation is the first step, so distances between images are distances in pixels. Images of
+    another size are resized to the model's (bilinear, antialiased, differentiable).
     """
 
     def __init__(
@@ -81,10 +86,17 @@ class Model(nn.Module):
         self.classes = classes
         self.provenance = provenance
         self.read_output = read_output
-        self.told = told  # structure given by the user, of a module whose structure was read from forward passes
-        self.architecture = dict(architecture)  # the JSON of a rebuild.Architecture, from which it is built again
-        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
+        # structure given by the user, of a module whose structure was read from forward passes
+        self.told = told
+        self.architecture = dict(
+            architecture
+        )  # the JSON of a rebuild.Architecture, from which it is built again
+        self.register_buffer(
+            "mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False
+        )
+        self.register_buffer(
+            "std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False
+        )
         self.mean: Tensor
         self.std: Tensor
 
@@ -95,7 +107,9 @@ class Model(nn.Module):
 
     @property
     def pixel_dtype(self) -> torch.dtype:
-        """Return the type of its images before the normalisation: at least float32, whatever the module computes in."""
+        """Return the type of its images before the normalisation: at least float32, whatever the
+        module computes in.
+        """
         return torch.promote_types(self.mean.dtype, torch.float32)
 
     @property
@@ -105,7 +119,9 @@ class Model(nn.Module):
 
     @property
     def layout(self) -> TokenLayout:
-        """Return the layout of its token sequence. Raises UnsupportedError for a model without one token sequence."""
+        """Return the layout of its token sequence. Raises UnsupportedError for a model without one
+        token sequence.
+        """
         if self.anatomy.layout is None:
             reason = f": {self.anatomy.unread}" if self.anatomy.unread else "; see vitlens models"
             raise UnsupportedError(
@@ -116,7 +132,9 @@ class Model(nn.Module):
 
     @property
     def has_classifier(self) -> bool:
-        """Return True if its outputs are logits of classes, not features as of timm's num_classes=0."""
+        """Return True if its outputs are logits of classes, not features as of timm's
+        num_classes=0.
+        """
         return bool(self.classes)
 
     @property
@@ -125,19 +143,24 @@ class Model(nn.Module):
         return self.read_output in (two_classes, two_classes_of_pair)
 
     def require_classifier(self) -> None:
-        """Raise UnsupportedError, with the commands that need no classifier and how to add one, where it has none."""
+        """Raise UnsupportedError, with the commands that need no classifier and how to add one,
+        where it has none.
+        """
         from vitlens.models.classifier import require_classifier  # which imports Model
 
         require_classifier(self)
 
     def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
-        """Return pixels in [0, 1] resized to the module's input size and normalised, in the module's type.
+        """Return pixels in [0, 1] resized to the module's input size and normalised, in the
+        module's type.
 
         Of a module in 16 bits, only the result is rounded to them.
         """
         images = images.to(torch.promote_types(images.dtype, torch.float32))
         if images.shape[-2:] != self.input_size:
-            images = F.interpolate(images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False)
+            images = F.interpolate(
+                images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False
+            )
         mean = self.mean
         std = self.std
         if mean.dtype.itemsize < torch.float32.itemsize:
@@ -146,16 +169,21 @@ class Model(nn.Module):
         return ((images - mean) / std).to(self.mean.dtype)
 
     def forward(self, images: Images) -> Logits:
-        """Return logits (batch, classes) of images (batch, 3, height, width) in [0, 1]; without a head, features."""
+        """Return logits (batch, classes) of images (batch, 3, height, width) in [0, 1]; without a
+        head, features.
+        """
         return self.run(self.prepare(images))
 
     def run(self, prepared: Float[Tensor, "batch 3 model_height model_width"]) -> Logits:
-        """Return logits of images that are already resized and normalised. One thread at a time runs the model."""
+        """Return logits of images that are already resized and normalised. One thread at a time
+        runs the model.
+        """
         with turn(self), reordered(self.module, self.anatomy.reordering):
             return self.read_output(self.module(prepared))
 
     def supports(self, command: str) -> str | None:
-        """Return why this model does not support a command, and which commands it supports; None where it does.
+        """Return why this model does not support a command, and which commands it supports; None
+        where it does.
 
         Raises UnknownNameError for a command that takes no model.
         """
@@ -175,7 +203,9 @@ class Model(nn.Module):
         return as_html(f"Model {self.alias}", ("", ""), description(self))
 
     def places(self) -> "Places":
-        """Return every place inside whose tensor can be captured or changed, with its shape: see `vitlens.places`."""
+        """Return every place inside whose tensor can be captured or changed, with its shape: see
+        `vitlens.places`.
+        """
         listed: Places = resolved(provided("places"))(self)
         return listed
 
@@ -186,7 +216,8 @@ class Model(nn.Module):
 
 @contextmanager
 def trainable(model: Model) -> Iterator[Model]:
-    """Put the model in training mode with gradients for its parameters; both are restored on exit."""
+    """Put the model in training mode with gradients for its parameters; both are restored on
+    exit."""
     with turn(model):
         flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         modes = {name: module.training for name, module in model.named_modules()}
@@ -201,7 +232,9 @@ def trainable(model: Model) -> Iterator[Model]:
 
 
 def first_output(output: Any) -> Tensor:
-    """Return a tensor, the first of several, or an object's `logits`. Raises TypeError for anything else."""
+    """Return a tensor, the first of several, or an object's `logits`. Raises TypeError for anything
+    else.
+    """
     for name in _NAMES:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(value, Tensor):
@@ -212,11 +245,14 @@ def first_output(output: Any) -> Tensor:
         return output
     size = f" of {len(output)}" if isinstance(output, tuple | list | Mapping) else ""
     found = f"{type(output).__name__}{size}"
-    raise TypeError(f"expected a tensor, a tuple that begins with one, or an object with .logits, found {found}")
+    raise TypeError(
+        f"expected a tensor, a tuple that begins with one, or an object with .logits, found {found}"
+    )
 
 
 def two_classes(output: Any) -> Tensor:
-    """Return one logit z, (batch, 1) or (batch,), as two, (-z/2, z/2): softmax gives sigmoid(z) for the second class.
+    """Return one logit z, (batch, 1) or (batch,), as two, (-z/2, z/2): softmax gives sigmoid(z) for
+    the second class.
 
     The two are symmetric, so that a map of the first class is minus that of the second.
     """
@@ -234,13 +270,20 @@ def _as_two(logit: Tensor) -> Tensor:
 
 
 def require_model(given: object, other: object = None) -> None:
-    """Raise InputError unless it is a Model; other: the argument beside it, to recognise two that were exchanged."""
+    """Raise InputError unless it is a Model; other: the argument beside it, to recognise two that
+    were exchanged.
+    """
     if isinstance(given, Model):
         return
     if isinstance(other, Model):
-        raise InputError(f"expected a Model, found {type(given).__name__}, and a Model beside it; exchange the two")
+        raise InputError(
+            f"expected a Model, found {type(given).__name__}, and a Model beside it; exchange the "
+            "two"
+        )
     if isinstance(given, str | Path):
-        raise InputError(f"expected a Model, found the text {str(given)!r}; load one with vitlens.load(NAME)")
+        raise InputError(
+            f"expected a Model, found the text {str(given)!r}; load one with vitlens.load(NAME)"
+        )
     wrap = "wrap it with vitlens.wrap(module, image_size=..., mean=..., std=...)"
     advice = wrap if isinstance(given, nn.Module) else "load one with vitlens.load(NAME)"
     raise InputError(f"expected a Model, found {type(given).__name__}; {advice}")

@@ -1,8 +1,8 @@
 """How a model is named: `[alias=]NAME[@weights]`.
 
-An alias names a model in metrics, tables and files, so it is restricted: letters, digits, ".", "_" and "-", beginning
-with a letter or digit, at most ALIAS_LENGTH characters. An alias that the user types is refused otherwise; one that is
-derived from the model's name is made to fit.
+An alias names a model in metrics, tables and files, so it is restricted: letters, digits, ".", "_"
+and "-", beginning with a letter or digit, at most ALIAS_LENGTH characters. An alias that the user
+types is refused otherwise; one that is derived from the model's name is made to fit.
 """
 
 import os
@@ -17,9 +17,18 @@ from vitlens.typed import is_name
 
 RANDOM = "random"  # instead of a weights file: random weights
 ALIAS_LENGTH = 80
-_USUAL = ("build", "main", "model", "get_model", "make_model")  # functions whose name says nothing of their model
+_USUAL = (
+    "build",
+    "main",
+    "model",
+    "get_model",
+    "make_model",
+)  # functions whose name says nothing of their model
 _DERIVED_LENGTH = 60  # of an alias derived from a name, to which a number may be added
-ALIAS_RULE = f"letters, digits, '.', '_' and '-', beginning with a letter or digit, at most {ALIAS_LENGTH} characters"
+ALIAS_RULE = (
+    "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most "
+    f"{ALIAS_LENGTH} characters"
+)
 _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 
 
@@ -27,7 +36,8 @@ _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 class ModelName:
     """The parts of a model's name.
 
-    name: without alias and weights; alias: its name in reports; weights: the file after @, "random", or None.
+    name: without alias and weights; alias: its name in reports; weights: the file after @,
+    "random", or None.
     """
 
     name: str
@@ -36,19 +46,24 @@ class ModelName:
 
 
 def parse_model(text: str) -> ModelName:
-    """Return the parts of `[alias=]NAME[@weights]`; without an alias, it is derived from the last part of the name.
+    """Return the parts of `[alias=]NAME[@weights]`; without an alias, it is derived from the last
+    part of the name.
 
     "=" and "@" in the name of an existing file or folder are part of it.
     """
     typed, rest = _alias_of(text)
     name, weights = _weights_of(rest)
     if not name:
-        raise InputError(f"expected MODEL as [alias=]NAME[@weights], found {text!r}; see vitlens models")
+        raise InputError(
+            f"expected MODEL as [alias=]NAME[@weights], found {text!r}; see vitlens models"
+        )
     alias = typed or _last_part(name)
     if not typed and weights == RANDOM:
         alias += f"-{RANDOM}"
     if not is_name(alias):  # it is part of file names
-        raise InputError(f"expected a name for files and reports, found {alias[:80]!r}; write alias={name[:80]}")
+        raise InputError(
+            f"expected a name for files and reports, found {alias[:80]!r}; write alias={name[:80]}"
+        )
     return ModelName(name, alias, weights or None)
 
 
@@ -61,7 +76,9 @@ def _alias_of(text: str) -> tuple[str | None, str]:
 
 
 def _weights_of(text: str) -> tuple[str, str]:
-    """Return the name and the weights after it, "" for none: divided at the first "@" behind an existing path."""
+    """Return the name and the weights after it, "" for none: divided at the first "@" behind an
+    existing path.
+    """
     if os.path.lexists(text):
         return text, ""
     for position, letter in enumerate(text):
@@ -72,7 +89,8 @@ def _weights_of(text: str) -> tuple[str, str]:
 
 
 def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
-    """Return several names with unique aliases: typed ones stay unchanged, derived ones get a number where needed.
+    """Return several names with unique aliases: typed ones stay unchanged, derived ones get a
+    number where needed.
 
     Raises InputError for an alias given twice.
     """
@@ -81,7 +99,10 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
     typed = [alias for alias in aliases if alias is not None]
     twice = {alias for alias in typed if typed.count(alias) > 1}
     if twice:
-        raise InputError(f"expected every alias once, found {sorted(twice)[0]!r} twice; write first=NAME second=NAME")
+        raise InputError(
+            f"expected every alias once, found {sorted(twice)[0]!r} twice; write first=NAME "
+            "second=NAME"
+        )
     used = set(typed)
     unique = []
     for typed_alias, model in zip(aliases, parsed):
@@ -96,9 +117,11 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
 
 
 def require_rule(texts: Sequence[str]) -> None:
-    """Raise InputError for an alias that does not follow ALIAS_RULE; for all names, before anything is loaded.
+    """Raise InputError for an alias that does not follow ALIAS_RULE; for all names, before anything
+    is loaded.
 
-    Text before "=" is not an alias where it is part of an existing file or folder, or of a name with a source's prefix.
+    Text before "=" is not an alias where it is part of an existing file or folder, or of a name
+    with a source's prefix.
     """
     prefixes = tuple(source.prefix for source in SOURCES.values() if source.prefix)
     for text in texts:

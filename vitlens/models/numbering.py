@@ -1,7 +1,7 @@
 """Numbers of layers: a layer has the number of its block in the model's list of blocks.
 
-A block without attention (an MLP, a convolution, an identity) has a number, too, and no heads. Where one block holds
-several attention layers, each of them takes a number.
+A block without attention (an MLP, a convolution, an identity) has a number, too, and no heads.
+Where one block holds several attention layers, each of them takes a number.
 """
 
 import re
@@ -19,11 +19,14 @@ _LIBRARIES: Final = ("torch.nn.", "torchvision.ops.")
 _Order = Mapping[str, int]  # of all modules, in the module tree
 
 
-def with_blocks_without_attention(module: nn.Module, anatomy: "Anatomy", is_block: Callable[[str], bool]) -> "Anatomy":
-    """Return the anatomy with the blocks that have no attention, which count in the numbers of layers.
+def with_blocks_without_attention(
+    module: nn.Module, anatomy: "Anatomy", is_block: Callable[[str], bool]
+) -> "Anatomy":
+    """Return the anatomy with the blocks that have no attention, which count in the numbers of
+    layers.
 
-    is_block: whether a member of a list of blocks is itself a block, by its name; not asked for members between two
-    blocks with attention.
+    is_block: whether a member of a list of blocks is itself a block, by its name; not asked for
+    members between two blocks with attention.
     """
     members = _blocks_without_attention(module, anatomy, is_block)
     order = _order(module)
@@ -34,8 +37,12 @@ def with_blocks_without_attention(module: nn.Module, anatomy: "Anatomy", is_bloc
     return with_numbers(module, replace(anatomy, blocks=blocks), members)
 
 
-def with_numbers(module: nn.Module, anatomy: "Anatomy", without_attention: tuple[str, ...]) -> "Anatomy":
-    """Return the anatomy whose attention modules know how many blocks without attention are before them."""
+def with_numbers(
+    module: nn.Module, anatomy: "Anatomy", without_attention: tuple[str, ...]
+) -> "Anatomy":
+    """Return the anatomy whose attention modules know how many blocks without attention are before
+    them.
+    """
     if not without_attention:
         return anatomy
     order = _order(module)
@@ -47,7 +54,9 @@ def with_numbers(module: nn.Module, anatomy: "Anatomy", without_attention: tuple
 
 
 def numbers_text(numbers: Sequence[int], joined_by: str = "or") -> str:
-    """Return the numbers of layers in words: "from 0 to 5", or "0, 2 and 4" where some between them are missing."""
+    """Return the numbers of layers in words: "from 0 to 5", or "0, 2 and 4" where some between them
+    are missing.
+    """
     first = numbers[0]
     if len(numbers) == 1:
         return str(first)
@@ -62,27 +71,39 @@ def is_sparse(numbers: Sequence[int]) -> bool:
 
 
 def no_layer(numbers: Sequence[int], number: int, alias: str, option: str = "a layer") -> str:
-    """Return the message that refuses a number of a layer; numbers: of the layers with attention, in order."""
+    """Return the message that refuses a number of a layer; numbers: of the layers with attention,
+    in order.
+    """
     if not is_sparse(numbers):
         return f"expected {option} {numbers_text(numbers)}, found {number}"
-    return f"expected {option} {numbers_text(numbers)} (the blocks of {alias} with attention), found {number}"
+    return (
+        f"expected {option} {numbers_text(numbers)} (the blocks of {alias} with attention), "
+        f"found {number}"
+    )
 
 
 def numbering_note(anatomy: "Anatomy") -> str:
-    """Return a note that names the layers with attention where some blocks have none; "" where all have some."""
+    """Return a note that names the layers with attention where some blocks have none; "" where all
+    have some.
+    """
     if not anatomy.without_attention:
         return ""
     numbers = [*anatomy.attention_by_layer]
     count = len(anatomy.without_attention)
     blocks = "1 block has" if count == 1 else f"{count} blocks have"
     with_attention = numbers_text(numbers, joined_by="and")
-    return f"{blocks} no attention; layers are numbered by their blocks, those with attention are {with_attention}"
+    return (
+        f"{blocks} no attention; layers are numbered by their blocks, those with attention are "
+        f"{with_attention}"
+    )
 
 
 def _blocks_without_attention(
     module: nn.Module, anatomy: "Anatomy", is_block: Callable[[str], bool]
 ) -> tuple[str, ...]:
-    """Return the members of the lists of blocks that have no attention, in the order of the module tree."""
+    """Return the members of the lists of blocks that have no attention, in the order of the module
+    tree.
+    """
     order = _order(module)
     units = tuple(_unit(name, anatomy.blocks) for name in anatomy.attention_modules)
     candidates: dict[str, None] = {}
@@ -93,7 +114,9 @@ def _blocks_without_attention(
             continue
         members_with_attention += [".".join(name.split(".")[:depth]) for name in names]
         candidates.update(dict.fromkeys(name for name in order if pattern.fullmatch(name)))
-    candidates_left = [name for name in candidates if not _overlaps(name, units) and _is_unit(module, name)]
+    candidates_left = [
+        name for name in candidates if not _overlaps(name, units) and _is_unit(module, name)
+    ]
     innermost = [name for name in candidates_left if not _holds(name, candidates_left)]
     if not innermost:
         return ()
@@ -113,7 +136,8 @@ def _order(module: nn.Module) -> _Order:
 
 
 def _unit(attention: str, blocks: Sequence[str]) -> str:
-    """Return the innermost block of an attention module, or the module itself where it is in none."""
+    """Return the innermost block of an attention module, or the module itself where it is in
+    none."""
     around = [block for block in blocks if attention == block or attention.startswith(f"{block}.")]
     return max(around, key=len, default=attention)
 
@@ -127,10 +151,12 @@ def _groups(names: Sequence[str]) -> list[list[str]]:
 
 
 def _list_pattern(names: Sequence[str]) -> tuple[re.Pattern[str] | None, int]:
-    """Return the pattern of the members of a list of blocks, and the number of parts of their names.
+    """Return the pattern of the members of a list of blocks, and the number of parts of their
+    names.
 
-    names: of one group. None where the names have no number. The last number is that of a block, unless it is the same
-    in all of them and follows another number: attention and MLP of a block are then a list of two.
+    names: of one group. None where the names have no number. The last number is that of a block,
+    unless it is the same in all of them and follows another number: attention and MLP of a block
+    are then a list of two.
     """
     split = [name.split(".") for name in names]
     numbered = [column for column, word in enumerate(split[0]) if re.search(r"\d", word)]
@@ -147,7 +173,9 @@ def _list_pattern(names: Sequence[str]) -> tuple[re.Pattern[str] | None, int]:
 
 def _overlaps(name: str, units: Sequence[str]) -> bool:
     """Return True for one of these modules, for a part of one, and for a module that holds one."""
-    return any(name == unit or name.startswith(f"{unit}.") or unit.startswith(f"{name}.") for unit in units)
+    return any(
+        name == unit or name.startswith(f"{unit}.") or unit.startswith(f"{name}.") for unit in units
+    )
 
 
 def _holds(name: str, others: Sequence[str]) -> bool:
@@ -155,7 +183,8 @@ def _holds(name: str, others: Sequence[str]) -> bool:
 
 
 def _is_unit(module: nn.Module, name: str) -> bool:
-    """Return False for a plain layer, such as a norm, and for a list of such layers without weights.
+    """Return False for a plain layer, such as a norm, and for a list of such layers without
+    weights.
 
     An identity may stand in a block's place.
     """
@@ -167,5 +196,7 @@ def _is_unit(module: nn.Module, name: str) -> bool:
 
 def _is_between(name: str, members: Sequence[str], order: _Order) -> bool:
     """Return True if blocks with attention are before and after a member of their list."""
-    places = [order[member] for member in members if member.rpartition(".")[0] == name.rpartition(".")[0]]
+    places = [
+        order[member] for member in members if member.rpartition(".")[0] == name.rpartition(".")[0]
+    ]
     return bool(places) and min(places) < order[name] < max(places)

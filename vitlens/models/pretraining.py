@@ -1,7 +1,9 @@
-"""The pretraining of models, from their names and sources: objectives, recipes and data as literal tables.
+"""The pretraining of models, from their names and sources: objectives, recipes and data as literal
+tables.
 
-The names are those of timm with their tags (`vit_small_patch16_224.dino`), of open_clip with theirs, and of
-transformers with their model_type. A name that no rule matches is "not known", never a guess.
+The names are those of timm with their tags (`vit_small_patch16_224.dino`), of open_clip with
+theirs, and of transformers with their model_type. A name that no rule matches is "not known", never
+a guess.
 """
 
 import re
@@ -20,8 +22,9 @@ from vitlens.names import OBJECTIVES, KnownObjective, Objective
 class Pretraining:
     """The pretraining of one model.
 
-    objective: of the first training; recipe: its name ("DINOv2"), data: what it saw, labels: the labelled data of a
-    fine-tuning afterwards, each "" where not known or none; source: what tells it ("its name").
+    objective: of the first training; recipe: its name ("DINOv2"), data: what it saw, labels: the
+    labelled data of a fine-tuning afterwards, each "" where not known or none; source: what tells
+    it ("its name").
     """
 
     objective: KnownObjective
@@ -36,7 +39,8 @@ _END = r"(?![a-z])"
 
 # names that hold a pattern were pretrained so; the first rule holds
 RULES: Final[tuple[tuple[str, Objective, str], ...]] = (
-    # language-image first: the towers of CLIP models are named after it, whatever else their name holds
+    # language-image first: the towers of CLIP models are named after it, whatever else their name
+    # holds
     (r"siglip-?_?2(?![0-9])|siglip.*v2_webli", "language-image", "SigLIP 2"),
     ("siglip", "language-image", "SigLIP"),
     (r"mobileclip|_mclip", "language-image", "MobileCLIP"),
@@ -45,7 +49,11 @@ RULES: Final[tuple[tuple[str, Objective, str], ...]] = (
     (r"vit_pe_|pe-core", "language-image", "Perception Encoder"),
     ("aimv2", "language-image", "AIMv2"),
     (rf"{_START}coca{_END}", "language-image", "CoCa"),
-    (rf"{_START}(blip2?|align|altclip|flava|bridgetower){_END}", "language-image", "image-text model"),
+    (
+        rf"{_START}(blip2?|align|altclip|flava|bridgetower){_END}",
+        "language-image",
+        "image-text model",
+    ),
     (r"florence|gemma|qwen|deepseek|pali", "language-image", "tower of a vision-language model"),
     ("clip", "language-image", "CLIP"),
     # self-supervised
@@ -66,7 +74,11 @@ RULES: Final[tuple[tuple[str, Objective, str], ...]] = (
     (rf"{_START}(swag|wsl|swsl|ssl_yfcc){_END}|fb_ssl", "supervised", "hashtags"),
     (rf"{_START}sa1b{_END}|{_START}samvit", "supervised", "Segment Anything (masks)"),
     (rf"{_START}ns_jft", "supervised", "noisy student"),
-    (rf"{_START}(deit3?|dist|distilled){_END}", "supervised", "labels, DeiT's recipe or distillation"),
+    (
+        rf"{_START}(deit3?|dist|distilled){_END}",
+        "supervised",
+        "labels, DeiT's recipe or distillation",
+    ),
     (r"in(w)?(1k|12k|21k|22k)(?![0-9a-z])|miil|bamboo", "supervised", "labels"),
 )
 
@@ -102,10 +114,14 @@ DATA: Final = {  # pattern -> name; every one found is listed, in the order of t
 
 
 def read_name(name: str) -> Pretraining:
-    """Return the pretraining that a name with its tag shows, by the tables above; "not known" without a match."""
+    """Return the pretraining that a name with its tag shows, by the tables above; "not known"
+    without a match.
+    """
     text = name.lower()
     tag = text.partition(".")[2]
-    before, _, after = text.partition("_ft_")  # between the data of pretraining and the labelled data after it
+    before, _, after = text.partition(
+        "_ft_"
+    )  # between the data of pretraining and the labelled data after it
     if tag.startswith("ft_"):
         before = text
         after = tag
@@ -116,7 +132,9 @@ def read_name(name: str) -> Pretraining:
 
 
 def _data(text: str) -> str:
-    """Return the data sets that a part of a name holds, in their order: "ImageNet-21k, ImageNet-1k"."""
+    """Return the data sets that a part of a name holds, in their order: "ImageNet-21k,
+    ImageNet-1k".
+    """
     positions = []
     for pattern, name in DATA.items():
         match = re.search(pattern, text)
@@ -126,11 +144,13 @@ def _data(text: str) -> str:
 
 
 def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretraining:
-    """Return the pretraining of a model: given by the user, else from its source, name and configuration.
+    """Return the pretraining of a model: given by the user, else from its source, name and
+    configuration.
 
-    told: the user's objective, which replaces all others except "random weights". A weights file of the user's under a
-    library's name is read by that name, and the result says so; a run folder is known where it holds a preset, which
-    `vitlens train` trains with labels, but not where it is a fine-tuned model of another library.
+    told: the user's objective, which replaces all others except "random weights". A weights file of
+    the user's under a library's name is read by that name, and the result says so; a run folder is
+    known where it holds a preset, which `vitlens train` trains with labels, but not where it is a
+    fine-tuned model of another library.
     """
     weights = model.provenance.weights
     if weights == "random":
@@ -149,14 +169,16 @@ def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretrainin
 def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str, Objective]:
     """Return the objectives of `--objective ALIAS=OBJECTIVE` by alias.
 
-    Raises InputError for another form, UnknownNameError for another objective or an alias of no model.
+    Raises InputError for another form, UnknownNameError for another objective or an alias of no
+    model.
     """
     told: dict[str, Objective] = {}
     for text in texts:
         alias, equals, word = text.partition("=")
         if not equals:
             raise InputError(
-                f"expected --objective ALIAS=OBJECTIVE, found {text!r}; e.g. --objective {aliases[0]}=self-supervised"
+                f"expected --objective ALIAS=OBJECTIVE, found {text!r}; e.g. --objective "
+                f"{aliases[0]}=self-supervised"
             )
         if alias not in aliases:
             raise UnknownNameError("model of --objective", alias, aliases)
@@ -181,7 +203,9 @@ def _read(model: Model) -> Pretraining:
         return Pretraining("supervised", "vitlens train", source="a preset, trained with labels")
     if isinstance(model.module, LanguageImage):
         model_type = _model_type(model) or "clip"
-        hub_name = short_name if from_hub or library == "open-clip" else ""  # a folder's name shows nothing
+        hub_name = (
+            short_name if from_hub or library == "open-clip" else ""
+        )  # a folder's name shows nothing
         return replace(read_name(f"{model_type} {hub_name}"), source="its text tower")
     if library == "timm":
         config = getattr(model.module, "pretrained_cfg", None)

@@ -1,6 +1,7 @@
 """Models from an architecture, as data, or from another model.
 
-From another model: without some of its heads, for other classes, with random weights, for another size.
+From another model: without some of its heads, for other classes, with random weights, for another
+size.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -46,9 +47,10 @@ _IMAGENET: Final = 1000  # its classes
 class Architecture:
     """Everything that is needed to build the same model again, without its weights.
 
-    kind: of the source; name: in the source's list; classes: of the head; image_size: (height, width) in pixels, None
-    for the model's own; overrides: fields of a ViTConfig that differ from the preset's; pruned: the removed heads of
-    each attention module (see `prune_heads`). Raises InputError for a source whose models cannot be built from this.
+    kind: of the source; name: in the source's list; classes: of the head; image_size: (height,
+    width) in pixels, None for the model's own; overrides: fields of a ViTConfig that differ from
+    the preset's; pruned: the removed heads of each attention module (see `prune_heads`). Raises
+    InputError for a source whose models cannot be built from this.
     """
 
     kind: Annotated[str, length(1, 40)]
@@ -61,29 +63,43 @@ class Architecture:
     def __post_init__(self) -> None:
         kinds = [kind for kind, source in SOURCES.items() if source.build or source.restore]
         if self.kind not in kinds:
-            raise InputError(f"expected an architecture of {' or '.join(kinds)}, found {self.kind[:40]!r}")
+            raise InputError(
+                f"expected an architecture of {' or '.join(kinds)}, found {self.kind[:40]!r}"
+            )
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> "Architecture":
-        """Return an architecture from the JSON of dataclasses.asdict. Raises ModelError for anything else."""
-        return read_as(cls, dict(fields), source="an architecture written by vitlens", error=ModelError)
+        """Return an architecture from the JSON of dataclasses.asdict. Raises ModelError for
+        anything else.
+        """
+        return read_as(
+            cls, dict(fields), source="an architecture written by vitlens", error=ModelError
+        )
 
 
 def build(
-    architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
+    architecture: Architecture,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    pretrained: bool = False,
 ) -> tuple[nn.Module, Preprocessing]:
     """Return the module of an architecture, without its removed heads, and its preprocessing.
 
-    The weights are those of the state, the hub's, or random. Raises ModelError for weights that do not fit.
+    The weights are those of the state, the hub's, or random. Raises ModelError for weights that do
+    not fit.
     """
     build_source = resolved(SOURCES[architecture.kind].build)
     pruned = architecture.pruned
     weights = state
-    if pruned and state is not None:  # libraries load whole models only: lost heads are random, and cut out again
+    if (
+        pruned and state is not None
+    ):  # libraries load whole models only: lost heads are random, and cut out again
         whole = build_source(architecture, state=None, pretrained=False)[0]
         prefixes = tuple(f"{name}." for name in pruned)
         weights = {key: value for key, value in state.items() if not key.startswith(prefixes)}
-        weights |= {key: value for key, value in whole.state_dict().items() if key.startswith(prefixes)}
+        weights |= {
+            key: value for key, value in whole.state_dict().items() if key.startswith(prefixes)
+        }
     module: nn.Module
     preprocessing: Preprocessing
     module, preprocessing = build_source(architecture, state=weights, pretrained=pretrained)
@@ -91,14 +107,18 @@ def build(
     if state is not None:
         for name in pruned:
             attention_state = _state_of(name, state)
-            load_strictly(module.get_submodule(name), attention_state, where=f"{name} of {architecture.name}")
+            load_strictly(
+                module.get_submodule(name), attention_state, where=f"{name} of {architecture.name}"
+            )
     return module, preprocessing
 
 
 def _state_of(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the part of a state dict that belongs to a module."""
     prefix = f"{name}."
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)
+    }
 
 
 def assemble(
@@ -111,14 +131,18 @@ def assemble(
     *,
     told: "Told | None" = None,
 ) -> Model:
-    """Return a Model around a module, with the anatomy of its modules' attributes or of forward passes.
+    """Return a Model around a module, with the anatomy of its modules' attributes or of forward
+    passes.
 
-    told: the structure given by the user or the model source; with it, the anatomy is read from forward passes.
+    told: the structure given by the user or the model source; with it, the anatomy is read from
+    forward passes.
     """
     told = told or getattr(module, "told", None)
     if told is not None:
         wrap = resolved("vitlens.models.wrap:wrapped")
-        traced: Model = wrap(module, architecture, preprocessing, classes, alias, provenance, told=told)
+        traced: Model = wrap(
+            module, architecture, preprocessing, classes, alias, provenance, told=told
+        )
         return traced
     note = ""
     if isinstance(module, SwinTransformer):
@@ -149,13 +173,16 @@ def rebuilt(
     classes: tuple[str, ...] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Return a model around this module, on the device of `model`; its anatomy is read again in the same way.
+    """Return a model around this module, on the device of `model`; its anatomy is read again in the
+    same way.
 
     classes, preprocessing: those of `model` where not given.
     """
     classes = model.classes if classes is None else classes
     preprocessing = preprocessing or model.preprocessing
-    new = assemble(module, architecture, preprocessing, classes, model.alias, provenance, told=model.told)
+    new = assemble(
+        module, architecture, preprocessing, classes, model.alias, provenance, told=model.told
+    )
     dtype = _parameter_dtype(module)
     new.mean = new.mean.to(dtype)
     new.std = new.std.to(dtype)
@@ -175,13 +202,21 @@ _version = cache(version)  # which reads the disk each time
 
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that determine a model's outputs."""
-    return {"vitlens": __version__} | {name: _version(name) for name in ("torch", "torchvision", "timm")}
+    return {"vitlens": __version__} | {
+        name: _version(name) for name in ("torch", "torchvision", "timm")
+    }
 
 
 def provenance_of(
-    request: ModelRequest, notes: Sequence[str], *, hub: str = "hub", digest: str | None = None, **libraries: str
+    request: ModelRequest,
+    notes: Sequence[str],
+    *,
+    hub: str = "hub",
+    digest: str | None = None,
+    **libraries: str,
 ) -> Provenance:
-    """Return the provenance of a requested model: its weights file, random weights, or the hub it was loaded from.
+    """Return the provenance of a requested model: its weights file, random weights, or the hub it
+    was loaded from.
 
     digest: the SHA-256 of weights that are in no file of the request; libraries: further versions.
     """
@@ -204,7 +239,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def default_classes(count: int) -> tuple[str, ...]:
-    """Return ImageNet's class names for 1000 logits, numbers for any other count; one logit counts as two classes."""
+    """Return ImageNet's class names for 1000 logits, numbers for any other count; one logit counts
+    as two classes.
+    """
     if count == _IMAGENET:
         return imagenet_classes()
     return numbered_classes(count)
@@ -216,7 +253,8 @@ def numbered_classes(count: int) -> tuple[str, ...]:
 
 
 def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of classes; for one logit with one name, both: its complement comes first."""
+    """Return the names of classes; for one logit with one name, both: its complement comes
+    first."""
     if len(names) != 1:
         return names
     if names == ("0",):
@@ -225,7 +263,9 @@ def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
-    """Return the number of logits, measured in a forward pass, as every library stores it elsewhere."""
+    """Return the number of logits, measured in a forward pass, as every library stores it
+    elsewhere.
+    """
     device = next((parameter.device for parameter in module.parameters()), None)
     with evaluating(module), torch.no_grad():
         logits = module(torch.zeros(1, 3, *size, device=device))
@@ -233,16 +273,18 @@ def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
 
 
 def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = None) -> Model:
-    """Return a model of the same architecture and classes with seeded random weights, on the same device.
+    """Return a model of the same architecture and classes with seeded random weights, on the same
+    device.
 
-    size: (height, width) in pixels of its input, None for the model's. A ViT has positions for another size; our
-    ResNets keep their stem. Raises UnsupportedError for a model that only its own code can build, ModelError where it
-    cannot be built or does not run at this size.
+    size: (height, width) in pixels of its input, None for the model's. A ViT has positions for
+    another size; our ResNets keep their stem. Raises UnsupportedError for a model that only its own
+    code can build, ModelError where it cannot be built or does not run at this size.
     """
     source = SOURCES.get(str(model.architecture.get("kind")))
     if source is None or not source.build:
         raise UnsupportedError(
-            f"expected an architecture that can be built anew with random weights, found {model.alias}, which only its "
+            "expected an architecture that can be built anew with random weights, found "
+            f"{model.alias}, which only its "
             "own code can make; try timm:NAME, torchvision:NAME or a run folder"
         )
     architecture = Architecture.from_json(model.architecture)
@@ -253,7 +295,9 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
         architecture = replace(architecture, image_size=size)
         preprocessing = preprocessing.at_size(size)
         if not source.any_size or model.anatomy.layout is not None:
-            built_for = size  # but for a ResNet, which accepts any size, and has another stem below 64 px
+            built_for = (
+                size  # but for a ResNet, which accepts any size, and has another stem below 64 px
+            )
     at = "{}x{} px".format(*preprocessing.size)
     with in_one_line(f"{model.alias} to run at {at}", f"check {argument('sizes')}"), seeded(seed):
         module, _ = build(replace(architecture, image_size=built_for))
@@ -266,9 +310,10 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
 def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
     """Return the model with a zero-initialised head for these classes, unless it has them.
 
-    See Dosovitskiy 2021, section 3.2. Our ViTs get position embeddings for the grid of the input size, which are
-    trained like the others. The changes are recorded in the provenance's notes. `model` is not changed. Raises
-    UnsupportedError for a model whose classifier cannot be identified, and inside `intervene`.
+    See Dosovitskiy 2021, section 3.2. Our ViTs get position embeddings for the grid of the input
+    size, which are trained like the others. The changes are recorded in the provenance's notes.
+    `model` is not changed. Raises UnsupportedError for a model whose classifier cannot be
+    identified, and inside `intervene`.
     """
     module = _copy_of(model)
     notes = list(model.provenance.notes)
@@ -278,7 +323,9 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
         _zero_head(model, module, len(classes))
         if model.classes:
             old = len(model.classes)
-            notes.append(f"replaced the head of {old} classes by one of the data's {len(classes)}, all zeros")
+            notes.append(
+                f"replaced the head of {old} classes by one of the data's {len(classes)}, all zeros"
+            )
         else:
             notes.append(f"added a head for the data's {len(classes)} classes, all zeros")
     architecture = Architecture.from_json(model.architecture)
@@ -305,14 +352,17 @@ def _copy_of(model: Model) -> nn.Module:
     """
     if is_within_context(model.module):
         raise UnsupportedError(
-            f"expected {model.alias} as it is, found it changed by a context such as intervene, which a copy would not "
+            f"expected {model.alias} as it is, found it changed by a context such as intervene, "
+            "which a copy would not "
             "have; leave the context first"
         )
     return deepcopy(model.module)
 
 
 def _resize_positions(module: VisionTransformer, size: tuple[int, int]) -> str:
-    """Resize the position embeddings of our ViT to another image size; return a note for the provenance."""
+    """Resize the position embeddings of our ViT to another image size; return a note for the
+    provenance.
+    """
     height, width = module.config.image_size
     new_height, new_width = size
     config = replace(module.config, image_size=size)
@@ -328,7 +378,8 @@ def _resize_positions(module: VisionTransformer, size: tuple[int, int]) -> str:
 
 
 def _zero_head(model: Model, module: Any, classes: int) -> None:
-    """Give a copy of the model's module a zero-initialised classifier for this number of classes."""
+    """Give a copy of the model's module a zero-initialised classifier for this number of
+    classes."""
     require_replaceable(model)
     if _resets_its_classifier(module):
         module.reset_classifier(classes)
@@ -349,13 +400,17 @@ def _zero_head(model: Model, module: Any, classes: int) -> None:
 def require_replaceable(model: Model) -> None:
     """Raise UnsupportedError for a model whose head cannot be replaced."""
     if isinstance(model.module, LanguageImage):
-        raise UnsupportedError(f"expected a model that ends in a classifier, found the image tower {model.alias!r}")
+        raise UnsupportedError(
+            f"expected a model that ends in a classifier, found the image tower {model.alias!r}"
+        )
     if _resets_its_classifier(model.module):
         return
     for path in classifiers(model):
         layer = model.module.get_submodule(path)
         if not isinstance(layer, nn.Linear):
-            raise UnsupportedError(f"expected a linear layer {path!r} of {model.alias}, found {type(layer).__name__}")
+            raise UnsupportedError(
+                f"expected a linear layer {path!r} of {model.alias}, found {type(layer).__name__}"
+            )
 
 
 def _resets_its_classifier(module: Any) -> bool:
@@ -371,8 +426,9 @@ def _resets_its_classifier(module: Any) -> bool:
 def classifiers(model: Model) -> tuple[str, ...]:
     """Return the names of the modules that compute the logits: one, or two of a distilled model.
 
-    If the structure was read from forward passes, it is the linear layer whose outputs are the logits; else the
-    library's attributes or the names of its layers show it. Raises UnsupportedError for a model without such a layer.
+    If the structure was read from forward passes, it is the linear layer whose outputs are the
+    logits; else the library's attributes or the names of its layers show it. Raises
+    UnsupportedError for a model without such a layer.
     """
     if model.told is not None:
         return _observed_classifier(model)
@@ -380,14 +436,18 @@ def classifiers(model: Model) -> tuple[str, ...]:
 
 
 def named_classifiers(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules that compute the logits, by timm's pretrained_cfg or by their names and order."""
+    """Return the names of the modules that compute the logits, by timm's pretrained_cfg or by their
+    names and order.
+    """
     config = getattr(model, "pretrained_cfg", None)
     if isinstance(config, dict) and config.get("classifier"):
         classifier = config["classifier"]
         return (classifier,) if isinstance(classifier, str) else tuple(classifier)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise UnsupportedError("expected a model that ends in a linear layer, found none; choose another model")
+        raise UnsupportedError(
+            "expected a model that ends in a linear layer, found none; choose another model"
+        )
     if linear[-1] == "head_dist":
         return ("head", "head_dist")
     return (linear[-1],)
@@ -395,14 +455,18 @@ def named_classifiers(model: nn.Module) -> tuple[str, ...]:
 
 @per_model
 def _observed_classifier(model: Model) -> tuple[str, ...]:
-    """Return the linear layer whose outputs the module returns as logits, in a forward pass of noise."""
+    """Return the linear layer whose outputs the module returns as logits, in a forward pass of
+    noise.
+    """
     outputs: dict[str, Tensor] = {}
 
     def record(name: str, _arguments: Arguments, output: Tensor) -> None:
         outputs[name] = output
 
     linear = [name for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
-    noise = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0)).to(model.device)
+    noise = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0)).to(
+        model.device
+    )
     with evaluating(model), torch.no_grad(), watching(model.module, linear, record):
         logits = first_output(model.module(model.prepare(noise)))
     last = []
@@ -412,7 +476,8 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
             last.append(name)
     if not last:
         raise UnsupportedError(
-            f"expected the logits of {model.alias} to be the output of a linear layer, found none whose outputs they "
+            f"expected the logits of {model.alias} to be the output of a linear layer, found none "
+            "whose outputs they "
             f"are (of {len(linear)}); end forward in an nn.Linear"
         )
     return (last[-1],)
@@ -421,17 +486,21 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
 def prune_heads(
     model: Model, heads: Mapping[int, Collection[int]], *, means: Mapping[int, Tensor] | None = None
 ) -> Model:
-    """Return a copy of the model without these heads: their rows of the qkv and columns of the output projection.
+    """Return a copy of the model without these heads: their rows of the qkv and columns of the
+    output projection.
 
-    heads: by layer, both counted from 0. The logits are those of the model with the heads set to zero; with means
-    (each head's mean output over tokens and images, (heads, head_dim) by layer), those with each head at its mean,
-    which is added to the output projection's bias. A layer without any heads left outputs its bias; it is then a block
-    without attention, and the other layers keep their numbers. The copy can be saved, loaded and pruned again; the
-    original is not changed. Raises InputError for a head that does not exist and for a mean per token (which a bias
-    cannot hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and torchvision's can), and
-    inside `intervene` or with a user's hook.
+    heads: by layer, both counted from 0. The logits are those of the model with the heads set to
+    zero; with means (each head's mean output over tokens and images, (heads, head_dim) by layer),
+    those with each head at its mean, which is added to the output projection's bias. A layer
+    without any heads left outputs its bias; it is then a block without attention, and the other
+    layers keep their numbers. The copy can be saved, loaded and pruned again; the original is not
+    changed. Raises InputError for a head that does not exist and for a mean per token (which a bias
+    cannot hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and
+    torchvision's can), and inside `intervene` or with a user's hook.
     """
-    removed_by_layer = {layer: sorted(set(removed)) for layer, removed in sorted(heads.items()) if removed}
+    removed_by_layer = {
+        layer: sorted(set(removed)) for layer, removed in sorted(heads.items()) if removed
+    }
     if not removed_by_layer:
         raise InputError("expected at least one head to remove, found none; give {layer: heads}")
     for layer, removed in removed_by_layer.items():
@@ -452,11 +521,15 @@ def prune_heads(
     removed_count = sum(len(removed) for removed in removed_by_layer.values())
     note = f"removed {removed_count} of {sum(counts.values())} heads"
     provenance = replace(model.provenance, notes=(*model.provenance.notes, note))
-    return rebuilt(model, module, replace(architecture, pruned=pruned), provenance).train(model.training)
+    return rebuilt(model, module, replace(architecture, pruned=pruned), provenance).train(
+        model.training
+    )
 
 
 def _require_prunable(model: Model, layer: int, heads: Sequence[int]) -> None:
-    """Raise InputError for a layer or head that does not exist, UnsupportedError for attention that cannot be cut."""
+    """Raise InputError for a layer or head that does not exist, UnsupportedError for attention that
+    cannot be cut.
+    """
     names = model.anatomy.attention_by_layer
     if layer not in names:
         raise InputError(no_layer([*names], layer, model.alias))
@@ -465,12 +538,18 @@ def _require_prunable(model: Model, layer: int, heads: Sequence[int]) -> None:
     output_projection(attention)
     if is_changed(attention):
         raise UnsupportedError(
-            f"expected {name} of {model.alias} as it is, found it changed by an intervention, a hook or "
+            f"expected {name} of {model.alias} as it is, found it changed by an intervention, a "
+            "hook or "
             "another forward; leave the context or remove the hook first"
         )
     if model.anatomy.family == "windowed":
-        raise UnsupportedError(f"expected attention that can be cut, found the windows of {model.alias}; {UNCUT}")
+        raise UnsupportedError(
+            f"expected attention that can be cut, found the windows of {model.alias}; {UNCUT}"
+        )
     count = model.anatomy.parts[name].heads
     for head in heads:
         if not 0 <= head < count:
-            raise InputError(f"expected a head from 0 to {count - 1} in layer {layer} of {model.alias}, found {head}")
+            raise InputError(
+                f"expected a head from 0 to {count - 1} in layer {layer} of {model.alias}, found "
+                f"{head}"
+            )

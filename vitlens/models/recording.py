@@ -1,9 +1,11 @@
-"""One recorded forward pass: the calls of all modules and, for `AttentionRecorder`, attention and linear layers.
+"""One recorded forward pass: the calls of all modules and, for `AttentionRecorder`, attention and
+linear layers.
 
-Attention is recognised by what is computed: scaled dot-product attention (by which nn.MultiheadAttention is computed
-here, too), or a softmax over the last axis of scores, whose result is a factor of a product, or is (batch, heads,
-tokens, tokens). Scores are the result of a matrix product or einsum, scaled, masked or mixed over heads. A softmax of
-queries over their channels, as in linear attention, is not of scores.
+Attention is recognised by what is computed: scaled dot-product attention (by which
+nn.MultiheadAttention is computed here, too), or a softmax over the last axis of scores, whose
+result is a factor of a product, or is (batch, heads, tokens, tokens). Scores are the result of a
+matrix product or einsum, scaled, masked or mixed over heads. A softmax of queries over their
+channels, as in linear attention, is not of scores.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +40,13 @@ _PRODUCTS: Final = (
 )
 _NORMS: Final = (F.layer_norm, F.rms_norm, F.batch_norm, F.group_norm, F.instance_norm)
 _WEIGHTED: Final = (F.linear, F.conv1d, F.conv2d)
-_COLUMNWISE: Final = (F.layer_norm, F.rms_norm, torch.mul, Tensor.mul, Tensor.__mul__)  # a head keeps its columns
+_COLUMNWISE: Final = (
+    F.layer_norm,
+    F.rms_norm,
+    torch.mul,
+    Tensor.mul,
+    Tensor.__mul__,
+)  # a head keeps its columns
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,12 @@ class TracedTensor:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module: when it began and ended, its arguments that are tensors, and its first output.
+    """One call of a module: when it began and ended, its arguments that are tensors, and its first
+    output.
 
-    output: the shape, None where that is no tensor; bytes, number: of the output where it is one tensor, else 0;
-    values: the arguments themselves, of a module that computes attention, for an `AttentionRecorder`.
+    output: the shape, None where that is no tensor; bytes, number: of the output where it is one
+    tensor, else 0; values: the arguments themselves, of a module that computes attention, for an
+    `AttentionRecorder`.
     """
 
     module: str
@@ -69,7 +79,9 @@ class ModuleCall:
 
     @property
     def stream(self) -> Key | None:
-        """Return the argument that has the shape of the output: the residual stream, where it is one."""
+        """Return the argument that has the shape of the output: the residual stream, where it is
+        one.
+        """
         for key, value in self.arguments.items():
             if value.shape == self.output:
                 return key
@@ -78,7 +90,8 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of all modules of a model in one forward pass, in the order of their ends; the model itself is "".
+    """The calls of all modules of a model in one forward pass, in the order of their ends; the
+    model itself is "".
 
     logits: their shape.
     """
@@ -121,12 +134,16 @@ class Recorder:
         if tensor not in self._numbers:
             self._count += 1
             self._numbers[tensor] = self._count
-        return TracedTensor(tuple(tensor.shape), tensor.numel() * tensor.element_size(), self._numbers[tensor])
+        return TracedTensor(
+            tuple(tensor.shape), tensor.numel() * tensor.element_size(), self._numbers[tensor]
+        )
 
     def _enter(self, name: str, values: Arguments) -> None:
         self.clock += 1
         self.running.append(name)
-        traced = {key: self._traced(value) for key, value in values.items() if isinstance(value, Tensor)}
+        traced = {
+            key: self._traced(value) for key, value in values.items() if isinstance(value, Tensor)
+        }
         self._begun.append((self.clock, traced))
 
     def _leave(self, name: str, values: Arguments, output: Any) -> None:
@@ -137,21 +154,24 @@ class Recorder:
         whole = self._traced(output) if isinstance(output, Tensor) else TracedTensor((), 0, 0)
         shape = None if first is None else tuple(first.shape)
         kept = values if self.keeps_values(begin) else {}
-        self.calls.append(ModuleCall(name, begin, self.clock, traced, shape, whole.bytes, whole.number, kept))
+        self.calls.append(
+            ModuleCall(name, begin, self.clock, traced, shape, whole.bytes, whole.number, kept)
+        )
 
 
 @dataclass(eq=False)
 class TracedAttention:
     """One attention call.
 
-    time: of the recorder's clock; stack: the modules that were running; batch: the length of the first axis of queries
-    or weights, windows included; heads: their number; queries, keys: their numbers; layout: why the axes
-    are not (batch, heads, query, key), empty where they are; heads_axis: see `AttentionPart`; joined: the heads'
-    outputs concatenated in each order that the axes may have, until the projection is known; projection:
-    the weight of the output projection; projection_stack: the modules that were running when it was applied; readers:
-    how many linear layers read the outputs concatenated (more than one: the projection has an adapter beside it);
-    weights: the result of a softmax until a product uses it; is_changed: whether no product used it as it is: it was
-    changed first, or mixed over heads.
+    time: of the recorder's clock; stack: the modules that were running; batch: the length of the
+    first axis of queries or weights, windows included; heads: their number; queries, keys: their
+    numbers; layout: why the axes are not (batch, heads, query, key), empty where they are;
+    heads_axis: see `AttentionPart`; joined: the heads' outputs concatenated in each order that the
+    axes may have, until the projection is known; projection: the weight of the output projection;
+    projection_stack: the modules that were running when it was applied; readers: how many linear
+    layers read the outputs concatenated (more than one: the projection has an adapter beside it);
+    weights: the result of a softmax until a product uses it; is_changed: whether no product used it
+    as it is: it was changed first, or mixed over heads.
     """
 
     time: int
@@ -170,7 +190,9 @@ class TracedAttention:
     is_changed: bool = False
 
     def read_heads(self, joined: "Joined") -> None:
-        """Take the number of heads and their axis from the order of the axes that the output projection shows."""
+        """Take the number of heads and their axis from the order of the axes that the output
+        projection shows.
+        """
         self.batch = self.batch * self.heads // joined.heads
         self.heads = joined.heads
         self.heads_axis = joined.axis
@@ -178,7 +200,8 @@ class TracedAttention:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """The heads' outputs concatenated, (.., tokens, heads x head_dim), in an order that their axes may have.
+    """The heads' outputs concatenated, (.., tokens, heads x head_dim), in an order that their axes
+    may have.
 
     axis: of the heads in the weights, as `AttentionPart.heads_axis`.
     """
@@ -189,11 +212,13 @@ class Joined:
 
 
 class AttentionRecorder(Recorder, TorchFunctionMode):
-    """Records attention calls and linear layers, too, while its `watching` and the mode itself are in force.
+    """Records attention calls and linear layers, too, while its `watching` and the mode itself are
+    in force.
 
-    images: of the pass; attention: calls in order; linear: (time, modules running, weight) of each linear layer;
-    tokens: whether a linear layer was applied to (batch, tokens, width); elsewhere: what may be attention and is not
-    recorded, in words: a softmax of a product over another axis than the last, nn.MultiheadAttention with rare options.
+    images: of the pass; attention: calls in order; linear: (time, modules running, weight) of each
+    linear layer; tokens: whether a linear layer was applied to (batch, tokens, width); elsewhere:
+    what may be attention and is not recorded, in words: a softmax of a product over another axis
+    than the last, nn.MultiheadAttention with rare options.
     """
 
     def __init__(self, module: nn.Module, images: int) -> None:
@@ -205,10 +230,18 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         self.tokens = False
         self.elsewhere = ""
         self._products: dict[int, int] = {}  # the time of the last product of so many elements
-        self._scores: Any = WeakIdKeyDictionary()  # results of products before a softmax, while they live
-        self._mixing: Any = WeakIdKeyDictionary()  # results of softmax, and what was computed from them alone
+        self._scores: Any = (
+            WeakIdKeyDictionary()
+        )  # results of products before a softmax, while they live
+        self._mixing: Any = (
+            WeakIdKeyDictionary()
+        )  # results of softmax, and what was computed from them alone
         # modules without children, such as nn.Softmax
-        self._plain = {name for name, part in module.named_modules() if name and not any(True for _ in part.children())}
+        self._plain = {
+            name
+            for name, part in module.named_modules()
+            if name and not any(True for _ in part.children())
+        }
 
     @cached_property
     def by_module(self) -> Mapping[str, tuple[ModuleCall, ...]]:
@@ -220,7 +253,11 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         return bool(self.attention) and self.attention[-1].time > begin
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Record attention and linear layers; compute every call unchanged."""
         kwargs = kwargs or {}
@@ -272,36 +309,50 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
                 return
 
     def _see_columnwise(self, operands: Sequence[Any], result: Tensor) -> None:
-        """Follow heads' outputs that are normed or gated in their module: the projection reads the result (EVA)."""
+        """Follow heads' outputs that are normed or gated in their module: the projection reads the
+        result (EVA).
+        """
         if not self.attention or self.attention[-1].projection is not None:
             return
         last = self.attention[-1]
         inside = [name for name in last.stack if name not in self._plain]
         if self.running[: len(inside)] != inside:
             return
-        tensors = [value for value in operands if isinstance(value, Tensor) and value.shape == result.shape]
+        tensors = [
+            value for value in operands if isinstance(value, Tensor) and value.shape == result.shape
+        ]
         for joined in last.joined:
             if any(_equal(tensor, joined.outputs) for tensor in tensors):
                 last.joined = (*last.joined, replace(joined, outputs=result))
                 return
 
-    def _see_fused(self, output: Tensor, query: Tensor, key: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    def _see_fused(
+        self, output: Tensor, query: Tensor, key: Tensor, *_args: Any, **_kwargs: Any
+    ) -> None:
         call = self._call(query.shape[:-1], key.shape[-2])
         call.joined = tuple(_concatenations(output, call.heads, self.images))
 
-    def _see_other(self, func: Callable[..., Any], operands: Sequence[Tensor], result: Tensor) -> None:
+    def _see_other(
+        self, func: Callable[..., Any], operands: Sequence[Tensor], result: Tensor
+    ) -> None:
         """Follow scores until their softmax, and the tensors computed from its result."""
         of_same_count = [operand for operand in operands if operand.numel() == result.numel()]
         if any(operand in self._mixing for operand in of_same_count):
             self._mixing[result] = True
         elif any(operand in self._scores for operand in of_same_count):
-            mixes_channels = func in _WEIGHTED and result.dim() != 4  # of scores, a layer of weights may mix the heads
+            mixes_channels = (
+                func in _WEIGHTED and result.dim() != 4
+            )  # of scores, a layer of weights may mix the heads
             if func not in _NORMS and not mixes_channels:
                 self._scores[result] = True
 
     def _see_softmax(self, scores: Tensor, weights: Tensor, dim: object) -> None:
         self._mixing[weights] = True
-        inside = next(index for index in reversed(range(len(self.running))) if self.running[index] not in self._plain)
+        inside = next(
+            index
+            for index in reversed(range(len(self.running)))
+            if self.running[index] not in self._plain
+        )
         is_inside = self._products.get(weights.numel(), -1) >= self._begun[inside][0]
         if not is_inside and scores not in self._scores:  # of no product of queries and keys
             return
@@ -312,7 +363,9 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
             self._call(weights.shape[:-1], weights.shape[-1]).weights = weights
 
     def _call(self, axes: torch.Size, keys: int) -> TracedAttention:
-        """Return the call whose queries have these axes: (.., batch, heads, queries) or (batch x heads, queries)."""
+        """Return the call whose queries have these axes: (.., batch, heads, queries) or (batch x
+        heads, queries).
+        """
         if self.attention:
             self.attention[-1].joined = ()
         images = self.images
@@ -325,13 +378,21 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         elif len(axes) == 2:
             batch = axes[0]
         if batch % images:
-            layout = f"expected attention (batch, heads, query, key), found {batch} on the axis of a batch of {images}"
-        call = TracedAttention(self._tick(), tuple(self.running), batch, heads, axes[-1], keys, layout)
+            layout = (
+                f"expected attention (batch, heads, query, key), found {batch} on the axis "
+                "of "
+                f"a batch of {images}"
+            )
+        call = TracedAttention(
+            self._tick(), tuple(self.running), batch, heads, axes[-1], keys, layout
+        )
         self.attention.append(call)
         return call
 
     def _see_product(self, operands: list[Tensor], output: Tensor) -> None:
-        """Recognise attention: a product with a result of softmax, also after dropout, a cast or a reshape."""
+        """Recognise attention: a product with a result of softmax, also after dropout, a cast or a
+        reshape.
+        """
         for call in reversed(self.attention):
             if call.weights is None or maps_heads(call.weights, operands, output):
                 continue
@@ -345,9 +406,11 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
 
 
 def record_attention(module: nn.Module, images: Tensor) -> AttentionRecorder:
-    """Return a recorded forward pass of all normalised images but the last, whose axes are compared with those of all.
+    """Return a recorded forward pass of all normalised images but the last, whose axes are compared
+    with those of all.
 
-    Heads before the batch, and heads that share its axis, may look like a batch with heads for one number of images.
+    Heads before the batch, and heads that share its axis, may look like a batch with heads for one
+    number of images.
     """
     fewer = _recorded(module, images[:-1])
     if not fewer.attention:
@@ -360,7 +423,8 @@ def record_attention(module: nn.Module, images: Tensor) -> AttentionRecorder:
         grows_with_images = other.batch * fewer.images == call.batch * more.images
         if not call.layout and not (same_heads and grows_with_images):
             call.layout = (
-                f"expected attention (batch, heads, query, key), found ({call.batch}, {call.heads}, ..) for "
+                f"expected attention (batch, heads, query, key), found ({call.batch}, "
+                f"{call.heads}, ..) for "
                 f"{fewer.images} images and ({other.batch}, {other.heads}, ..) for {more.images}"
             )
     return fewer
@@ -370,7 +434,8 @@ def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
     recorder = AttentionRecorder(module, len(images))
     with evaluating(module), torch.no_grad(), recorder.watching(module), recorder:
         module(images)
-    # weights that no product used may be mixed first: attention where they are (batch, heads, tokens, tokens)
+    # weights that no product used may be mixed first: attention where they are (batch, heads,
+    # tokens, tokens)
     attention = []
     for call in recorder.attention:
         if call.weights is not None:
@@ -385,9 +450,13 @@ def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
 
 
 def maps_heads(weights: Tensor, operands: Sequence[Tensor], result: Tensor) -> bool:
-    """Return True for a product of weights with a square matrix (heads, heads), and not with values."""
+    """Return True for a product of weights with a square matrix (heads, heads), and not with
+    values.
+    """
     others = [operand for operand in operands if operand.numel() != weights.numel()]
-    is_square = len(others) == 1 and others[0].dim() == 2 and others[0].shape[0] == others[0].shape[1]
+    is_square = (
+        len(others) == 1 and others[0].dim() == 2 and others[0].shape[0] == others[0].shape[1]
+    )
     return is_square and result.numel() == weights.numel()
 
 
@@ -403,9 +472,9 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
 def _concatenations(output: Tensor, heads: int, images: int) -> Iterator[Joined]:
     """Yield the heads' outputs concatenated for each order that the axes may have.
 
-    (.., heads, tokens, x), (.., tokens, heads, x); of (batch, heads, tokens, x) also with the tokens before the batch,
-    as in nn.MultiheadAttention; or with windows after the heads, (batch, heads, windows, tokens, x), as in Hiera, whose
-    first two axes may be one.
+    (.., heads, tokens, x), (.., tokens, heads, x); of (batch, heads, tokens, x) also with the
+    tokens before the batch, as in nn.MultiheadAttention; or with windows after the heads, (batch,
+    heads, windows, tokens, x), as in Hiera, whose first two axes may be one.
     """
     if output.dim() == 3 and heads > 1 and len(output) % heads == 0:
         output = output.unflatten(0, (-1, heads))
@@ -413,7 +482,9 @@ def _concatenations(output: Tensor, heads: int, images: int) -> Iterator[Joined]
         yield Joined(heads, output)
     elif output.dim() >= 4:
         if output.shape[-3] == heads:
-            yield Joined(heads, output.transpose(-3, -2).flatten(-2), 2 if output.dim() == 5 else None)
+            yield Joined(
+                heads, output.transpose(-3, -2).flatten(-2), 2 if output.dim() == 5 else None
+            )
         if output.shape[-2] == heads:
             yield Joined(heads, output.flatten(-2))
         if output.dim() == 4 and output.shape[1] == heads:
@@ -428,7 +499,9 @@ def _concatenations(output: Tensor, heads: int, images: int) -> Iterator[Joined]
 
 
 def _heads_before_windows(output: Tensor, axis: int) -> Iterator[Joined]:
-    """Yield the heads' outputs of (batch, heads, windows, tokens, x) concatenated, window by window or side by side."""
+    """Yield the heads' outputs of (batch, heads, windows, tokens, x) concatenated, window by window
+    or side by side.
+    """
     heads = output.shape[1]
     yield Joined(heads, output.permute(0, 2, 3, 1, 4).flatten(-2), axis)
     yield Joined(heads, output.transpose(1, 3).flatten(-2), axis)

@@ -1,9 +1,11 @@
-"""Requirements on models: a check that runs once for each model, and the refusal of a model that does not meet it.
+"""Requirements on models: a check that runs once for each model, and the refusal of a model that
+does not meet it.
 
     @requirement("attention")
     def require_attention(model: Model) -> None: ...
 
-A function that needs attention calls `require_attention(model)`. Commands name what they need (commands/needs.py).
+A function that needs attention calls `require_attention(model)`. Commands name what they need
+(commands/needs.py).
 """
 
 from collections.abc import Callable
@@ -22,8 +24,9 @@ _REASONS: Final[Memo[str]] = Memo()  # why a model does not meet a requirement, 
 class Requirement:
     """A requirement on models.
 
-    name: as commands name it; check: raises UnsupportedError or LensError where a model does not meet it. A check calls
-    the `check` of another requirement, as a refusal lists the commands that the model supports.
+    name: as commands name it; check: raises UnsupportedError or LensError where a model does not
+    meet it. A check calls the `check` of another requirement, as a refusal lists the commands that
+    the model supports.
     """
 
     def __init__(self, name: str, check: "Callable[[Model], Any]") -> None:
@@ -32,7 +35,9 @@ class Requirement:
         self.__doc__ = check.__doc__
 
     def __call__(self, model: "Model") -> None:
-        """Raise UnsupportedError, with the commands that the model supports, where it does not meet the requirement."""
+        """Raise UnsupportedError, with the commands that the model supports, where it does not meet
+        the requirement.
+        """
         reason = self.reason(model)
         if reason:
             raise UnsupportedError(refusal(model, reason))
@@ -64,7 +69,9 @@ def requirement(name: str) -> "Callable[[Callable[[Model], Any]], Requirement]":
 
 
 def checked_requirement(model: "Model", name: str) -> bool | None:
-    """Return True if a model meets a requirement, None where that has not been checked yet; nothing is computed."""
+    """Return True if a model meets a requirement, None where that has not been checked yet; nothing
+    is computed.
+    """
     reason = _REASONS.known(model, name)
     return None if reason is None else not reason
 

@@ -1,4 +1,6 @@
-"""ResNet baselines (He 2016) on torchvision's blocks, with a stem that does not downsample small images."""
+"""ResNet baselines (He 2016) on torchvision's blocks, with a stem that does not downsample small
+images.
+"""
 
 from typing import Final
 
@@ -13,11 +15,15 @@ import_without_compiler("torchvision")
 import torchvision  # noqa: E402
 from torchvision.models.resnet import BasicBlock  # noqa: E402
 
-SMALL_IMAGE: Final = 64  # px; the stem of stride 4 would reduce a 32 px image to a single pixel in the last stage
+SMALL_IMAGE: Final = (
+    64  # px; the stem of stride 4 would reduce a 32 px image to a single pixel in the last stage
+)
 
 
 class PaddedShortcut(nn.Module):
-    """The parameter-free shortcut (He 2016, option A): every second pixel, new channels filled with zeros."""
+    """The parameter-free shortcut (He 2016, option A): every second pixel, new channels filled with
+    zeros.
+    """
 
     def __init__(self, new_channels: int) -> None:
         super().__init__()
@@ -31,10 +37,11 @@ class PaddedShortcut(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """CIFAR's ResNet: a 3x3 stem and three stages of 16, 32 and 64 channels, each of blocks two convolutions deep.
+    """CIFAR's ResNet: a 3x3 stem and three stages of 16, 32 and 64 channels, each of blocks two
+    convolutions deep.
 
-    blocks: per stage; 3 make ResNet-20 (He 2016, section 4.2). Images (batch, 3, height, width), already normalised,
-    -> logits (batch, classes). Layers have torchvision's names.
+    blocks: per stage; 3 make ResNet-20 (He 2016, section 4.2). Images (batch, 3, height, width),
+    already normalised, -> logits (batch, classes). Layers have torchvision's names.
     """
 
     def __init__(self, blocks: int, classes: int) -> None:
@@ -48,7 +55,9 @@ class CifarResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(64, classes)
         for module in self.modules():
-            if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # of which normal_ imports the compiler
+            if (
+                isinstance(module, nn.Conv2d) and not module.weight.is_meta
+            ):  # of which normal_ imports the compiler
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Images) -> Logits:
@@ -62,8 +71,8 @@ class CifarResNet(nn.Module):
 def build_resnet(name: str, *, classes: int, image_size: tuple[int, int]) -> nn.Module:
     """Return an untrained ResNet preset for images of (height, width) pixels.
 
-    resnet20 is CIFAR's: 0.27 million parameters at 10 classes. Below 64 px, ResNet-18 and 50 get a 3x3 stem of stride
-    1 and no max-pool.
+    resnet20 is CIFAR's: 0.27 million parameters at 10 classes. Below 64 px, ResNet-18 and 50 get a
+    3x3 stem of stride 1 and no max-pool.
     """
     if name == "resnet20":
         return CifarResNet(blocks=3, classes=classes)

@@ -33,7 +33,9 @@ _ROOM = 1 << 26  # parameters allowed beyond twice the file's, for the positions
 
 @dataclass(frozen=True)
 class About:
-    """The metadata of a weights file: architecture, classes and preprocessing of the model, version of vitlens."""
+    """The metadata of a weights file: architecture, classes and preprocessing of the model, version
+    of vitlens.
+    """
 
     architecture: Architecture
     classes: Annotated[tuple[Annotated[str, length(0, 1000)], ...], length(0, CLASSES)]
@@ -45,10 +47,15 @@ class About:
         if count == 1 and len(self.classes) == 2:  # one logit
             return
         if count is not None and count != len(self.classes):
-            raise InputError(f"expected {count} classes of the architecture, found the names of {len(self.classes)}")
+            raise InputError(
+                f"expected {count} classes of the architecture, found the names of "
+                f"{len(self.classes)}"
+            )
 
 
-def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
+def save(
+    model: Model, path: Path, *, half: bool = False, state: Mapping[str, Tensor] | None = None
+) -> None:
     """Save the model as one safetensors file, from which `load` restores it; written atomically.
 
     half: store 16-bit floats; state: other weights than its own (an average, the best so far).
@@ -61,13 +68,18 @@ def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Te
     }
     tensors = to_save(state or model.module.state_dict())
     if half:
-        tensors = {key: value.half() if value.is_floating_point() else value for key, value in tensors.items()}
+        tensors = {
+            key: value.half() if value.is_floating_point() else value
+            for key, value in tensors.items()
+        }
     write_bytes(path, as_bytes(tensors, metadata={"vitlens": json.dumps(about, sort_keys=True)}))
 
 
 def load_bundled(request: ModelRequest) -> Model:
     """Return the requested model that comes with vitlens."""
-    return load_file(Path(__file__).parent / "bundled" / request.name / WEIGHTS_FILE, request, "bundled")
+    return load_file(
+        Path(__file__).parent / "bundled" / request.name / WEIGHTS_FILE, request, "bundled"
+    )
 
 
 def load_run(request: ModelRequest) -> Model:
@@ -79,7 +91,8 @@ def load_run(request: ModelRequest) -> Model:
             raise ModelError(f"expected a run folder, found one of {library}; write {name}")
     if not file.is_file():
         raise ModelError(
-            f"expected a run folder with {WEIGHTS_FILE}, found none in {request.name}; vitlens train writes it"
+            f"expected a run folder with {WEIGHTS_FILE}, found none in {request.name}; vitlens "
+            "train writes it"
         )
     return load_file(file, request, WEIGHTS_FILE)
 
@@ -91,18 +104,25 @@ def load_weights(request: ModelRequest) -> Model:
     """
     file = Path(request.name)
     if not file.exists():
-        raise ModelError(f"expected a weights file, found nothing at {request.name}; see vitlens models")
+        raise ModelError(
+            f"expected a weights file, found nothing at {request.name}; see vitlens models"
+        )
     if _is_described(file):
         return load_file(file, request, file.name)
     if request.arch is None:
-        raise ModelError(f"expected the architecture of {request.name}, found none; give {argument('arch', 'NAME')}")
+        raise ModelError(
+            f"expected the architecture of {request.name}, found none; give "
+            f"{argument('arch', 'NAME')}"
+        )
     source = require_source(request.arch)
     expected = f"expected an architecture for the weights in {request.name}"
     if source.weights == "own":
         raise InputError(f"{expected}, found {request.arch!r}, which has its own")
     if request.random:
         raise InputError(f"{expected}, found @random")
-    model: Model = resolved(source.load)(replace(request, source=source, name=request.arch, file=file, arch=None))
+    model: Model = resolved(source.load)(
+        replace(request, source=source, name=request.arch, file=file, arch=None)
+    )
     return model
 
 
@@ -115,16 +135,18 @@ def _is_described(file: Path) -> bool:
 
 
 def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
-    """Return the model in a file that `save` wrote, with its weights, or seeded random ones if requested.
+    """Return the model in a file that `save` wrote, with its weights, or seeded random ones if
+    requested.
 
-    request.image_size: (height, width) other than that of its training; weights: the file's name in the provenance.
-    Raises ModelError for a file that `save` did not write, or whose weights do not fit its description, before a model
-    is allocated that needs far more memory than they do.
+    request.image_size: (height, width) other than that of its training; weights: the file's name in
+    the provenance. Raises ModelError for a file that `save` did not write, or whose weights do not
+    fit its description, before a model is allocated that needs far more memory than they do.
     """
     stored = read_weights(file)
     if "vitlens" not in stored.metadata:
         raise ModelError(
-            f"expected weights written by vitlens in {file}, found no description; give {argument('arch', 'NAME')}"
+            f"expected weights written by vitlens in {file}, found no description; give "
+            f"{argument('arch', 'NAME')}"
         )
     about = _read_description(stored.metadata["vitlens"], file)
     if about.architecture.classes == 1:
@@ -143,7 +165,8 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
         return model
     if request.random and kind.prefix:  # other libraries' models have a name of their own for that
         raise ModelError(
-            f"expected a preset's architecture in {file} for random weights, found {architecture.kind}; write "
+            f"expected a preset's architecture in {file} for random weights, found "
+            f"{architecture.kind}; write "
             f"{kind.prefix}{architecture.name}@random"
         )
     if not request.random and request.image_size not in (None, preprocessing.size):
@@ -170,7 +193,8 @@ def _build_with_weights(
 ) -> nn.Module:
     """Return the module of an architecture with these weights, in fp32.
 
-    Raises ModelError, before the module is allocated, where it needs far more memory than the weights.
+    Raises ModelError, before the module is allocated, where it needs far more memory than the
+    weights.
     """
     name = f"{architecture.kind}:{architecture.name}"
     try:
@@ -181,7 +205,9 @@ def _build_with_weights(
             needed = sum(tensor.numel() for tensor in expected.values())
             count = sum(tensor.numel() for tensor in stored.values())
             if needed > 2 * count + _ROOM:
-                raise ModelError(f"expected weights of {name}, {needed:,} numbers, found {count:,}; {_HINT}")
+                raise ModelError(
+                    f"expected weights of {name}, {needed:,} numbers, found {count:,}; {_HINT}"
+                )
             state = {key: _in_fp32(value) for key, value in stored.items()}
             module, _ = build(architecture, state=state)
             if isinstance(module, VisionTransformer):
@@ -210,9 +236,13 @@ def model_fingerprint(model: Model) -> str:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers, with names, types and shapes; the same on every device."""
+    """Return the SHA-256 of all parameters and buffers, with names, types and shapes; the same on
+    every device.
+    """
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()

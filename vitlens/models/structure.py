@@ -1,4 +1,6 @@
-"""The anatomy of a module from what it computes: attention, blocks, tokens and readout, whatever their names."""
+"""The anatomy of a module from what it computes: attention, blocks, tokens and readout, whatever
+their names.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,20 +42,24 @@ from vitlens.models.token_order import (
 from vitlens.shapes import PrefixKind, TokenLayout
 
 SEEN: Final = (
-    "attention is a softmax over the last axis of a product, scaled_dot_product_attention or nn.MultiheadAttention"
+    "attention is a softmax over the last axis of a product, "
+    "scaled_dot_product_attention or nn.MultiheadAttention"
 )
 _LINEAR: Final = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
 _ONE_CALL: Final = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
 _NAMED: Final = 3  # most modules in a message
-_RESIDUAL: Final = 0.5  # least correlation of a residual block's input and its output without any linear layer
+_RESIDUAL: Final = (
+    0.5  # least correlation of a residual block's input and its output without any linear layer
+)
 
 
 @dataclass(frozen=True)
 class Told:
-    """Structure of a module given by the user or the model source, which replaces or checks the structure read.
+    """Structure of a module given by the user or the model source, which replaces or checks the
+    structure read.
 
-    blocks: names of its blocks in forward order; heads: of every attention layer; prefix: the kinds of the special
-    tokens, in order; grid: patches (rows, columns).
+    blocks: names of its blocks in forward order; heads: of every attention layer; prefix: the kinds
+    of the special tokens, in order; grid: patches (rows, columns).
     """
 
     blocks: tuple[str, ...] | None = None
@@ -65,8 +71,9 @@ class Told:
 def trace_anatomy(module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> Anatomy:
     """Return the anatomy of a module.
 
-    images: three of normalised noise, of its input size; logits_of: from the module's output to the logits. Raises
-    UnsupportedError where the given structure does not hold, and for attention whose heads cannot be separated.
+    images: three of normalised noise, of its input size; logits_of: from the module's output to the
+    logits. Raises UnsupportedError where the given structure does not hold, and for attention whose
+    heads cannot be separated.
     """
     return _Traced(module, images, logits_of, told).anatomy()
 
@@ -74,8 +81,8 @@ def trace_anatomy(module: nn.Module, images: Tensor, logits_of: LogitsOf, told: 
 class _Traced:
     """A module with its recorded forward pass.
 
-    calls: the first attention call of each module that computes attention, in forward order. That module is the
-    innermost one that computes both the attention and its output projection.
+    calls: the first attention call of each module that computes attention, in forward order. That
+    module is the innermost one that computes both the attention and its output projection.
     """
 
     def __init__(self, module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> None:
@@ -90,12 +97,15 @@ class _Traced:
             name = self._attention_module(call)
             if not name:
                 raise UnsupportedError(
-                    f"expected a submodule for each attention layer, found attention computed in {self.name}.forward "
+                    "expected a submodule for each attention layer, found attention computed in "
+                    f"{self.name}.forward "
                     "itself; move each layer's attention to an nn.Module of its own"
                 )
             self.calls.setdefault(name, call)
             if call.layout:
-                raise UnsupportedError(f"{call.layout}, in {name}; put the batch first and the heads second")
+                raise UnsupportedError(
+                    f"{call.layout}, in {name}; put the batch first and the heads second"
+                )
 
     def _attention_module(self, call: TracedAttention) -> str:
         """Return the innermost module that computes an attention call and its output projection."""
@@ -114,7 +124,9 @@ class _Traced:
         parts = tuple(self._part(name, call) for name, call in self.calls.items())
         reason = self._not_one_after_another()
         if reason:
-            return Anatomy("other", self._told_blocks(), attention=(), unread=reason, attends_unread=True)
+            return Anatomy(
+                "other", self._told_blocks(), attention=(), unread=reason, attends_unread=True
+            )
         blocks_of = {name: self._block(name) for name in self.calls}
         unread = unread_attention(self.module, blocks_of, self.images)
         if unread:
@@ -122,27 +134,42 @@ class _Traced:
             if len(unread) > _NAMED:
                 names += f" and {len(unread) - _NAMED} more"
             reason = f"found none in {names}, where tokens are mixed in another way; {SEEN}"
-            return Anatomy("other", self._told_blocks(), attention=(), unread=reason, attends_unread=True)
-        parts = tuple(replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts)
+            return Anatomy(
+                "other", self._told_blocks(), attention=(), unread=reason, attends_unread=True
+            )
+        parts = tuple(
+            replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts
+        )
         blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
         anatomy = self._with_tokens(Anatomy("other", blocks, attention=parts))
         if self.told.blocks is None:
-            return with_blocks_without_attention(self.module, anatomy, is_block=self._passes_input_through)
+            return with_blocks_without_attention(
+                self.module, anatomy, is_block=self._passes_input_through
+            )
         without_attention = []
         for block in self._told_blocks():
             if not any(name == block or name.startswith(f"{block}.") for name in self.calls):
                 without_attention.append(block)
-        return with_numbers(self.module, replace(anatomy, blocks=self._told_blocks()), tuple(without_attention))
+        return with_numbers(
+            self.module, replace(anatomy, blocks=self._told_blocks()), tuple(without_attention)
+        )
 
     def _without_attention(self) -> Anatomy:
         found = self.trace.elsewhere or "none in a forward pass"
         if self.told.heads is not None or self.told.grid is not None:
-            raise UnsupportedError(f"expected attention in {self.name}, as heads= or grid= says, found {found}; {SEEN}")
+            raise UnsupportedError(
+                f"expected attention in {self.name}, as heads= or grid= says, found {found}; {SEEN}"
+            )
         blocks = self._told_blocks() or tuple(residual_blocks(self.module))
-        if any(isinstance(part, nn.Conv2d) for part in self.module.modules()) and not self.trace.tokens:
+        if (
+            any(isinstance(part, nn.Conv2d) for part in self.module.modules())
+            and not self.trace.tokens
+        ):
             return Anatomy("cnn", blocks, attention=())
         unread = f"found {found}; {SEEN}"
-        return Anatomy("other", blocks, attention=(), unread=unread, attends_unread=bool(self.trace.elsewhere))
+        return Anatomy(
+            "other", blocks, attention=(), unread=unread, attends_unread=bool(self.trace.elsewhere)
+        )
 
     def _part(self, name: str, call: TracedAttention) -> AttentionPart:
         """Return a module with heads, without its MLP.
@@ -152,19 +179,31 @@ class _Traced:
         heads = call.heads
         expected = self.told.heads
         if expected is not None and expected != heads:
-            raise UnsupportedError(f"expected {expected} heads in {name}, as heads={expected} says, found {heads}")
+            raise UnsupportedError(
+                f"expected {expected} heads in {name}, as heads={expected} says, found {heads}"
+            )
         part = AttentionPart(name, heads, heads_axis=call.heads_axis)
         if call.projection is None and call.is_changed:
-            reason = f"the weights of {name} are mixed over its heads, or changed, before the values"
+            reason = (
+                f"the weights of {name} are mixed over its heads, or changed, before the values"
+            )
             return replace(part, unread=reason)
         if call.projection is None:
-            reason = f"no linear layer reads the heads' outputs of {name}, concatenated head by head"
+            reason = (
+                f"no linear layer reads the heads' outputs of {name}, concatenated head by head"
+            )
             return replace(part, unread=reason)
         owner = self._projection_owner(call)
         if owner is None:
-            reason = f"the heads' outputs of {name} are projected by a weight that is not of an nn.Linear"
+            reason = (
+                f"the heads' outputs of {name} are projected by a weight that is not of an "
+                "nn.Linear"
+            )
         elif call.readers > 1:
-            reason = f"{call.readers} linear layers read the heads' outputs of {name}; merge adapters into {owner}"
+            reason = (
+                f"{call.readers} linear layers read the heads' outputs of {name}; merge "
+                f"adapters into {owner}"
+            )
         elif call.projection.shape[1] % heads:
             reason = f"{owner} does not read {heads} heads of one width"
         else:
@@ -172,7 +211,9 @@ class _Traced:
         return replace(part, unread=reason)
 
     def _projection_owner(self, call: TracedAttention) -> str | None:
-        """Return the name of the linear layer whose weight projects the heads' outputs; None where there is none."""
+        """Return the name of the linear layer whose weight projects the heads' outputs; None where
+        there is none.
+        """
         owner = None
         for name, layer in self.module.named_modules():
             if isinstance(layer, nn.Linear) and layer.weight is call.projection:
@@ -183,12 +224,15 @@ class _Traced:
         return owner
 
     def _not_one_after_another(self) -> str:
-        """Return why the attention modules are no layers one after another, each called once; "" where they are."""
+        """Return why the attention modules are no layers one after another, each called once; ""
+        where they are.
+        """
         for name in self.calls:
             calls = len(self.trace.by_module[name])
             if calls > 1:
                 return (
-                    f"found {name} called {calls} times in a forward pass, as one layer; give each call a module of "
+                    f"found {name} called {calls} times in a forward pass, as one layer; give each "
+                    "call a module of "
                     "its own (copy.deepcopy keeps the weights)"
                 )
             count = sum(name in call.stack for call in self.trace.attention)
@@ -199,7 +243,11 @@ class _Traced:
         for name in self.calls:
             arguments = list(self.trace.by_module[name][0].arguments.values())
             tokens = arguments[0] if arguments else None
-            if previous_tokens is not None and tokens is not None and tokens.number == previous_tokens.number:
+            if (
+                previous_tokens is not None
+                and tokens is not None
+                and tokens.number == previous_tokens.number
+            ):
                 return f"found {name} beside {previous_name}, with the same tokens; {_ONE_CALL}"
             previous_name = name
             previous_tokens = tokens
@@ -221,18 +269,22 @@ class _Traced:
     def _is_residual(self, name: str, attention: str = "") -> bool:
         """Return True if a module adds to a residual stream.
 
-        Its input then passes through: with zeros for the results of all linear layers, input and output are
-        correlated. attention: the module that computes its attention.
+        Its input then passes through: with zeros for the results of all linear layers, input and
+        output are correlated. attention: the module that computes its attention.
         """
         calls = self.trace.by_module.get(name, ())
         if len(calls) != 1 or calls[0].stream is None:
             return False
-        if name == attention and not self._linear_after(calls[0]):  # only attention: its output is a branch
+        if name == attention and not self._linear_after(
+            calls[0]
+        ):  # only attention: its output is a branch
             return False
         return self._keeps_stream(name, calls[0].stream, calls[0].values)
 
     def _passes_input_through(self, name: str) -> bool:
-        """Return True if a module without attention, called once, adds to a residual stream (see `_is_residual`)."""
+        """Return True if a module without attention, called once, adds to a residual stream (see
+        `_is_residual`).
+        """
         calls = self.trace.by_module.get(name, ())
         if len(calls) != 1 or calls[0].stream is None:
             return False
@@ -254,7 +306,12 @@ class _Traced:
         try:
             with evaluating(block), torch.no_grad(), _LinearAtZero():
                 output = first_tensor(block(*args, **kwargs))
-        except (RuntimeError, TypeError, ValueError, IndexError):  # a module that needs its surroundings
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            IndexError,
+        ):  # a module that needs its surroundings
             return False
         if output is None or output.shape != stream.shape:
             return False
@@ -262,7 +319,9 @@ class _Traced:
         return bool(correlations.nan_to_num(0.0).mean() > _RESIDUAL)
 
     def _linear_after(self, call: ModuleCall) -> list[Stack]:
-        """Return the stacks of running modules at each linear layer after the projection of a module's attention."""
+        """Return the stacks of running modules at each linear layer after the projection of a
+        module's attention.
+        """
         projections = [attention.projection for attention in self.trace.attention]
         stacks = []
         after = False
@@ -277,7 +336,8 @@ class _Traced:
     def _mlp(self, block: str, attention: str) -> str | None:
         """Return the module of a block whose output is its MLP's; None where there is none.
 
-        It is the module with all linear layers after the attention's projection, or the last of these layers.
+        It is the module with all linear layers after the attention's projection, or the last of
+        these layers.
         """
         if not block:
             return None
@@ -300,7 +360,9 @@ class _Traced:
         return name
 
     def _told_blocks(self) -> tuple[str, ...]:
-        """Return the blocks that the user named. Raises InputError for a name that no running module has."""
+        """Return the blocks that the user named. Raises InputError for a name that no running
+        module has.
+        """
         names = dict(self.module.named_modules())
         for name in self.told.blocks or ():
             if name not in names:
@@ -309,16 +371,24 @@ class _Traced:
                     f"{', '.join(list(names)[1:5])}, ..."
                 )
             if name not in self.trace.by_module:
-                raise InputError(f"expected modules that run in blocks=, found {name!r}, whose forward is not called")
-            if any(name in call.stack for call in self.trace.attention) and not self._is_residual(name):
+                raise InputError(
+                    f"expected modules that run in blocks=, found {name!r}, whose forward is not "
+                    "called"
+                )
+            if any(name in call.stack for call in self.trace.attention) and not self._is_residual(
+                name
+            ):
                 raise UnsupportedError(
-                    f"expected residual blocks in blocks=, found {name!r}, whose input does not pass to its output; "
+                    f"expected residual blocks in blocks=, found {name!r}, whose input does not "
+                    "pass to its output; "
                     "name modules that add to the residual stream, or leave blocks= out"
                 )
         return self.told.blocks or ()
 
     def _with_tokens(self, anatomy: Anatomy) -> Anatomy:
-        """Return the anatomy with its family and, of a model with one sequence of tokens, layout, readout and order."""
+        """Return the anatomy with its family and, of a model with one sequence of tokens, layout,
+        readout and order.
+        """
         module = self.module
         images = self.images
         calls = self.calls
@@ -329,17 +399,28 @@ class _Traced:
         if any(call.batch > self.trace.images for call in calls.values()):
             if any(has_windows(module, name) for name in calls):
                 return replace(anatomy, family="windowed", readout="mean")
-            return replace(anatomy, unread="its attention is in windows whose place in the image is not known")
+            return replace(
+                anatomy, unread="its attention is in windows whose place in the image is not known"
+            )
         lengths = sorted({calls[name].queries for name in whole})
         pooled = [name for name, call in calls.items() if name not in whole and call.queries > 1]
         if not lengths:
             first = next(iter(calls.values()))
-            reason = f"no attention layer has as many keys as queries (the first has {first.queries} and {first.keys})"
-            return replace(anatomy, unread=f"{reason}: keys are pooled, or added to those of the tokens")
+            reason = (
+                "no attention layer has as many keys as queries (the first has "
+                f"{first.queries} and {first.keys})"
+            )
+            return replace(
+                anatomy, unread=f"{reason}: keys are pooled, or added to those of the tokens"
+            )
         if len(lengths) != 1:
-            return replace(anatomy, unread=f"its attention layers have {lengths} tokens, not one number")
+            return replace(
+                anatomy, unread=f"its attention layers have {lengths} tokens, not one number"
+            )
         if pooled:
-            return replace(anatomy, unread=f"its attention layers have fewer keys than queries ({pooled[0]})")
+            return replace(
+                anatomy, unread=f"its attention layers have fewer keys than queries ({pooled[0]})"
+            )
         order = self._order(whole[0], lengths[0])
         if order.grid is None:
             return replace(anatomy, unread=order.reason, row_by_row=False)
@@ -349,16 +430,24 @@ class _Traced:
         covered = (order.grid[0] * patch_size[0], order.grid[1] * patch_size[1])
         if covered[0] > height or covered[1] > width:
             reason = (
-                f"its {order.grid[0]}x{order.grid[1]} patches of {patch_size[0]}x{patch_size[1]} px cover more than "
+                f"its {order.grid[0]}x{order.grid[1]} patches of {patch_size[0]}x{patch_size[1]} "
+                "px cover more than "
                 f"the image of {height}x{width} px, which it pads; say image_size={covered}"
             )
             return replace(anatomy, unread=reason, row_by_row=False)
         reordering = None if order.is_canonical else self._reordering(order, lengths[0])
         if not order.is_canonical and (
-            reordering is None or not keeps_logits(module, reordering, whole[0], images, self.logits_of)
+            reordering is None
+            or not keeps_logits(module, reordering, whole[0], images, self.logits_of)
         ):
-            reason = f"tokens {list(order.special[:8])} do not depend on the image and are not the first ones"
-            return replace(anatomy, unread=f"{reason}; put them first", row_by_row=False, special_first=False)
+            reason = (
+                f"tokens {list(order.special[:8])} do not depend on the image and are not "
+                "the "
+                "first ones"
+            )
+            return replace(
+                anatomy, unread=f"{reason}; put them first", row_by_row=False, special_first=False
+            )
         names = list(calls)
         after = names[names.index(whole[-1]) + 1 :]
         with reordered(module, reordering):
@@ -370,7 +459,9 @@ class _Traced:
             anatomy,
             family="vit",
             layout=layout,
-            readout=readout_of(layout, read, pooled=any(call.queries < call.keys for call in later)),
+            readout=readout_of(
+                layout, read, pooled=any(call.queries < call.keys for call in later)
+            ),
             attention=tuple(part for part in anatomy.attention or () if part.module not in unused),
             unused=unused,
             reordering=reordering,
@@ -406,7 +497,11 @@ class _Traced:
         """
         read = read_order(self.module, attention, self.images)
         told = self.told
-        agrees = read.grid is not None and told.prefix is not None and len(read.special) == len(told.prefix)
+        agrees = (
+            read.grid is not None
+            and told.prefix is not None
+            and len(read.special) == len(told.prefix)
+        )
         if told.grid is None and (told.prefix is None or agrees):
             return read
         if told.prefix is not None:
@@ -419,27 +514,33 @@ class _Traced:
         if prefix < 0 or prefix + grid[0] * grid[1] != tokens:
             if told.grid is None:
                 raise UnsupportedError(
-                    f"expected a square grid beside {prefix} special tokens, found {tokens - prefix} patches in "
+                    f"expected a square grid beside {prefix} special tokens, found "
+                    f"{tokens - prefix} patches in "
                     f"{self.name}; say grid=(rows, columns)"
                 )
             raise UnsupportedError(
-                f"expected {tokens} tokens, as {self.name} has, found grid={grid} and {max(prefix, 0)} special tokens"
+                f"expected {tokens} tokens, as {self.name} has, found grid={grid} and "
+                f"{max(prefix, 0)} special tokens"
             )
         if read.grid is not None and (len(read.special), read.grid) != (prefix, grid):
             raise UnsupportedError(
-                f"expected {len(read.special)} special tokens beside patches of grid={read.grid}, as a forward "
-                f"pass of {self.name} shows, found {prefix} and grid={grid}; leave grid= and prefix= out"
+                f"expected {len(read.special)} special tokens beside patches of grid={read.grid}, "
+                "as a forward "
+                f"pass of {self.name} shows, found {prefix} and grid={grid}; leave grid= and "
+                "prefix= out"
             )
         special = read.special if len(read.special) == prefix else tuple(range(prefix))
         if read.grid is None and read.contradicts(special, grid):
             raise UnsupportedError(
-                f"expected patches row by row in grid={grid} after {prefix} special tokens, found in a forward pass of "
+                f"expected patches row by row in grid={grid} after {prefix} special tokens, found "
+                "in a forward pass of "
                 f"{self.name} that {read.reason}"
             )
         return TokenOrder(special, grid)
 
     def _reordering(self, order: TokenOrder, tokens: int) -> Reordering | None:
-        """Return the reordering that puts special tokens first; None where no module takes, or returns, all tokens.
+        """Return the reordering that puts special tokens first; None where no module takes, or
+        returns, all tokens.
 
         It holds from the first module that takes all tokens to the last one that returns them.
         """
@@ -458,7 +559,9 @@ class _Traced:
         return Reordering(entry.module, returns[-1].module, (*order.special, *patches))
 
     def _patch_size(self, grid: Grid) -> tuple[int, int]:
-        """Return pixels from patch to patch: the stride of the convolution that cuts them, else the image's share."""
+        """Return pixels from patch to patch: the stride of the convolution that cuts them, else the
+        image's share.
+        """
         size = (int(self.images.shape[2]), int(self.images.shape[3]))
         for layer in self.module.modules():
             if isinstance(layer, nn.Conv2d) and layer.in_channels == 3 and _cuts(layer, size, grid):
@@ -467,7 +570,9 @@ class _Traced:
 
 
 def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
-    """Return True if a convolution cuts an image of this size, or one padded to whole patches, into this grid."""
+    """Return True if a convolution cuts an image of this size, or one padded to whole patches, into
+    this grid.
+    """
     padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
     is_whole = True
     is_padded = layer.kernel_size == layer.stride
@@ -481,8 +586,12 @@ def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
 
 
 class _LinearAtZero(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Return zeros for a linear layer, a convolution or nn.MultiheadAttention; pass every other call through."""
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Return zeros for a linear layer, a convolution or nn.MultiheadAttention; pass every other
+        call through.
+        """
         if func is F.linear and len(args) > 1:
             return args[0].new_zeros(*args[0].shape[:-1], len(args[1]))
         result = func(*args, **(kwargs or {}))

@@ -1,8 +1,10 @@
-"""The Swin transformer (Liu 2021) from scratch: attention in windows that every second block shifts.
+"""The Swin transformer (Liu 2021) from scratch: attention in windows that every second block
+shifts.
 
-A map of patches, channels last, (batch, rows, columns, dim), passes through stages. A block cuts it into windows and
-attends within each; the next block moves the windows by half a window, so that patches on both sides of a border meet.
-Between stages 2x2 patches are merged into one. The cost of attention grows with the number of patches, not its square.
+A map of patches, channels last, (batch, rows, columns, dim), passes through stages. A block cuts it
+into windows and attends within each; the next block moves the windows by half a window, so that
+patches on both sides of a border meet. Between stages 2x2 patches are merged into one. The cost of
+attention grows with the number of patches, not its square.
 """
 
 from collections.abc import Mapping
@@ -24,15 +26,26 @@ from torchvision.ops import StochasticDepth  # noqa: E402
 
 Pair = tuple[int, int]
 Maps = Float[Tensor, "batch rows columns dim"]
-Windows = Float[Tensor, "windows inside dim"]  # windows of all images; inside: the places of one, row by row
-_TIMM: Final = (("attn.relative_position_bias_table", "position_bias.bias_table"), ("head.fc.", "head."))
+Windows = Float[
+    Tensor, "windows inside dim"
+]  # windows of all images; inside: the places of one, row by row
+_TIMM: Final = (
+    ("attn.relative_position_bias_table", "position_bias.bias_table"),
+    ("head.fc.", "head."),
+)
 
 
 def window_partition(maps: Maps, window: Pair) -> Windows:
-    """Cut maps into windows of (rows, columns) that do not overlap: (batch x count, window rows x columns, dim)."""
+    """Cut maps into windows of (rows, columns) that do not overlap: (batch x count, window rows x
+    columns, dim).
+    """
     down, across = window
-    blocks = maps.unflatten(1, (-1, down)).unflatten(3, (-1, across))  # (batch, count, down, count, across, dim)
-    windows: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)  # (batch x count, down x across, dim)
+    blocks = maps.unflatten(1, (-1, down)).unflatten(
+        3, (-1, across)
+    )  # (batch, count, down, count, across, dim)
+    windows: Tensor = (
+        blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+    )  # (batch x count, down x across, dim)
     return windows
 
 
@@ -40,7 +53,9 @@ def window_reverse(windows: Windows, window: Pair, size: Pair) -> Maps:
     """Return the maps of (rows, columns) = size that `window_partition` cut into these windows."""
     down, across = window
     rows, columns = size
-    blocks = windows.unflatten(0, (-1, rows // down, columns // across)).unflatten(3, (down, across))
+    blocks = windows.unflatten(0, (-1, rows // down, columns // across)).unflatten(
+        3, (down, across)
+    )
     maps: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (batch, rows, columns, dim)
     return maps
 
@@ -61,12 +76,16 @@ def window_shift(size: Pair, window: Pair, shift: Pair) -> Pair:
     return down, across
 
 
-def window_mask(size: Pair, window: Pair, shift: Pair) -> Bool[Tensor, "count inside inside"] | None:
-    """Return which places of each window may attend to which (True = take part); None where all may attend to all.
+def window_mask(
+    size: Pair, window: Pair, shift: Pair
+) -> Bool[Tensor, "count inside inside"] | None:
+    """Return which places of each window may attend to which (True = take part); None where all may
+    attend to all.
 
-    size: (rows, columns) of the map before padding; shift: as applied. The map is padded and rolled by the shift, so a
-    window at the end also holds patches from the start of the map, on the far side of the image: they are kept apart,
-    and so is padding, which attends only to itself, as a row without any key has no softmax.
+    size: (rows, columns) of the map before padding; shift: as applied. The map is padded and rolled
+    by the shift, so a window at the end also holds patches from the start of the map, on the far
+    side of the image: they are kept apart, and so is padding, which attends only to itself, as a
+    row without any key has no softmax.
     """
     rows, columns = padded_size(size, window)
     if shift == (0, 0) and size == (rows, columns):
@@ -82,7 +101,8 @@ def window_mask(size: Pair, window: Pair, shift: Pair) -> Bool[Tensor, "count in
 
 
 def relative_position_index(window: Pair) -> Int[Tensor, "inside inside"]:
-    """Return for each query and key of a window the number of their offset, query minus key, counted row by row.
+    """Return for each query and key of a window the number of their offset, query minus key,
+    counted row by row.
 
     The offsets run from 1 - rows to rows - 1 and from 1 - columns to columns - 1.
     """
@@ -95,7 +115,9 @@ def relative_position_index(window: Pair) -> Int[Tensor, "inside inside"]:
 
 
 class RelativePositionBias(nn.Module):
-    """A learned number for each head and each offset between two places of a window, added to the scores."""
+    """A learned number for each head and each offset between two places of a window, added to the
+    scores.
+    """
 
     index: Tensor
 
@@ -111,14 +133,17 @@ class RelativePositionBias(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Pad, shift, cut into windows, attend, and back; then an MLP; each added to the residual stream.
+    """Pad, shift, cut into windows, attend, and back; then an MLP; each added to the residual
+    stream.
 
     drop_path: probability, per image and in training, that a branch is dropped.
     """
 
     pad_first = True  # for the lens: the map is padded before it is shifted
 
-    def __init__(self, config: SwinConfig, *, stage: int, shifted: bool, drop_path: float = 0.0) -> None:
+    def __init__(
+        self, config: SwinConfig, *, stage: int, shifted: bool, drop_path: float = 0.0
+    ) -> None:
         super().__init__()
         dim = config.widths[stage]
         heads = config.heads[stage]
@@ -127,7 +152,11 @@ class SwinBlock(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.position_bias = RelativePositionBias(config.window, heads)
         self.attn = MultiHeadSelfAttention(
-            dim, heads, qkv_bias=config.qkv_bias, dropout=config.attention_dropout, projection_dropout=config.dropout
+            dim,
+            heads,
+            qkv_bias=config.qkv_bias,
+            dropout=config.attention_dropout,
+            projection_dropout=config.dropout,
         )
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = MLP(dim, int(dim * config.mlp_ratio), dropout=config.dropout)
@@ -154,17 +183,25 @@ class SwinBlock(nn.Module):
         shifted = window_reverse(windows, self.window_size, size)
         return shifted.roll((down, across), dims=(1, 2))[:, :rows, :columns]
 
-    def _scores_bias(self, allowed: Tensor | None, batch: int) -> Float[Tensor, "windows heads inside inside"]:
-        """Return the bias of the scores: the position bias, and -inf where a place may not attend to another."""
+    def _scores_bias(
+        self, allowed: Tensor | None, batch: int
+    ) -> Float[Tensor, "windows heads inside inside"]:
+        """Return the bias of the scores: the position bias, and -inf where a place may not attend
+        to another.
+        """
         bias: Tensor = self.position_bias()  # (heads, inside, inside)
         if allowed is None:
             return bias[None]  # the same for all windows
-        masked = bias.masked_fill(~allowed[:, None].to(bias.device), -torch.inf)  # (count, heads, inside, inside)
+        masked = bias.masked_fill(
+            ~allowed[:, None].to(bias.device), -torch.inf
+        )  # (count, heads, inside, inside)
         return masked.repeat(batch, 1, 1, 1)
 
 
 class PatchMerging(nn.Module):
-    """Merges 2x2 patches into one: their features side by side, a norm, and a linear layer to twice the width."""
+    """Merges 2x2 patches into one: their features side by side, a norm, and a linear layer to twice
+    the width.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -186,7 +223,8 @@ class PatchMerging(nn.Module):
 
 
 class SwinStage(nn.Module):
-    """Patch merging, but in the first stage, then blocks, of which every second shifts its windows."""
+    """Patch merging, but in the first stage, then blocks, of which every second shifts its
+    windows."""
 
     def __init__(self, config: SwinConfig, *, stage: int, drop_paths: list[float]) -> None:
         super().__init__()
@@ -204,7 +242,9 @@ class SwinStage(nn.Module):
 
 
 class PatchMap(nn.Module):
-    """Cuts an image into patches and maps each to a vector, normalised; an incomplete patch is padded with zeros."""
+    """Cuts an image into patches and maps each to a vector, normalised; an incomplete patch is
+    padded with zeros.
+    """
 
     def __init__(self, patch_size: Pair, dim: int) -> None:
         super().__init__()
@@ -235,7 +275,9 @@ class SwinTransformer(nn.Module):
         stages = []
         first = 0  # block of the stage
         for stage, depth in enumerate(config.depths):
-            stages.append(SwinStage(config, stage=stage, drop_paths=drop_paths[first : first + depth]))
+            stages.append(
+                SwinStage(config, stage=stage, drop_paths=drop_paths[first : first + depth])
+            )
             first += depth
         self.layers = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(config.widths[-1])
@@ -254,12 +296,16 @@ class SwinTransformer(nn.Module):
 
 
 def padding_note(config: SwinConfig, image_size: Pair) -> str:
-    """Return which maps are padded to whole windows, for images of (height, width); "" where none is."""
+    """Return which maps are padded to whole windows, for images of (height, width); "" where none
+    is.
+    """
     changes = []
     for stage, size in enumerate(config.maps(image_size)):
         padded = padded_size(size, config.window)
         if padded != size:
-            changes.append(f"{size[0]}x{size[1]} patches to {padded[0]}x{padded[1]} in stage {stage}")
+            changes.append(
+                f"{size[0]}x{size[1]} patches to {padded[0]}x{padded[1]} in stage {stage}"
+            )
     if not changes:
         return ""
     rows, columns = config.window
@@ -267,7 +313,9 @@ def padding_note(config: SwinConfig, image_size: Pair) -> str:
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights with timm's names replaced by those of `SwinTransformer`; other names stay."""
+    """Return the weights with timm's names replaced by those of `SwinTransformer`; other names
+    stay.
+    """
     renamed = {}
     for name, value in state.items():
         for theirs, ours in _TIMM:

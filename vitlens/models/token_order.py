@@ -1,6 +1,7 @@
 """The positions of a model's special tokens and patches, and the tokens that its classifier reads.
 
-Both are read from images that differ in one place. Tokens can be reordered while they pass through a model.
+Both are read from images that differ in one place. Tokens can be reordered while they pass through
+a model.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,16 +36,19 @@ _MOST_PREFIX: Final = 5  # special tokens that depend on the image
 _PATCHES_CHANGED: Final = 3  # whose effect on the logits is compared with that of a special token
 _SAY: Final = "say grid=(rows, columns) and prefix=('cls', ...)"
 _REORDER: Final = "put them row by row in forward, before the first block"
-_RUN: Final[ContextVar[object]] = ContextVar("run", default=None)  # the innermost `reordered` context
+_RUN: Final[ContextVar[object]] = ContextVar(
+    "run", default=None
+)  # the innermost `reordered` context
 LogitsOf = Callable[[Any], Tensor]  # from what a module returns to the logits
 
 
 @dataclass(frozen=True, eq=False)
 class TokenOrder:
-    """The order of a model's tokens: the positions of those that are no patches, and the patches' (rows, columns).
+    """The order of a model's tokens: the positions of those that are no patches, and the patches'
+    (rows, columns).
 
-    grid: None where the patches are not row by row, or where that cannot be read; reason: why, and what to do; places:
-    of all tokens in the image, None where they could not be read.
+    grid: None where the patches are not row by row, or where that cannot be read; reason: why, and
+    what to do; places: of all tokens in the image, None where they could not be read.
     """
 
     special: tuple[int, ...]
@@ -58,7 +62,9 @@ class TokenOrder:
         return self.special == tuple(range(len(self.special)))
 
     def contradicts(self, special: tuple[int, ...], grid: Grid) -> bool:
-        """Return True if the patches, all tokens but the special ones, clearly do not lie row by row in a grid."""
+        """Return True if the patches, all tokens but the special ones, clearly do not lie row by
+        row in a grid.
+        """
         if self.places is None:
             return False
         patches = [token for token in range(self.places.shape[1]) if token not in special]
@@ -68,7 +74,8 @@ class TokenOrder:
 
 @dataclass(frozen=True)
 class Reordering:
-    """Tokens (batch, tokens, width) in another order from the input of one module to the output of another.
+    """Tokens (batch, tokens, width) in another order from the input of one module to the output of
+    another.
 
     order: at each place inside, the position outside: the special tokens first, then the patches.
     """
@@ -93,9 +100,12 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
             return value.index_select(1, index.to(value.device))
         return value
 
-    # another run of the module inside this one, or in another thread, has hooks of its own; torch may call a hook that
+    # another run of the module inside this one, or in another thread, has hooks of its own; torch
+    # may call a hook that
     # another thread has half registered or half removed, then without the keyword arguments
-    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    def enter(
+        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if kwargs is None or _RUN.get() is not run:
             return None
         moved_args = tuple(moved(value, order) for value in args)
@@ -128,8 +138,8 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
 def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
     """Return the order of the tokens that enter an attention module.
 
-    images: two or more of normalised noise. Tokens that do not differ between two images are the special ones; images
-    that differ in one band show where each patch lies (bands.py).
+    images: two or more of normalised noise. Tokens that do not differ between two images are the
+    special ones; images that differ in one band show where each patch lies (bands.py).
     """
     size = int(images.shape[2]), int(images.shape[3])
     tokens = _tokens_entering(module, attention, torch.cat([banded_images(images), images[1:2]]))
@@ -141,7 +151,9 @@ def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
     places = mean_bands(tokens[:-1], 2)
     patches = places[:, (changes > 0).cpu()]
     if not patches.shape[1]:
-        return TokenOrder(special, None, f"no token of {attention} depends on the image; {_SAY}", places)
+        return TokenOrder(
+            special, None, f"no token of {attention} depends on the image; {_SAY}", places
+        )
     grid, fit = best_grid(patches, size)
     if fit >= FITS:
         return TokenOrder(special, grid, "", places)
@@ -149,7 +161,9 @@ def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
 
 
 def _why_no_grid(places: Places, size: Grid) -> str:
-    """Describe the order of patches that do not lie row by row, or tokens that are no patches, and what to do."""
+    """Describe the order of patches that do not lie row by row, or tokens that are no patches, and
+    what to do.
+    """
     count = places.shape[1]
     down, across = places
     orders = {
@@ -202,7 +216,9 @@ def _tokens_entering(module: nn.Module, attention: str, images: Tensor) -> Tenso
 def keeps_logits(
     module: nn.Module, reordering: Reordering, attention: str, images: Tensor, logits_of: LogitsOf
 ) -> bool:
-    """Return True if the reordering puts special tokens first at an attention module, with equal logits."""
+    """Return True if the reordering puts special tokens first at an attention module, with equal
+    logits.
+    """
     with evaluating(module), torch.no_grad():
         plain = logits_of(module(images)).float()
         with reordered(module, reordering):
@@ -214,8 +230,12 @@ def keeps_logits(
     return close and order.is_canonical
 
 
-def gradient_at(module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf) -> Tensor | None:
-    """Return the gradient of a random mix of the logits at an attention module's output; None without a graph."""
+def gradient_at(
+    module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf
+) -> Tensor | None:
+    """Return the gradient of a random mix of the logits at an attention module's output; None
+    without a graph.
+    """
     leaves: list[Tensor] = []
 
     def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -232,7 +252,9 @@ def gradient_at(module: nn.Module, attention: str, images: Tensor, logits_of: Lo
             (gradient,) = torch.autograd.grad(
                 (logits * mix).sum(), leaves[-1], allow_unused=True, materialize_grads=True
             )
-    except RuntimeError as error:  # a forward in inference mode, or a checkpoint that autograd.grad cannot pass
+    except (
+        RuntimeError
+    ) as error:  # a forward in inference mode, or a checkpoint that autograd.grad cannot pass
         if lacks_memory(error) or isinstance(error, torch.OutOfMemoryError):
             raise
         return None
@@ -245,7 +267,8 @@ def gradient_at(module: nn.Module, attention: str, images: Tensor, logits_of: Lo
 class TokensRead:
     """What the classifier reads of the last layer's tokens.
 
-    special: the special tokens that it reads otherwise than the patches; patches: whether it reads patches.
+    special: the special tokens that it reads otherwise than the patches; patches: whether it reads
+    patches.
     """
 
     special: tuple[int, ...]
@@ -255,10 +278,11 @@ class TokensRead:
 def tokens_read(
     module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf, special: int
 ) -> TokensRead | None:
-    """Return what the classifier reads of the output of an attention module; None where nothing shows it.
+    """Return what the classifier reads of the output of an attention module; None where nothing
+    shows it.
 
-    special: the number of special tokens, which are the first ones. A classifier of the mean or the maximum of all
-    tokens reads the special ones as it reads the patches.
+    special: the number of special tokens, which are the first ones. A classifier of the mean or the
+    maximum of all tokens reads the special ones as it reads the patches.
     """
     strengths = _strengths(gradient_at(module, attention, images, logits_of))
     if strengths is None or not strengths.any():
@@ -267,7 +291,9 @@ def tokens_read(
         return None
     patches = strengths[special:]
     of_patch = patches[patches > 0]
-    least = of_patch.median() * len(of_patch) ** 0.5 if len(of_patch) else 0.0  # between a mean's share and a token's
+    least = (
+        of_patch.median() * len(of_patch) ** 0.5 if len(of_patch) else 0.0
+    )  # between a mean's share and a token's
     read = (strengths[:special] > least).nonzero().flatten().tolist()
     return TokensRead(tuple(read), len(of_patch) > 0)
 
@@ -285,7 +311,9 @@ def _strengths(gradient: Tensor | None) -> Tensor | None:
 def _changed_logits(
     module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf, special: int
 ) -> Tensor | None:
-    """Return the change of the logits by noise in each special token and in some patches; the others as their mean."""
+    """Return the change of the logits by noise in each special token and in some patches; the
+    others as their mean.
+    """
     position: int | None = None
     count = 0
 
@@ -320,7 +348,8 @@ def _changed_logits(
 
 
 def prefix_kinds(special: tuple[int, ...], read: TokensRead | None) -> tuple[PrefixKind, ...]:
-    """Return the kinds of the special tokens: CLS is the first that the classifier reads otherwise than the patches.
+    """Return the kinds of the special tokens: CLS is the first that the classifier reads otherwise
+    than the patches.
 
     Where nothing shows what it reads, CLS is the first of all tokens.
     """
@@ -338,7 +367,8 @@ def prefix_kinds(special: tuple[int, ...], read: TokensRead | None) -> tuple[Pre
 
 
 def readout_of(layout: TokenLayout, read: TokensRead | None, *, pooled: bool) -> Readout:
-    """Return what the classifier reads; pooled: by an attention layer of its own after the blocks."""
+    """Return what the classifier reads; pooled: by an attention layer of its own after the
+    blocks."""
     if pooled:
         return "pool"
     if read is None:

@@ -1,7 +1,9 @@
-"""Trials: forward passes of noise from which a model's structure, and what can be computed more quickly, is read.
+"""Trials: forward passes of noise from which a model's structure, and what can be computed more
+quickly, is read.
 
-A trial compares logits, so they must depend on the image: a head of zeros (torchvision's ViT is built with one) would
-pass every trial. Inside a trial, weights of zeros are therefore replaced by noise.
+A trial compares logits, so they must depend on the image: a head of zeros (torchvision's ViT is
+built with one) would pass every trial. Inside a trial, weights of zeros are therefore replaced by
+noise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE: Final = 1e-4  # fp32, of the largest logit, and of 1 where that is smaller
-_OF_SPREAD: Final = 100.0  # tolerances, of the difference between two images: another computation differs by more
+_OF_SPREAD: Final = (
+    100.0  # tolerances, of the difference between two images: another computation differs by more
+)
 _ROUNDING: Final = 0.1  # tolerances, of the largest logit
 _LEAST_SPREAD: Final = 1e-6  # of the largest logit: less is rounding
 _FIRST: Final = 64  # elements that show of nearly every weight that it is not zero
@@ -34,7 +38,9 @@ def zero_weights(module: nn.Module) -> tuple[nn.Parameter, ...]:
 
 @contextmanager
 def with_noise(zeros: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Put noise into some parameters inside; on exit their own memory is back, so that they count as unchanged."""
+    """Put noise into some parameters inside; on exit their own memory is back, so that they count
+    as unchanged.
+    """
     originals = [parameter.data for parameter in zeros]
     generator = torch.Generator().manual_seed(0)
     try:
@@ -49,16 +55,18 @@ def with_noise(zeros: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def depends_on_image(logits: Tensor) -> bool:
-    """Return True if the logits (images, classes) of different images differ by more than rounding."""
+    """Return True if the logits (images, classes) of different images differ by more than
+    rounding."""
     wide = logits.detach().float()
     return bool((wide - wide[:1]).abs().max() > _LEAST_SPREAD * wide.abs().max())
 
 
 def largest_allowed(logits: Tensor, tolerance: float = TOLERANCE) -> float:
-    """Return the largest difference from the logits of several images that is rounding, not another computation.
+    """Return the largest difference from the logits of several images that is rounding, not another
+    computation.
 
-    It is 0 for logits that do not depend on the image: no trial can pass on them. It is small for a head whose logits
-    are small.
+    It is 0 for logits that do not depend on the image: no trial can pass on them. It is small for a
+    head whose logits are small.
     """
     if not depends_on_image(logits):
         return 0.0

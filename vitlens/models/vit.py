@@ -1,4 +1,6 @@
-"""The vision transformer (Dosovitskiy 2021) from scratch; parameters have timm's names, so timm's weights load."""
+"""The vision transformer (Dosovitskiy 2021) from scratch; parameters have timm's names, so timm's
+weights load.
+"""
 
 from dataclasses import replace
 
@@ -20,7 +22,9 @@ NORM_EPSILON = 1e-6  # timm's, and the paper's JAX code; torch's own default is 
 
 
 class PatchEmbedding(nn.Module):
-    """Cuts an image into patches and maps each to a token: a convolution whose stride is its kernel."""
+    """Cuts an image into patches and maps each to a token: a convolution whose stride is its
+    kernel.
+    """
 
     def __init__(self, patch_size: tuple[int, int], dim: int) -> None:
         super().__init__()
@@ -28,12 +32,15 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
 
     def grid(self, images: Images) -> tuple[int, int]:
-        """Return the patches (rows, columns) of these images. Raises InputError unless patches cover them exactly."""
+        """Return the patches (rows, columns) of these images. Raises InputError unless patches
+        cover them exactly.
+        """
         height, width = images.shape[-2:]
         patch_height, patch_width = self.patch_size
         if height % patch_height or width % patch_width:
             raise InputError(
-                f"expected images divisible into patches of {patch_height}x{patch_width} px, found {height}x{width} px"
+                f"expected images divisible into patches of {patch_height}x{patch_width} px, found "
+                f"{height}x{width} px"
             )
         return height // patch_height, width // patch_width
 
@@ -63,10 +70,12 @@ class MLP(nn.Module):
 class TransformerBlock(nn.Module):
     """One block: attention, then an MLP, each added to the residual stream.
 
-    A norm stands before each branch (pre-norm), or with norm_first=False after each addition (post-norm).
+    A norm stands before each branch (pre-norm), or with norm_first=False after each addition
+    (post-norm).
 
-    drop_path: probability, per image and in training, that a branch is dropped. The config can remove attention, MLP,
-    norms or the residual connection; without the latter, a block's output is that of its branch.
+    drop_path: probability, per image and in training, that a branch is dropped. The config can
+    remove attention, MLP, norms or the residual connection; without the latter, a block's output is
+    that of its branch.
     """
 
     def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
@@ -115,11 +124,11 @@ class TransformerBlock(nn.Module):
 class VisionTransformer(nn.Module):
     """Images (batch, 3, height, width), already normalised -> logits (batch, classes).
 
-    The order of tokens is CLS, distillation token, registers, patches. Positions are added to all but the registers,
-    which have no position in the image. For images of another size than the config's, learned positions are
-    interpolated, and fixed ones computed again. The latter are a buffer that files do not hold.
-    A distilled model has two heads: forward returns their average, forward_heads both. Without classes, the outputs are
-    the head's input.
+    The order of tokens is CLS, distillation token, registers, patches. Positions are added to all
+    but the registers, which have no position in the image. For images of another size than the
+    config's, learned positions are interpolated, and fixed ones computed again. The latter are a
+    buffer that files do not hold. A distilled model has two heads: forward returns their average,
+    forward_heads both. Without classes, the outputs are the head's input.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -134,10 +143,16 @@ class VisionTransformer(nn.Module):
         self.pos_drop = nn.Dropout(config.dropout)
         steps = max(config.depth - 1, 1)
         self.blocks = nn.ModuleList(
-            [TransformerBlock(config, drop_path=config.drop_path * index / steps) for index in range(config.depth)]
+            [
+                TransformerBlock(config, drop_path=config.drop_path * index / steps)
+                for index in range(config.depth)
+            ]
         )
-        # as in timm: CLS is taken from normalised tokens; the mean of the patches is normalised after pooling
-        final = config.pooling if config.norm_first else None  # the last block of a post-norm model ends with a norm
+        # as in timm: CLS is taken from normalised tokens; the mean of the patches is normalised
+        # after pooling
+        final = (
+            config.pooling if config.norm_first else None
+        )  # the last block of a post-norm model ends with a norm
         self.norm = _norm(config) if final == "cls" else nn.Identity()
         self.fc_norm = _norm(config) if final == "mean" else nn.Identity()
         self.head = _head(config)
@@ -160,8 +175,8 @@ class VisionTransformer(nn.Module):
     def positions(self, grid: tuple[int, int]) -> Float[Tensor, "1 placed dim"]:
         """Return the position embeddings of the prefix without registers and of a grid of patches.
 
-        Learned ones are interpolated to another grid than the config's, fixed ones computed again. Raises InputError
-        for a model without position embeddings.
+        Learned ones are interpolated to another grid than the config's, fixed ones computed again.
+        Raises InputError for a model without position embeddings.
         """
         config = self.config
         if self.pos_embed is None:
@@ -170,27 +185,40 @@ class VisionTransformer(nn.Module):
             return self.pos_embed
         prefix = len(self.layout.prefix) - config.registers
         if config.positions in FIXED:
-            return fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim).to(self.pos_embed)
+            return fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim).to(
+                self.pos_embed
+            )
         return interpolate_positions(self.pos_embed, prefix=prefix, grid=self.layout.grid, to=grid)
 
     def tokens(self, images: Images) -> Tokens:
-        """Return the residual stream before the first block: prefix and patches, positions added."""
+        """Return the residual stream before the first block: prefix and patches, positions
+        added."""
         grid = self.patch_embed.grid(images)
         batch = len(images)
         patches = self.patch_embed(images)  # (batch, patches, dim)
-        prefix = [token.expand(batch, -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
-        placed = torch.cat([*prefix, patches], dim=1)  # (batch, prefix without registers + patches, dim)
+        prefix = [
+            token.expand(batch, -1, -1)
+            for token in (self.cls_token, self.dist_token)
+            if token is not None
+        ]
+        placed = torch.cat(
+            [*prefix, patches], dim=1
+        )  # (batch, prefix without registers + patches, dim)
         if self.pos_embed is not None:
             placed = placed + self.positions(grid)
         if self.reg_token is not None:
             before = placed[:, : len(prefix)]
             after = placed[:, len(prefix) :]
-            placed = torch.cat((before, self.reg_token.expand(batch, -1, -1), after), dim=1)  # (batch, tokens, dim)
+            placed = torch.cat(
+                (before, self.reg_token.expand(batch, -1, -1), after), dim=1
+            )  # (batch, tokens, dim)
         result: Tensor = self.pos_drop(placed)
         return result
 
     def forward_features(self, images: Images) -> Tokens:
-        """Return the residual stream after the last block and, with CLS pooling and pre-norm, the final norm."""
+        """Return the residual stream after the last block and, with CLS pooling and pre-norm, the
+        final norm.
+        """
         tokens = self.tokens(images)
         for block in self.blocks:
             tokens = block(tokens)
@@ -198,7 +226,9 @@ class VisionTransformer(nn.Module):
         return result
 
     def pool(self, features: Tokens) -> Float[Tensor, "batch dim"]:
-        """Return the head's input from forward_features: the CLS token, or the normalised mean of the patches."""
+        """Return the head's input from forward_features: the CLS token, or the normalised mean of
+        the patches.
+        """
         if self.cls_token is not None:
             pooled = features[:, 0]
         else:
@@ -208,7 +238,9 @@ class VisionTransformer(nn.Module):
         return result
 
     def forward_head(self, features: Tokens) -> Logits:
-        """Return the logits for forward_features; of a distilled model, the average of its two heads."""
+        """Return the logits for forward_features; of a distilled model, the average of its two
+        heads.
+        """
         logits: Tensor = self.head(self.pool(features))
         if self.head_dist is not None:
             logits = (logits + self.head_dist(features[:, 1])) / 2
@@ -220,7 +252,9 @@ class VisionTransformer(nn.Module):
         Raises InputError for a model without the latter.
         """
         if self.head_dist is None:
-            raise InputError("expected a model with a distillation token, found none; try distillation=True")
+            raise InputError(
+                "expected a model with a distillation token, found none; try distillation=True"
+            )
         features = self.forward_features(images)
         return self.head(self.pool(features)), self.head_dist(features[:, 1])
 
@@ -238,7 +272,9 @@ def _head(config: ViTConfig) -> nn.Module:
 
 
 def _token(count: int, dim: int) -> nn.Parameter:
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, dim), std=0.02, a=-0.04, b=0.04))
+    return nn.Parameter(
+        nn.init.trunc_normal_(torch.empty(1, count, dim), std=0.02, a=-0.04, b=0.04)
+    )
 
 
 def _positions(config: ViTConfig) -> Tensor | None:
@@ -246,7 +282,10 @@ def _positions(config: ViTConfig) -> Tensor | None:
     prefix = len(config.layout.prefix) - config.registers
     grid = config.layout.grid
     if config.positions in FIXED:
-        return nn.Buffer(fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim), persistent=False)
+        return nn.Buffer(
+            fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim),
+            persistent=False,
+        )
     if config.positions == "learned":
         return _token(prefix + config.layout.patches, config.dim)
     return None
@@ -257,7 +296,8 @@ def initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
     elif isinstance(module, nn.Conv2d):
-        # patch embedding: 0.02 suits a fan-in of 2,500; a patch of 4 px has 48, whose embeddings would start too small
+        # patch embedding: 0.02 suits a fan-in of 2,500; a patch of 4 px has 48, whose embeddings
+        # would start too small
         nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
     if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
         nn.init.zeros_(module.bias)

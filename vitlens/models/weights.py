@@ -17,7 +17,9 @@ from vitlens.errors import ModelError, argument, by_caller, first_line
 from vitlens.models.library_folders import typed_name, weights_inside
 from vitlens.signatures import described, is_pickle, is_safetensors
 
-_AVERAGE = re.compile(r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE)  # in the key of averaged weights
+_AVERAGE = re.compile(
+    r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE
+)  # in the key of averaged weights
 _WHOLE = (
     "state_dict",
     "model_state_dict",
@@ -32,8 +34,14 @@ _WHOLE = (
 )
 _PARTS = ("backbone", "encoder", "params", "weights")
 _WRAPPERS = (*_WHOLE, *_PARTS)
-_OF_TRAINING = re.compile(r"optim|sched|scaler|amp|rng|momentum|queue|callback", re.IGNORECASE)  # keys without weights
-_INFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # wrappers of blocks
+_OF_TRAINING = re.compile(
+    r"optim|sched|scaler|amp|rng|momentum|queue|callback", re.IGNORECASE
+)  # keys without weights
+_INFIXES = (
+    "_orig_mod.",
+    "_checkpoint_wrapped_module.",
+    "_fsdp_wrapped_module.",
+)  # wrappers of blocks
 _PREFIXES = ("module.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
 _SHOWN = 3  # names and entries in a message
@@ -68,25 +76,43 @@ _RANKS = {  # of networks in a file
     "encoder_k": 5,
 }
 _NEUTRAL = 3  # rank of any other
-_CLASSIFIERS = ("classifier", "head", "fc", "linear", "cls_head", "classification_head", "linear_head")
-_TRAINING = re.compile(  # what pretraining alone needs, among them the projection heads of MoCo and DINO
+_CLASSIFIERS = (
+    "classifier",
+    "head",
+    "fc",
+    "linear",
+    "cls_head",
+    "classification_head",
+    "linear_head",
+)
+# what pretraining alone needs, among them the projection heads of MoCo and DINO
+_TRAINING = re.compile(
     r"(decoder|mask_token|criterion|loss|n_averaged|projector|predictor|projection_head|queue|head\.(\d+|mlp|last_layer)\.)"
 )
 _CAUSES = (  # of names that a model does not have
-    (r"lora_|modules_to_save|base_layer\.", "these are adapters (LoRA): merge them first (merge_and_unload of peft)"),
+    (
+        r"lora_|modules_to_save|base_layer\.",
+        "these are adapters (LoRA): merge them first (merge_and_unload of peft)",
+    ),
     (
         r"^fc_norm\.",
         "fc_norm is of a model that averages its patches: make it with "
         "timm.create_model(NAME, global_pool='avg') and {wrap}",
     ),
-    (r"encoder\.layers?\.\d+\.attention\.(attention|self)\.", "the names are those of transformers: use hf:FOLDER"),
+    (
+        r"encoder\.layers?\.\d+\.attention\.(attention|self)\.",
+        "the names are those of transformers: use hf:FOLDER",
+    ),
     (r"encoder_layer_\d+\.", "the names are those of torchvision: use torchvision:NAME"),
     (r"transformer\.resblocks\.", "the names are those of CLIP: use open-clip:ARCH"),
     (
         r"layers\.\d+\.(ln1|ffn\.layers|attn\.attn)\b",
         "the names are those of MMPretrain: convert them to timm's, or build the model and {wrap}",
     ),
-    (r"^decoder|mask_token", "decoder and mask_token are of pretraining (MAE): take the encoder's weights alone"),
+    (
+        r"^decoder|mask_token",
+        "decoder and mask_token are of pretraining (MAE): take the encoder's weights alone",
+    ),
 )
 _NAME = 1000  # characters of a tensor's name
 _SPREAD = 16  # limit of the tensors' memory over the file's size; tensors may share memory
@@ -94,7 +120,9 @@ _SLACK = 1 << 20  # bytes
 
 
 class Weights(NamedTuple):
-    """Weights of a file: tensors by name, the metadata of safetensors, and notes of removed wrappers and prefixes."""
+    """Weights of a file: tensors by name, the metadata of safetensors, and notes of removed
+    wrappers and prefixes.
+    """
 
     state: dict[str, Tensor]
     metadata: dict[str, str]
@@ -102,20 +130,26 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the state dict in a file of safetensors or of torch.save, whatever its suffix, without the usual wrappers.
+    """Return the state dict in a file of safetensors or of torch.save, whatever its suffix, without
+    the usual wrappers.
 
-    Raises ModelError when the file is missing, unreadable, or holds anything but finite tensors of real numbers.
+    Raises ModelError when the file is missing, unreadable, or holds anything but finite tensors of
+    real numbers.
     """
     _require_file(path)
     stored: object
     metadata: dict[str, str] = {}
-    if is_safetensors(path) or (path.suffix == ".safetensors" and not is_pickle(path) and not described(path)):
+    if is_safetensors(path) or (
+        path.suffix == ".safetensors" and not is_pickle(path) and not described(path)
+    ):
         try:
             with safe_open(str(path), framework="pt") as file:
                 stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
                 metadata = dict(file.metadata() or {})
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"expected safetensors in {path}, found a file that is not ({error})") from error
+            raise ModelError(
+                f"expected safetensors in {path}, found a file that is not ({error})"
+            ) from error
     else:
         stored = _load_plainly(path)
     state, notes = _unwrapped(stored, path)
@@ -125,14 +159,20 @@ def read_weights(path: Path) -> Weights:
 
 
 def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
-    """Raise ModelError for tensors that are not plain ones of real numbers, or that need far more memory than a file.
+    """Raise ModelError for tensors that are not plain ones of real numbers, or that need far more
+    memory than a file.
 
     Weights must be floating-point numbers.
     """
     room = _SPREAD * path.stat().st_size + _SLACK
     for name, value in state.items():
         kind = ""
-        if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu" or value.is_complex():
+        if (
+            value.layout != torch.strided
+            or value.is_quantized
+            or value.device.type != "cpu"
+            or value.is_complex()
+        ):
             kind = f"{value.layout}, {value.dtype}, {value.device}"
         else:
             room -= value.numel() * value.element_size()
@@ -140,12 +180,14 @@ def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
                 kind = "more than the file holds"
         if kind:
             raise ModelError(
-                f"expected plain tensors of real numbers in {path}, found shape {tuple(value.shape)}, {kind}, in "
+                f"expected plain tensors of real numbers in {path}, found shape "
+                f"{tuple(value.shape)}, {kind}, in "
                 f"{name[:80]!r}; save model.state_dict() again"
             )
         if value.ndim > 1 and name.endswith("weight") and not value.is_floating_point():
             raise ModelError(
-                f"expected weights of floating-point numbers in {path}, found {value.dtype} in {name[:80]!r}: "
+                f"expected weights of floating-point numbers in {path}, found {value.dtype} in "
+                f"{name[:80]!r}: "
                 "quantised, without the scales that belong to them; take the weights from before"
             )
 
@@ -164,19 +206,31 @@ def _require_file(path: Path) -> None:
             advice = "name a file of weights"
         raise ModelError(f"expected a weights file, found the folder {path}{of}; {advice}")
     if not path.is_file():
-        raise ModelError(f"expected a weights file, found nothing at {path}; give {argument('weights', 'FILE')}")
+        raise ModelError(
+            f"expected a weights file, found nothing at {path}; give {argument('weights', 'FILE')}"
+        )
     if not os.access(path, os.R_OK):
-        raise ModelError(f"expected a weights file that can be read, found no permission to read {path}; see chmod")
+        raise ModelError(
+            f"expected a weights file that can be read, found no permission to read {path}; see "
+            "chmod"
+        )
 
 
 def _load_plainly(path: Path) -> object:
-    """Return the object that torch.save stored, without running code; a few types of training files become empty."""
+    """Return the object that torch.save stored, without running code; a few types of training files
+    become empty.
+    """
     kind = described(path)
     if kind:
-        raise ModelError(f"expected a state dict or safetensors in {path}, found {kind}{_advice(kind, path)}")
+        raise ModelError(
+            f"expected a state dict or safetensors in {path}, found {kind}{_advice(kind, path)}"
+        )
     require_unpacked(path)
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals([(Ignored, name) for name in _IGNORED]):
+        with (
+            warnings.catch_warnings(),
+            torch.serialization.safe_globals([(Ignored, name) for name in _IGNORED]),
+        ):
             warnings.simplefilter("ignore")  # of the protocol of a damaged pickle
             with path.open("rb") as file:  # torch itself goes by the suffix
                 return torch.load(file, map_location="cpu", weights_only=True)
@@ -189,13 +243,16 @@ def _load_plainly(path: Path) -> object:
         match = _GLOBAL.search(str(error))
         refused = f" ({match[1][:80]})" if match else ""
         raise ModelError(
-            f"expected a plain state dict in {path}, found a pickle that would run code: refused{refused}; save it "
-            "again where it was made, with torch.save(model.state_dict(), FILE) or as safetensors. Where you trust the "
+            f"expected a plain state dict in {path}, found a pickle that would run code: "
+            f"refused{refused}; save it "
+            "again where it was made, with torch.save(model.state_dict(), FILE) or as safetensors. "
+            "Where you trust the "
             f"file: {_conversion(path)}"
         ) from error
     except Exception as error:  # torch's reader raises a dozen types for a damaged file
         raise ModelError(
-            f"expected a state dict in {path}, found a file that torch cannot read; {first_line(error)}"
+            f"expected a state dict in {path}, found a file that torch cannot read; "
+            f"{first_line(error)}"
         ) from error
 
 
@@ -218,13 +275,17 @@ def _advice(kind: str, path: Path) -> str:
         )
         return f'; timm converts those of its ViTs: python -c "{code}"'
     if "TorchScript" in kind:
-        code = f"import torch; torch.save(torch.jit.load({str(path)!r}).state_dict(), 'weights.pth')"
+        code = (
+            f"import torch; torch.save(torch.jit.load({str(path)!r}).state_dict(), 'weights.pth')"
+        )
         return f'; where you trust it: python -c "{code}"'
     return "; save them with torch.save(model.state_dict(), FILE) or as safetensors"
 
 
 class Ignored:
-    """An empty instance in place of an object that a training file stores with its weights, such as its options."""
+    """An empty instance in place of an object that a training file stores with its weights, such as
+    its options.
+    """
 
     def __new__(cls, *_args: object, **_options: object) -> "Ignored":
         """Return an empty instance, whatever the arguments."""
@@ -251,12 +312,19 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
             note += f", not {_shown(others)}"
         notes.append(note)
         stored = stored[wrapper]
-    if not isinstance(stored, Mapping) or not stored or not all(isinstance(value, Tensor) for value in stored.values()):
+    if (
+        not isinstance(stored, Mapping)
+        or not stored
+        or not all(isinstance(value, Tensor) for value in stored.values())
+    ):
         raise ModelError(
-            f"expected a state dict (names to tensors) in {path}, found {_contents(stored)}; save model.state_dict()"
+            f"expected a state dict (names to tensors) in {path}, found {_contents(stored)}; save "
+            "model.state_dict()"
         )
     if any(len(str(key)) > _NAME for key in stored):
-        raise ModelError(f"expected names of tensors of at most {_NAME:,} characters, found a longer one")
+        raise ModelError(
+            f"expected names of tensors of at most {_NAME:,} characters, found a longer one"
+        )
     state = {str(key): value for key, value in stored.items()}
     for infix in _INFIXES:
         if any(infix in key for key in state):
@@ -280,7 +348,9 @@ def _common_prefix(names: Iterable[str]) -> str:
 
 
 def _chosen(keys: Sequence[str]) -> str | None:
-    """Return the key of the weights to take: an average first, as in timm, then the usual keys, then the only one."""
+    """Return the key of the weights to take: an average first, as in timm, then the usual keys,
+    then the only one.
+    """
     averages = [key for key in keys if _AVERAGE.search(key)]
     usual = [key for key in _WRAPPERS if key in keys]
     if averages:
@@ -293,7 +363,9 @@ def _chosen(keys: Sequence[str]) -> str | None:
 
 
 def _state_keys(stored: Mapping[object, object]) -> list[str]:
-    """Return the keys of state dicts, and of mappings that hold some, without those of an optimiser's."""
+    """Return the keys of state dicts, and of mappings that hold some, without those of an
+    optimiser's.
+    """
     keys = []
     for key, value in stored.items():
         if isinstance(key, str) and not _OF_TRAINING.search(key) and _holds_state(value):
@@ -314,7 +386,11 @@ def _holds_state(value: object, depth: int = _NESTED) -> bool:
 
 
 def _is_state(value: object) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(item, Tensor) for item in value.values())
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(item, Tensor) for item in value.values())
+    )
 
 
 def _contents(stored: object) -> str:
@@ -327,7 +403,10 @@ def _contents(stored: object) -> str:
         return "an empty one"
     others = [key for key, value in stored.items() if not isinstance(value, Tensor)]
     if all(isinstance(value, Ignored) for value in stored.values()):
-        return "arrays of NumPy or other objects in place of tensors (torch.from_numpy makes tensors of arrays)"
+        return (
+            "arrays of NumPy or other objects in place of tensors (torch.from_numpy makes "
+            "tensors of arrays)"
+        )
     if len(others) < len(stored):
         return f"{str(others[0])[:80]!r} ({type(stored[others[0]]).__name__}) among the tensors"
     entries = [f"{str(key)[:40]!r} ({type(value).__name__})" for key, value in stored.items()]
@@ -346,11 +425,14 @@ def require_unpacked(path: Path) -> None:
             with zipfile.ZipFile(file) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ModelError(f"expected a state dict in {path}, found a damaged file: {first_line(error)}") from error
+        raise ModelError(
+            f"expected a state dict in {path}, found a damaged file: {first_line(error)}"
+        ) from error
     size = path.stat().st_size
     if unpacked > 2 * size + _SLACK:
         raise ModelError(
-            f"expected {path} as torch.save writes it, found {unpacked:,} bytes packed into {size:,}; "
+            f"expected {path} as torch.save writes it, found {unpacked:,} bytes packed into "
+            f"{size:,}; "
             "save it again with torch.save"
         )
 
@@ -370,7 +452,8 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
         if count:
             kind = "NaN" if bool(wide.isnan().any()) else "infinity"
             raise ModelError(
-                f"expected finite weights in {path}, found {kind} in {name[:80]!r} ({count:,} of {value.numel():,} "
+                f"expected finite weights in {path}, found {kind} in {name[:80]!r} ({count:,} of "
+                f"{value.numel():,} "
                 "values); every prediction would be NaN: take an earlier checkpoint"
             )
 
@@ -378,21 +461,27 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
 def fit_names(
     state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, heads: Sequence[str] = ()
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the state dict by the names of a model, without a prefix that most of them share; and notes of changes.
+    """Return the state dict by the names of a model, without a prefix that most of them share; and
+    notes of changes.
 
-    Names without that prefix are not the model's (a loss, a second network) and are left out. Tensors that only
-    pretraining needs are left out where all other names fit. heads: modules of the classifier, which may be missing,
-    or have another name. Raises ModelError for whole numbers in place of weights.
+    Names without that prefix are not the model's (a loss, a second network) and are left out.
+    Tensors that only pretraining needs are left out where all other names fit. heads: modules of
+    the classifier, which may be missing, or have another name. Raises ModelError for whole numbers
+    in place of weights.
     """
     notes: list[str] = []
     prefix = _network_prefix(state, expected)
-    fitted = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    fitted = {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
     if prefix:
         notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
     head, note = _classifier(state, prefix, expected, heads)
     if head:
         notes.append(note)
-        fitted = {name: value for name, value in fitted.items() if not _is_one_of(value, head.values())} | head
+        fitted = {
+            name: value for name, value in fitted.items() if not _is_one_of(value, head.values())
+        } | head
     left_out = []
     for name, value in state.items():
         if not name.startswith(prefix) and not _is_one_of(value, head.values()):
@@ -411,14 +500,18 @@ def fit_names(
 
 
 def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str:
-    """Return the prefix with which most names are the model's; "" where it gives less than half of the model."""
+    """Return the prefix with which most names are the model's; "" where it gives less than half of
+    the model.
+    """
     counts: dict[str, int] = {}
     for name in names:
         starts = [0, *(match.end() for match in _DOT.finditer(name))]
         for start in starts:
             if name[start:] in expected:
                 counts[name[:start]] = counts.get(name[:start], 0) + 1
-    prefix = min(counts, key=lambda candidate: (-counts[candidate], _preference(candidate)), default="")
+    prefix = min(
+        counts, key=lambda candidate: (-counts[candidate], _preference(candidate)), default=""
+    )
     if not prefix or 2 * counts[prefix] < len(expected):
         return ""
     _require_one_network(prefix, counts)
@@ -426,14 +519,17 @@ def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str
 
 
 def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
-    """Raise ModelError where as many names have another prefix, and nothing shows which network is the model."""
+    """Raise ModelError where as many names have another prefix, and nothing shows which network is
+    the model.
+    """
     equals = []
     for other, count in counts.items():
         if count == counts[prefix] and _preference(other) == _preference(prefix):
             equals.append(other)
     if len(equals) > 1:
         raise ModelError(
-            f"expected the weights of one model, found those of {len(equals)} under {_shown(equals)}; save one of them "
+            f"expected the weights of one model, found those of {len(equals)} under "
+            f"{_shown(equals)}; save one of them "
             "alone"
         )
 
@@ -446,9 +542,14 @@ def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor])
     """Raise ModelError for whole numbers in place of floating-point ones."""
     for name, value in state.items():
         parameter = expected.get(name)
-        if parameter is not None and parameter.is_floating_point() and not value.is_floating_point():
+        if (
+            parameter is not None
+            and parameter.is_floating_point()
+            and not value.is_floating_point()
+        ):
             raise ModelError(
-                f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: quantised, without the scales "
+                f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: "
+                "quantised, without the scales "
                 "that belong to them; take the weights from before"
             )
 
@@ -458,8 +559,8 @@ def _classifier(
 ) -> tuple[dict[str, Tensor], str]:
     """Return the classifier that a file has under another name, by the model's name, and a note.
 
-    Empty where the file has the model's classifier, or not exactly one other of the right width. prefix: of the
-    model's other names.
+    Empty where the file has the model's classifier, or not exactly one other of the right width.
+    prefix: of the model's other names.
     """
     if len(heads) != 1:
         return {}, ""
@@ -480,7 +581,10 @@ def _classifier(
     bias = state.get(f"{module}.bias")
     if bias is None or weight.ndim != 2 or weight.shape[1] != head_weight.shape[1]:
         return {}, ""
-    return {f"{head}.weight": weight, f"{head}.bias": bias}, f"took {module!r} for the classifier {head!r}"
+    return {
+        f"{head}.weight": weight,
+        f"{head}.bias": bias,
+    }, f"took {module!r} for the classifier {head!r}"
 
 
 def _preference(prefix: str) -> int:
@@ -504,7 +608,9 @@ def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str
     expected = model.state_dict()
     missing = [key for key in expected if key not in state]
     unexpected = [key for key in state if key not in expected]
-    misshapen = [key for key in expected if key in state and expected[key].shape != state[key].shape]
+    misshapen = [
+        key for key in expected if key in state and expected[key].shape != state[key].shape
+    ]
     faults = []
     if missing:
         faults.append(f"{len(missing)} missing ({_shown(missing)})")
@@ -512,25 +618,43 @@ def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str
         faults.append(f"{len(unexpected)} unexpected ({_shown(unexpected)})")
     if misshapen:
         key = misshapen[0]
-        faults.append(f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}")
+        faults.append(
+            f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}"
+        )
     if faults:
-        cause = _cause(missing, unexpected, matched=len(missing) < len(expected), shapes=bool(misshapen))
+        cause = _cause(
+            missing, unexpected, matched=len(missing) < len(expected), shapes=bool(misshapen)
+        )
         raise ModelError(f"weights do not fit {where}: {'; '.join(faults)}; {cause}")
 
 
-def _cause(missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, shapes: bool) -> str:
+def _cause(
+    missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, shapes: bool
+) -> str:
     """Return why weights are likely not to fit, and what to do."""
     for pattern, cause in _CAUSES:
         if any(re.search(pattern, name) for name in unexpected):
-            wrap = by_caller(python="wrap it with vitlens.wrap", command="load it with --model-file")
+            wrap = by_caller(
+                python="wrap it with vitlens.wrap", command="load it with --model-file"
+            )
             return cause.format(wrap=wrap)
     if not matched and unexpected:
         arch = argument("arch")
-        return f"no name is that of the architecture: check {arch} (vitlens models lists them), or rename the weights"
+        return (
+            f"no name is that of the architecture: check {arch} (vitlens models lists them), "
+            "or "
+            "rename the weights"
+        )
     if unexpected and not missing and not shapes:
-        return f"the other names all fit: choose the architecture that has these, too ({argument('arch')}), or wrap it"
+        return (
+            "the other names all fit: choose the architecture that has these, too "
+            f"({argument('arch')}), or wrap it"
+        )
     if missing and not unexpected and not shapes:
-        return f"the file lacks them: take the whole checkpoint, or choose one without them ({argument('arch')})"
+        return (
+            "the file lacks them: take the whole checkpoint, or choose one without them "
+            f"({argument('arch')})"
+        )
     return f"check {argument('arch')}, {argument('image_size')} and {argument('classes')}"
 
 
@@ -541,7 +665,9 @@ def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) 
 
 
 def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, with separate memory: safetensors refuses shared memory, such as tied weights."""
+    """Return the tensors on the CPU, with separate memory: safetensors refuses shared memory, such
+    as tied weights.
+    """
     tensors: dict[str, Tensor] = {}
     addresses: set[int] = set()
     for key, value in state.items():

@@ -1,4 +1,6 @@
-"""wrap: any module that maps images to logits as a Model, its structure and its outputs read from forward passes."""
+"""wrap: any module that maps images to logits as a Model, its structure and its outputs read from
+forward passes.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,8 +28,13 @@ from vitlens.turns import turn
 from vitlens.typed import read_as
 
 Triple = tuple[float, float, float]
-WRAPPED: Final = "wrapped"  # the kind of the architecture of a module that vitlens cannot build again
-OBSERVABLE: Final = ("eager", "sdpa")  # transformers' names of the implementations whose softmax torch computes itself
+WRAPPED: Final = (
+    "wrapped"  # the kind of the architecture of a module that vitlens cannot build again
+)
+OBSERVABLE: Final = (
+    "eager",
+    "sdpa",
+)  # transformers' names of the implementations whose softmax torch computes itself
 _TOLERANCE: Final = 1e-3  # of the largest logit
 _PROBABILITIES: Final = {
     torch.softmax: "softmax",
@@ -55,30 +62,35 @@ def wrap(
 ) -> Model:
     """Return a Model around your own module, which is neither copied nor changed.
 
-    module: maps normalised images (batch, 3, height, width) to logits: a tensor (batch, classes), a tuple that begins
-    with it, or an object with `.logits`. One logit z, (batch, 1) or (batch,), counts as two classes with the logits
-    -z/2 and z/2: the second has the probability sigmoid(z). image_size: (height, width) in pixels, or both at once;
-    mean, std: of the normalisation in training, for pixels in [0, 1] ((0, 0, 0) and (1, 1, 1) for none). classes: names
-    of the logits, by default their numbers; () where the outputs are features, as those of timm's num_classes=0, which
-    are recognised. alias: the model's name in reports; resize: the short side in pixels before a centre crop of
-    photographs (None: the whole image is resized).
+    module: maps normalised images (batch, 3, height, width) to logits: a tensor (batch, classes), a
+    tuple that begins with it, or an object with `.logits`. One logit z, (batch, 1) or (batch,),
+    counts as two classes with the logits -z/2 and z/2: the second has the probability sigmoid(z).
+    image_size: (height, width) in pixels, or both at once; mean, std: of the normalisation in
+    training, for pixels in [0, 1] ((0, 0, 0) and (1, 1, 1) for none). classes: names of the logits,
+    by default their numbers; () where the outputs are features, as those of timm's num_classes=0,
+    which are recognised. alias: the model's name in reports; resize: the short side in pixels
+    before a centre crop of photographs (None: the whole image is resized).
 
-    Attention, blocks, heads and the order of tokens are read from forward passes of noise. They can be given where they
-    cannot be read: blocks, names of the residual blocks in order; heads, of every attention layer; prefix, the kinds
-    of the special tokens ("cls", "distillation", "register"), in order; grid, the patches' (rows, columns). A special
-    token is CLS where the classifier reads it otherwise than the patches, or where prefix= names it; else a register.
-    Special tokens may stand anywhere in the module's sequence: vitlens reorders them, so that they come first inside
-    the model, with equal logits to 1e-4. Weights that are all zeros, such as those of a new head, are replaced by noise
-    while the structure is read, so that the logits depend on the image.
+    Attention, blocks, heads and the order of tokens are read from forward passes of noise. They can
+    be given where they cannot be read: blocks, names of the residual blocks in order; heads, of
+    every attention layer; prefix, the kinds of the special tokens ("cls", "distillation",
+    "register"), in order; grid, the patches' (rows, columns). A special token is CLS where the
+    classifier reads it otherwise than the patches, or where prefix= names it; else a register.
+    Special tokens may stand anywhere in the module's sequence: vitlens reorders them, so that they
+    come first inside the model, with equal logits to 1e-4. Weights that are all zeros, such as
+    those of a new head, are replaced by noise while the structure is read, so that the logits
+    depend on the image.
 
-    Raises ModelError for a module that is scripted, compiled, on several devices, takes other than three channels,
-    returns no logits or probabilities instead of them, changes its input or its buffers, or whose logits depend on
-    chance or on the other images of a batch; UnsupportedError for a structure other than the one given.
+    Raises ModelError for a module that is scripted, compiled, on several devices, takes other than
+    three channels, returns no logits or probabilities instead of them, changes its input or its
+    buffers, or whose logits depend on chance or on the other images of a batch; UnsupportedError
+    for a structure other than the one given.
 
     >>> import torch, vitlens
     >>> from torch import nn
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(7200, 4))
-    >>> model = vitlens.wrap(net, image_size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), classes="abcd")
+    >>> half = (0.5, 0.5, 0.5)
+    >>> model = vitlens.wrap(net, image_size=32, mean=half, std=half, classes="abcd")
     >>> model(torch.rand(2, 3, 32, 32)).shape, model.anatomy.family
     (torch.Size([2, 4]), 'cnn')
     """
@@ -91,15 +103,23 @@ def wrap(
     try:
         told = read_as(Told, structure, source="wrap")
     except InputError as reason:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in structure.items() if value is not None)
+        arguments = ", ".join(
+            f"{name}={value!r}" for name, value in structure.items() if value is not None
+        )
         raise InputError(
-            "expected blocks as a list of names, prefix as one of cls, distillation and register, grid as two numbers "
-            f"and heads as one, found {arguments[:200]}; e.g. prefix=('cls', 'register'), grid=(14, 14), heads=3"
+            "expected blocks as a list of names, prefix as one of cls, distillation and register, "
+            "grid as two numbers "
+            f"and heads as one, found {arguments[:200]}; e.g. prefix=('cls', 'register'), "
+            "grid=(14, 14), heads=3"
         ) from reason
     name = alias or type(module).__name__
     return wrapped(
         module,
-        {"kind": WRAPPED, "name": f"{type(module).__module__}.{type(module).__qualname__}", "pruned": {}},
+        {
+            "kind": WRAPPED,
+            "name": f"{type(module).__module__}.{type(module).__qualname__}",
+            "pruned": {},
+        },
         Preprocessing(size, resize, "bilinear", mean, std),
         None if classes is None else tuple(classes),
         name,
@@ -145,18 +165,29 @@ def wrapped(
         ExitStack() as stack,
     ):
         height, width = preprocessing.size
-        noise = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+        noise = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0)).to(
+            device, dtype
+        )
         stack.enter_context(with_noise(zero_weights(module)))
         read_output, count, reads_image = _output_form(module, noise[:2])
         if not reads_image:
-            note = f"the logits of {alias} do not depend on the image; what was read of it may be wrong"
+            note = (
+                f"the logits of {alias} do not depend on the image; what was read of it may be "
+                "wrong"
+            )
             provenance = replace(provenance, notes=(*provenance.notes, note))
         if classes is None:
             gives_features = is_headless(module) and not _ends_in_linear(module, noise[:2])
             classes = () if gives_features else numbered_classes(count)
         elif classes and len(classes) != count:
-            logits = "one logit, which counts as two classes" if read_output is two_classes else f"{count} logits"
-            raise InputError(f"expected {count} class names for {alias}, found {len(classes)}; it has {logits}")
+            logits = (
+                "one logit, which counts as two classes"
+                if read_output is two_classes
+                else f"{count} logits"
+            )
+            raise InputError(
+                f"expected {count} class names for {alias}, found {len(classes)}; it has {logits}"
+            )
         anatomy = trace_anatomy(module, noise, read_output, told)
         note = numbering_note(anatomy)
         if note:
@@ -168,7 +199,9 @@ def wrapped(
             preprocessing=preprocessing,
             classes=classes,
             provenance=provenance,
-            architecture=asdict(architecture) if isinstance(architecture, Architecture) else architecture,
+            architecture=asdict(architecture)
+            if isinstance(architecture, Architecture)
+            else architecture,
             read_output=read_output,
             told=told,
         )
@@ -194,23 +227,32 @@ def _ends_in_linear(module: nn.Module, images: Tensor) -> bool:
 def _readable(module: object) -> tuple[torch.device, torch.dtype]:
     """Return the device and the floating-point type of a module's weights.
 
-    Raises ModelError for a module whose inside cannot be observed (see `wrap`), UnsupportedError for transformers'
-    attention by a kernel that no function of torch is.
+    Raises ModelError for a module whose inside cannot be observed (see `wrap`), UnsupportedError
+    for transformers' attention by a kernel that no function of torch is.
     """
     if not isinstance(module, nn.Module):
-        raise ModelError(f"expected a torch.nn.Module, found {type(module).__name__}; pass the model itself")
+        raise ModelError(
+            f"expected a torch.nn.Module, found {type(module).__name__}; pass the model itself"
+        )
     for name, part in module.named_modules():
         _require_observable(name, part)
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_meta for tensor in tensors):
-        raise ModelError("expected a module with weights, found the meta device; call module.to_empty(device='cpu')")
+        raise ModelError(
+            "expected a module with weights, found the meta device; call "
+            "module.to_empty(device='cpu')"
+        )
     if any(tensor.is_inference() for tensor in tensors):
         raise ModelError(
-            "expected weights that autograd may use, found some made inside torch.inference_mode; build it outside"
+            "expected weights that autograd may use, found some made inside torch.inference_mode; "
+            "build it outside"
         )
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
-        raise ModelError(f"expected a module on one device, found {', '.join(devices)}; move it with module.to(...)")
+        raise ModelError(
+            f"expected a module on one device, found {', '.join(devices)}; move it with "
+            "module.to(...)"
+        )
     device = torch.device(devices[0] if devices else "cpu")
     for tensor in tensors:
         if tensor.is_floating_point():
@@ -219,49 +261,61 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
 
 
 def _require_observable(name: str, part: nn.Module) -> None:
-    """Raise ModelError for a compiled, exported, scripted or quantized module, UnsupportedError as `_readable` does."""
+    """Raise ModelError for a compiled, exported, scripted or quantized module, UnsupportedError as
+    `_readable` does.
+    """
     if hasattr(part, "_orig_mod"):
         raise ModelError(
-            f"expected a module that is not compiled, found torch.compile's ({name or 'it'}); pass what was "
+            f"expected a module that is not compiled, found torch.compile's ({name or 'it'}); pass "
+            "what was "
             "compiled (module._orig_mod)"
         )
     if _has_compiled_forward(part):
         raise ModelError(
-            f"expected a module that is not compiled, found a compiled forward in {name or type(part).__name__}; "
+            "expected a module that is not compiled, found a compiled forward in "
+            f"{name or type(part).__name__}; "
             "build the model again without torch.compile and load its state_dict()"
         )
     if isinstance(part, torch.fx.GraphModule) and "eval" in vars(part):
         raise ModelError(
-            f"expected a module of Python code, found one exported by torch.export ({name or 'it'}), whose inside "
+            "expected a module of Python code, found one exported by torch.export "
+            f"({name or 'it'}), whose inside "
             "cannot be observed; pass the module that was exported"
         )
     if isinstance(part, torch.jit.ScriptModule):
         raise ModelError(
-            f"expected a module of Python code, found a scripted or traced one ({name or 'it'}), whose inside "
+            f"expected a module of Python code, found a scripted or traced one ({name or 'it'}), "
+            "whose inside "
             "cannot be observed; pass the module it was made from"
         )
     if _is_quantized(part):
         layer = f"{name} ({type(part).__name__})" if name else type(part).__name__
         raise ModelError(
             f"expected weights of floating-point numbers, found a layer of integers, {layer}, "
-            "which has no gradients and rounds by the batch; pass the module as it was before quantization"
+            "which has no gradients and rounds by the batch; pass the module as it was before "
+            "quantization"
         )
     config = getattr(part, "config", None)
     if getattr(config, "problem_type", None) == "regression":
         raise UnsupportedError(
-            f"expected logits of classes, found the regression that {name or type(part).__name__} was trained for "
+            f"expected logits of classes, found the regression that {name or type(part).__name__} "
+            "was trained for "
             "(config.problem_type); choose a classifier"
         )
     kernel = getattr(config, "_attn_implementation", None)
     if isinstance(kernel, str) and kernel not in OBSERVABLE:
         raise UnsupportedError(
-            f"expected attention that can be observed ({' or '.join(OBSERVABLE)}), found {kernel[:60]!r} in "
-            f"{name or 'the model'} ({type(part).__name__}); call set_attn_implementation('sdpa') on it first"
+            f"expected attention that can be observed ({' or '.join(OBSERVABLE)}), found "
+            f"{kernel[:60]!r} in "
+            f"{name or 'the model'} ({type(part).__name__}); call set_attn_implementation('sdpa') "
+            "on it first"
         )
 
 
 def _is_quantized(part: nn.Module) -> bool:
-    """Return True for a layer whose weights are integers: torch's quantized layers, or those of bitsandbytes."""
+    """Return True for a layer whose weights are integers: torch's quantized layers, or those of
+    bitsandbytes.
+    """
     library = type(part).__module__
     if library.startswith("bitsandbytes."):
         return True
@@ -269,7 +323,9 @@ def _is_quantized(part: nn.Module) -> bool:
 
 
 def _has_compiled_forward(module: nn.Module) -> bool:
-    """Return True where torch.compile decorates the forward; `module.compile()` leaves the forward as it is."""
+    """Return True where torch.compile decorates the forward; `module.compile()` leaves the forward
+    as it is.
+    """
     forward = getattr(module, "forward", None)
     is_wrapped = getattr(forward, "_torchdynamo_orig_callable", None) is not None
     is_disabled = getattr(forward, "_torchdynamo_disable", False)  # by torch.compiler.disable
@@ -277,10 +333,12 @@ def _has_compiled_forward(module: nn.Module) -> bool:
 
 
 def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bool]:
-    """Return how to read logits from a module's output, their number, and whether they depend on the image.
+    """Return how to read logits from a module's output, their number, and whether they depend on
+    the image.
 
-    images: two, normalised. Raises ModelError for a module that fails, changes its input or its buffers, returns
-    anything but one row of logits an image, or whose logits differ in a second pass, or for an image without the other.
+    images: two, normalised. Raises ModelError for a module that fails, changes its input or its
+    buffers, returns anything but one row of logits an image, or whose logits differ in a second
+    pass, or for an image without the other.
     """
     name = type(module).__name__
     original = images.clone()
@@ -289,15 +347,25 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
         with mode:
             logits = _logits(module, images)
         if not torch.equal(images, original):
-            raise ModelError(f"expected {name} to leave its input unchanged, found it changed; clone it in forward")
+            raise ModelError(
+                f"expected {name} to leave its input unchanged, found it changed; clone it in "
+                "forward"
+            )
         second_pass = _logits(module, images)
         single = _logits(module, images[:1])
     last = mode.result
-    if last is not None and last.numel() == logits.numel() and torch.equal(last.reshape(logits.shape), logits):
+    if (
+        last is not None
+        and last.numel() == logits.numel()
+        and torch.equal(last.reshape(logits.shape), logits)
+    ):
         is_multi_label = mode.name == "sigmoid" and logits.shape[1] > 1
-        several = " (independent labels are not supported: one label an image)" if is_multi_label else ""
+        several = (
+            " (independent labels are not supported: one label an image)" if is_multi_label else ""
+        )
         raise ModelError(
-            f"expected logits from {name}, found probabilities, as its last step is a {mode.name}{several}; drop it"
+            f"expected logits from {name}, found probabilities, as its last step is a "
+            f"{mode.name}{several}; drop it"
         )
     tolerance = max(_TOLERANCE, 16 * torch.finfo(logits.dtype).eps)
     reads_image = depends_on_image(logits)
@@ -309,7 +377,9 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
         else:
             allowed = tolerance * max(1.0, first.float().abs().max().item())
         if difference > allowed:
-            raise ModelError(f"expected {expected}, found a difference of {difference:.1e}; {advice}")
+            raise ModelError(
+                f"expected {expected}, found a difference of {difference:.1e}; {advice}"
+            )
 
     require_equal(
         logits,
@@ -329,7 +399,9 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
 
 
 def _logits(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits of the module's output. Raises ModelError where it fails, or where there are none."""
+    """Return the logits of the module's output. Raises ModelError where it fails, or where there
+    are none.
+    """
     name = type(module).__name__
     several = len(images) > 1
     try:
@@ -351,15 +423,22 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
     try:
         logits = first_output(output)
     except TypeError as error:
-        raise ModelError(f"{error}; wrap a module whose forward returns the logits of {name}") from error
+        raise ModelError(
+            f"{error}; wrap a module whose forward returns the logits of {name}"
+        ) from error
     if logits.is_floating_point():
         if logits.dim() == 2 and len(logits) == len(images):
             return logits
         if logits.dim() < 2 and logits.numel() == len(images):  # one logit, squeezed
             return logits.reshape(-1, 1)
-    advice = "wrap a module whose forward pools and classifies" if several else "squeeze axes by name, not the batch's"
+    advice = (
+        "wrap a module whose forward pools and classifies"
+        if several
+        else "squeeze axes by name, not the batch's"
+    )
     raise ModelError(
-        f"expected logits ({len(images)}, classes) from {name}, found {str(logits.dtype).removeprefix('torch.')} "
+        f"expected logits ({len(images)}, classes) from {name}, found "
+        f"{str(logits.dtype).removeprefix('torch.')} "
         f"of shape {tuple(logits.shape)}; {advice}"
     )
 
@@ -374,13 +453,16 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for name, value in before.items():
             now = module.get_buffer(name)
-            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):  # NaN is not itself
+            if now.shape != value.shape or not bool(
+                ((now == value) | (value != value)).all()
+            ):  # NaN is not itself
                 changed.append(name)
                 owner, _, attribute = name.rpartition(".")
                 module.get_submodule(owner)._buffers[attribute] = value
     if changed:
         raise ModelError(
-            f"expected {type(module).__name__} to leave its buffers unchanged in evaluation mode, found {changed[0]} "
+            f"expected {type(module).__name__} to leave its buffers unchanged in evaluation mode, "
+            f"found {changed[0]} "
             "changed in a forward pass; update it where self.training alone"
         )
 
@@ -391,7 +473,9 @@ class _LastProbabilities(TorchFunctionMode):
     name = ""
     result: Tensor | None = None
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         """Keep results of these two; compute every call unchanged."""
         result = func(*args, **(kwargs or {}))
         if func in _PROBABILITIES:

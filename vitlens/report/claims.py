@@ -1,6 +1,8 @@
-"""Claims: the results of a report, in one register that title, first page, verdicts and JUnit are made from.
+"""Claims: the results of a report, in one register that title, first page, verdicts and JUnit are
+made from.
 
-One quantity is judged once, by one limit, with one sign and one sample (tests/kit/contradictions.py).
+One quantity is judged once, by one limit, with one sign and one sample
+(tests/kit/contradictions.py).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,15 +44,16 @@ def few_images(count: int) -> Iterator[str]:
 class Claim:
     """One result of a report.
 
-    question: the topic ("calibration"). subject: the model ("vit-digits"), or both models of a comparison. says: the
-    finished sentence. brief: the same for a page on many claims: without tests and intervals, "" where `says` is short.
-    lead: the reader's question that it answers there. title: at most twelve words, for the report's title, or "".
-    verdict: the judgement
-    with its reason, None without one. effect, p: the number. evidence: counted, read off gradients and maps, or
-    measured after a change; only after a change may a sentence name a cause. place: the figure that shows it.
-    reference: the value of the effect if there were none. kind: the reason for which it is reported. rests_on: question
-    and subject of the claims whose measurements it uses, and whose doubts remove it. next_step: a hypothesis and the
-    command that tests it. is_null: True if no effect was shown, which a study lists under what it does not show.
+    question: the topic ("calibration"). subject: the model ("vit-digits"), or both models of a
+    comparison. says: the finished sentence. brief: the same for a page on many claims: without
+    tests and intervals, "" where `says` is short. lead: the reader's question that it answers
+    there. title: at most twelve words, for the report's title, or "". verdict: the judgement with
+    its reason, None without one. effect, p: the number. evidence: counted, read off gradients and
+    maps, or measured after a change; only after a change may a sentence name a cause. place: the
+    figure that shows it. reference: the value of the effect if there were none. kind: the reason
+    for which it is reported. rests_on: question and subject of the claims whose measurements it
+    uses, and whose doubts remove it. next_step: a hypothesis and the command that tests it.
+    is_null: True if no effect was shown, which a study lists under what it does not show.
     """
 
     question: str
@@ -104,7 +107,8 @@ class Claim:
     def is_shown(self) -> bool:
         """Return True if the first page may show it.
 
-        That is the answer to the question of the command, a warning or failure, or an effect clear of its reference.
+        That is the answer to the question of the command, a warning or failure, or an effect clear
+        of its reference.
         """
         if not self.says:
             return False
@@ -132,13 +136,17 @@ def _quantile(level: float) -> float:
     return NormalDist().inv_cdf(1 - level / 2)
 
 
-def judge(question: str, subject: str, value: Estimate, limit: str, *, because: str, says: str = "") -> Claim:
+def judge(
+    question: str, subject: str, value: Estimate, limit: str, *, because: str, says: str = ""
+) -> Claim:
     """Return a claim that is judged by the worse end of its interval."""
     verdict = Verdict(LIMITS[limit].judge(value), because, limit)
     return Claim(question, subject, says, verdict=verdict, effect=value)
 
 
-def unjudged(question: str, subject: str, because: str, *, state: State = "inconclusive", limit: str = "") -> Claim:
+def unjudged(
+    question: str, subject: str, because: str, *, state: State = "inconclusive", limit: str = ""
+) -> Claim:
     """Return a claim that only says why something is not judged."""
     return Claim(question, subject, verdict=Verdict(state, because, limit))
 
@@ -146,7 +154,8 @@ def unjudged(question: str, subject: str, because: str, *, state: State = "incon
 def together(claims: Iterable[Claim]) -> Verdict | None:
     """Return the most urgent verdict of several claims.
 
-    Its reason names the subjects that it concerns; where a failure or warning concerns all of several, it says so.
+    Its reason names the subjects that it concerns; where a failure or warning concerns all of
+    several, it says so.
     """
     verdicts = [(claim.subject, claim.verdict) for claim in claims if claim.verdict is not None]
     if not verdicts:
@@ -169,7 +178,9 @@ def together(claims: Iterable[Claim]) -> Verdict | None:
         if len(subjects) > 1 and worst in ("fail", "warn"):
             because = f"{because}, for {_in_words(subjects)}"
     else:
-        reasons = [f"{' and '.join(names)}: {reason}" for reason, names in subjects_by_reason.items()]
+        reasons = [
+            f"{' and '.join(names)}: {reason}" for reason, names in subjects_by_reason.items()
+        ]
         because = "; ".join(reasons)
     limit = limits.pop() if len(limits) == 1 else ""
     return Verdict(worst, because, limit, doubts)
@@ -181,7 +192,9 @@ def _in_words(subjects: Collection[str]) -> str:
 
 
 def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
-    """Return the verdicts of a report as results.json holds them, each with its reason and its limit."""
+    """Return the verdicts of a report as results.json holds them, each with its reason and its
+    limit.
+    """
     rows = []
     for claim in claims:
         if claim.verdict is None:
@@ -200,7 +213,8 @@ def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
 def vetoed(claims: Iterable[Claim]) -> tuple[Claim, ...]:
     """Remove the sentence and the title of claims that rest on a measurement in doubt.
 
-    A claim doubted by the verdict of another is no answer any more: that verdict speaks in its place.
+    A claim doubted by the verdict of another is no answer any more: that verdict speaks in its
+    place.
     """
     claims = tuple(claims)
     doubts = doubted_measurements(claims)
@@ -222,7 +236,9 @@ def doubted_measurements(claims: Iterable[Claim]) -> set[tuple[str, str]]:
 
 
 def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
-    """Return the claims of the first page: the answers in their order, then what fails, then the clearest."""
+    """Return the claims of the first page: the answers in their order, then what fails, then the
+    clearest.
+    """
     answers = []
     facts = []
     for claim in claims:
@@ -245,7 +261,9 @@ def title_of(claims: Sequence[Claim], otherwise: str) -> str:
 
 
 def above(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
-    """Return True if an estimate, one of `tests` estimates, is significantly above a value (Bonferroni)."""
+    """Return True if an estimate, one of `tests` estimates, is significantly above a value
+    (Bonferroni).
+    """
     if estimate is None:
         return False
     low = widened(estimate, tests).low
@@ -253,7 +271,9 @@ def above(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
 
 
 def below(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
-    """Return True if an estimate, one of `tests` estimates, is significantly below a value (Bonferroni)."""
+    """Return True if an estimate, one of `tests` estimates, is significantly below a value
+    (Bonferroni).
+    """
     if estimate is None:
         return False
     high = widened(estimate, tests).high
@@ -273,8 +293,8 @@ def found(
 ) -> Claim:
     """Return a claim with the sentence of a template.
 
-    given: the values of all templates; headline: the template of its title, "" for a claim that cannot be one; brief:
-    that of its short sentence, "" where `template` is short.
+    given: the values of all templates; headline: the template of its title, "" for a claim that
+    cannot be one; brief: that of its short sentence, "" where `template` is short.
     """
     values = {"effect": effect, **given}
     if headline:

@@ -1,4 +1,6 @@
-"""Sentences and names as markdown, with everything in a name that would be interpreted escaped; machine paths cut."""
+"""Sentences and names as markdown, with everything in a name that would be interpreted escaped;
+machine paths cut.
+"""
 
 import re
 from typing import Final
@@ -21,13 +23,16 @@ _LIVE = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _COMPONENTS: Final = 2  # of an absolute path, those that are kept: "photos/cat.jpg"
-# an absolute path (POSIX, ~ or Windows) that does not follow a letter, "/" or ":", as those of web addresses do
+# an absolute path (POSIX, ~ or Windows) that does not follow a letter, "/" or ":", as those of web
+# addresses do
 _PATH: Final = re.compile(
     r"(?:(?<![\w/:.~…<])~?/(?:[^\s/\\'\",;:=@`|<>]+/)+|(?<!\w)[A-Za-z]:[/\\](?:[^\s/\\'\",;:=@`|<>]+[/\\])*)[^\s/\\'\",;:=@`|<>]*"
 )
 _WHOLE_PATH: Final = re.compile(r"(?:~?/|[A-Za-z]:[/\\]).+")
 _ESCAPED_OR_BRACKET = re.compile(r"\\.|[\[\]]")
-_AT_START = re.compile(r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-)+\s*$))")
+_AT_START = re.compile(
+    r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-)+\s*$))"
+)
 
 
 def without_machine_paths(text: str) -> str:
@@ -43,7 +48,8 @@ def _end_of_path(path: str) -> str:
 
 
 def as_markdown(text: str) -> str:
-    """Return a sentence of a report as markdown: **bold** and `code` are markup, everything else is escaped.
+    """Return a sentence of a report as markdown: **bold** and `code` are markup, everything else is
+    escaped.
 
     It gives no HTML, link, image, formula, list or heading, also on GitHub.
     """
@@ -51,7 +57,9 @@ def as_markdown(text: str) -> str:
 
 
 def as_alternative(text: str) -> str:
-    """Return the alternative text of an image: escaped as a paragraph is, and its brackets open no link."""
+    """Return the alternative text of an image: escaped as a paragraph is, and its brackets open no
+    link.
+    """
 
     def escape_bracket(match: re.Match[str]) -> str:
         if match[0] in "[]":

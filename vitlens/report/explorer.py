@@ -1,7 +1,8 @@
-"""The data of the attention explorer: images, the attention weights of every head, and the tokens' places.
+"""The data of the attention explorer: images, the attention weights of every head, and the tokens'
+places.
 
-Plain arrays, without torch: a command's report makes it from its record, a notebook from a model; the HTML renderer
-packs it into the page.
+Plain arrays, without torch: a command's report makes it from its record, a notebook from a model;
+the HTML renderer packs it into the page.
 """
 
 from collections.abc import Sequence
@@ -22,10 +23,11 @@ POOLED: Final = 14  # rows and columns of the pooled queries, at most
 class ExplorerImage:
     """One image as the model saw it, and what looks where in it.
 
-    picture: (height, width, 3) uint8; weights: (layers, heads, queries, keys), each row a distribution over the keys,
-    or None where only layer means are kept; layer_weights: (layers, queries, keys), the mean over heads; rollout:
-    (layers, keys), from CLS (or the mean of all tokens) through the layers so far; maps: (rows, columns) by name, e.g.
-    the relevance for a class, raw; name, facts: what is said under it (file, prediction, label).
+    picture: (height, width, 3) uint8; weights: (layers, heads, queries, keys), each row a
+    distribution over the keys, or None where only layer means are kept; layer_weights: (layers,
+    queries, keys), the mean over heads; rollout: (layers, keys), from CLS (or the mean of all
+    tokens) through the layers so far; maps: (rows, columns) by name, e.g. the relevance for a
+    class, raw; name, facts: what is said under it (file, prediction, label).
     """
 
     name: str
@@ -41,12 +43,13 @@ class ExplorerImage:
 class Explorer:
     """Images of one model for the explorer.
 
-    model: its alias; keys: the grid (rows, columns) of the patches that are looked at, after `special` tokens that come
-    first and are no patches (their names, e.g. ("CLS",)); queries: the grid of the rows of the weights, `keys` itself
-    unless queries were pooled; labels: what each head attends to, (layers, heads); words: more about each, as its three
-    tested words; importance: the rise of the loss without each head in nats, (layers, heads), NaN where it is not
-    known; notes: sentences shown above it; layers: their numbers, () for 0, 1, 2 and so on. Raises InputError where the
-    shapes do not fit.
+    model: its alias; keys: the grid (rows, columns) of the patches that are looked at, after
+    `special` tokens that come first and are no patches (their names, e.g. ("CLS",)); queries: the
+    grid of the rows of the weights, `keys` itself unless queries were pooled; labels: what each
+    head attends to, (layers, heads); words: more about each, as its three tested words; importance:
+    the rise of the loss without each head in nats, (layers, heads), NaN where it is not known;
+    notes: sentences shown above it; layers: their numbers, () for 0, 1, 2 and so on. Raises
+    InputError where the shapes do not fit.
     """
 
     model: str
@@ -67,17 +70,21 @@ class Explorer:
         for image in self.images:
             for weights in (image.weights, image.layer_weights):
                 if weights is not None and weights.shape[-2:] != expected:
-                    raise InputError(f"expected weights of {expected} queries and keys, found {weights.shape[-2:]}")
+                    raise InputError(
+                        f"expected weights of {expected} queries and keys, found "
+                        f"{weights.shape[-2:]}"
+                    )
 
 
 def pooled(
     weights: NDArray[np.floating], special: int, grid: tuple[int, int]
 ) -> tuple[NDArray[np.floating], tuple[int, int]]:
-    """Average the patch queries of attention weights to POOLED x POOLED if there are more than MOST_TOKENS tokens.
+    """Average the patch queries of attention weights to POOLED x POOLED if there are more than
+    MOST_TOKENS tokens.
 
-    weights: (..., queries, keys), the queries being `special` tokens and then the patches of the grid (rows, columns).
-    Returns the weights and the grid of their queries, as `averaged`; fewer tokens are returned as they are. Raises
-    InputError where the queries are not those of the grid.
+    weights: (..., queries, keys), the queries being `special` tokens and then the patches of the
+    grid (rows, columns). Returns the weights and the grid of their queries, as `averaged`; fewer
+    tokens are returned as they are. Raises InputError where the queries are not those of the grid.
     """
     tokens = special + grid[0] * grid[1]
     most = POOLED if tokens > MOST_TOKENS else max(grid)
@@ -87,14 +94,18 @@ def pooled(
 def averaged(
     weights: NDArray[np.floating], special: int, grid: tuple[int, int], most: int
 ) -> tuple[NDArray[np.floating], tuple[int, int]]:
-    """Average the patch queries of attention weights over at most `most` rows and columns of blocks.
+    """Average the patch queries of attention weights over at most `most` rows and columns of
+    blocks.
 
-    Each row of the result is a mean of rows, and so still a distribution over the keys; special tokens are not
-    averaged. Returns the weights and the grid of the blocks. Raises InputError as `pooled`.
+    Each row of the result is a mean of rows, and so still a distribution over the keys; special
+    tokens are not averaged. Returns the weights and the grid of the blocks. Raises InputError as
+    `pooled`.
     """
     rows, columns = grid
     if weights.shape[-2] != special + rows * columns:
-        raise InputError(f"expected {special} + {rows}x{columns} queries, found {weights.shape[-2]}")
+        raise InputError(
+            f"expected {special} + {rows}x{columns} queries, found {weights.shape[-2]}"
+        )
     blocks = min(rows, most), min(columns, most)
     if blocks == grid:
         return weights, grid
@@ -107,15 +118,18 @@ def averaged(
 
 
 def block_starts(count: int, blocks: int) -> NDArray[np.intp]:
-    """Return where each block of neighbours begins: element i is in block floor(i * blocks / count)."""
+    """Return where each block of neighbours begins: element i is in block floor(i * blocks /
+    count).
+    """
     return np.asarray(-(-np.arange(blocks) * count // blocks), dtype=np.intp)
 
 
 def rollout_of(layer_weights: NDArray[np.floating], special: int) -> NDArray[np.float32]:
-    """Compute rollout (layers, keys) up to each layer, from CLS, or from all tokens if there is no special token.
+    """Compute rollout (layers, keys) up to each layer, from CLS, or from all tokens if there is no
+    special token.
 
-    layer_weights: (layers, tokens, tokens), the mean over heads; half of each layer is the residual connection (Abnar &
-    Zuidema 2020). Only the one row is computed, from the last layer down.
+    layer_weights: (layers, tokens, tokens), the mean over heads; half of each layer is the residual
+    connection (Abnar & Zuidema 2020). Only the one row is computed, from the last layer down.
     """
     layers, tokens, _ = layer_weights.shape
     mixed = 0.5 * layer_weights.astype(np.float32) + 0.5 * np.eye(tokens, dtype=np.float32)

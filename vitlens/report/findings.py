@@ -1,7 +1,7 @@
 """Findings: of all effects that were measured, those that survive correction, the largest first.
 
-Never the order of rows or sections decides. All effects of a report are corrected together, whatever measured them:
-levels of disturbance, corruptions, attacks, heads, maps and features.
+Never the order of rows or sections decides. All effects of a report are corrected together,
+whatever measured them: levels of disturbance, corruptions, attacks, heads, maps and features.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,16 @@ from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, holm
 
 AUC: Final = "AUC"  # unit of a probability for which 0.5 is chance
 _NO_AUC: Final = (0.45, 0.55)  # between them errors and correct predictions hardly differ
-_POINTS: Final = {"points": 1.0, "fraction": 100.0, AUC: 100.0}  # of a unit on the common scale; others have none
+_POINTS: Final = {
+    "points": 1.0,
+    "fraction": 100.0,
+    AUC: 100.0,
+}  # of a unit on the common scale; others have none
 
 
 def size_of(claim: Claim) -> float | None:
-    """Return the distance of a claim's effect from its reference in points of accuracy or of a share.
+    """Return the distance of a claim's effect from its reference in points of accuracy or of a
+    share.
 
     None for an effect without a place on this scale, such as a time, a loss or a distance.
     """
@@ -29,7 +34,8 @@ def size_of(claim: Claim) -> float | None:
 
 
 def is_candidate(claim: Claim) -> bool:
-    """Return True if an effect can be a finding: of enough images, large enough, its interval clear of the reference.
+    """Return True if an effect can be a finding: of enough images, large enough, its interval clear
+    of the reference.
 
     An AUC between 0.45 and 0.55 is none, nor is an effect without a place on the common scale.
     """
@@ -43,11 +49,12 @@ def is_candidate(claim: Claim) -> bool:
 
 
 def largest(effects: Iterable[Claim], most: int | None = None) -> tuple[Claim, ...]:
-    """Return the largest effects that survive Holm's correction over all of them, one for each question and subject.
+    """Return the largest effects that survive Holm's correction over all of them, one for each
+    question and subject.
 
-    effects: every effect that was measured, also those that are not significant, with p before any correction; where a
-    claim has no p, it is read off its interval. most: how many, None for all. The claims that are returned have the
-    corrected p.
+    effects: every effect that was measured, also those that are not significant, with p before any
+    correction; where a claim has no p, it is read off its interval. most: how many, None for all.
+    The claims that are returned have the corrected p.
     """
     measured = [claim for claim in effects if size_of(claim) is not None]
     corrected_p = holm([_p_of(claim) for claim in measured])

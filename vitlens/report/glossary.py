@@ -1,4 +1,6 @@
-"""The glossary: the field's terms that reports use, each in one sentence (glossary.toml), for tooltips and the docs."""
+"""The glossary: the field's terms that reports use, each in one sentence (glossary.toml), for
+tooltips and the docs.
+"""
 
 import re
 import tomllib
@@ -10,7 +12,9 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Term:
-    """A term of the field. sentence: its definition, without a full stop; also: its other spellings."""
+    """A term of the field. sentence: its definition, without a full stop; also: its other
+    spellings.
+    """
 
     name: str
     sentence: str
@@ -25,7 +29,9 @@ class Term:
 _DECLARED: Final[dict[str, dict[str, Any]]] = tomllib.loads(
     files("vitlens.report").joinpath("glossary.toml").read_text("utf-8")
 )
-GLOSSARY: Final = {name: Term(name, entry["is"], tuple(entry.get("also", ()))) for name, entry in _DECLARED.items()}
+GLOSSARY: Final = {
+    name: Term(name, entry["is"], tuple(entry.get("also", ()))) for name, entry in _DECLARED.items()
+}
 
 
 def _by_spelling() -> dict[str, Term]:

@@ -1,4 +1,6 @@
-"""The verdicts of a report, and what became of its requirements, as JUnit XML for continuous integration."""
+"""The verdicts of a report, and what became of its requirements, as JUnit XML for continuous
+integration.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,10 +15,10 @@ from vitlens.report.numbers import in_words
 def junit(document: Document, requirements: Sequence[Any], *, suite: str, seconds: float) -> bytes:
     """Return one test suite: a test case for each verdict of a report and for each requirement.
 
-    Only a requirement that does not hold is a failure, so that the file agrees with the exit code; a verdict of fail,
-    inconclusive or not tested is skipped, with its text as the reason; a warning passes, with its text as output.
-    A name that comes twice is numbered. requirements: the `RequirementOutcome` of each
-    (commands/run/requirements.py); seconds: that the run took.
+    Only a requirement that does not hold is a failure, so that the file agrees with the exit code;
+    a verdict of fail, inconclusive or not tested is skipped, with its text as the reason; a warning
+    passes, with its text as output. A name that comes twice is numbered. requirements: the
+    `RequirementOutcome` of each (commands/run/requirements.py); seconds: that the run took.
     """
     root = ElementTree.Element("testsuites")
     test_suite = ElementTree.SubElement(root, "testsuite", {"name": _text(suite)})
@@ -51,7 +53,9 @@ def _add_outcome(case: ElementTree.Element, kind: str, state: State, message: st
         ElementTree.SubElement(case, "skipped", {"message": message})
 
 
-def _cases(document: Document, requirements: Sequence[Any]) -> Iterator[tuple[str, str, State, str]]:
+def _cases(
+    document: Document, requirements: Sequence[Any]
+) -> Iterator[tuple[str, str, State, str]]:
     """Yield the kind, name, state and message of each case.
 
     A verdict that only repeats a requirement is no case of its own.
@@ -66,7 +70,12 @@ def _cases(document: Document, requirements: Sequence[Any]) -> Iterator[tuple[st
         reason = verdict.reason
         if claim.effect is not None:
             reason = f"{in_words(claim.effect)}; {reason}"
-        yield "verdict", f"{claim.question} of {claim.subject}", verdict.state, f"{verdict.state}: {reason}"
+        yield (
+            "verdict",
+            f"{claim.question} of {claim.subject}",
+            verdict.state,
+            f"{verdict.state}: {reason}",
+        )
     for outcome in requirements:
         name = outcome.line.partition(":")[0]
         state: State = "pass" if outcome.holds else "fail"

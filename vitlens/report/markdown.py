@@ -1,4 +1,6 @@
-"""A document as markdown that reads well on GitHub and in a terminal; and its first page in lines for the terminal."""
+"""A document as markdown that reads well on GitHub and in a terminal; and its first page in lines
+for the terminal.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -22,11 +24,14 @@ _SHOWN = 3  # answers; the report has all
 _NUMBERS = 6  # rows of the table
 
 # a figure as _figure writes it
-_FIGURE: Final = re.compile(r"^!\[.*\]\(figures/([^()\s/]+)\.png\)\n\n\*Figure \d+\. ", re.MULTILINE)
+_FIGURE: Final = re.compile(
+    r"^!\[.*\]\(figures/([^()\s/]+)\.png\)\n\n\*Figure \d+\. ", re.MULTILINE
+)
 
 
 def markdown(document: Document, record: Record) -> str:
-    """Return a whole report: first page, sections with their figures, folded parts, and how to repeat it.
+    """Return a whole report: first page, sections with their figures, folded parts, and how to
+    repeat it.
 
     record: whose settings and models are listed.
     """
@@ -100,7 +105,10 @@ def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:
 
 def _figure(figure: FigureSpec, number: int) -> str:
     alt = as_alternative(figure.alt or figure.name.replace("_", " "))
-    return f"![{alt}](figures/{quote(figure.name)}.png)\n\n*Figure {number}. {as_markdown(figure.caption)}*"
+    return (
+        f"![{alt}](figures/{quote(figure.name)}.png)\n\n*Figure {number}. "
+        f"{as_markdown(figure.caption)}*"
+    )
 
 
 def figures_shown(text: str) -> tuple[str, ...]:
@@ -135,7 +143,10 @@ def _repeat(record: Record) -> Iterator[str]:
         yield as_markdown(facts)
     for model in record.config.models:
         yield f"- {as_markdown(provenance(model))}"
-    yield "All numbers are in `results.json`, the settings in `config.json`, the data of the figures in `arrays/`."
+    yield (
+        "All numbers are in `results.json`, the settings in `config.json`, the data of the "
+        "figures in `arrays/`."
+    )
     yield as_markdown(citation(record))
 
 
@@ -190,7 +201,9 @@ def summary_lines(document: Document) -> Iterator[str]:
 
 
 def _table_lines(table: Table) -> Iterator[str]:
-    """Yield the first rows of a table, their first cells as wide as the widest, without dashes for no value."""
+    """Yield the first rows of a table, their first cells as wide as the widest, without dashes for
+    no value.
+    """
     rows = [tuple(map(in_words, row)) for row in table.rows[:_NUMBERS]]
     width = max((len(row[0]) for row in rows), default=0)
     for name, *cells in rows:

@@ -1,7 +1,8 @@
 """Next steps of failing or surprising claims: one hypothesis, and the command that tests it.
 
-To add one, write an entry under the question of the claims; a test parses every command. Placeholders: {model}, the
-first model that a claim is about; {models}, all of them; {data}, the images of the run.
+To add one, write an entry under the question of the claims; a test parses every command.
+Placeholders: {model}, the first model that a claim is about; {models}, all of them; {data}, the
+images of the run.
 """
 
 import shlex
@@ -16,7 +17,12 @@ from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked
 
 _FAILING: Final = ("warn", "fail")
-_PREDICTED: Final = ("ablate", "attack", "audit", "stats")  # commands that take images without labels by --predicted
+_PREDICTED: Final = (
+    "ablate",
+    "attack",
+    "audit",
+    "stats",
+)  # commands that take images without labels by --predicted
 _UNLABELLED: Final = ("explain", "profile", "rollout", "attention")  # commands that need no labels
 
 
@@ -33,27 +39,37 @@ _STRONGER: Final = NextStep(
     "a stronger attack breaks more of these images", "vitlens attack {models} {data} --attack auto"
 )
 _MASKED: Final = NextStep(
-    "attacks that need no gradients break more images than these", "vitlens attack {model} {data} --attack noise,square"
+    "attacks that need no gradients break more images than these",
+    "vitlens attack {model} {data} --attack noise,square",
 )
-_SPARE: Final = NextStep("the model is as good without these heads", "vitlens ablate {model} {data}")
+_SPARE: Final = NextStep(
+    "the model is as good without these heads", "vitlens ablate {model} {data}"
+)
 _EVERY_MAP: Final = NextStep(
     "another method passes every check", "vitlens explain {model} {data} --method all --verify"
 )
 NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
     {
         "accuracy": NextStep(
-            "other seeds order a ViT and a CNN otherwise", "vitlens study --kind architecture {data} --seeds 3"
+            "other seeds order a ViT and a CNN otherwise",
+            "vitlens study --kind architecture {data} --seeds 3",
         ),
         "which is better": NextStep(
-            "the difference comes from the number of training images", "vitlens study --kind data {data}"
+            "the difference comes from the number of training images",
+            "vitlens study --kind data {data}",
         ),
-        "calibration": NextStep("a few predicted classes cause most of the error", "vitlens evaluate {model} {data}"),
-        "confidence": NextStep("its confidence is wrong on hard images only", "vitlens evaluate {model} {data}"),
+        "calibration": NextStep(
+            "a few predicted classes cause most of the error", "vitlens evaluate {model} {data}"
+        ),
+        "confidence": NextStep(
+            "its confidence is wrong on hard images only", "vitlens evaluate {model} {data}"
+        ),
         "confidence by class": NextStep(
             "this class is confused with one other class", "vitlens evaluate {model} {data}"
         ),
         "worst class": NextStep(
-            "its features separate this class, its classifier does not", "vitlens features {model} {data}"
+            "its features separate this class, its classifier does not",
+            "vitlens features {model} {data}",
         ),
         "robustness": _STRONGER,
         "difference under attack": _STRONGER,
@@ -62,28 +78,41 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "masked gradients": _MASKED,
         "transfer beats the attack": _MASKED,
         "common corruptions": NextStep(
-            "the loss comes from corruptions that resemble no training image", "vitlens study --kind data {data}"
+            "the loss comes from corruptions that resemble no training image",
+            "vitlens study --kind data {data}",
         ),
-        "consistency": NextStep("the changed predictions are errors", "vitlens evaluate {model} {data}"),
-        "corruption": NextStep("the difference depends on the patch size", "vitlens study --kind patch-size {data}"),
+        "consistency": NextStep(
+            "the changed predictions are errors", "vitlens evaluate {model} {data}"
+        ),
+        "corruption": NextStep(
+            "the difference depends on the patch size", "vitlens study --kind patch-size {data}"
+        ),
         "disturbance": NextStep(
-            "the difference comes from architecture, not from one training", "vitlens study --kind architecture {data}"
+            "the difference comes from architecture, not from one training",
+            "vitlens study --kind architecture {data}",
         ),
         "disturbed images": NextStep(
-            "the difference comes from architecture, not from one training", "vitlens study --kind architecture {data}"
+            "the difference comes from architecture, not from one training",
+            "vitlens study --kind architecture {data}",
         ),
         "attention health": _SPARE,
         "dead heads": _SPARE,
         "uniform heads": _SPARE,
         "fixed place": _SPARE,
         "redundant heads": NextStep(
-            "either head takes over when the other is removed", "vitlens ablate {model} {data} --units head"
+            "either head takes over when the other is removed",
+            "vitlens ablate {model} {data} --units head",
         ),
         "hidden by the mean": NextStep(
-            "the head's output must differ from image to image", "vitlens ablate {model} {data} --replace mean,resample"
+            "the head's output must differ from image to image",
+            "vitlens ablate {model} {data} --replace mean,resample",
         ),
-        "head": NextStep("it matters to one class more than to others", "vitlens stats {model} {data} --names"),
-        "sinks": NextStep("registers take over the attention of sinks", "vitlens study --kind registers"),
+        "head": NextStep(
+            "it matters to one class more than to others", "vitlens stats {model} {data} --names"
+        ),
+        "sinks": NextStep(
+            "registers take over the attention of sinks", "vitlens study --kind registers"
+        ),
         "maps": _EVERY_MAP,
         "explanation": _EVERY_MAP,
         "maps that ignore the weights": _EVERY_MAP,
@@ -94,20 +123,34 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
             "vitlens train {model} {data} --set randaugment=2",
         ),
         "classifier": NextStep(
-            "training only the classifier again closes the gap", "vitlens train {model} {data} --freeze-backbone"
+            "training only the classifier again closes the gap",
+            "vitlens train {model} {data} --freeze-backbone",
         ),
-        "features": NextStep("the features differ before the last layer, too", "vitlens features {models} {data}"),
+        "features": NextStep(
+            "the features differ before the last layer, too", "vitlens features {models} {data}"
+        ),
         "why it fails": NextStep(
             "the same property separates another model's errors", "vitlens compare {models} {data}"
         ),
-        "change": NextStep("the change helps another model as well", "vitlens compare {models} {data}"),
-        "errors": NextStep("changing this property fixes errors", "vitlens compare {models} {data}"),
-        "timings": NextStep("other work on this machine disturbed the times", "vitlens profile {models}"),
+        "change": NextStep(
+            "the change helps another model as well", "vitlens compare {models} {data}"
+        ),
+        "errors": NextStep(
+            "changing this property fixes errors", "vitlens compare {models} {data}"
+        ),
+        "timings": NextStep(
+            "other work on this machine disturbed the times", "vitlens profile {models}"
+        ),
         "steps": NextStep("the walkthrough misreads a part of this model", _AUDIT),
-        "collapse": NextStep("its features do not separate classes", "vitlens features {model} {data}"),
-        "regression": NextStep("some classes got worse, and others did not", "vitlens evaluate {models} {data}"),
+        "collapse": NextStep(
+            "its features do not separate classes", "vitlens features {model} {data}"
+        ),
+        "regression": NextStep(
+            "some classes got worse, and others did not", "vitlens evaluate {models} {data}"
+        ),
         "accuracy lost to a corruption": NextStep(
-            "the same holds for trainings with other seeds", "vitlens study --kind pretraining --seeds 5"
+            "the same holds for trainings with other seeds",
+            "vitlens study --kind pretraining --seeds 5",
         ),
     }
 )
@@ -119,7 +162,8 @@ def needs_a_next_step(claim: Claim) -> bool:
 
 
 def next_step(claim: Claim, config: Config) -> str:
-    """Return the hypothesis that a claim leads to and the command that tests it, as one sentence; "" for none.
+    """Return the hypothesis that a claim leads to and the command that tests it, as one sentence;
+    "" for none.
 
     Without labelled images no command is given that needs them.
     """
@@ -128,18 +172,24 @@ def next_step(claim: Claim, config: Config) -> str:
 
 
 def words_of(entry: NextStep, subject: str, config: Config) -> str:
-    """Return a hypothesis and the command that tests it, as one sentence; "" where it cannot be run on the images."""
+    """Return a hypothesis and the command that tests it, as one sentence; "" where it cannot be run
+    on the images.
+    """
     command = command_of(entry, subject, config)
     return f"Hypothesis: {entry.hypothesis}. Test it: {Marked(as_code(command))}" if command else ""
 
 
 def _family(question: str) -> str:
-    """Return what questions such as "corruption: noise", "head L3.H1" and "features by probe" have in common."""
+    """Return what questions such as "corruption: noise", "head L3.H1" and "features by probe" have
+    in common.
+    """
     return question.partition(":")[0].partition(" ")[0]
 
 
 def command_of(entry: NextStep, subject: str, config: Config) -> str:
-    """Return the command line of a next step for the models and images of a run; "" where it cannot be run on them."""
+    """Return the command line of a next step for the models and images of a run; "" where it cannot
+    be run on them.
+    """
     word = entry.command.split()[1]
     images = _images(word, config.options)
     if images is None and "{data}" in entry.command:
@@ -151,7 +201,9 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     models = about if len(about) > 1 else all_models
     if not about or (word == "compare" and len(models) != 2):
         return ""
-    line = entry.command.format(model=shlex.quote(about[0]), models=shlex.join(models), data=shlex.join(images or []))
+    line = entry.command.format(
+        model=shlex.quote(about[0]), models=shlex.join(models), data=shlex.join(images or [])
+    )
     return " ".join(line.split())
 
 
@@ -167,7 +219,8 @@ def _typed_models(config: Config) -> dict[str, str]:
 
 
 def _images(word: str, options: Mapping[str, Any]) -> list[str] | None:
-    """Return the options that give a command the images of a run; None where it cannot take them."""
+    """Return the options that give a command the images of a run; None where it cannot take
+    them."""
     if options.get("data"):
         return ["--data", str(options["data"])]
     images = list(map(str, options.get("images") or ()))

@@ -9,7 +9,10 @@ from vitlens.uncertainty import Estimate
 
 _LONG: Final = 100  # seconds from which a time is said in minutes
 _ROUNDS_TO_1000: Final = 999.5  # with three significant digits
-COUNTED: Final = {"bytes": "B", "FLOPs": "FLOPs"}  # units of large counts, which are shown with a prefix
+COUNTED: Final = {
+    "bytes": "B",
+    "FLOPs": "FLOPs",
+}  # units of large counts, which are shown with a prefix
 
 
 def in_words(cell: Cell, *, with_n: bool = True) -> str:
@@ -61,9 +64,11 @@ def _estimate_in_words(estimate: Estimate, *, with_n: bool) -> str:
 
 
 def _decimals(values: Sequence[float]) -> int | None:
-    """Return the decimals of an estimate and the ends of its interval: three significant digits of the largest.
+    """Return the decimals of an estimate and the ends of its interval: three significant digits of
+    the largest.
 
-    None, which gives each number three significant digits, for those with a prefix or a power of ten.
+    None, which gives each number three significant digits, for those with a prefix or a power of
+    ten.
     """
     largest = max(map(abs, values))
     if 1e-4 <= largest < _ROUNDS_TO_1000:
@@ -109,7 +114,9 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def frequency(p: float) -> str:
-    """Return how often chance alone gives such a result, for a p: "fewer than 1 of 1,000", "about 5 of 1,000"."""
+    """Return how often chance alone gives such a result, for a p: "fewer than 1 of 1,000", "about 5
+    of 1,000".
+    """
     if p < 0.001:
         return "fewer than 1 of 1,000"
     if p < 0.1:

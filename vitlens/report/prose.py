@@ -1,14 +1,17 @@
-"""The words of reports: one-line templates, filled by one `finalize` that formats every number and escapes every name.
+"""The words of reports: one-line templates, filled by one `finalize` that formats every number and
+escapes every name.
 
     {{ accuracy }}                    an Estimate: "83.7 % (83.2 to 84.1, n = 300)"
     {{ share|percent }}               "45 %"
-    {{ gain|points }}                 "3.1 points (1.0 to 5.2, n = 300)", of a difference of fractions
+    {{ gain|points }}                 "3.1 points (1.0 to 5.2, n = 300)", of a difference of
+        fractions
     {{ heads|names }} {{ heads|are }} "**L0.H1** and **L0.H3** are"
     {{ labels|counts }}               "9 mixed, 5 uniform" of a mapping from names to numbers
     {{ p|frequency }}                 "about 5 of 1,000" of a p
     {{ note|whole }}                  a remark of a measurement, escaped and not shortened
 
-A template tests what is there and counts it; arithmetic and rules are Python's (tests/contracts/test_sections.py).
+A template tests what is there and counts it; arithmetic and rules are Python's
+(tests/contracts/test_sections.py).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized

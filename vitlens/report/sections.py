@@ -4,13 +4,15 @@
         "Do adversarial images of one model fool the other?",
         rows="transfer",
         says="Of the images that fool {{ made_for }}, {{ fooled }} also fool {{ shown_to }}.",
-        otherwise="No image that fools {{ made_for }} is classified correctly by {{ shown_to }} when clean.",
+        otherwise="No image that fools {{ made_for }} is classified correctly by {{ shown_to }} when
+            clean.",
         columns=("made_for", "shown_to", "fooled"),
-        charts=(Chart("transfer", matrix("made_for", "shown_to", "fooled"), "Share of the images that ..."),),
+        charts=(Chart("transfer", matrix("made_for", "shown_to", "fooled"), "Share of the images
+            that ..."),),
     )
 
-A section without rows is left out. The columns of a row fill `says`, or `otherwise` if one of them is None. A function
-takes the place of a template only if a test decides between sentences.
+A section without rows is left out. The columns of a row fill `says`, or `otherwise` if one of them
+is None. A function takes the place of a template only if a test decides between sentences.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +39,9 @@ from vitlens.uncertainty import Estimate, in_points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]  # the table of the record, or a function of the record
+Rows: TypeAlias = (
+    str | Callable[[Any], Iterable[Any]]
+)  # the table of the record, or a function of the record
 Words: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
@@ -57,11 +61,12 @@ def _every(_: Any) -> bool:
 class Chart:
     """A figure of a section.
 
-    draw: a chart of vitlens/charts, or a function from rows and title to the figure. caption: at most 30 words that
-    begin with what is seen. title: what the figure shows, with the result. Caption and title are templates over `rows`,
-    `first` and `record`. rows: in place of the section's. only: chooses the rows that are drawn. each: a field; one
-    figure is drawn for each of its values, which is appended to the name. whole: True if the chart draws arrays, so
-    that `draw` and `only` take the record in place of rows.
+    draw: a chart of vitlens/charts, or a function from rows and title to the figure. caption: at
+    most 30 words that begin with what is seen. title: what the figure shows, with the result.
+    Caption and title are templates over `rows`, `first` and `record`. rows: in place of the
+    section's. only: chooses the rows that are drawn. each: a field; one figure is drawn for each of
+    its values, which is appended to the name. whole: True if the chart draws arrays, so that `draw`
+    and `only` take the record in place of rows.
     """
 
     name: str
@@ -78,11 +83,13 @@ class Chart:
 class Section:
     """A part of a report. question: its title, a template.
 
-    opening: a template over all rows (`rows`, `first`, `record`), or a function of the record. says: the template of a
-    row's sentence; a section has at most SAID sentences. otherwise: in its place if a column is None. columns: of the
-    table, at most six. order: a sort key of rows. about: the questions of the claims that give the section its status.
-    without: the sentence of a section without rows; "" leaves the section out. step: True for a step of a sequence,
-    through which a page leads with a slider. panels: images of the record that a page shows one by one and can filter.
+    opening: a template over all rows (`rows`, `first`, `record`), or a function of the record.
+    says: the template of a row's sentence; a section has at most SAID sentences. otherwise: in its
+    place if a column is None. columns: of the table, at most six. order: a sort key of rows. about:
+    the questions of the claims that give the section its status. without: the sentence of a section
+    without rows; "" leaves the section out. step: True for a step of a sequence, through which a
+    page leads with a slider. panels: images of the record that a page shows one by one and can
+    filter.
     """
 
     question: str
@@ -112,8 +119,9 @@ def other_sheets(picture: Chart) -> Section:
 class Glance:
     """A row of the first page's table: one column of rows that hold a model each.
 
-    table: the rows; column: the field that is shown; key: the entry of a column that holds several; question: of the
-    claims that give the row its status; difference: between two models, from the record.
+    table: the rows; column: the field that is shown; key: the entry of a column that holds several;
+    question: of the claims that give the row its status; difference: between two models, from the
+    record.
     """
 
     table: Rows
@@ -136,14 +144,16 @@ class Overview:
 class Report:
     """The report of a command.
 
-    claims: of its record. effects: all measured effects on the scale of findings.py, significant or not, with p before
-    any correction. unknown: at most five sentences about what the report does not show. picture: of the first page; of
-    several sheets the first. explorer: of the HTML page. title: a template over `record` and the run's `title`, for a
-    report whose claims have no title. definitions: names with their meaning, after the terms of the shown columns.
-    package: of its help.md, if that is not the record's. reconciles: sentences about numbers that differ between parts,
-    and why. known_answer: sentences about a planted cause that it recovered or not.
+    claims: of its record. effects: all measured effects on the scale of findings.py, significant or
+    not, with p before any correction. unknown: at most five sentences about what the report does
+    not show. picture: of the first page; of several sheets the first. explorer: of the HTML page.
+    title: a template over `record` and the run's `title`, for a report whose claims have no title.
+    definitions: names with their meaning, after the terms of the shown columns. package: of its
+    help.md, if that is not the record's. reconciles: sentences about numbers that differ between
+    parts, and why. known_answer: sentences about a planted cause that it recovered or not.
 
-    A run of chapters takes finished parts from them: sections, picture and glance may be functions of the record.
+    A run of chapters takes finished parts from them: sections, picture and glance may be functions
+    of the record.
     """
 
     record: type[Record]
@@ -204,7 +214,9 @@ class Report:
             parts.append(self.glance)
         return parts
 
-    def _parts(self, record: Any, claims: Sequence[Claim], picture: FigureSpec | None) -> Iterator[page.Section]:
+    def _parts(
+        self, record: Any, claims: Sequence[Claim], picture: FigureSpec | None
+    ) -> Iterator[page.Section]:
         """Yield the sections in order, without the figure that the first page shows."""
         for section in self.sections:
             for part in _finished(section, record, claims):
@@ -232,7 +244,9 @@ class Report:
 
 
 def _without_repeated_leads(claims: Iterable[Claim]) -> Iterator[Sentence]:
-    """Yield the sentences of claims; of several in a row that answer one question, the first names it."""
+    """Yield the sentences of claims; of several in a row that answer one question, the first names
+    it.
+    """
     before = ""
     for claim in claims:
         yield Sentence(claim.says, claim.place, "" if claim.lead == before else claim.lead)
@@ -254,7 +268,8 @@ def _with_next_steps(claims: Iterable[Claim], record: Record) -> tuple[Claim, ..
 
 
 def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
-    """Return the next steps of claims that fail or surprise: no step twice, the most urgent first."""
+    """Return the next steps of claims that fail or surprise: no step twice, the most urgent
+    first."""
     steps: dict[str, None] = {}
     for claim in sorted(claims, key=lambda claim: urgency(claim.state)):
         if claim.next_step and needs_a_next_step(claim):
@@ -314,7 +329,9 @@ def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
 def _finished(
     section: Section | Callable[[Any], Iterator[page.Section]], record: Any, claims: Sequence[Claim]
 ) -> Iterator[page.Section]:
-    """Yield a declared section filled by the record, or the parts that a function takes from chapters."""
+    """Yield a declared section filled by the record, or the parts that a function takes from
+    chapters.
+    """
     if not isinstance(section, Section):
         yield from section(record)
         return
@@ -406,7 +423,9 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
     shown_columns = {}
     for name in section.columns:
         shown_columns[name] = declared.get(name) or _of_property(name, rows[0])
-    yield table_of(rows[:ROWS], shown_columns, of=len(rows), name=_table_name(section, rows[0], record))
+    yield table_of(
+        rows[:ROWS], shown_columns, of=len(rows), name=_table_name(section, rows[0], record)
+    )
 
 
 def _table_name(section: Section | Overview, row: Any, record: Record) -> str:
@@ -420,7 +439,9 @@ def _table_name(section: Section | Overview, row: Any, record: Record) -> str:
 
 
 def _of_property(name: str, row: Any) -> Column:
-    """Return the column of a property; its text is ours, which a table does not shorten as it does a name."""
+    """Return the column of a property; its text is ours, which a table does not shorten as it does
+    a name.
+    """
     unit = "text" if isinstance(getattr(row, name), str) else ""
     return Column(name.replace("_", " "), unit=unit)
 
@@ -428,7 +449,8 @@ def _of_property(name: str, row: Any) -> Column:
 def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
     """Return rows as a table without the columns that are empty in all of them.
 
-    shown: the columns by field; of: the number of rows in all; name: of the CSV file that holds them.
+    shown: the columns by field; of: the number of rows in all; name: of the CSV file that holds
+    them.
     """
     columns_of_cells = {}
     for field, column in shown.items():
@@ -453,7 +475,9 @@ def cell(value: Any, column: Column) -> Cell:
         return Marked(_protected(value))
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if (isinstance(value, float) and column.unit) or (isinstance(value, int) and column.unit in COUNTED):
+    if (isinstance(value, float) and column.unit) or (
+        isinstance(value, int) and column.unit in COUNTED
+    ):
         return Estimate(value, unit=column.unit)
     if isinstance(value, int | float):
         return value
@@ -492,7 +516,9 @@ def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) ->
 
 
 def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterator[list[Cell]]:
-    """Yield the title, a value for each model, the difference of two, and the status; nothing without a value."""
+    """Yield the title, a value for each model, the difference of two, and the status; nothing
+    without a value.
+    """
     rows = rows_of(glance.table, record)
     if not rows:
         return
@@ -516,7 +542,9 @@ def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterat
 
 
 def urgency(status: str | None) -> int:
-    """Return the place in ORDER of a status with its reason; the most urgent is 0, a row without one comes last."""
+    """Return the place in ORDER of a status with its reason; the most urgent is 0, a row without
+    one comes last.
+    """
     state = (status or "").partition(":")[0]
     return ORDER.index(state) if state in ORDER else len(ORDER)
 
@@ -538,7 +566,9 @@ def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page
     for title, paragraphs in help_of(package).items():
         yield page.Section(title, _as_sentences(paragraphs))
     if definitions:
-        lines = [f"**{name}**: {text}" for name, text in definitions]  # ours, from registries and columns
+        lines = [
+            f"**{name}**: {text}" for name, text in definitions
+        ]  # ours, from registries and columns
         yield page.Section("Definitions", _as_sentences(lines))
 
 

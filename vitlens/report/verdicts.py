@@ -12,7 +12,8 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class Threshold:
-    """The limits of pass and warning; a value beyond both fails. higher: True if higher is better."""
+    """The limits of pass and warning; a value beyond both fails. higher: True if higher is
+    better."""
 
     passes: float
     warns: float
@@ -46,7 +47,9 @@ class Threshold:
         return value >= limit if self.higher else value <= limit
 
     def judge(self, value: Estimate) -> State:
-        """Return the state of an estimate by the worse end of its interval, or by its value if it has none."""
+        """Return the state of an estimate by the worse end of its interval, or by its value if it
+        has none.
+        """
         worst, _ = self._ends(value)
         return self.state(worst)
 
@@ -58,7 +61,8 @@ class Threshold:
     def judge_difference(self, value: Estimate) -> State:
         """Return the state of a difference between two models by both ends of its interval.
 
-        It passes if both ends pass, warns or fails if even the better end does, and is inconclusive otherwise.
+        It passes if both ends pass, warns or fails if even the better end does, and is inconclusive
+        otherwise.
         """
         worst, best = map(self.state, self._ends(value))
         if best == "pass" and worst != "pass":
@@ -66,21 +70,28 @@ class Threshold:
         return best
 
     def _ends(self, value: Estimate) -> tuple[float, float]:
-        """Return the worse and the better end of an interval, both the value itself if it has none."""
+        """Return the worse and the better end of an interval, both the value itself if it has
+        none."""
         low = value.value if value.low is None else value.low
         high = value.value if value.high is None else value.high
         return (low, high) if self.higher else (high, low)
 
 
-ORDER: Final[tuple[State, ...]] = ("fail", "warn", "inconclusive", "not tested", "pass")  # the most urgent first
+ORDER: Final[tuple[State, ...]] = (
+    "fail",
+    "warn",
+    "inconclusive",
+    "not tested",
+    "pass",
+)  # the most urgent first
 
 
 @dataclass(frozen=True)
 class Verdict:
     """A judgement with its reason, without which there is none.
 
-    because: what was judged, or why it could not be; limit: its name in limits.toml, "" for none; doubts: True where
-    the measurement itself is in doubt, so that no title may rest on it.
+    because: what was judged, or why it could not be; limit: its name in limits.toml, "" for none;
+    doubts: True where the measurement itself is in doubt, so that no title may rest on it.
     """
 
     state: State
@@ -90,11 +101,14 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if not self.because.strip():
-            raise ValueError(f"expected a reason for the verdict {self.state!r}, found none; say what was judged")
+            raise ValueError(
+                f"expected a reason for the verdict {self.state!r}, found none; say what was judged"
+            )
 
     @property
     def reason(self) -> str:
-        """Return the reason with the limit: "dead or uniform heads (pass to 10 %, warn to 30 %)"."""
+        """Return the reason with the limit: "dead or uniform heads (pass to 10 %, warn to 30
+        %)"."""
         if not self.limit:
             return self.because
         return f"{self.because} ({LIMITS[self.limit].words})"

@@ -1,8 +1,10 @@
-"""Augmentation of a whole batch on its device, seeded per image: crops, flips, RandAugment, erasing, mixing.
+"""Augmentation of a whole batch on its device, seeded per image: crops, flips, RandAugment,
+erasing, mixing.
 
-Each view's random numbers come from a hash of (seed, epoch, key), not from a generator's state, so the augmentation of
-an image does not depend on how a batch is split among processes or where a killed run is resumed. The key is the
-image's index in its split, plus the split's size times the number of the view. Only mixing uses torch's generator.
+Each view's random numbers come from a hash of (seed, epoch, key), not from a generator's state, so
+the augmentation of an image does not depend on how a batch is split among processes or where a
+killed run is resumed. The key is the image's index in its split, plus the split's size times the
+number of the view. Only mixing uses torch's generator.
 """
 
 import math
@@ -26,27 +28,36 @@ AREA: Final = (0.02, 1 / 3)  # of an erased rectangle, as a share of the image
 ASPECT: Final = (0.3, 1 / 0.3)  # height over width
 _SHIFT, _RAND_AUGMENT, _ERASE, _NOISE = range(4)  # streams of random numbers
 
-Draw = Callable[[int, int], Float[Tensor, "batch count"]]  # so many numbers in [0, 1) for each view, of a stream
+Draw = Callable[
+    [int, int], Float[Tensor, "batch count"]
+]  # so many numbers in [0, 1) for each view, of a stream
 Operation = Callable[[Tensor, float], Tensor]
 
 
 def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: int) -> Images:
-    """Return the images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each where the recipe
-    has it.
+    """Return the images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each
+    where the recipe has it.
 
-    keys: (batch,) of the views; a view is shifted by at most crop_padding pixels, filled with black.
+    keys: (batch,) of the views; a view is shifted by at most crop_padding pixels, filled with
+    black.
     """
     draw = partial(uniforms, keys.to(pixels.device), seed=seed, epoch=epoch)
     if recipe.crop_padding or recipe.flip:
         pixels = _shift_and_flip(pixels, draw(3, _SHIFT), recipe.crop_padding, recipe.flip)
     if recipe.randaugment:
-        pixels = rand_augment(pixels, draw, operations=recipe.randaugment, magnitude=recipe.magnitude)
+        pixels = rand_augment(
+            pixels, draw, operations=recipe.randaugment, magnitude=recipe.magnitude
+        )
     images = pixels.float().div_(255)
     return erase(images, draw, chance=recipe.erasing) if recipe.erasing else images
 
 
-def uniforms(keys: Tensor, count: int, stream: int, *, seed: int, epoch: int) -> Float[Tensor, "batch count"]:
-    """Numbers in [0, 1) for each view, which depend only on (seed, epoch, key, stream, index); 24 bits each."""
+def uniforms(
+    keys: Tensor, count: int, stream: int, *, seed: int, epoch: int
+) -> Float[Tensor, "batch count"]:
+    """Numbers in [0, 1) for each view, which depend only on (seed, epoch, key, stream, index); 24
+    bits each.
+    """
     views = draws.keys(seed, torch.full_like(keys, seed >> 32), torch.full_like(keys, epoch), keys)
     return draws.uniform(views, count, stream=stream)
 
@@ -66,23 +77,39 @@ def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool)
 
 
 def _affine(
-    pixels: Tensor, *, translate: tuple[float, float] = (0.0, 0.0), shear: tuple[float, float] = (0.0, 0.0)
+    pixels: Tensor,
+    *,
+    translate: tuple[float, float] = (0.0, 0.0),
+    shear: tuple[float, float] = (0.0, 0.0),
 ) -> Tensor:
-    """Return images translated right and down by whole pixels, then sheared by slopes, about the upper left corner."""
+    """Return images translated right and down by whole pixels, then sheared by slopes, about the
+    upper left corner.
+    """
     degrees = [math.degrees(math.atan(slope)) for slope in shear]
     whole = [int(distance) for distance in translate]
-    transformed: Tensor = V.affine(pixels, angle=0.0, translate=whole, scale=1.0, shear=degrees, center=[0, 0])
+    transformed: Tensor = V.affine(
+        pixels, angle=0.0, translate=whole, scale=1.0, shear=degrees, center=[0, 0]
+    )
     return transformed
 
 
-# value at magnitude 30 (translations: as a share of the side), whether it is signed, and the function; the ranges are
+# value at magnitude 30 (translations: as a share of the side), whether it is signed, and the
+# function; the ranges are
 # torchvision's (Cubuk 2020)
 OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
     "identity": (0.0, False, lambda pixels, _: pixels),
     "shear-x": (0.3, True, lambda pixels, value: _affine(pixels, shear=(value, 0.0))),
     "shear-y": (0.3, True, lambda pixels, value: _affine(pixels, shear=(0.0, value))),
-    "translate-x": (150 / 331, True, lambda pixels, value: _affine(pixels, translate=(value * pixels.shape[-1], 0.0))),
-    "translate-y": (150 / 331, True, lambda pixels, value: _affine(pixels, translate=(0.0, value * pixels.shape[-2]))),
+    "translate-x": (
+        150 / 331,
+        True,
+        lambda pixels, value: _affine(pixels, translate=(value * pixels.shape[-1], 0.0)),
+    ),
+    "translate-y": (
+        150 / 331,
+        True,
+        lambda pixels, value: _affine(pixels, translate=(0.0, value * pixels.shape[-2])),
+    ),
     "rotate": (30.0, True, lambda pixels, value: V.rotate(pixels, value)),
     "brightness": (0.9, True, lambda pixels, value: V.adjust_brightness(pixels, 1 + value)),
     "colour": (0.9, True, lambda pixels, value: V.adjust_saturation(pixels, 1 + value)),
@@ -96,12 +123,16 @@ OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
 
 
 def strength(top: float, magnitude: int) -> float:
-    """Return an operation's value at a magnitude: linear up to top at 30, in float32 as in torchvision."""
+    """Return an operation's value at a magnitude: linear up to top at 30, in float32 as in
+    torchvision.
+    """
     return float(torch.linspace(0.0, top, BINS)[magnitude])
 
 
 def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int) -> Pixels:
-    """Return each image changed by random operations of one strength, 0 to 30 of 30 (Cubuk 2020, RandAugment)."""
+    """Return each image changed by random operations of one strength, 0 to 30 of 30 (Cubuk 2020,
+    RandAugment).
+    """
     drawn = draw(2 * operations, _RAND_AUGMENT).cpu()
     table = list(OPERATIONS.values())
     for turn in range(operations):
@@ -110,7 +141,9 @@ def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int)
         changed = pixels.clone()
         for index, (top, signed, operation) in enumerate(table[1:], start=1):
             for sign in (1, -1) if signed else (1,):
-                selected = (chosen == index) & (negative == (sign < 0)) if signed else chosen == index
+                selected = (
+                    (chosen == index) & (negative == (sign < 0)) if signed else chosen == index
+                )
                 views = selected.nonzero()[:, 0].to(pixels.device)
                 if len(views):
                     changed[views] = operation(pixels[views], sign * strength(top, magnitude))
@@ -119,8 +152,8 @@ def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int)
 
 
 def erase(images: Images, draw: Draw, *, chance: float) -> Images:
-    """Return the images, each with the given chance one rectangle of uniform noise in it (Zhong 2020; noise as in
-    timm).
+    """Return the images, each with the given chance one rectangle of uniform noise in it (Zhong
+    2020; noise as in timm).
 
     Area and log aspect ratio are uniform; sides are clamped.
     """
@@ -145,13 +178,18 @@ def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
 
 
 def mix(images: Images, labels: Tensor, recipe: Recipe, *, classes: int) -> tuple[Images, Tensor]:
-    """Return the images, each mixed with another one of the batch, and their targets (batch, classes).
+    """Return the images, each mixed with another one of the batch, and their targets (batch,
+    classes).
 
-    By mixup (Zhang 2018) or cutmix (Yun 2019); where the recipe has both, one is drawn per batch, which is mixed with
-    a probability of mix_chance. Random numbers come from torch's generator. A batch that is not mixed keeps its labels
-    (batch,).
+    By mixup (Zhang 2018) or cutmix (Yun 2019); where the recipe has both, one is drawn per batch,
+    which is mixed with a probability of mix_chance. Random numbers come from torch's generator. A
+    batch that is not mixed keeps its labels (batch,).
     """
-    kinds = [(kind, alpha) for kind, alpha in ((v2.MixUp, recipe.mixup), (v2.CutMix, recipe.cutmix)) if alpha]
+    kinds = [
+        (kind, alpha)
+        for kind, alpha in ((v2.MixUp, recipe.mixup), (v2.CutMix, recipe.cutmix))
+        if alpha
+    ]
     if not kinds or len(images) < 2 or torch.rand(()).item() >= recipe.mix_chance:
         return images, labels
     kind, alpha = kinds[int(torch.randint(len(kinds), ()).item())]

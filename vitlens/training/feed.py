@@ -1,7 +1,8 @@
-"""The order of the training images and how they are read: seeded permutations, process shares, memory or workers.
+"""The order of the training images and how they are read: seeded permutations, process shares,
+memory or workers.
 
-An image is named by its key, which seeds its augmentation: its index within the split, plus the split's size times the
-number of the view.
+An image is named by its key, which seeds its augmentation: its index within the split, plus the
+split's size times the number of the view.
 """
 
 import os
@@ -19,7 +20,10 @@ from vitlens.errors import DataError, RunError, by_caller
 from vitlens.shapes import Pixels
 
 _MOST_WORKERS = 8  # more speed up decoding little
-_KILLED = ("is killed by signal", "exited unexpectedly")  # PyTorch's messages, at once or at the next batch
+_KILLED = (
+    "is killed by signal",
+    "exited unexpectedly",
+)  # PyTorch's messages, at once or at the next batch
 
 
 def derive_seed(*numbers: int) -> int:
@@ -33,13 +37,16 @@ def derive_seed(*numbers: int) -> int:
     return state >> 1
 
 
-def epoch_batches(count: int, batch_size: int, *, seed: int, epoch: int, views: int = 1) -> tuple[Tensor, ...]:
-    """Return the keys of each batch of an epoch: a permutation that depends only on (seed, epoch), divided into full
-    batches.
+def epoch_batches(
+    count: int, batch_size: int, *, seed: int, epoch: int, views: int = 1
+) -> tuple[Tensor, ...]:
+    """Return the keys of each batch of an epoch: a permutation that depends only on (seed, epoch),
+    divided into full batches.
 
-    views: of each image in a batch, each augmented differently (repeated augmentation, Hoffer 2020); the length of an
-    epoch stays the same, so it contains one in `views` of the images. Images that do not fill a batch are left out of
-    the epoch; fewer images than a batch form one batch.
+    views: of each image in a batch, each augmented differently (repeated augmentation, Hoffer
+    2020); the length of an epoch stays the same, so it contains one in `views` of the images.
+    Images that do not fill a batch are left out of the epoch; fewer images than a batch form one
+    batch.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(derive_seed(seed, epoch)))
     if views > 1:
@@ -49,39 +56,54 @@ def epoch_batches(count: int, batch_size: int, *, seed: int, epoch: int, views: 
 
 
 def process_share(batch: Tensor, process: int, processes: int) -> Tensor:
-    """Return one process's part of a batch: every processes-th image, so that sizes differ by at most one."""
+    """Return one process's part of a batch: every processes-th image, so that sizes differ by at
+    most one.
+    """
     return batch[process::processes]
 
 
 def needs_no_workers(source: Source) -> bool:
-    """Return True if its pixels are in memory or rendered, so that no worker has to decode files in advance."""
-    return isinstance(source, InMemory | Drawings) or (isinstance(source, Subset) and needs_no_workers(source.source))
+    """Return True if its pixels are in memory or rendered, so that no worker has to decode files in
+    advance.
+    """
+    return isinstance(source, InMemory | Drawings) or (
+        isinstance(source, Subset) and needs_no_workers(source.source)
+    )
 
 
 def resident(source: Source, device: torch.device) -> Source:
-    """Return the source with its pixels moved to a CUDA device, if they take less than a quarter of its free memory."""
+    """Return the source with its pixels moved to a CUDA device, if they take less than a quarter of
+    its free memory.
+    """
     if device.type != "cuda":
         return source
     if isinstance(source, Subset):
         inner = resident(source.source, device)
         return source if inner is source.source else Subset(inner, source.indices.to(device))
-    if isinstance(source, InMemory) and source.pixels.nbytes < torch.cuda.mem_get_info(device)[0] / 4:
+    if (
+        isinstance(source, InMemory)
+        and source.pixels.nbytes < torch.cuda.mem_get_info(device)[0] / 4
+    ):
         return InMemory(source.pixels.to(device))
     return source
 
 
-def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterator[tuple[Pixels, Tensor]]:
+def portions(
+    source: Source, batches: Sequence[Tensor], *, pin: bool
+) -> Iterator[tuple[Pixels, Tensor]]:
     """Yield the batches' pixels (batch, 3, height, width) uint8 and keys (batch,), in order.
 
-    Pixels are read directly where they are in memory, else in advance by worker processes. batches: keys; pin: use
-    page-locked memory, from which a CUDA device copies asynchronously.
+    Pixels are read directly where they are in memory, else in advance by worker processes. batches:
+    keys; pin: use page-locked memory, from which a CUDA device copies asynchronously.
     """
     if needs_no_workers(source):
         for keys in batches:
             yield _read(source, keys)
         return
     # a container often has fewer cores than the machine
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     workers = min(_MOST_WORKERS, len(batches), cores)
     loader: DataLoader[Tensor] = DataLoader(
         batches,  # type: ignore[arg-type]  # a sequence is a data set
@@ -94,21 +116,27 @@ def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterato
 
 
 def _read(source: Source, keys: Tensor) -> tuple[Pixels, Tensor]:
-    """Pixels given as floats in [0, 1] are rounded to 8 bits, on which augmentation works: by 1/510 at most."""
+    """Pixels given as floats in [0, 1] are rounded to 8 bits, on which augmentation works: by 1/510
+    at most.
+    """
     pixels = source.read(keys % len(source))
     return (pixels.mul(255).round().to(torch.uint8) if pixels.is_floating_point() else pixels), keys
 
 
 @contextmanager
 def decoding_errors() -> Iterator[None]:
-    """Raise RunError, with how to resume, when a worker process was killed: PyTorch may raise anywhere.
+    """Raise RunError, with how to resume, when a worker process was killed: PyTorch may raise
+    anywhere.
 
-    What a worker could not read is said in its one line, without the traceback that PyTorch puts before it.
+    What a worker could not read is said in its one line, without the traceback that PyTorch puts
+    before it.
     """
     try:
         yield
     except (DataError, RuntimeError, ConnectionError, EOFError) as error:
-        clear_frames(error.__traceback__)  # ends the workers, which the garbage collector would wait 5 s each for
+        clear_frames(
+            error.__traceback__
+        )  # ends the workers, which the garbage collector would wait 5 s each for
         if isinstance(error, DataError):
             lines = str(error).strip().splitlines()
             if len(lines) == 1:
@@ -118,6 +146,7 @@ def decoding_errors() -> Iterator[None]:
             raise
         again = by_caller(python="resume=True", command="vitlens train --resume FOLDER")
         raise RunError(
-            "expected the processes that decode images to keep running, found one that was killed (perhaps for its "
+            "expected the processes that decode images to keep running, found one that was killed "
+            "(perhaps for its "
             f"memory); continue with {again}"
         ) from error

@@ -10,11 +10,12 @@ from vitlens.models.rebuild import classifiers
 
 @contextmanager
 def partly_trainable(model: Model, *, last: int | None) -> Iterator[Model]:
-    """Yield the model with only a part of it trainable; all modes and gradient flags are restored on exit.
+    """Yield the model with only a part of it trainable; all modes and gradient flags are restored
+    on exit.
 
-    last: None: everything (as `trainable`); K: the last K blocks and all layers after them; 0: only the classifier.
-    Frozen modules are in evaluation mode: no dropout, fixed batch statistics. Raises InputError for more blocks than
-    the model has.
+    last: None: everything (as `trainable`); K: the last K blocks and all layers after them; 0: only
+    the classifier. Frozen modules are in evaluation mode: no dropout, fixed batch statistics.
+    Raises InputError for more blocks than the model has.
     """
     require_last(model, last)
     with trainable(model):
@@ -36,13 +37,15 @@ def require_last(model: Model, last: int | None) -> None:
     depth = len(model.anatomy.blocks)
     if last is not None and not 0 <= last <= depth:
         raise InputError(
-            f"expected {argument('train_last')} from 1 to {depth}, the blocks of {model.alias}, found {last}; "
+            f"expected {argument('train_last')} from 1 to {depth}, the blocks of {model.alias}, "
+            f"found {last}; "
             "leave it out to train everything"
         )
 
 
 def trained_names(model: Model, *, last: int) -> set[str]:
-    """Names of the parameters of the last K blocks and of all layers after them; for 0, of the classifier.
+    """Names of the parameters of the last K blocks and of all layers after them; for 0, of the
+    classifier.
 
     Parameters between two blocks belong to the block before, as in layer-wise learning-rate decay.
     """
@@ -55,7 +58,9 @@ def trained_names(model: Model, *, last: int) -> set[str]:
             raise
         heads = ()
     first = f"{blocks[len(blocks) - last]}." if last else ""
-    start = next((index for index, name in enumerate(names) if last and name.startswith(first)), len(names))
+    start = next(
+        (index for index, name in enumerate(names) if last and name.startswith(first)), len(names)
+    )
     return {name for name in names if name.startswith(heads)} | set(names[start:])
 
 
@@ -71,5 +76,6 @@ def require_learned(model: Model, *, option: str) -> None:
     if model.provenance.weights in ("random", "training"):
         raise InputError(
             f"expected a trained model with {option}, found {model.alias} with random weights; "
-            f"give timm:NAME, torchvision:NAME, a run folder, or {argument('weights', flag='weights FILE')}"
+            "give timm:NAME, torchvision:NAME, a run folder, or "
+            f"{argument('weights', flag='weights FILE')}"
         )

@@ -1,4 +1,5 @@
-"""Training a head on a frozen backbone: the head's input for each image is computed once and cached.
+"""Training a head on a frozen backbone: the head's input for each image is computed once and
+cached.
 
 The loop is that of `fit`, on features in place of images.
 """
@@ -30,22 +31,33 @@ from vitlens.training.metrics import Tested, TrainingResult
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task
 
-_TOLERANCE: Final = 1e-3  # of logits: rounding; a head that is not the last step differs by far more
+_TOLERANCE: Final = (
+    1e-3  # of logits: rounding; a head that is not the last step differs by far more
+)
 
-HeadInputs = Float[Tensor, "batch heads dim"]  # of each classifier: one, or the two of a distilled model
+HeadInputs = Float[
+    Tensor, "batch heads dim"
+]  # of each classifier: one, or the two of a distilled model
 Cached = Float[Tensor, "views images heads dim"]
 Advance = Callable[[int], object]  # called with the number of images just read
 
 
-def fit_head(task: Task, *, views: int = 1, reading: AbstractContextManager[Advance] | None = None) -> TrainingResult:
+def fit_head(
+    task: Task, *, views: int = 1, reading: AbstractContextManager[Advance] | None = None
+) -> TrainingResult:
     """Train a model's head on the cached features of its frozen backbone.
 
-    The steps are those of `fit` with only the classifier trainable: same orders, same gradients. views: of each
-    training image, augmented by the recipe and cached, of which each epoch uses one, in turn (1: the unchanged image);
-    reading: entered while they are computed. Weights are written only at the end. Raises what `fit` raises, and
-    UnsupportedError for a head that is not the model's last step.
+    The steps are those of `fit` with only the classifier trainable: same orders, same gradients.
+    views: of each training image, augmented by the recipe and cached, of which each epoch uses one,
+    in turn (1: the unchanged image); reading: entered while they are computed. Weights are written
+    only at the end. Raises what `fit` raises, and UnsupportedError for a head that is not the
+    model's last step.
     """
-    with running(replace(task, train_last=0, checkpoint_every=None, keep_every=None)) as (task, accelerator, precise):
+    with running(replace(task, train_last=0, checkpoint_every=None, keep_every=None)) as (
+        task,
+        accelerator,
+        precise,
+    ):
         model = task.model
         device = task.processes.device
         precision = task.precision
@@ -58,9 +70,13 @@ def fit_head(task: Task, *, views: int = 1, reading: AbstractContextManager[Adva
             provenance=model.provenance,
             architecture=model.architecture,
         )
-        frozen = StandardObjective(about={"frozen": {"backbone": fingerprint(model.module), "views": views}})
+        frozen = StandardObjective(
+            about={"frozen": {"backbone": fingerprint(model.module), "views": views}}
+        )
         # the head is trained in fp32: its steps are cheap
-        task = replace(task, model=head, whole=model, objective=frozen, precision="fp32", train_last=None)
+        task = replace(
+            task, model=head, whole=model, objective=frozen, precision="fp32", train_last=None
+        )
         with reading or nullcontext(lambda _: None) as advance:
             trained = cached_features(task, task.train, precision, advance, views=views).to(device)
             tested = cached_features(task, task.test, precision, advance)[0].to(device)
@@ -82,7 +98,10 @@ def fit_head(task: Task, *, views: int = 1, reading: AbstractContextManager[Adva
 
         shown = "unchanged" if views == 1 else f"in {views} augmented views"
         megabytes = (trained.nbytes + tested.nbytes) / 1e6
-        note = f"the backbone frozen and its features computed once (images {shown}, {megabytes:.1f} MB)"
+        note = (
+            f"the backbone frozen and its features computed once (images {shown}, "
+            f"{megabytes:.1f} MB)"
+        )
         return Training(task, Updates(task, accelerator), batches, test).run(notes=(precise, note))
 
 
@@ -98,18 +117,26 @@ def _last_block() -> str:
 def require_cacheable(recipe: Recipe, *, views: int) -> None:
     """Raise InputError for a recipe whose features cannot be computed once and cached."""
     if views < 1:
-        raise InputError(f"expected {argument('views', flag='cached-views')} at least 1, found {views}")
+        raise InputError(
+            f"expected {argument('views', flag='cached-views')} at least 1, found {views}"
+        )
     for name, none in (("mixup", 0), ("cutmix", 0), ("views", 1)):
         if getattr(recipe, name) > none:
             raise InputError(
-                f"expected features that are computed once with {_frozen()}, found a recipe with {name} "
-                f"{getattr(recipe, name)}; add {set_option(name, none)}, or train with {argument('train_last', 1)}"
+                f"expected features that are computed once with {_frozen()}, found a recipe with "
+                f"{name} "
+                f"{getattr(recipe, name)}; add {set_option(name, none)}, or train with "
+                f"{argument('train_last', 1)}"
             )
-    changing = [name for name in ("crop_padding", "flip", "randaugment", "erasing") if getattr(recipe, name)]
+    changing = [
+        name for name in ("crop_padding", "flip", "randaugment", "erasing") if getattr(recipe, name)
+    ]
     if changing and views == 1:
         raise InputError(
-            f"expected unchanged images with {_frozen()}, found a recipe with {', '.join(changing)}; "
-            f"add {argument('views', 4, flag='cached-views')} to cache four views of each image, or disable the "
+            f"expected unchanged images with {_frozen()}, found a recipe with "
+            f"{', '.join(changing)}; "
+            f"add {argument('views', 4, flag='cached-views')} to cache four views of each image, "
+            "or disable the "
             "augmentation"
         )
 
@@ -119,7 +146,9 @@ class HeadOnly(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.heads = nn.ModuleList([model.module.get_submodule(name) for name in classifiers(model)])
+        self.heads = nn.ModuleList(
+            [model.module.get_submodule(name) for name in classifiers(model)]
+        )
         self.read_output = two_classes if model.has_single_logit else first_output
 
     def forward(self, features: HeadInputs) -> Logits:
@@ -146,11 +175,14 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
         if any(part.ndim != 2 for part in inputs) or len(inputs) != len(names):
             shapes = ", ".join(str(tuple(part.shape)) for part in inputs) or "nothing"
             raise UnsupportedError(
-                f"expected a head of {model.alias} that reads one vector per image, found {shapes}; {_last_block()}"
+                f"expected a head of {model.alias} that reads one vector per image, found "
+                f"{shapes}; {_last_block()}"
             )
         features = torch.stack([part.float() for part in inputs], 1)
         alone = HeadOnly(model)(features).float()
-    if not torch.allclose(alone, logits, rtol=_TOLERANCE if precision == "fp32" else 0.05, atol=_TOLERANCE):
+    if not torch.allclose(
+        alone, logits, rtol=_TOLERANCE if precision == "fp32" else 0.05, atol=_TOLERANCE
+    ):
         raise UnsupportedError(
             f"expected the head of {model.alias} to be its last step, found logits that differ by "
             f"{(alone - logits).abs().max():.2g}; {_last_block()}"
@@ -158,17 +190,22 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
     return features
 
 
-def cached_features(task: Task, split: Split, precision: str, advance: Advance, *, views: int = 1) -> Cached:
-    """Return the head's inputs for every image of a split, on the CPU; each process computes its share.
+def cached_features(
+    task: Task, split: Split, precision: str, advance: Advance, *, views: int = 1
+) -> Cached:
+    """Return the head's inputs for every image of a split, on the CPU; each process computes its
+    share.
 
-    Several views are augmented as the first epochs of a training without a cache would augment them. advance: called
-    for each view.
+    Several views are augmented as the first epochs of a training without a cache would augment
+    them. advance: called for each view.
     """
     processes = task.processes
     model = task.whole
     device = task.processes.device
     assert model is not None
-    batches = torch.arange(processes.index, len(split), processes.count).split(fitting_batch_size(model))
+    batches = torch.arange(processes.index, len(split), processes.count).split(
+        fitting_batch_size(model)
+    )
     by_view = []
     for view in range(views):
         found = []

@@ -1,9 +1,10 @@
 """The training loop: epochs of steps, each followed by a test and a checkpoint.
 
-The result depends only on (model, data, recipe, seed, number of processes). Orders, augmentation and dropout derive
-from (seed, epoch, step), so a killed run resumes exactly from its checkpoint.
-Several processes take shares of the same global batches; their averaged gradients equal those of one process, except
-for batch normalisation, whose statistics are per process (over smaller batches), and dropout, drawn per process.
+The result depends only on (model, data, recipe, seed, number of processes). Orders, augmentation
+and dropout derive from (seed, epoch, step), so a killed run resumes exactly from its checkpoint.
+Several processes take shares of the same global batches; their averaged gradients equal those of
+one process, except for batch normalisation, whose statistics are per process (over smaller
+batches), and dropout, drawn per process.
 """
 
 import math
@@ -47,11 +48,18 @@ from vitlens.training.metrics import (
 )
 from vitlens.training.optimiser import Average, Optimiser, copy_into, copy_of
 from vitlens.training.recipe import Recipe
-from vitlens.training.speed import choose_compiling, choose_precision, fast_attention, gradient_checkpointing
+from vitlens.training.speed import (
+    choose_compiling,
+    choose_precision,
+    fast_attention,
+    gradient_checkpointing,
+)
 from vitlens.training.task import Task, require_fitting
 
 BEST_FILE: Final = "best.safetensors"
-CHECKPOINT_INTERVAL = 5.0  # seconds, between the checkpoints of a training on features, whose epochs are short
+CHECKPOINT_INTERVAL = (
+    5.0  # seconds, between the checkpoints of a training on features, whose epochs are short
+)
 PROGRESS_INTERVAL = 0.1  # seconds
 
 # of an epoch and the keys of this process's share of each batch: inputs and labels on the device
@@ -82,16 +90,18 @@ def fit(
 ) -> TrainingResult:
     """Train a model; afterwards it has the last weights (averaged ones where the recipe averages).
 
-    directory: gets metrics.jsonl, model.safetensors (those weights), best.safetensors and checkpoint/, each written
-    atomically; resume: continue from its checkpoint, or start where there is none; checkpoint_every: steps between
-    checkpoints within an epoch (None: one at each epoch's end); keep_every: epochs between kept copies of the
-    weights, kept/epoch-NNNN.safetensors in half precision, the first one before training (None: none); objective: the
-    loss (None: cross-entropy with the labels); train_last: train only the last K blocks and the layers after them
-    (0: the head; None: everything); precision, compiling: see speed; recompute: the blocks' activations in the
-    backward pass, to save memory; watchers: called at every step and epoch in the first process, and closed at the
-    end. Raises InputError when data, model and checkpoint do not match, NonFiniteError when the loss becomes NaN or
-    infinite (the files keep the last good weights), StorageError when the disk is full (the previous checkpoint
-    survives), RunError when another process has ended.
+    directory: gets metrics.jsonl, model.safetensors (those weights), best.safetensors and
+    checkpoint/, each written atomically; resume: continue from its checkpoint, or start where there
+    is none; checkpoint_every: steps between checkpoints within an epoch (None: one at each epoch's
+    end); keep_every: epochs between kept copies of the weights, kept/epoch-NNNN.safetensors in half
+    precision, the first one before training (None: none); objective: the loss (None: cross-entropy
+    with the labels); train_last: train only the last K blocks and the layers after them (0: the
+    head; None: everything); precision, compiling: see speed; recompute: the blocks' activations in
+    the backward pass, to save memory; watchers: called at every step and epoch in the first
+    process, and closed at the end. Raises InputError when data, model and checkpoint do not match,
+    NonFiniteError when the loss becomes NaN or infinite (the files keep the last good weights),
+    StorageError when the disk is full (the previous checkpoint survives), RunError when another
+    process has ended.
     """
     checkpoint.require_interval(keep_every)
     task = Task(
@@ -126,16 +136,20 @@ def train_on_images(task: Task) -> TrainingResult:
             model.module.to(memory_format=torch.channels_last)
         with gradient_checkpointing(model, on=task.recompute), fast_attention(model, device):
             updates = Updates(task, accelerator, compiled=compiled)
-            training = Training(task, updates, partial(_augmented_images, task), partial(_test_images, task))
+            training = Training(
+                task, updates, partial(_augmented_images, task), partial(_test_images, task)
+            )
             return training.run(notes=(precise, compiling))
 
 
 @contextmanager
 def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
-    """Yield a task with its process, precision and device chosen, the accelerator, and a note on the precision.
+    """Yield a task with its process, precision and device chosen, the accelerator, and a note on
+    the precision.
 
-    Inside, the part of the model that is trained can be; on exit its modes, gradient flags and torch's random state
-    are as before, and the watchers closed. Raises what `fit` raises for data that do not fit the model.
+    Inside, the part of the model that is trained can be; on exit its modes, gradient flags and
+    torch's random state are as before, and the watchers closed. Raises what `fit` raises for data
+    that do not fit the model.
     """
     with ExitStack() as stack:
         for watcher in task.watchers if is_first_process() else ():  # which alone calls them
@@ -148,7 +162,8 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
             task.pretraining.require(task.model, task.recipe, together)
         if task.batch_size < processes.count:
             raise InputError(
-                f"expected {argument('batch_size')} of at least {processes.count}, one per process, found "
+                f"expected {argument('batch_size')} of at least {processes.count}, one per "
+                "process, found "
                 f"{task.batch_size}"
             )
         precision, note = choose_precision(processes.device, task.precision)
@@ -161,8 +176,12 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
         yield task, accelerator, note
 
 
-def _augmented_images(task: Task, epoch: int, shares: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    for pixels, keys in portions(task.source(epoch), shares, pin=task.processes.device.type == "cuda"):
+def _augmented_images(
+    task: Task, epoch: int, shares: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for pixels, keys in portions(
+        task.source(epoch), shares, pin=task.processes.device.type == "cuda"
+    ):
         yield task.augmented(pixels, keys, epoch), task.targets(keys)
 
 
@@ -173,9 +192,14 @@ def _test_images(task: Task) -> Tested:
     processes = task.processes
     if task.pretraining is not None:
         return task.pretraining.tested(
-            precision=task.precision, seed=task.seed, batch_size=task.batch_size, processes=processes
+            precision=task.precision,
+            seed=task.seed,
+            batch_size=task.batch_size,
+            processes=processes,
         )
-    for buffer in model.buffers() if processes.count > 1 else ():  # batch statistics differ between processes
+    for buffer in (
+        model.buffers() if processes.count > 1 else ()
+    ):  # batch statistics differ between processes
         with peer_errors():
             broadcast(buffer, from_process=0)
     indices = process_share(torch.arange(len(split)), processes.index, processes.count)
@@ -200,12 +224,16 @@ class Updates:
         self.step = 0
         inner = task.model.module
         with seeded(task.seed):  # the new parts of an objective are random
-            module = task.objective.module(task.model) if task.whole is None else inner  # which takes features
+            module = (
+                task.objective.module(task.model) if task.whole is None else inner
+            )  # which takes features
         # what is trained, averaged and kept
         self.model = inner if task.pretraining is None else module
         name = next(name for name, part in self.model.named_modules() if part is inner)
         blocks = [f"{name}.{block}" if name else block for block in task.model.anatomy.blocks]
-        self.average = Average(self.model, decay=task.recipe.average) if task.recipe.average else None
+        self.average = (
+            Average(self.model, decay=task.recipe.average) if task.recipe.average else None
+        )
         self.optimiser = Optimiser(self.model, task.recipe, blocks=blocks)
         # several processes average their gradients
         wrapped = module if accelerator.num_processes == 1 else accelerator.prepare_model(module)
@@ -214,8 +242,8 @@ class Updates:
     def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> tuple[float, float, float]:
         """Update the weights from this process's share of a batch of `whole` images.
 
-        Returns its summed loss, number of correct predictions, and the norm of the whole gradient. Raises
-        NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
+        Returns its summed loss, number of correct predictions, and the norm of the whole gradient.
+        Raises NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
         """
         task = self.task
         recipe = self.task.recipe
@@ -227,7 +255,9 @@ class Updates:
         sums = torch.zeros(2, device=images.device)
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
         for number, (part, part_targets) in enumerate(parts, start=1):
-            synchronised = nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
+            synchronised = (
+                nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
+            )
             with synchronised, peer_errors():
                 inputs: tuple[Tensor, ...] = (part,)
                 if pretraining is not None:
@@ -235,14 +265,17 @@ class Updates:
                 with autocast(images.device, task.precision):
                     outputs = self.wrapped(*inputs)
                 loss = objective.loss(outputs, part_targets, part, smoothing=recipe.label_smoothing)
-                # gradients are averaged over processes: so every image counts the same in uneven shares
+                # gradients are averaged over processes: so every image counts the same in uneven
+                # shares
                 accelerator.backward(loss * (accelerator.num_processes / whole))
             sums[0] += loss.detach()
             if (logits := objective.logits(outputs)) is not None:
                 hard = part_targets if part_targets.ndim == 1 else part_targets.argmax(1)
                 sums[1] += (logits.detach().argmax(1) == hard).sum()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip or math.inf)
-        summed, correct, length = torch.cat((sums, norm.detach()[None])).tolist()  # one synchronisation with the device
+        summed, correct, length = torch.cat(
+            (sums, norm.detach()[None])
+        ).tolist()  # one synchronisation with the device
         if not math.isfinite(summed + length):
             raise self._not_finite(f"loss {summed / len(labels):g}, gradient norm {length:g}")
         self.optimiser.set_rate(task.learning_rate(self.step))
@@ -255,17 +288,27 @@ class Updates:
         return summed, correct, length
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Return the model with the averaged weights, which are tested and saved, while the context lasts."""
+        """Return the model with the averaged weights, which are tested and saved, while the context
+        lasts.
+        """
         return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that are needed to resume: model/..., average/..., optimiser/..."""
         average = {} if self.average is None else self.average.tensors
-        parts = {"model": self.model.state_dict(), "average": average, "optimiser": self.optimiser.tensors()}
-        return {f"{part}/{name}": value for part, own in parts.items() for name, value in own.items()}
+        parts = {
+            "model": self.model.state_dict(),
+            "average": average,
+            "optimiser": self.optimiser.tensors(),
+        }
+        return {
+            f"{part}/{name}": value for part, own in parts.items() for name, value in own.items()
+        }
 
     def require_finite(self) -> None:
-        """Raise NonFiniteError for a NaN or an infinity in any tensor, before it is written to a file."""
+        """Raise NonFiniteError for a NaN or an infinity in any tensor, before it is written to a
+        file.
+        """
         for name, value in self.tensors().items():
             if not value.isfinite().all():
                 raise self._not_finite(f"NaN or infinity in {name}")
@@ -284,21 +327,26 @@ class Updates:
         epoch = self.step // self.task.steps_per_epoch
         lower = argument("learning_rate", float(f"{self.task.recipe.learning_rate / 3:.1g}"))
         return NonFiniteError(
-            f"expected a finite loss, found {values} in epoch {epoch + 1}, step {self.step + 1}; {self.task.directory} "
+            f"expected a finite loss, found {values} in epoch {epoch + 1}, step {self.step + 1}; "
+            f"{self.task.directory} "
             f"keeps the last good weights; try {lower}"
         )
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 class Training:
     """One run of the loop in one process.
 
-    Where a head alone is trained, an epoch takes less time than writing a file: checkpoints are then written at
-    intervals of time, and the weights of the whole model once, at the end.
+    Where a head alone is trained, an epoch takes less time than writing a file: checkpoints are
+    then written at intervals of time, and the weights of the whole model once, at the end.
     """
 
     def __init__(self, task: Task, updates: Updates, batches: Batches, test: Test) -> None:
@@ -308,7 +356,8 @@ class Training:
         self.test = test
         self.watchers = task.watchers if task.processes.is_first else ()
         self.history: tuple[EpochMetrics, ...] = ()
-        # of this epoch, in this process: loss, correct predictions, images, gradient norms / processes
+        # of this epoch, in this process: loss, correct predictions, images, gradient norms /
+        # processes
         self.sums = torch.zeros(4, dtype=torch.float64)
         self.best: dict[str, Tensor] = {}  # weights of a head
         self.earlier = 0.0  # seconds of earlier runs of this training
@@ -366,37 +415,53 @@ class Training:
             self._write_checkpoint()
 
     def _resume(self, facts: Facts, tensors: dict[str, Tensor]) -> None:
-        """Continue from a checkpoint. Raises InputError when it belongs to another run, or is damaged."""
+        """Continue from a checkpoint. Raises InputError when it belongs to another run, or is
+        damaged.
+        """
         task = self.task
         done = facts.step // self.task.steps_per_epoch
         facts.require_same(task.identity(), task.directory)
         expected = self.updates.tensors() | {"sums": self.sums}
         if any(name.startswith("optimiser/") for name in tensors):  # none before the first step
-            expected |= {f"optimiser/{name}": like for name, like in self.updates.optimiser.expected().items()}
+            expected |= {
+                f"optimiser/{name}": like
+                for name, like in self.updates.optimiser.expected().items()
+            }
         if any(name.startswith("best/") for name in tensors):
-            expected |= {f"best/{name}": like for name, like in task.model.module.state_dict().items()}
+            expected |= {
+                f"best/{name}": like for name, like in task.model.module.state_dict().items()
+            }
         wrong = sorted(tensors.keys() ^ expected.keys())
         for name in sorted(tensors.keys() & expected.keys()):
             value = tensors[name]
             like = expected[name]
-            alike = value.shape == like.shape and value.is_floating_point() == like.is_floating_point()
+            alike = (
+                value.shape == like.shape and value.is_floating_point() == like.is_floating_point()
+            )
             if not alike or not value.isfinite().all():
                 wrong.append(name)
         if wrong:
             raise InputError(
-                f"expected a checkpoint of this model, found {len(wrong)} other tensors (first {wrong[0][:80]!r}); "
+                f"expected a checkpoint of this model, found {len(wrong)} other tensors (first "
+                f"{wrong[0][:80]!r}); "
                 "train anew in another folder"
             )
-        tested = not facts.history or facts.step < task.steps or facts.history[-1].test_loss is not None
+        tested = (
+            not facts.history or facts.step < task.steps or facts.history[-1].test_loss is not None
+        )
         if facts.step > task.steps or len(facts.history) != done or not tested:
             raise InputError(
-                f"expected the checkpoint in {task.directory} to hold {done} epochs, at most {task.recipe.epochs}, "
+                f"expected the checkpoint in {task.directory} to hold {done} epochs, at most "
+                f"{task.recipe.epochs}, "
                 f"found {len(facts.history)}; train anew in another folder"
             )
         self.history = facts.history
         self.earlier = facts.seconds
         self.updates.resume(tensors, facts.step)
-        self.best = {name: value.to(task.processes.device) for name, value in _below("best/", tensors).items()}
+        self.best = {
+            name: value.to(task.processes.device)
+            for name, value in _below("best/", tensors).items()
+        }
         if task.processes.is_first:  # its sums include those of the others
             self.sums.copy_(tensors["sums"])
 
@@ -415,7 +480,9 @@ class Training:
             self.seconds += time.perf_counter() - began
             rate = task.learning_rate(updates.step - 1)
             mean = loss / max(len(labels), 1)
-            facts = StepMetrics(updates.step, epoch, mean, rate, norm, self.images / max(self.seconds, 1e-9))
+            facts = StepMetrics(
+                updates.step, epoch, mean, rate, norm, self.images / max(self.seconds, 1e-9)
+            )
             for watcher in self.watchers:
                 watcher.on_step(facts)
             self._report(epoch)
@@ -457,7 +524,9 @@ class Training:
                 write_metrics(task.directory, self.history)
                 if task.keep_every and done % task.keep_every == 0:
                     checkpoint.keep_weights(task.directory, model, epochs=done)
-                for name in (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best] if task.whole is None else ():
+                for name in (
+                    (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best] if task.whole is None else ()
+                ):
                     saved.save(model, task.directory / name)
                 if task.pretraining is not None:
                     task.pretraining.write_beside(task.directory)
@@ -478,7 +547,9 @@ class Training:
             self.updates.require_finite()
             best = {f"best/{name}": value for name, value in self.best.items()}
             facts = Facts(self.task.identity(), self.updates.step, self._elapsed(), self.history)
-            checkpoint.write_checkpoint(self.task.directory, facts, {**self.updates.tensors(), **best, "sums": sums})
+            checkpoint.write_checkpoint(
+                self.task.directory, facts, {**self.updates.tensors(), **best, "sums": sums}
+            )
 
     def _elapsed(self) -> float:
         """Seconds of all runs of this training, tests included."""
@@ -494,7 +565,9 @@ class Training:
             return
         self.reported = clock
         loss, correct, images, _ = self.sums.tolist()
-        tests = [metrics.test_accuracy for metrics in self.history if metrics.test_accuracy is not None]
+        tests = [
+            metrics.test_accuracy for metrics in self.history if metrics.test_accuracy is not None
+        ]
         progress = Progress(
             epoch,
             task.recipe.epochs,
@@ -504,6 +577,9 @@ class Training:
             accuracy=None if task.pretraining else correct / max(images, 1),
             test_accuracy=tests[-1] if tests else None,
             images_per_second=self.images / max(self.seconds, 1e-9),
-            seconds_left=(task.steps - step) * task.batch_size * (clock - task.began) / max(self.images, 1),
+            seconds_left=(task.steps - step)
+            * task.batch_size
+            * (clock - task.began)
+            / max(self.images, 1),
         )
         listener(progress)

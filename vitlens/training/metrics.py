@@ -1,4 +1,6 @@
-"""What training reports: progress and steps while it runs, a line of metrics.jsonl per epoch, a final result."""
+"""What training reports: progress and steps while it runs, a line of metrics.jsonl per epoch, a
+final result.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +24,9 @@ KEPT_FOLDER: Final = "kept"  # of the weights kept at intervals of epochs
 class Progress:
     """The progress of a training: epoch from 0, steps done and in all, running means of this epoch.
 
-    loss: nats; accuracy: fraction of this epoch's training images so far, None where no classes are predicted;
-    test_accuracy: fraction, at the last test (None before the first); images_per_second: of training without tests,
-    since start or resume
+    loss: nats; accuracy: fraction of this epoch's training images so far, None where no classes are
+    predicted; test_accuracy: fraction, at the last test (None before the first); images_per_second:
+    of training without tests, since start or resume
     """
 
     epoch: int
@@ -40,12 +42,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class EpochMetrics:
-    """One line of metrics.jsonl: an epoch (from 0), the steps and images seen by its end, its means.
+    """One line of metrics.jsonl: an epoch (from 0), the steps and images seen by its end, its
+    means.
 
-    learning_rate: of its last step; losses in nats; accuracies: fractions, None where none was measured;
-    seconds: since training began, without pauses; images_per_second: of training without tests, in this epoch;
-    gradient_norm: before clipping, mean over its steps (None in older files); measures: what else was measured at the
-    test, by name (see training/objectives/pretraining.py).
+    learning_rate: of its last step; losses in nats; accuracies: fractions, None where none was
+    measured; seconds: since training began, without pauses; images_per_second: of training without
+    tests, in this epoch; gradient_norm: before clipping, mean over its steps (None in older files);
+    measures: what else was measured at the test, by name (see training/objectives/pretraining.py).
     """
 
     epoch: int = col("epoch")
@@ -68,13 +71,17 @@ class EpochMetrics:
 
 
 def best_of(history: Sequence[EpochMetrics]) -> EpochMetrics | None:
-    """Return the first epoch of the highest test accuracy; None before the first, and where none is measured."""
+    """Return the first epoch of the highest test accuracy; None before the first, and where none is
+    measured.
+    """
     tested = [(row.test_accuracy, row) for row in history if row.test_accuracy is not None]
     return max(tested, key=lambda pair: pair[0])[1] if tested else None
 
 
 class Tested(NamedTuple):
-    """A test: the mean loss (nats), the accuracy (a fraction, None where there are no classes), and other numbers."""
+    """A test: the mean loss (nats), the accuracy (a fraction, None where there are no classes), and
+    other numbers.
+    """
 
     loss: float
     accuracy: float | None
@@ -85,10 +92,10 @@ class Tested(NamedTuple):
 class TrainingResult:
     """The result of a training.
 
-    history: one entry per epoch; accuracy: test accuracy (fraction) of the last weights, in model.safetensors;
-    best_accuracy, best_epoch: the highest of all tests, whose weights are in best.safetensors (selected on the test
-    images, so optimistic), all None where no classes are predicted; seconds: of all its runs together; notes: how
-    it was computed, in words.
+    history: one entry per epoch; accuracy: test accuracy (fraction) of the last weights, in
+    model.safetensors; best_accuracy, best_epoch: the highest of all tests, whose weights are in
+    best.safetensors (selected on the test images, so optimistic), all None where no classes are
+    predicted; seconds: of all its runs together; notes: how it was computed, in words.
     """
 
     history: tuple[EpochMetrics, ...]
@@ -105,9 +112,10 @@ class TrainingResult:
 class StepMetrics:
     """One update of the weights.
 
-    step: updates done, this one included; epoch: from 0; loss: nats, mean over this process's images of the batch;
-    learning_rate: the update's; gradient_norm: Euclidean, over all parameters, before clipping; images_per_second: of
-    training without tests, over all processes, since start or resume.
+    step: updates done, this one included; epoch: from 0; loss: nats, mean over this process's
+    images of the batch; learning_rate: the update's; gradient_norm: Euclidean, over all parameters,
+    before clipping; images_per_second: of training without tests, over all processes, since start
+    or resume.
     """
 
     step: int
@@ -140,11 +148,14 @@ class Watcher(Protocol):
 
 def write_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
     """Write the file with these epochs, atomically. Raises StorageError."""
-    write_text(folder / METRICS_FILE, "".join(json.dumps(asdict(metrics)) + "\n" for metrics in history))
+    write_text(
+        folder / METRICS_FILE, "".join(json.dumps(asdict(metrics)) + "\n" for metrics in history)
+    )
 
 
 def read_metrics(folder: Path) -> tuple[EpochMetrics, ...]:
-    """Return the epochs of a training folder. Raises InputError when the file is missing or broken."""
+    """Return the epochs of a training folder. Raises InputError when the file is missing or
+    broken."""
     path = folder / METRICS_FILE
     content = read_bounded(path, 1 << 28, what="one JSON line per epoch")
     return tuple(

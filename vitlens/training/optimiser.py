@@ -25,24 +25,36 @@ MOMENTUM: Final = 0.95  # Muon's
 
 
 def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the trainable parameters with weight decay, and of those without, each in the module's order.
+    """Names of the trainable parameters with weight decay, and of those without, each in the
+    module's order.
 
-    Parameters of at most one axis (biases, scales of norms), tokens, position embeddings and biases do not decay.
+    Parameters of at most one axis (biases, scales of norms), tokens, position embeddings and biases
+    do not decay.
     """
-    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    undecayed = [name for name, each in trained.items() if each.ndim <= 1 or name.rpartition(".")[2] in UNDECAYED]
+    trained = {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
+    undecayed = [
+        name
+        for name, each in trained.items()
+        if each.ndim <= 1 or name.rpartition(".")[2] in UNDECAYED
+    ]
     return [name for name in trained if name not in undecayed], undecayed
 
 
 def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> dict[str, float]:
-    """Return each parameter's share of the learning rate: decay^(layers above it) (layer-wise decay, Bao 2022, BEiT).
+    """Return each parameter's share of the learning rate: decay^(layers above it) (layer-wise
+    decay, Bao 2022, BEiT).
 
-    blocks: module names in forward order. Parameters before the first block count as a layer below it, those after the
-    last block (norm, head) have the full rate; those between two blocks count with the block before.
+    blocks: module names in forward order. Parameters before the first block count as a layer below
+    it, those after the last block (norm, head) have the full rate; those between two blocks count
+    with the block before.
     """
     names = [name for name, _ in module.named_parameters()]
     block_of = {name: _block_of(name, blocks) for name in names}
-    last = max((index for index, name in enumerate(names) if block_of[name] is not None), default=-1)
+    last = max(
+        (index for index, name in enumerate(names) if block_of[name] is not None), default=-1
+    )
     shares = {}
     layer = 0
     for index, name in enumerate(names):
@@ -57,17 +69,20 @@ def _block_of(name: str, blocks: Sequence[str]) -> int | None:
 
 
 class Optimiser:
-    """The optimiser of a recipe over all trainable parameters of a module; its state is named by parameter.
+    """The optimiser of a recipe over all trainable parameters of a module; its state is named by
+    parameter.
 
-    "adamw" (Loshchilov & Hutter 2019) or "muon" (Jordan 2024: orthogonalised momentum for the matrices of the blocks,
-    scaled to AdamW's update size, so that both take the same learning rate; AdamW for the rest). blocks: module names
-    in forward order. Raises InputError when nothing is trainable, or torch has no Muon.
+    "adamw" (Loshchilov & Hutter 2019) or "muon" (Jordan 2024: orthogonalised momentum for the
+    matrices of the blocks, scaled to AdamW's update size, so that both take the same learning rate;
+    AdamW for the rest). blocks: module names in forward order. Raises InputError when nothing is
+    trainable, or torch has no Muon.
     """
 
     def __init__(self, module: nn.Module, recipe: Recipe, *, blocks: Sequence[str] = ()) -> None:
         if recipe.optimiser == "muon" and not hasattr(torch.optim, "Muon"):
             raise InputError(
-                f"expected torch 2.9 or later for {argument('optimiser', 'muon')}, found {torch.__version__}; try adamw"
+                f"expected torch 2.9 or later for {argument('optimiser', 'muon')}, found "
+                f"{torch.__version__}; try adamw"
             )
         named = dict(module.named_parameters())
         shares = rate_shares(module, blocks, decay=recipe.layer_decay)
@@ -92,7 +107,9 @@ class Optimiser:
         if adamw:
             optimisers.append(torch.optim.AdamW(adamw, lr=1.0, betas=recipe.betas))
         if matrices:
-            muons = torch.optim.Muon(matrices, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw")
+            muons = torch.optim.Muon(
+                matrices, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
+            )
             optimisers.append(muons)
         order = [[name for names in own.values() for name in names] for own in groups if own]
         self._parts = list(zip(optimisers, order))
@@ -123,11 +140,18 @@ class Optimiser:
         state: dict[str, Tensor] = {}
         for optimizer, names in self._parts:
             keys = (
-                ("exp_avg", "exp_avg_sq", "step") if isinstance(optimizer, torch.optim.AdamW) else ("momentum_buffer",)
+                ("exp_avg", "exp_avg_sq", "step")
+                if isinstance(optimizer, torch.optim.AdamW)
+                else ("momentum_buffer",)
             )
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            parameters = [
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            ]
             for name, parameter in zip(names, parameters):
-                state |= {f"{name}/{key}": torch.zeros(()) if key == "step" else parameter.detach() for key in keys}
+                state |= {
+                    f"{name}/{key}": torch.zeros(()) if key == "step" else parameter.detach()
+                    for key in keys
+                }
         return state
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -137,13 +161,19 @@ class Optimiser:
             parameter, _, key = name.rpartition("/")
             by_parameter.setdefault(parameter, {})[key] = value
         for optimizer, names in self._parts:
-            state = {index: by_parameter[name] for index, name in enumerate(names) if name in by_parameter}
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            state = {
+                index: by_parameter[name]
+                for index, name in enumerate(names)
+                if name in by_parameter
+            }
+            optimizer.load_state_dict(
+                {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+            )
 
 
 def learning_rate(step: int, recipe: Recipe, *, total: int) -> float:
-    """Return the learning rate of a step, from 0 to total - 1: rising up to the peak in the warm-up, then a cosine to
-    the end.
+    """Return the learning rate of a step, from 0 to total - 1: rising up to the peak in the
+    warm-up, then a cosine to the end.
 
     The cosine is Loshchilov & Hutter 2017, eq. 5, without restarts.
     """
@@ -159,8 +189,8 @@ def learning_rate(step: int, recipe: Recipe, *, total: int) -> float:
 class Average:
     """Averaged parameters and buffers of a module, by name.
 
-    decay: weight of the old average at each update; min(decay, (1 + n) / (10 + n)) after n updates, so that the initial
-    weights are soon forgotten.
+    decay: weight of the old average at each update; min(decay, (1 + n) / (10 + n)) after n updates,
+    so that the initial weights are soon forgotten.
     """
 
     def __init__(self, module: nn.Module, *, decay: float) -> None:

@@ -10,7 +10,9 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import OPTIMISERS, PRESETS, RECIPE_NAMES
 
 LEAST_STEPS: Final = 10  # batches in an epoch, where the batch size comes from the recipe
-LEAST_BATCH: Final = 8  # images: the statistics of a smaller batch are too noisy for batch normalisation
+LEAST_BATCH: Final = (
+    8  # images: the statistics of a smaller batch are too noisy for batch normalisation
+)
 _AUGMENTATION = (
     "crop_padding",
     "flip",
@@ -22,11 +24,21 @@ _AUGMENTATION = (
     "mix_chance",
     "views",
 )
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "two numbers: A,B"}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+    tuple: "two numbers: A,B",
+}
 
 _VALID: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("epochs batch_size accumulate views evaluate_every", lambda value: value >= 1, "at least 1"),
-    ("weight_decay clip crop_padding randaugment mixup cutmix", lambda value: 0 <= value < inf, "at least 0"),
+    (
+        "weight_decay clip crop_padding randaugment mixup cutmix",
+        lambda value: 0 <= value < inf,
+        "at least 0",
+    ),
     ("warmup minimum erasing mix_chance", lambda value: 0 <= value <= 1, "a share in [0, 1]"),
     ("magnitude", lambda value: 0 <= value <= 30, "from 0 to 30"),
     ("layer_decay", lambda value: 0 < value <= 1, "a share in (0, 1]"),
@@ -41,16 +53,18 @@ _VALID: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
 class Recipe:
     """The settings of a training; raises InputError for invalid ones.
 
-    epochs: passes over the training images (one view of each, newly rendered where the data is generated); batch_size:
-    images over all processes; accumulate: parts of a batch whose gradients are accumulated; optimiser: "adamw" or
-    "muon"; learning_rate: its peak; betas: AdamW's; layer_decay: ratio of a layer's learning rate to that of the layer
-    above; warmup: share of the steps; minimum: last learning rate as a share of the peak; clip: largest gradient norm
-    (0: none); label_smoothing: share of the target spread over all classes; drop_path: of a preset's last block;
-    average: decay of the averaged weights (0: none), which are then tested and saved; crop_padding: pixels; flip:
-    mirrored left to right half of the time; randaugment, magnitude: operations per image and their strength, of 30;
-    erasing: probability of a rectangle of noise; mixup, cutmix: of the Beta distribution (0: none), mix_chance:
-    probability that a batch is mixed; views: of an image in its batch; evaluate_every: epochs between tests on the test
-    images; source: where the numbers come from.
+    epochs: passes over the training images (one view of each, newly rendered where the data is
+    generated); batch_size: images over all processes; accumulate: parts of a batch whose gradients
+    are accumulated; optimiser: "adamw" or "muon"; learning_rate: its peak; betas: AdamW's;
+    layer_decay: ratio of a layer's learning rate to that of the layer above; warmup: share of the
+    steps; minimum: last learning rate as a share of the peak; clip: largest gradient norm (0:
+    none); label_smoothing: share of the target spread over all classes; drop_path: of a preset's
+    last block; average: decay of the averaged weights (0: none), which are then tested and saved;
+    crop_padding: pixels; flip: mirrored left to right half of the time; randaugment, magnitude:
+    operations per image and their strength, of 30; erasing: probability of a rectangle of noise;
+    mixup, cutmix: of the Beta distribution (0: none), mix_chance: probability that a batch is
+    mixed; views: of an image in its batch; evaluate_every: epochs between tests on the test images;
+    source: where the numbers come from.
     """
 
     epochs: int = 100
@@ -84,7 +98,9 @@ class Recipe:
             for name in names.split():
                 value = getattr(self, name)
                 if not holds(value):
-                    raise InputError(f"expected --{name.replace('_', '-')} {expected}, found {value}")
+                    raise InputError(
+                        f"expected --{name.replace('_', '-')} {expected}, found {value}"
+                    )
 
     def numbers(self) -> dict[str, object]:
         """Return the settings that determine the result, as JSON values."""
@@ -101,7 +117,9 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
             raise InputError(f"expected a field of the recipe ({', '.join(known)}), found {name!r}")
         kind = type(getattr(recipe, name))
         value = tuple(given) if isinstance(given, list) else given
-        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):  # NumPy's floats, too
+        if (
+            kind is float and isinstance(value, int | float) and not isinstance(value, bool)
+        ):  # NumPy's floats, too
             value = float(value)
         if type(value) is not kind:
             raise InputError(f"expected {name} as {_KINDS[kind]}, found {value!r}")
@@ -110,7 +128,8 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
 
 
 def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
-    """Return the recipe for a preset and a data set: the pair's, else the preset's, else that of fine-tuning.
+    """Return the recipe for a preset and a data set: the pair's, else the preset's, else that of
+    fine-tuning.
 
     named: a recipe for any model, used instead. Raises UnknownNameError.
     """
@@ -124,11 +143,13 @@ def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
 def equal_budgets(
     presets: Sequence[str], data: str, *, epochs: int | None = None, batch_size: int | None = None
 ) -> Mapping[str, Mapping[str, object]]:
-    """Return changes to the recipe of each preset that give all one budget: passes, batches, augmentation.
+    """Return changes to the recipe of each preset that give all one budget: passes, batches,
+    augmentation.
 
-    The augmentation is that of the first preset's recipe; the passes are the most and the batches the smallest of all,
-    with learning rates scaled to them. All models then see the same images in as many steps; optimiser and
-    regularisation stay each recipe's own, as they suit one architecture. epochs, batch_size: others.
+    The augmentation is that of the first preset's recipe; the passes are the most and the batches
+    the smallest of all, with learning rates scaled to them. All models then see the same images in
+    as many steps; optimiser and regularisation stay each recipe's own, as they suit one
+    architecture. epochs, batch_size: others.
     """
     recipes = {preset: recipe_for(preset, data) for preset in presets}
     found: dict[str, Mapping[str, object]] = {}
@@ -140,16 +161,19 @@ def equal_budgets(
         elif len({recipe.batch_size for recipe in recipes.values()}) > 1:
             common = with_batch_size(own, min(recipe.batch_size for recipe in recipes.values()))
             changes |= {"batch_size": common.batch_size, "learning_rate": common.learning_rate}
-        found[preset] = {name: value for name, value in changes.items() if value != getattr(own, name)}
+        found[preset] = {
+            name: value for name, value in changes.items() if value != getattr(own, name)
+        }
     return found
 
 
 def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool = False) -> Recipe:
-    """Return the recipe with smaller batches and a lower learning rate where an epoch has too few batches.
+    """Return the recipe with smaller batches and a lower learning rate where an epoch has too few
+    batches.
 
-    If an epoch has fewer than LEAST_STEPS batches, the batch size becomes the largest power of two that gives as many,
-    but at least LEAST_BATCH and one image per process; the learning rate is scaled as by `with_batch_size`, unless the
-    user gave it. Other recipes are returned unchanged.
+    If an epoch has fewer than LEAST_STEPS batches, the batch size becomes the largest power of two
+    that gives as many, but at least LEAST_BATCH and one image per process; the learning rate is
+    scaled as by `with_batch_size`, unless the user gave it. Other recipes are returned unchanged.
     """
     if images >= LEAST_STEPS * recipe.batch_size:
         return recipe
@@ -159,8 +183,8 @@ def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool 
 
 
 def with_batch_size(recipe: Recipe, size: int, *, rate_given: bool = False) -> Recipe:
-    """Return the recipe with batches of this size, its learning rate scaled by the square root of the ratio (Malladi
-    2022).
+    """Return the recipe with batches of this size, its learning rate scaled by the square root of
+    the ratio (Malladi 2022).
 
     rate_given: the learning rate is the user's and stays as it is.
     """
@@ -183,7 +207,8 @@ _SMALL_VIT = Recipe(
     label_smoothing=0.1,
     drop_path=0.1,
     average=0.999,
-    source="DeiT's augmentation (Touvron 2021, table 9) made weaker for 2.7 M parameters at 32 px, with Muon",
+    source="DeiT's augmentation (Touvron 2021, table 9) made weaker for 2.7 M parameters at 32 px, "
+    "with Muon",
 )
 _LARGE_VIT = Recipe(
     epochs=300,
@@ -203,7 +228,9 @@ _LARGE_VIT = Recipe(
     clip=0.0,
     source="Touvron 2021 (DeiT), table 9, with crops by padding for random resized ones",
 )
-_RESNET = Recipe(crop_padding=4, flip=True, learning_rate=3e-3, source="He 2016, section 4.2, with AdamW for SGD")
+_RESNET = Recipe(
+    crop_padding=4, flip=True, learning_rate=3e-3, source="He 2016, section 4.2, with AdamW for SGD"
+)
 # digits are never mirrored: a mirrored 2 is not a 2
 _DIGITS = Recipe(
     epochs=15,
@@ -244,19 +271,27 @@ NAMED: Final[Mapping[str, Recipe]] = MappingProxyType(
     }
 )
 FINE_TUNING: Final = Recipe(
-    epochs=10, batch_size=64, learning_rate=5e-5, flip=True, label_smoothing=0.1, source="for timm: and torchvision:"
+    epochs=10,
+    batch_size=64,
+    learning_rate=5e-5,
+    flip=True,
+    label_smoothing=0.1,
+    source="for timm: and torchvision:",
 )
 FROZEN: Final = Recipe(
     epochs=30,
     batch_size=64,
     learning_rate=1e-3,
     label_smoothing=0.1,
-    source="for a head on cached features: rate and epochs from some trials with DeiT-tiny on held-out images",
+    source="for a head on cached features: rate and epochs from some trials with DeiT-tiny on "
+    "held-out images",
 )
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
         **dict.fromkeys(("vit-micro", "vit-mini", "vit-tiny", "swin-micro"), _SMALL_VIT),
-        **dict.fromkeys(("vit-tiny-224", "vit-small-224", "vit-base-224", "swin-tiny-224"), _LARGE_VIT),
+        **dict.fromkeys(
+            ("vit-tiny-224", "vit-small-224", "vit-base-224", "swin-tiny-224"), _LARGE_VIT
+        ),
         **dict.fromkeys(("resnet20", "resnet18", "resnet50"), _RESNET),
         **{
             f"{name}/{data}": _DIGITS

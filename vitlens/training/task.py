@@ -35,8 +35,9 @@ _ALONE: Final = Processes(0, 1, torch.device("cpu"))
 class Task:
     """The settings of a training, see loop.fit, and what follows from them.
 
-    device: that was asked for, processes.device: that of this process; whole: the model that `model` is the head of,
-    where the head alone is trained, on features; began: when the run began, of time.perf_counter.
+    device: that was asked for, processes.device: that of this process; whole: the model that
+    `model` is the head of, where the head alone is trained, on features; began: when the run began,
+    of time.perf_counter.
     """
 
     model: Model
@@ -84,17 +85,26 @@ class Task:
         return resident(self.train.source, self.processes.device)
 
     def source(self, epoch: int) -> Source:
-        """Return the source of an epoch's pixels: newly rendered where the data is generated, on the device where they
-        fit."""
+        """Return the source of an epoch's pixels: newly rendered where the data is generated, on
+        the device where they fit.
+        """
         source = self.train.epoch(epoch).source
         return self._stored if source is self.train.source else source
 
     def shares(self, epoch: int) -> list[Tensor]:
-        """Return the keys of this process's share of each batch of an epoch, see feed.epoch_batches."""
+        """Return the keys of this process's share of each batch of an epoch, see
+        feed.epoch_batches.
+        """
         batches = epoch_batches(
-            len(self.train), self.recipe.batch_size, seed=self.seed, epoch=epoch, views=self.recipe.views
+            len(self.train),
+            self.recipe.batch_size,
+            seed=self.seed,
+            epoch=epoch,
+            views=self.recipe.views,
         )
-        return [process_share(batch, self.processes.index, self.processes.count) for batch in batches]
+        return [
+            process_share(batch, self.processes.index, self.processes.count) for batch in batches
+        ]
 
     def augmented(self, pixels: Pixels, keys: Tensor, epoch: int) -> Images:
         """Return the images on the device, augmented."""
@@ -110,13 +120,17 @@ class Task:
         return mix(images, labels, self.recipe, classes=len(self.model.classes))
 
     def targets(self, keys: Tensor) -> Tensor:
-        """Return what is learned of these images: their labels on the device, or in a pretraining their keys."""
+        """Return what is learned of these images: their labels on the device, or in a pretraining
+        their keys.
+        """
         return self.labels(keys) if self.pretraining is None else keys
 
     @property
     def exported(self) -> Model:
         """Return the model that is tested and saved."""
-        return self.whole or (self.model if self.pretraining is None else self.pretraining.exported(self.model))
+        return self.whole or (
+            self.model if self.pretraining is None else self.pretraining.exported(self.model)
+        )
 
     @property
     def pretraining(self) -> Pretraining | None:
@@ -158,36 +172,47 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
     count = len(model.classes)
     if count < 2:
         raise DataError(
-            f"expected at least 2 classes in {train.name}, found {count}; give a folder with a subfolder for each class"
+            f"expected at least 2 classes in {train.name}, found {count}; give a folder with a "
+            "subfolder for each class"
         )
     present = []
     for split in (train, test):
         if not len(split) or split.labels is None:
             problem = "none" if not len(split) else "images without labels"
-            raise DataError(f"expected labelled {split.part} images in {split.name}, found {problem}; see vitlens data")
+            raise DataError(
+                f"expected labelled {split.part} images in {split.name}, found {problem}; see "
+                "vitlens data"
+            )
         if split.classes != model.classes:
             raise InputError(
-                f"expected a model of {split.name}'s {len(split.classes)} classes, found {model.alias} with {count} "
+                f"expected a model of {split.name}'s {len(split.classes)} classes, found "
+                f"{model.alias} with {count} "
                 "(or other names)"
             )
         present.append(set(split.labels.tolist()))
         low = min(present[-1])
         high = max(present[-1])
         if low < 0 or high >= count:
-            raise DataError(f"expected labels from 0 to {count - 1} in {split.name}, found {low} to {high}")
+            raise DataError(
+                f"expected labels from 0 to {count - 1} in {split.name}, found {low} to {high}"
+            )
     missing = sorted(present[1] - present[0])
     if missing:
-        names = ", ".join(test.classes[label] for label in missing[:5]) + (" ..." if len(missing) > 5 else "")
+        names = ", ".join(test.classes[label] for label in missing[:5]) + (
+            " ..." if len(missing) > 5 else ""
+        )
         more = by_caller(python="give more training images", command="raise --limit")
         raise DataError(
-            f"expected training images of every class tested in {train.name}, found none of {len(missing)} ({names}); "
+            f"expected training images of every class tested in {train.name}, found none of "
+            f"{len(missing)} ({names}); "
             f"remove these from the test part, or {more}"
         )
 
 
 class FirstBatch(NamedTuple):
-    """The first images of the first batch: their pixels as given; trained on, after augmentation and mixing; their
-    labels as given; and their shares of the classes, before label smoothing."""
+    """The first images of the first batch: their pixels as given; trained on, after augmentation
+    and mixing; their labels as given; and their shares of the classes, before label smoothing.
+    """
 
     given: Pixels
     trained: Images
@@ -195,16 +220,28 @@ class FirstBatch(NamedTuple):
     targets: Float[Tensor, "batch classes"]
 
 
-def first_batch(model: Model, train: Split, recipe: Recipe, *, seed: int, processes: int = 1) -> FirstBatch:
-    """Return the first images, at most SHOWN, of the first batch of `fit`, in the first of several processes.
+def first_batch(
+    model: Model, train: Split, recipe: Recipe, *, seed: int, processes: int = 1
+) -> FirstBatch:
+    """Return the first images, at most SHOWN, of the first batch of `fit`, in the first of several
+    processes.
 
-    Torch's random state is left as it was. Mixing pairs each image with the one before it, so that only one more has to
-    be read: the batch's last.
+    Torch's random state is left as it was. Mixing pairs each image with the one before it, so that
+    only one more has to be read: the batch's last.
     """
-    task = Task(model, train, train, recipe, seed=seed, processes=Processes(0, processes, torch.device("cpu")))
+    task = Task(
+        model,
+        train,
+        train,
+        recipe,
+        seed=seed,
+        processes=Processes(0, processes, torch.device("cpu")),
+    )
     share = task.shares(0)[0]
     whole = len(share) <= SHOWN + 1
-    ((pixels, keys),) = portions(train.source, [share if whole else torch.cat((share[-1:], share[:SHOWN]))], pin=False)
+    ((pixels, keys),) = portions(
+        train.source, [share if whole else torch.cat((share[-1:], share[:SHOWN]))], pin=False
+    )
     labels = task.labels(keys)
     with torch.random.fork_rng(devices=[]):
         trained, targets = task.mixed(task.augmented(pixels, keys, 0), labels, step=0)

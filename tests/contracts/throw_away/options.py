@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 
 from vitlens.commands.run.flags import bundle, option
-from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, one_model
+from vitlens.commands.run.options import (
+    ModelOptions,
+    RunOptions,
+    data_option,
+    images_option,
+    one_model,
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ REPORT: Final = Report(
             "images_shown",
             says="{{ image }} has a mean pixel of {{ brightness }}.",
             columns=("image", "brightness"),
-            charts=(Chart("brightness", bars("image", "brightness"), "Mean pixel of every image."),),
+            charts=(
+                Chart("brightness", bars("image", "brightness"), "Mean pixel of every image."),
+            ),
         ),
     ),
 )

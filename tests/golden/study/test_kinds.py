@@ -1,4 +1,6 @@
-"""`study --kind` with models trained from presets: every kind, results against the trained models, resuming."""
+"""`study --kind` with models trained from presets: every kind, results against the trained models,
+resuming.
+"""
 
 import json
 from shutil import copytree
@@ -32,7 +34,8 @@ SLOW = ("data", "size", "swin", "positions", "patch-size")
 
 
 @pytest.mark.parametrize(
-    "kind", ["architecture", "registers", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
+    "kind",
+    ["architecture", "registers", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)],
 )
 def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
     limit = "--limit 200 --batch-size 100" if kind == "data" else "--limit 10"
@@ -51,8 +54,15 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
         shapes[label] = model.architecture["overrides"]
     if kind == "architecture":  # each point differs in one thing from the one that it changes
         full = {label: {**dict.fromkeys(PARTS, True), **shape} for label, shape in shapes.items()}
-        pairs = [(full[point["label"]], full[point["base"]]) for point in config["points"] if point["base"]]
-        assert [{name for name in {**one, **other} if one.get(name) != other.get(name)} for one, other in pairs] == [
+        pairs = [
+            (full[point["label"]], full[point["base"]])
+            for point in config["points"]
+            if point["base"]
+        ]
+        assert [
+            {name for name in {**one, **other} if one.get(name) != other.get(name)}
+            for one, other in pairs
+        ] == [
             {"attention", "mlp", "heads"},
             {"heads"},
             {"residual"},
@@ -65,12 +75,17 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
         ]
     if kind == "data":
         images = {label: row.train_images for label, row in points.items()}
-        assert images == {f"{name}-{share}": 2 * share for name in ("vit", "cnn") for share in (5, 25, 100)}
+        assert images == {
+            f"{name}-{share}": 2 * share for name in ("vit", "cnn") for share in (5, 25, 100)
+        }
     if kind == "swin":  # equal sizes, and how far they see
         parameters = [row.parameters for row in points.values()]
         assert max(parameters) < 1.04 * min(parameters)
         assert points["swin"].flops == points["swin-no-shift"].flops
-        seen = {label: [row.seen for row in record.receptive_fields if row.model == label] for label in points}
+        seen = {
+            label: [row.seen for row in record.receptive_fields if row.model == label]
+            for label in points
+        }
         assert seen["vit"] == [1.0] * 4
         assert seen["swin"][:2] == [8 * 8 / 32**2, 16 * 16 / 32**2]
         assert seen["swin-no-shift"][:2] == [8 * 8 / 32**2] * 2
@@ -78,27 +93,49 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
 
 def test_accuracies_are_those_of_the_trained_models(done):
     assert (done.status, [row.label for row in done.points]) == ("done", ["cls", "mean"])
-    assert [(row.label, row.seed) for row in done.trials] == [("cls", 0), ("cls", 1), ("mean", 0), ("mean", 1)]
+    assert [(row.label, row.seed) for row in done.trials] == [
+        ("cls", 0),
+        ("cls", 1),
+        ("mean", 0),
+        ("mean", 1),
+    ]
     cls, mean = (done.correct.correct[at] for at in (0, 1))
     assert cls.shape == mean.shape == (2, 20)
     assert [row.accuracy.value for row in done.points] == pytest.approx([cls.mean(), mean.mean()])
-    assert done.metric("difference/mean/cls").value == pytest.approx(100 * (mean.mean() - cls.mean()))
+    assert done.metric("difference/mean/cls").value == pytest.approx(
+        100 * (mean.mean() - cls.mean())
+    )
     design = done.design[0]
-    assert (design.seeds, design.epochs, design.train_images, design.image_size) == (2, 2, 20, (32, 32))
+    assert (design.seeds, design.epochs, design.train_images, design.image_size) == (
+        2,
+        2,
+        20,
+        (32, 32),
+    )
     assert {row.steps for row in done.points} == {4}
     for row in done.points:
-        assert row.training_bytes == vitlens.profile(trained(done, row.label), batch_sizes=()).training_bytes
+        assert (
+            row.training_bytes
+            == vitlens.profile(trained(done, row.label), batch_sizes=()).training_bytes
+        )
     right = vitlens.evaluate(trained(done, "mean", 1), digits("test").limit(20)).correct
     assert mean[1].tolist() == right.tolist()
     left = {path.name for path in (done.folder / "points" / "mean" / "seed-1").iterdir()}
-    assert left == {"metrics.jsonl", "model.safetensors", "result.npz"}  # no checkpoint, no second copy of the weights
+    assert left == {
+        "metrics.jsonl",
+        "model.safetensors",
+        "result.npz",
+    }  # no checkpoint, no second copy of the weights
     assert "points" in figures(done)
 
 
 def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     folder = tmp_path / "stopped"
     with interrupted(lambda training, progress: (training, progress.epoch) == (3, 1), "study"):
-        assert ran(folder, f"{LINE} --kind pooling --seeds 2 --epochs 2", code=130).status == "interrupted"
+        assert (
+            ran(folder, f"{LINE} --kind pooling --seeds 2 --epochs 2", code=130).status
+            == "interrupted"
+        )
     stopped = folder / "points" / "mean" / "seed-0"
     before = folder / "points" / "cls" / "seed-1" / "result.npz"
     assert (stopped / "metrics.jsonl").read_text().count("\n") == 1  # an epoch was through
@@ -113,28 +150,51 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     assert again.metrics == done.metrics
     written = {path: path.stat().st_mtime_ns for path in folder.glob("points/*/*/*")}
     gone_on(folder, LINE)
-    assert {path: path.stat().st_mtime_ns for path in written} == written  # a whole study is not trained again
+    assert {
+        path: path.stat().st_mtime_ns for path in written
+    } == written  # a whole study is not trained again
 
 
 @pytest.mark.parametrize(
     ("images", "typed", "expected"),
     [
-        (10_000, "", {"vit": (128, 1.414e-3), "cnn": (128, 3e-3)}),  # the CNN's own size: the ViT's recipe has 256
-        (10_000, "--batch-size 64", {"vit": (64, 2e-3), "cnn": (64, 3e-3)}),  # of the user: the learning rates stay
-        (200, "", {"vit": (16, 5e-4), "cnn": (16, 1.061e-3)}),  # 10 steps an epoch, from 256 and from 128
+        (
+            10_000,
+            "",
+            {"vit": (128, 1.414e-3), "cnn": (128, 3e-3)},
+        ),  # the CNN's own size: the ViT's recipe has 256
+        (
+            10_000,
+            "--batch-size 64",
+            {"vit": (64, 2e-3), "cnn": (64, 3e-3)},
+        ),  # of the user: the learning rates stay
+        (
+            200,
+            "",
+            {"vit": (16, 5e-4), "cnn": (16, 1.061e-3)},
+        ),  # 10 steps an epoch, from 256 and from 128
     ],
 )
-def test_all_points_have_one_batch_size_though_their_presets_differ(images, typed, expected, tmp_path):
+def test_all_points_have_one_batch_size_though_their_presets_differ(
+    images, typed, expected, tmp_path
+):
     count = images * 5 // 4  # a fifth is the test part
     pixels = np.random.default_rng(0).integers(0, 255, (count, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(count) % 10)
-    line = f"study --kind swin --data {tmp_path / 'data.npz'} --image-size 32 --epochs 8 --seeds 1 {typed}"
+    line = (
+        f"study --kind swin --data {tmp_path / 'data.npz'} --image-size 32 --epochs 8 --seeds "
+        "1 "
+        f"{typed}"
+    )
     with interrupted(lambda *_: True, "study"):
         ran(tmp_path / "out", line, code=130)
     recipes = json.loads((tmp_path / "out" / "config.json").read_text())["recipes"]
     assert {recipe["batch_size"] for recipe in recipes.values()} == {expected["vit"][0]}
     for label, (size, rate) in expected.items():
-        assert (recipes[label]["batch_size"], recipes[label]["learning_rate"]) == (size, pytest.approx(rate, rel=1e-3))
+        assert (recipes[label]["batch_size"], recipes[label]["learning_rate"]) == (
+            size,
+            pytest.approx(rate, rel=1e-3),
+        )
     assert recipes["swin"] == recipes["swin-no-shift"]
 
 
@@ -145,7 +205,9 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
     others = {
         "whole": {"options": {"run": options["run"]}},
         "points": {"points": config["points"][:1]},
-        "recipes": {"recipes": {name: {**recipe, "batch_size": 7} for name, recipe in recipes.items()}},
+        "recipes": {
+            "recipes": {name: {**recipe, "batch_size": 7} for name, recipe in recipes.items()}
+        },
         "images": {"options": {**options, "run": {**options["run"], "limit": 10}}},
     }
     for name, other in others.items():
@@ -173,13 +235,21 @@ def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
         found = []
         for seed in seeds:
             place = record.folder / "points" / label / f"seed-{seed}"
-            seen = ran(tmp_path / f"{label}-{seed}", f"attention m={place} --images {pictures / '0.png'}")
-            metrics = (f"positions/m/rank_correlation/{name}" for name in ("all", "rows", "columns"))
+            seen = ran(
+                tmp_path / f"{label}-{seed}", f"attention m={place} --images {pictures / '0.png'}"
+            )
+            metrics = (
+                f"positions/m/rank_correlation/{name}" for name in ("all", "rows", "columns")
+            )
             found.append([seen.metric(metric).value for metric in metrics])
-        values = [estimate.value for estimate in (rows[label].all, rows[label].rows, rows[label].columns)]
+        values = [
+            estimate.value for estimate in (rows[label].all, rows[label].rows, rows[label].columns)
+        ]
         assert values == pytest.approx(np.mean(found, 0), abs=1e-6)
     for label, row in rows.items():
-        assert (row.before == row.all.value) == (row.all.low is None) == (label != "learned")  # fixed: of every seed
+        assert (
+            (row.before == row.all.value) == (row.all.low is None) == (label != "learned")
+        )  # fixed: of every seed
     assert record.metric("positions/learned/rank_correlation/all") == rows["learned"].all
     stored = record.position_similarity.similarity
     assert sorted(stored) == [1, 2, 3]

@@ -1,4 +1,6 @@
-"""`study --kind pretraining`: features of models that learned with and without labels, beside the trained models."""
+"""`study --kind pretraining`: features of models that learned with and without labels, beside the
+trained models.
+"""
 
 import json
 from dataclasses import replace
@@ -29,7 +31,9 @@ def shapes(part: str) -> vitlens.Split:
 
 
 def read(model: vitlens.Model, part: str) -> np.ndarray:
-    """Features of length 1 by hand: CLS and the mean of the patches after the last layer and its norm."""
+    """Features of length 1 by hand: CLS and the mean of the patches after the last layer and its
+    norm.
+    """
     images = next(shapes(part).batches(32)).images
     both = [vitlens.features(model, images, layer=-1, pool=pool).at(-1) for pool in ("cls", "mean")]
     vectors = torch.cat(both, 1).double().numpy()
@@ -48,7 +52,10 @@ def test_all_points_have_one_architecture_and_budget_and_random_weights_none(don
     assert not list((done.folder / "points" / "random").glob("*/model.safetensors"))
     own = {label: trained(done, label, 0).module.state_dict() for label in POINTS[1:]}
     shared = set.intersection(*({*state} for state in own.values()))
-    assert {name for state in own.values() for name in state if name not in shared} <= {"head.weight", "head.bias"}
+    assert {name for state in own.values() for name in state if name not in shared} <= {
+        "head.weight",
+        "head.bias",
+    }
     recipes = json.loads((done.folder / "config.json").read_text())["recipes"]
     assert {recipe["batch_size"] for recipe in recipes.values()} == {16}
 
@@ -61,9 +68,13 @@ def test_neighbours_are_those_of_the_frozen_features(done):
             model = trained(done, label, seed)
             nearest = (read(model, "test") @ read(model, "train").T).argmax(1)
             found.append(float((labels[nearest] == truth).mean()))
-        row = next(row for row in done.feature_scores if (row.label, row.measure) == (label, "k-NN, k = 1"))
+        row = next(
+            row for row in done.feature_scores if (row.label, row.measure) == (label, "k-NN, k = 1")
+        )
         assert row.value.value == pytest.approx(np.mean(found), abs=1e-6)
-    probes = {row.label: row.value.value for row in done.feature_scores if row.measure == "linear probe"}
+    probes = {
+        row.label: row.value.value for row in done.feature_scores if row.measure == "linear probe"
+    }
     assert probes == pytest.approx({row.label: row.accuracy.value for row in done.points})
 
 
@@ -72,8 +83,12 @@ def test_scenes_of_one_digit_stay_together_where_the_probe_is_chosen():
     train = vitlens.load_data("digits", part="train")
     test = vitlens.load_data("digits", limit=100)
     train = train.pick((train.groups < 40).nonzero().flatten())
-    correct, together = probe_correct(headless(dim=16, depth=2, heads=2, patch_size=[8, 8]), train, test)
-    _, apart = probe_correct(headless(dim=16, depth=2, heads=2, patch_size=[8, 8]), replace(train, groups=None), test)
+    correct, together = probe_correct(
+        headless(dim=16, depth=2, heads=2, patch_size=[8, 8]), train, test
+    )
+    _, apart = probe_correct(
+        headless(dim=16, depth=2, heads=2, patch_size=[8, 8]), replace(train, groups=None), test
+    )
     assert np.array_equal(correct, together)
     assert not np.array_equal(correct, apart)
 
@@ -92,7 +107,9 @@ def test_every_measure_has_every_point_and_its_comparisons(done):
             assert own["random"].over_random is own["supervised"].over_supervised is None
             gain = 100 * (own["mae"].value.value - own["supervised"].value.value)
             assert own["mae"].over_supervised.value == pytest.approx(gain, abs=1e-9)
-    assert {(row.label, row.shots) for row in done.few_shot} == {(label, k) for label in POINTS for k in (1, 2)}
+    assert {(row.label, row.shots) for row in done.few_shot} == {
+        (label, k) for label in POINTS for k in (1, 2)
+    }
     assert {row.label for row in done.objectness} == {*POINTS}
     cka = {(row.label, row.against): row.cka.value for row in done.likeness}
     assert len(cka) == 25
@@ -110,11 +127,20 @@ def test_words_are_spread_over_wordings(done):
 
 
 def test_the_report_shows_each_measure(done):
-    assert {"neighbours", "space", "few_shot", "objectness", "wordings", "likeness", "corrupted"} <= figures(done)
+    assert {
+        "neighbours",
+        "space",
+        "few_shot",
+        "objectness",
+        "wordings",
+        "likeness",
+        "corrupted",
+    } <= figures(done)
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.slow  # a second whole study; that trainings resume is tests/public/training/test_objectives.py's
+# a second whole study; that trainings resume is tests/public/training/test_objectives.py's
+@pytest.mark.slow
 def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     folder = tmp_path / "stopped"
     with interrupted(lambda training, _: training == 4, "study"):

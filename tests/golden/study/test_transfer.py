@@ -1,4 +1,5 @@
-"""`study --kind transfer`: a trained model adapted to other data; each way does what its name says."""
+"""`study --kind transfer`: a trained model adapted to other data; each way does what its name
+says."""
 
 import json
 from itertools import product
@@ -24,7 +25,9 @@ LINE = "study {model} --kind transfer --data {data} --epochs 2 --batch-size 15 -
 
 
 def write_folder(root: Path, **counts: dict[str, int]) -> Path:
-    """Class folders of the embedded digits: train={"zero": 12 ...}; those of `top` stand at the top."""
+    """Class folders of the embedded digits: train={"zero": 12 ...}; those of `top` stand at the
+    top.
+    """
     for part, classes in counts.items():
         split = digits("test" if part == "test" else "train")
         for number, (name, count) in enumerate(classes.items()):
@@ -72,7 +75,9 @@ def test_every_way_trains_what_its_name_says(found, tiny_vit):
         name = "blocks.0.attn.qkv.weight"
         assert not np.allclose(own[label][name], start[name])
     # the teacher changes what is learned
-    assert any(not torch.equal(value, own["distilled"][name]) for name, value in own["scratch"].items())
+    assert any(
+        not torch.equal(value, own["distilled"][name]) for name, value in own["scratch"].items()
+    )
 
 
 def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(three, found):
@@ -81,20 +86,38 @@ def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(
     points = {row.label: row for row in found.points}
     for place, row in enumerate(found.points):
         assert stored[place].shape == (2, 15)
-        assert row.accuracy.value == found.metric(f"accuracy/{row.label}").value == pytest.approx(stored[place].mean())
+        assert (
+            row.accuracy.value
+            == found.metric(f"accuracy/{row.label}").value
+            == pytest.approx(stored[place].mean())
+        )
         if row.candidate:
-            assert vitlens.evaluate(adapted(found, row.label, 1), split).correct.tolist() == stored[place][1].tolist()
+            assert (
+                vitlens.evaluate(adapted(found, row.label, 1), split).correct.tolist()
+                == stored[place][1].tolist()
+            )
     gap = 100 * (points["full"].accuracy.value - points["scratch"].accuracy.value)
     assert found.metric("difference/full/scratch").value == pytest.approx(gap)
-    assert points["frozen"].trained == 16 * 3 + 3 < points["last-blocks"].trained < points["full"].trained
+    assert (
+        points["frozen"].trained
+        == 16 * 3 + 3
+        < points["last-blocks"].trained
+        < points["full"].trained
+    )
     assert points["full"].trained == points["full"].parameters == points["scratch"].trained
     assert points["distilled"].before == points["full"].seconds
     assert [row.epochs for row in found.points[:5]] == [2, 30, 2, 2, 2]
     assert {row.label: row.train_images for row in found.points if not row.candidate} == {
-        f"{label}-{share}": images for share, images in ((20, 6), (50, 15)) for label in ("scratch", "frozen", "full")
+        f"{label}-{share}": images
+        for share, images in ((20, 6), (50, 15))
+        for label in ("scratch", "frozen", "full")
     }
     last = {(row.label, row.seed): row.accuracy for row in found.curves}
-    assert all(last[row.label, row.seed] == pytest.approx(row.accuracy) for row in found.trials if "-" not in row.label)
+    assert all(
+        last[row.label, row.seed] == pytest.approx(row.accuracy)
+        for row in found.trials
+        if "-" not in row.label
+    )
 
 
 def test_attention_moves_only_where_something_was_trained_before_it(found):
@@ -111,10 +134,14 @@ def test_attention_moves_only_where_something_was_trained_before_it(found):
 
 def test_shifts_are_those_of_the_public_statistics(three, found, tiny_vit):
     models = (vitlens.load(str(tiny_vit)), adapted(found, "full", 0), adapted(found, "full", 1))
-    before, *after = (vitlens.statistics(model, load_data(str(three), part="test")) for model in models)
+    before, *after = (
+        vitlens.statistics(model, load_data(str(three), part="test")) for model in models
+    )
     assert found.head_shifts
     for row in found.head_shifts:
-        values = [float(getattr(table, row.statistic)[row.layer, row.head]) for table in (before, *after)]
+        values = [
+            float(getattr(table, row.statistic)[row.layer, row.head]) for table in (before, *after)
+        ]
         assert row.before == pytest.approx(values[0], rel=1e-5)
         assert row.change.value == pytest.approx(np.mean(values[1:]) - values[0], abs=1e-4)
 
@@ -124,7 +151,9 @@ def test_similarity_is_one_where_nothing_was_trained(found):
     assert rows["last-blocks", 0] == pytest.approx(1.0, abs=1e-6)
     assert rows["full", 1] < 1
     assert {label for label, _ in rows} == {"last-blocks", "full", "scratch", "distilled"}
-    assert [(row.label, row.layer) for row in found.probes] == [*product(("pretrained", "random", "full"), (0, 1))]
+    assert [(row.label, row.layer) for row in found.probes] == [
+        *product(("pretrained", "random", "full"), (0, 1))
+    ]
     probes = {row.label: row.accuracy.value for row in found.probes if row.layer == 1}
     gain = found.metric("probe_gain/pretrained/random").value
     assert gain == pytest.approx(100 * (probes["pretrained"] - probes["random"]))
@@ -137,7 +166,9 @@ def test_maps_show_one_image_of_each_class_with_both_models_own_classes(found, t
     assert all(row.after in NAMES for row in found.maps)
     pixels = torch.from_numpy(stored.images).float() / 255
     shown = ((stored.before, stored.rollout_before), (stored.after, stored.rollout_after))
-    for model, (attention, rolled) in zip((vitlens.load(str(tiny_vit)), adapted(found, "full")), shown):
+    for model, (attention, rolled) in zip(
+        (vitlens.load(str(tiny_vit)), adapted(found, "full")), shown
+    ):
         row = vitlens.attention(model, pixels)[-1][:, :, 0, 1:].mean(1)  # of CLS, mean over heads
         assert np.allclose(attention, row.unflatten(1, (4, 4)), atol=1e-6)
         assert np.allclose(rolled, vitlens.rollout(model, pixels), atol=1e-6)
@@ -155,7 +186,9 @@ def test_a_stopped_transfer_goes_on_and_finds_the_same(found, tiny_vit, three, t
     models = [*(found.folder / "points").glob("*/seed-0/model.safetensors")]
     assert len(models) == len(again.points)
     for model in models:
-        assert (points / model.relative_to(found.folder / "points")).read_bytes() == model.read_bytes()
+        assert (
+            points / model.relative_to(found.folder / "points")
+        ).read_bytes() == model.read_bytes()
     assert not list(points.rglob("checkpoint"))
     assert again.moved[1].between is None  # with one seed nothing is known of others
 
@@ -168,7 +201,9 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("says", UNFIT)
-def test_data_that_are_too_few_are_refused_before_anything_is_written(says, tiny_vit, tmp_path, capsys):
+def test_data_that_are_too_few_are_refused_before_anything_is_written(
+    says, tiny_vit, tmp_path, capsys
+):
     data = write_folder(tmp_path / "data", **UNFIT[says])
     line = f"{LINE.format(model=tiny_vit, data=data)} --device cpu --quiet --out {tmp_path / 'out'}"
     assert says in refusal(capsys, line)
@@ -176,7 +211,9 @@ def test_data_that_are_too_few_are_refused_before_anything_is_written(says, tiny
 
 
 def test_shares_that_leave_a_class_with_one_image_are_left_out(tiny_vit, tmp_path):
-    data = write_folder(tmp_path / "few", train=dict.fromkeys(NAMES, 7), test=dict.fromkeys(NAMES, 4))
+    data = write_folder(
+        tmp_path / "few", train=dict.fromkeys(NAMES, 7), test=dict.fromkeys(NAMES, 4)
+    )
     with interrupted(lambda *_: True, "study"):
         ran(tmp_path / "out", f"{LINE.format(model=tiny_vit, data=data)} --seeds 1", code=130)
     points = json.loads((tmp_path / "out" / "config.json").read_text())["points"]

@@ -1,4 +1,6 @@
-"""The whole study: presets trained first, each chapter a complete folder, and one page that is written from all."""
+"""The whole study: presets trained first, each chapter a complete folder, and one page that is
+written from all.
+"""
 
 from dataclasses import replace
 
@@ -22,8 +24,9 @@ LONG = ("explain", "compare", "attack", "features", "profile")
 
 @pytest.fixture(scope="module")
 def inspected(tiny_vit, tmp_path_factory):
-    """A study of a ViT and a preset; the chapters that take long are left out here: with all of them it is
-    test_a_whole_study, by hand."""
+    """A study of a ViT and a preset; the chapters that take long are left out here: with all of
+    them it is test_a_whole_study, by hand.
+    """
     with few_chapters(*LONG):
         line = f"{LINE.format(models=f'mine={tiny_vit} resnet20')} --epochs 1"
         return ran(tmp_path_factory.mktemp("study") / "out", line)
@@ -31,7 +34,9 @@ def inspected(tiny_vit, tmp_path_factory):
 
 def test_a_preset_is_trained_and_every_chapter_is_a_folder_of_its_own(inspected):
     chapters = [f"chapters/{name}" for name in ("train-resnet20", "evaluate", *INSPECTED)]
-    assert [(row.folder, row.cached) for row in inspected.chapters] == [(chapter, False) for chapter in chapters]
+    assert [(row.folder, row.cached) for row in inspected.chapters] == [
+        (chapter, False) for chapter in chapters
+    ]
     evaluated = read_folder(inspected.folder / "chapters/evaluate").metrics
     for alias in ("mine", "resnet20"):
         assert inspected.metrics[f"accuracy/{alias}"] == evaluated[f"accuracy/{alias}"]
@@ -70,8 +75,12 @@ def test_how_the_vit_works_is_one_picture_with_a_row_for_each_layer(inspected):
     assert (inspected.folder / "figures" / f"{figure.name}.png").is_file()
 
 
-@pytest.mark.parametrize(("word", "part"), [("ablate", "logit lens"), ("attention", "attention patterns")])
-def test_a_chapter_that_is_missing_is_named_in_place_of_its_part_of_the_picture(inspected, word, part):
+@pytest.mark.parametrize(
+    ("word", "part"), [("ablate", "logit lens"), ("attention", "attention patterns")]
+)
+def test_a_chapter_that_is_missing_is_named_in_place_of_its_part_of_the_picture(
+    inspected, word, part
+):
     kept = tuple(row for row in inspected.chapters if row.word != word)
     section = how_it_works(replace(inspected, chapters=kept))
     (reason,) = [sentence.text for sentence in section.sentences if part in sentence.text]
@@ -89,7 +98,9 @@ def test_the_explorer_follows_from_the_chapters_of_the_vit(inspected):
         assert explorer.words[row.layer][row.head] == row.words
 
 
-def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(tiny_vit, tmp_path, capsys):
+def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(
+    tiny_vit, tmp_path, capsys
+):
     out = tmp_path / "out"
     with stopping_at("rollout"), few_chapters(*LONG):
         line = f"{LINE.format(models=f'mine={tiny_vit}')} --device cpu --quiet --out {out}"
@@ -109,11 +120,21 @@ def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(tiny
 
 @pytest.mark.slow
 def test_a_whole_study(tiny_vit, tmp_path):
-    """Attacks, searches and checks of maps are tested where they are made: here few steps and images will do."""
+    """Attacks, searches and checks of maps are tested where they are made: here few steps and
+    images will do.
+    """
     out = tmp_path / "out"
     with few_chapters():
         record = ran(out, f"{LINE.format(models=f'mine={tiny_vit} resnet20')} --epochs 1")
-    rest = ("explain-mine", "explain-resnet20", "compare", "attack", "attack-cw", "features", "profile")
+    rest = (
+        "explain-mine",
+        "explain-resnet20",
+        "compare",
+        "attack",
+        "attack-cw",
+        "features",
+        "profile",
+    )
     assert [row.folder for row in record.chapters] == [
         f"chapters/{name}" for name in ("train-resnet20", "evaluate", *INSPECTED, *rest)
     ]
@@ -122,23 +143,32 @@ def test_a_whole_study(tiny_vit, tmp_path):
     document = REPORT(record)
     check_first_page(document)
     assert not list(contradictions(claim for chapter in record.parts for claim in chapter.claims))
-    assert {section.more for section in document.sections} <= {chapter.report for chapter in record.parts}
+    assert {section.more for section in document.sections} <= {
+        chapter.report for chapter in record.parts
+    }
     assert len(document.figures) <= 12
     whole_folder(out, "study", drawn=False)
 
 
 @pytest.mark.slow
-def test_a_second_study_of_the_same_models_repeats_no_chapter(tiny_vit, tiny_cnn, tmp_path, monkeypatch):
+def test_a_second_study_of_the_same_models_repeats_no_chapter(
+    tiny_vit, tiny_cnn, tmp_path, monkeypatch
+):
     monkeypatch.setenv("VITLENS_CACHE", str(tmp_path / "cache"))
     line = LINE.format(models=f"mine={tiny_vit} other={tiny_cnn}")
     first, second, third = (
-        ran(tmp_path / name, f"{line} --seed {seed}") for name, seed in (("first", 0), ("second", 0), ("third", 1))
+        ran(tmp_path / name, f"{line} --seed {seed}")
+        for name, seed in (("first", 0), ("second", 0), ("third", 1))
     )
-    assert [row.word for row in second.chapters if not row.cached] == ["profile"]  # timings are measured anew
+    assert [row.word for row in second.chapters if not row.cached] == [
+        "profile"
+    ]  # timings are measured anew
     timed = read_folder(second.about("profile", "").record.folder).metrics
     same = {name: value for name, value in first.metrics.items() if name not in timed}
     assert same == {name: value for name, value in second.metrics.items() if name not in timed}
-    named = [path for path in second.folder.rglob("*.[jm]*") if str(first.folder) in path.read_text()]
+    named = [
+        path for path in second.folder.rglob("*.[jm]*") if str(first.folder) in path.read_text()
+    ]
     assert named == []
     assert not any(row.cached for row in third.chapters)
 
@@ -152,24 +182,36 @@ def test_a_study_of_own_images_leaves_out_what_needs_labels(pictures, tmp_path):
     assert not any(name.split("/")[0] == "accuracy" for name in record.metrics)
 
 
-def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(tiny_vit, tmp_path, capsys):
+def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(
+    tiny_vit, tmp_path, capsys
+):
     """And the folder that this leaves does not block the next try."""
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
         Image.new("RGB", (32, 32)).save(tmp_path / "data" / name / "1.png")
-    line = f"study mine={tiny_vit} --data {tmp_path / 'data'} --device cpu --quiet --out {tmp_path / 'out'}"
+    line = (
+        f"study mine={tiny_vit} --data {tmp_path / 'data'} --device cpu --quiet --out "
+        f"{tmp_path / 'out'}"
+    )
     for _ in range(2):
         assert "only in the data: 'cat', 'dog'" in refusal(capsys, line)
         assert not (tmp_path / "out" / "chapters").exists()
 
 
-def test_how_long_the_rest_takes_is_said_before_and_after_every_chapter(tiny_vit, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("VITLENS_CACHE", str(tmp_path / "cache"))  # chapters that are kept take no time
+def test_how_long_the_rest_takes_is_said_before_and_after_every_chapter(
+    tiny_vit, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv(
+        "VITLENS_CACHE", str(tmp_path / "cache")
+    )  # chapters that are kept take no time
     with few_chapters(*LONG):
         line = f"{LINE.format(models=f'mine={tiny_vit}')} --device cpu --out {tmp_path / 'out'}"
         assert run(line.split()) == 0
     said = [text for text in capsys.readouterr().err.splitlines() if text.startswith("study: ")]
     chapters = len(read_folder(tmp_path / "out").chapters)
     assert len(said) == chapters + 1
-    assert [f"{done} of {chapters}" in text for done, text in enumerate(said)] == [False, *[True] * chapters]
+    assert [f"{done} of {chapters}" in text for done, text in enumerate(said)] == [
+        False,
+        *[True] * chapters,
+    ]
     assert [" left" in text for text in said] == [*[True] * chapters, False]

@@ -1,4 +1,6 @@
-"""`vitlens train` as people start it on several processes: the launchers for real, and a process that is killed."""
+"""`vitlens train` as people start it on several processes: the launchers for real, and a process
+that is killed.
+"""
 
 import json
 import os
@@ -19,21 +21,35 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 # without --multi_gpu accelerate starts a single process on a machine without GPUs
 ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
 # what is drawn per process would differ between one and two of them, and bf16 rounds coarsely
-TINY = "vit-micro --limit 40 --dim 8 --depth 2 --heads 2 --patch-size 8 --set drop_path=0 --precision fp32"
+TINY = (
+    "vit-micro --limit 40 --dim 8 --depth 2 --heads 2 --patch-size 8 --set drop_path=0 "
+    "--precision fp32"
+)
 HEAD = "vit-digits --limit 40 --batch-size 20 --epochs 1 --freeze-backbone"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 BOTH = ("one", "two")
 
 
 def words(launch: tuple[str, ...], out: Path, line: str) -> list[str]:
-    return [sys.executable, *launch, "-m", "vitlens", *f"train {line} --device cpu --quiet --out {out}".split()]
+    return [
+        sys.executable,
+        *launch,
+        "-m",
+        "vitlens",
+        *f"train {line} --device cpu --quiet --out {out}".split(),
+    ]
 
 
 @pytest.mark.slow  # each launcher starts two processes that import torch: 20 s on two busy cores
 @pytest.mark.parametrize(
     ("launch", "line", "more", "within"),
     [
-        (TORCHRUN, f"{TINY} --batch-size 7 --epochs 2", "--set accumulate=3", 1e-5),  # 4 images in 2 parts, 3 in 3
+        (
+            TORCHRUN,
+            f"{TINY} --batch-size 7 --epochs 2",
+            "--set accumulate=3",
+            1e-5,
+        ),  # 4 images in 2 parts, 3 in 3
         (ACCELERATE, HEAD, "", 1e-6),
     ],
     ids=["torchrun", "accelerate"],
@@ -41,7 +57,9 @@ def words(launch: tuple[str, ...], out: Path, line: str) -> list[str]:
 def test_two_processes_train_what_one_does(launch, line, more, within, tmp_path):
     for start, name, parts in (((), "one", ""), (launch, "two", more)):
         command = words(start, tmp_path / name, f"{line} {parts}")
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANGS, check=False)
+        done = subprocess.run(
+            command, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANGS, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [str(tmp_path / name / "report.md")]  # one of the two speaks
     one, two = (list(map(json.loads, lines(tmp_path / name))) for name in BOTH)
@@ -70,7 +88,11 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank, tmp
             worker.send_signal(signal.SIGKILL)
             _, shown = launcher.communicate(timeout=HANGS)  # the other does not wait for it
         finally:
-            for child in psutil.Process(launcher.pid).children(recursive=True) if launcher.poll() is None else []:
+            for child in (
+                psutil.Process(launcher.pid).children(recursive=True)
+                if launcher.poll() is None
+                else []
+            ):
                 child.kill()
             launcher.kill()
     assert launcher.returncode == 1, shown
@@ -82,8 +104,13 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank, tmp
 
 
 def test_accelerate_on_cpus_says_that_it_started_one_process(tmp_path, monkeypatch, capsys):
-    """`accelerate launch --cpu --num_processes 2` without MPI starts one, and says nothing of it."""
-    for name, value in {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+    """`accelerate launch --cpu --num_processes 2` without MPI starts one, and says nothing of
+    it."""
+    for name, value in {
+        "ACCELERATE_USE_CPU": "True",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }.items():
         monkeypatch.setenv(name, value)
     line = f"train vit-micro --quiet --device cpu --out {tmp_path / 'out'}"
     assert "torchrun --nproc_per_node" in refusal(capsys, line)

@@ -18,7 +18,9 @@ from tests.kit.making import digits
 from tests.kit.training_runs import interrupted
 from vitlens import load, statistics
 
-needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+needs_tensorboard = pytest.mark.skipif(
+    find_spec("tensorboard") is None, reason="tensorboard is not installed"
+)
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 
 
@@ -40,11 +42,23 @@ def test_tensorboard_is_told_what_metrics_say_and_changes_no_bit(golden, tmp_pat
     record = ran(tmp_path, f"{GOLDEN} --track tensorboard --overwrite")
     assert weights(tmp_path) == weights(golden("train").folder)
     found = events(tmp_path)
-    calls = {name: [(event.step, event.value) for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
-    for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "gradient_norm"):
+    calls = {
+        name: [(event.step, event.value) for event in found.Scalars(name)]
+        for name in found.Tags()["scalars"]
+    }
+    for name in (
+        "train_loss",
+        "train_accuracy",
+        "test_loss",
+        "test_accuracy",
+        "images_per_second",
+        "gradient_norm",
+    ):
         assert [step for step, _ in calls[f"epoch/{name}"]] == [4, 8, 12]
         expected = [getattr(row, name) for row in record.history]
-        np.testing.assert_allclose([value for _, value in calls[f"epoch/{name}"]], expected, rtol=1e-5)
+        np.testing.assert_allclose(
+            [value for _, value in calls[f"epoch/{name}"]], expected, rtol=1e-5
+        )
     for name in ("loss", "learning_rate", "gradient_norm", "images_per_second"):
         assert [step for step, _ in calls[f"train/{name}"]] == [10]
     watched = digits("test").limit(40).limit(16)
@@ -114,7 +128,9 @@ def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_training(
     assert whole.logged == [4, 4, 8, 8, 10, 12, 12]
 
 
-def test_attention_that_cannot_be_measured_does_not_stop_the_training(libraries, tmp_path, monkeypatch, capsys):
+def test_attention_that_cannot_be_measured_does_not_stop_the_training(
+    libraries, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("vitlens.commands.run.tracking.statistics", lambda *_, **__: 1 / 0)
     (said,) = failures(tmp_path / "out", f"{GOLDEN} --track tensorboard", capsys)
     assert said.startswith("attention failed")
@@ -138,12 +154,16 @@ def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(tmp_path):
     assert [event.step for event in found.Scalars("epoch/train_loss")] == [4, 8, 12]
 
 
-def test_a_library_that_is_not_there_is_said_before_anything_is_written(tmp_path, monkeypatch, capsys):
+def test_a_library_that_is_not_there_is_said_before_anything_is_written(
+    tmp_path, monkeypatch, capsys
+):
     for name in ("tensorboard", "wandb"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr("importlib.util._find_spec", lambda *_: None)
     for name in ("tensorboard", "wandb"):
-        said = refusal(capsys, f"train vit-micro --track {name} --out {tmp_path / 'out'} --device cpu")
+        said = refusal(
+            capsys, f"train vit-micro --track {name} --out {tmp_path / 'out'} --device cpu"
+        )
         assert f"pip install {name}" in said
     assert not (tmp_path / "out").exists()
 

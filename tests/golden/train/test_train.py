@@ -1,4 +1,6 @@
-"""The folder of a training: complete, loadable, resumable with equal weights, and marked where it was stopped."""
+"""The folder of a training: complete, loadable, resumable with equal weights, and marked where it
+was stopped.
+"""
 
 import json
 from dataclasses import asdict
@@ -67,7 +69,9 @@ def test_metrics_are_those_of_the_epochs(trained):
     assert metrics["training_seconds"] >= lines[-1]["seconds"]
 
 
-def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_are_kept(trained, tmp_path, capsys):
+def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_are_kept(
+    trained, tmp_path, capsys
+):
     folder = tmp_path / "stopped"
     with interrupted(lambda _, progress: progress.step >= 5):
         assert ran(folder, f"{GOLDEN} --keep-every 2", code=130).status == "interrupted"
@@ -81,7 +85,9 @@ def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_a
     # what decides the result comes from the folder, not from what is typed now
     record = gone_on(folder, "train --seed 7")
     assert (record.status, record.setup[0].keep_every) == ("done", 2)
-    assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (
+        trained / "model.safetensors"
+    ).read_bytes()
     names = ["epoch-0000.safetensors", "epoch-0002.safetensors"]
     assert sorted(path.name for path in (folder / "kept").iterdir()) == names
     ran(folder, f"{GOLDEN} --overwrite --epochs 1")
@@ -89,7 +95,9 @@ def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_a
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_run_is_not_resumed_on_other_images_and_its_record_of_them_only_grows(part, tmp_path, capsys):
+def test_a_run_is_not_resumed_on_other_images_and_its_record_of_them_only_grows(
+    part, tmp_path, capsys
+):
     data = tmp_path / "data"
     folder = tmp_path / "stopped"
     places = ("train", "train", "test")
@@ -97,7 +105,11 @@ def test_a_run_is_not_resumed_on_other_images_and_its_record_of_them_only_grows(
     with interrupted(lambda _, progress: progress.step >= 5):
         ran(folder, f"train vit-micro --data {data} --batch-size 5 --epochs 3 {SHAPE}", code=130)
     known = np.load(folder / "arrays" / "training_images.npz")["numbers"]
-    assert vitlens.read(folder, unfinished=True).config.fingerprints.keys() >= {"train", "test", "train labels"}
+    assert vitlens.read(folder, unfinished=True).config.fingerprints.keys() >= {
+        "train",
+        "test",
+        "train labels",
+    }
     (changed, *_) = sorted((data / part).rglob("*.png"))
     kept = changed.read_bytes()
     Image.new("RGB", (32, 32), "red").save(changed)
@@ -105,7 +117,9 @@ def test_a_run_is_not_resumed_on_other_images_and_its_record_of_them_only_grows(
     assert f"the {part} images that the run in" in refusal(capsys, again)
     assert np.array_equal(np.load(folder / "arrays" / "training_images.npz")["numbers"], known)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "fingerprints": {}}))  # of an earlier version
+    (folder / "config.json").write_text(
+        json.dumps({**config, "fingerprints": {}})
+    )  # of an earlier version
     assert f"the {part} images that the training in" in refusal(capsys, again)
     numbers = np.load(folder / "arrays" / "training_images.npz")["numbers"]
     assert np.isin(known, numbers).all()
@@ -126,7 +140,10 @@ def test_progress_is_told_by_epochs(tmp_path, capsys):
 @pytest.mark.parametrize(("rate", "code"), [("0.01", 0), ("10", 1)])
 def test_a_check_is_four_lines_and_an_exit_code(rate, code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    line = "train vit-micro --check --dim 16 --depth 2 --heads 2 --patch-size 8 --limit 100 --device cpu --quiet"
+    line = (
+        "train vit-micro --check --dim 16 --depth 2 --heads 2 --patch-size 8 --limit 100 "
+        "--device cpu --quiet"
+    )
     assert run([*line.split(), "--learning-rate", rate]) == code
     lines = capsys.readouterr().out.splitlines()
     names = [line.partition(":")[0][14:] for line in lines]

@@ -1,4 +1,6 @@
-"""Fine-tuning a trained model, all weights, the last blocks or the head; and learning from a teacher."""
+"""Fine-tuning a trained model, all weights, the last blocks or the head; and learning from a
+teacher.
+"""
 
 from itertools import combinations
 from pathlib import Path
@@ -32,15 +34,25 @@ def test_everything_with_positions_for_another_size(learned, tmp_path):
 
 def test_weights_from_a_file(tmp_path):
     shape = {"dim": 128, "depth": 4, "heads": 4}
-    torch.save(untrained("vit-mini", classes=("x", "y"), overrides=shape).module.state_dict(), tmp_path / "w.pth")
-    line = f"train vit-mini {LINE} --limit 20 --epochs 1 --freeze-backbone --weights {tmp_path / 'w.pth'}"
+    torch.save(
+        untrained("vit-mini", classes=("x", "y"), overrides=shape).module.state_dict(),
+        tmp_path / "w.pth",
+    )
+    line = (
+        f"train vit-mini {LINE} --limit 20 --epochs 1 --freeze-backbone --weights "
+        f"{tmp_path / 'w.pth'}"
+    )
     assert ran(tmp_path / "out", line).started[0].weights == "w.pth"
 
 
 def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
     """A timm model that was trained here is not tested on what it was trained on."""
-    pictures = written_digits(tmp_path / "pictures", 20, lambda number, label: f"{'ab'[label // 5]}/{number}.png")
-    line = f"train timm:resnet10t@random --data {pictures} --batch-size 10 --image-size 32 --epochs 1"
+    pictures = written_digits(
+        tmp_path / "pictures", 20, lambda number, label: f"{'ab'[label // 5]}/{number}.png"
+    )
+    line = (
+        f"train timm:resnet10t@random --data {pictures} --batch-size 10 --image-size 32 --epochs 1"
+    )
     record = ran(tmp_path / "out", line)
     tested = ran(tmp_path / "tested", f"evaluate {tmp_path / 'out'} --data {pictures}")
     assert tested.config.data.images == record.scores[0].accuracy.n < 10
@@ -71,10 +83,17 @@ def test_the_student_has_a_token_and_numbers_are_those_of_the_models(golden, tin
     assert list(pairs) == [*combinations(names, 2)]
     for (first, second), row in pairs.items():
         gain = 100 * (correct[first].float().mean() - correct[second].float().mean()).item()
-        assert found.metrics[f"accuracy_difference/{first}/{second}"].value == pytest.approx(gain, abs=1e-4)
-        counts = int((correct[first] & ~correct[second]).sum()), int((correct[second] & ~correct[first]).sum())
+        assert found.metrics[f"accuracy_difference/{first}/{second}"].value == pytest.approx(
+            gain, abs=1e-4
+        )
+        counts = (
+            int((correct[first] & ~correct[second]).sum()),
+            int((correct[second] & ~correct[first]).sum()),
+        )
         assert (row.only_first_right, row.only_second_right) == counts
-        assert row.p == pytest.approx(binomtest(counts[0], sum(counts)).pvalue if any(counts) else 1.0)
+        assert row.p == pytest.approx(
+            binomtest(counts[0], sum(counts)).pvalue if any(counts) else 1.0
+        )
     (row,) = found.table("taught")
     assert (row.teacher, row.kind, row.weight, row.token) == ("tiny-vit", "hard", 0.5, True)
     assert (folder / "figures" / "beside.png").is_file()
@@ -88,8 +107,12 @@ def test_the_student_has_a_token_and_numbers_are_those_of_the_models(golden, tin
         ("timm:deit_tiny_distilled_patch16_224@random --image-size 32", "cnn-digits", True),
     ],
 )
-def test_a_cnn_learns_from_a_teacher_too_and_a_student_of_timm_has_its_own_token(student, teacher, token, tmp_path):
-    record = ran(tmp_path / "out", f"train {student} {LINE} --limit 20 --epochs 1 --distill-from {teacher}")
+def test_a_cnn_learns_from_a_teacher_too_and_a_student_of_timm_has_its_own_token(
+    student, teacher, token, tmp_path
+):
+    record = ran(
+        tmp_path / "out", f"train {student} {LINE} --limit 20 --epochs 1 --distill-from {teacher}"
+    )
     assert record.taught[0].token == token
     if token:
         module = load(str(record.folder)).module
@@ -110,13 +133,22 @@ def test_a_stopped_run_goes_on_with_its_part_and_its_teacher(learned, tmp_path, 
         "head.bias",
     }
     assert record.started[0].last == 1
-    assert {row.setting: row.value for row in record.recipe}["flip"] == "False"  # a mirrored digit is no digit
+    assert {row.setting: row.value for row in record.recipe}[
+        "flip"
+    ] == "False"  # a mirrored digit is no digit
     with interrupted(lambda _, progress: progress.step >= 5):
         ran(cut, line, code=130)
     gone_on(cut, "train")
-    assert (record.folder / "model.safetensors").read_bytes() == (cut / "model.safetensors").read_bytes()
-    for typed, says in (("--train-last 2", "with its tuning"), ("--distill-from cnn-digits", "with its teaching")):
-        assert says in refusal(capsys, f"train --resume {record.folder} --device cpu --quiet {typed}")
+    assert (record.folder / "model.safetensors").read_bytes() == (
+        cut / "model.safetensors"
+    ).read_bytes()
+    for typed, says in (
+        ("--train-last 2", "with its tuning"),
+        ("--distill-from cnn-digits", "with its teaching"),
+    ):
+        assert says in refusal(
+            capsys, f"train --resume {record.folder} --device cpu --quiet {typed}"
+        )
     # another teacher in its place is not gone on with
     model = load("cnn-digits")
     model.module.get_parameter("fc.bias").data.add_(1.0)

@@ -1,4 +1,6 @@
-"""Every check passes for an attack that is sound, and fails for one that is broken in the way it looks for."""
+"""Every check passes for an attack that is sound, and fails for one that is broken in the way it
+looks for.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +41,11 @@ def stuck(images: Tensor, success: Tensor, tried: Tensor = EVERY) -> Trial:
 
 def test_at_epsilon_0_nothing_changes_and_within_an_unlimited_budget_no_image_is_left():
     cases = (IMAGES, NONE), (IMAGES, FIRST), (IMAGES + 1e-3, NONE)
-    assert [stuck(*case).at_epsilon_zero().state for case in cases] == ["passed", "failed", "failed"]
+    assert [stuck(*case).at_epsilon_zero().state for case in cases] == [
+        "passed",
+        "failed",
+        "failed",
+    ]
     for success, tried, found in (
         (~FIRST, EVERY, ("failed", 1, 8)),
         (~FIRST, ~FIRST, ("passed", 0, 7)),
@@ -51,16 +57,28 @@ def test_at_epsilon_0_nothing_changes_and_within_an_unlimited_budget_no_image_is
 
 def test_examples_beyond_the_budget_or_the_range_and_successes_that_are_none():
     def judged(result, *, epsilon=1.0, norm="linf", labels=LABELS):
-        return trial(vitlens.attack, labels).within_budget(MODEL, result, epsilon=epsilon, norm=norm).state
+        return (
+            trial(vitlens.attack, labels)
+            .within_budget(MODEL, result, epsilon=epsilon, norm=norm)
+            .state
+        )
 
     moved = vitlens.attack(MODEL, IMAGES, LABELS, epsilon=0.5, steps=30)
     assert bool(moved.success.all())
     length = float((moved.images - IMAGES).flatten(1).norm(dim=1).max())
     assert [judged(moved, epsilon=epsilon) for epsilon in (0.5, 0.49)] == ["passed", "failed"]
-    assert [judged(moved, epsilon=share * length, norm="l2") for share in (1, 0.99)] == ["passed", "failed"]
-    assert judged(moved, epsilon=0.0, norm="patch") == "passed"  # of which the range alone is checked
+    assert [judged(moved, epsilon=share * length, norm="l2") for share in (1, 0.99)] == [
+        "passed",
+        "failed",
+    ]
+    assert (
+        judged(moved, epsilon=0.0, norm="patch") == "passed"
+    )  # of which the range alone is checked
     for outside in (IMAGES + 0.5, IMAGES - 0.5):
-        assert [judged(Result(outside, NONE), norm=norm) for norm in ("linf", "patch")] == ["failed", "failed"]
+        assert [judged(Result(outside, NONE), norm=norm) for norm in ("linf", "patch")] == [
+            "failed",
+            "failed",
+        ]
     assert judged(Result(IMAGES, NONE)) == "inconclusive"
     assert judged(Result(IMAGES, EVERY)) == "failed"  # not wrong now
     assert judged(moved, labels=(LABELS + 1) % 5) == "failed"  # wrong before
@@ -75,7 +93,10 @@ def test_results_that_depend_on_the_batch():
         (NONE, NONE, "inconclusive"),
         (NONE, two, "failed"),
     ):
-        assert checks.same_in_any_batch("a", Result(IMAGES, whole), Result(IMAGES, parts)).state == state
+        assert (
+            checks.same_in_any_batch("a", Result(IMAGES, whole), Result(IMAGES, parts)).state
+            == state
+        )
 
 
 @pytest.mark.parametrize(
@@ -89,9 +110,9 @@ def test_results_that_depend_on_the_batch():
     ],
 )
 def test_more_steps_that_break_more_or_fewer(few, many, found, says):
-    check = trial(lambda images, _, *, steps, **__: Result(images, few if steps == 10 else many)).more_steps(
-        epsilon=0.1, steps=10
-    )
+    check = trial(
+        lambda images, _, *, steps, **__: Result(images, few if steps == 10 else many)
+    ).more_steps(epsilon=0.1, steps=10)
     assert (check.state, check.against, check.of) == found
     assert says in check.found
 
@@ -107,7 +128,10 @@ def test_gradients_that_vanish_and_gradients_that_are_not_finite():
     assert (check.state, check.against, check.of) == ("failed", 8, 8)
     with pytest.raises(NonFiniteError, match="from made on image 0"):
         checks.gradients_not_zero(broken, IMAGES, LABELS)
-    assert [checks.gradients_read("g", "a", zero, 20).state for zero in (2, 3)] == ["passed", "failed"]
+    assert [checks.gradients_read("g", "a", zero, 20).state for zero in (2, 3)] == [
+        "passed",
+        "failed",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +153,9 @@ def test_a_weaker_attack_that_breaks_more_is_a_sign_of_masking(weak, strong, fou
 
 @pytest.mark.parametrize(("epsilons", "state"), [((0.1, 0.2), "failed"), ((0.2,), "inconclusive")])
 def test_only_epsilons_that_both_tried_are_compared(epsilons, state):
-    weak, strong = (outcome("x", [at] * 6, epsilons=own) for at, own in ((0.1, (0.1, 0.3)), (INF, epsilons)))
+    weak, strong = (
+        outcome("x", [at] * 6, epsilons=own) for at, own in ((0.1, (0.1, 0.3)), (INF, epsilons))
+    )
     assert checks.weaker_breaks_no_more(weak, strong, reason="r").state == state  # p = 2 / 2^6
 
 
@@ -164,7 +190,9 @@ def test_checks_of_outcomes():
     ],
 )
 def test_a_search_that_was_too_short_or_too_long(far, lost, state, raise_steps):
-    """It goes 0.1 in each pixel with 10 steps, and this far with more, which lose an image or gain one (-1)."""
+    """It goes 0.1 in each pixel with 10 steps, and this far with more, which lose an image or gain
+    one (-1).
+    """
 
     def search(images, _labels, *, epsilon, steps):
         fewer = steps == 10

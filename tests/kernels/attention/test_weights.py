@@ -1,5 +1,6 @@
-"""Views of one patch, windows as attention shows them, how far attention moved, the order of position embeddings: by
-whole matrices, loops and scipy."""
+"""Views of one patch, windows as attention shows them, how far attention moved, the order of
+position embeddings: by whole matrices, loops and scipy.
+"""
 
 import copy
 from collections.abc import Callable
@@ -13,10 +14,29 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.lens import calls_of
-from tests.kit.tiny import images, model_of, our_swin, ours, shared_model, timm_model, torchvision_swin, torchvision_vit
+from tests.kit.tiny import (
+    images,
+    model_of,
+    our_swin,
+    ours,
+    shared_model,
+    timm_model,
+    torchvision_swin,
+    torchvision_vit,
+)
 from tests.kit.windows import WINDOWED, unwindow
-from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
-from vitlens.analysis.attention.weights import attention_moved, merged, patch_views, reached, window_layers
+from vitlens.analysis.attention.positions import (
+    distance_correlation,
+    position_similarity,
+    rank_correlation,
+)
+from vitlens.analysis.attention.weights import (
+    attention_moved,
+    merged,
+    patch_views,
+    reached,
+    window_layers,
+)
 from vitlens.errors import InputError, UnsupportedError
 
 
@@ -25,7 +45,11 @@ from vitlens.errors import InputError, UnsupportedError
     [
         (partial(shared_model, "cait"), (1, 2), 2),
         (partial(shared_model, "siglip"), (1, 2), 2),
-        (partial(ours, registers=3, size=(64, 96), patch_size=(4, 4)), (1, 2), 9),  # more images than go at once
+        (
+            partial(ours, registers=3, size=(64, 96), patch_size=(4, 4)),
+            (1, 2),
+            9,
+        ),  # more images than go at once
         (WINDOWED["swin"], (0, 0), 2),
         *(
             (WINDOWED[name], (9, 9), 2)
@@ -43,7 +67,9 @@ def test_row_and_column_of_a_patch(make, patch, count):
         if call.site.kind != "class"
     ]
     looks, seen = (patch_views(model, batch, side=side, patch=patch) for side in ("query", "key"))
-    grids = [look.site.windows.resolution if look.site.windows else model.layout.grid for look in looks]
+    grids = [
+        look.site.windows.resolution if look.site.windows else model.layout.grid for look in looks
+    ]
     for look, see, weights, grid in zip(looks, seen, full, grids, strict=True):
         where = tuple(place * side // before for place, side, before in zip(patch, grid, grids[0]))
         token = weights.shape[-1] - grid[0] * grid[1] + where[0] * grid[1] + where[1]
@@ -55,7 +81,15 @@ def test_row_and_column_of_a_patch(make, patch, count):
 
 @pytest.mark.parametrize(
     ("place", "before", "now", "expected"),
-    [(7, 8, 4, 3), (4, 5, 3, 2), (3, 5, 3, 1), (2, 3, 2, 1), (3, 8, 8, 3), (19, 20, 14, 13), (0, 14, 20, 0)],
+    [
+        (7, 8, 4, 3),
+        (4, 5, 3, 2),
+        (3, 5, 3, 1),
+        (2, 3, 2, 1),
+        (3, 8, 8, 3),
+        (19, 20, 14, 13),
+        (0, 14, 20, 0),
+    ],
 )
 def test_a_place_after_merging(place, before, now, expected):
     assert merged(place, before, now) == expected
@@ -66,11 +100,15 @@ def test_a_patch_that_is_not_there_is_refused():
     with pytest.raises(UnsupportedError, match="leave --key out"):
         patch_views(xcit, images(), side="key", patch=(0, 0))
     for patch in ((4, 0), (0, 3), (0, -1), (-1, 0)):
-        with pytest.raises(InputError, match=rf"4x3 grid \(0,0 to 3,2\), found {patch[0]},{patch[1]}"):
+        with pytest.raises(
+            InputError, match=rf"4x3 grid \(0,0 to 3,2\), found {patch[0]},{patch[1]}"
+        ):
             patch_views(ours(), images((32, 48)), side="query", patch=patch)
 
 
-def meets(one: tuple[int, int], other: tuple[int, int], *, shift: int, side: int, window: int = 4) -> bool:
+def meets(
+    one: tuple[int, int], other: tuple[int, int], *, shift: int, side: int, window: int = 4
+) -> bool:
     """Whether two patches share a window of the shifted map, without crossing its seam."""
     places = [tuple((axis - shift) % side for axis in patch) for patch in (one, other)]
     near = all(a - b == p - q for a, b, p, q in zip(*places, one, other))
@@ -82,19 +120,33 @@ PATCHES = [(row, column) for row in range(16) for column in range(16)]
 
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin"])
 def test_pairs_reach_and_parts_by_loops(name):
-    plain, shifted = ({(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=step, side=16)} for step in (0, 2))
-    through = {a: {c for b in PATCHES if (a, b) in shifted for c in PATCHES if (b, c) in plain} for a in PATCHES}
+    plain, shifted = (
+        {(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=step, side=16)}
+        for step in (0, 2)
+    )
+    through = {
+        a: {c for b in PATCHES if (a, b) in shifted for c in PATCHES if (b, c) in plain}
+        for a in PATCHES
+    }
     first, second, third, fourth = layers = window_layers(shared_model(name), images())
-    assert [layer.shift for layer in layers[:2]] == [layer.windows.shift for layer in layers[2:]] == [(0, 0), (2, 2)]
+    assert (
+        [layer.shift for layer in layers[:2]]
+        == [layer.windows.shift for layer in layers[2:]]
+        == [(0, 0), (2, 2)]
+    )
     assert (first.pairs, first.new, first.padding) == (len(plain), None, 0) == (256 * 16, None, 0)
     assert (second.pairs, second.new) == (len(shifted), len(shifted - plain))
     assert third.new is None  # the first layer after merging
     assert fourth.new > 0
     assert len(first.part.unique()) == 16
-    assert len(second.part.unique()) == 25  # 3x3 whole windows, and 16 parts of those that the map's end cuts
+    assert (
+        len(second.part.unique()) == 25
+    )  # 3x3 whole windows, and 16 parts of those that the map's end cuts
     assert first.reach == third.reach == 16.0
     every = torch.arange(0, 256, 4)
-    assert second.reach == pytest.approx(sum(len(through[PATCHES[int(i)]]) for i in every) / len(every))
+    assert second.reach == pytest.approx(
+        sum(len(through[PATCHES[int(i)]]) for i in every) / len(every)
+    )
     found = reached([first, second], torch.tensor([5 * 16 + 6]))[0]
     assert {PATCHES[int(index)] for index in found.nonzero()} == through[5, 6]
 
@@ -108,9 +160,13 @@ def test_without_shift_nothing_new_is_connected():
 def test_padding_is_no_patch_and_one_window_is_not_shifted():
     (first, second, *_) = window_layers(our_swin(size=(18, 24)), images((18, 24)))  # maps of 9 x 12
     assert first.padding == second.padding == 12 * 12 - 9 * 12
-    assert first.pairs == 16 * 16 * 6 + 4 * 4 * 3  # two rows of whole windows; one row of patches is left
+    assert (
+        first.pairs == 16 * 16 * 6 + 4 * 4 * 3
+    )  # two rows of whole windows; one row of patches is left
     assert (first.part.shape, second.shift) == ((9, 12), (2, 2))
-    layers = window_layers(torchvision_swin((8, 16)), images((8, 16)))[:2]  # maps of 4 x 8 in windows of 4 x 4
+    layers = window_layers(torchvision_swin((8, 16)), images((8, 16)))[
+        :2
+    ]  # maps of 4 x 8 in windows of 4 x 4
     assert [layer.shift for layer in layers] == [(0, 0), (0, 2)]
     with pytest.raises(UnsupportedError, match="try swin-micro"):
         window_layers(ours(), images((32, 48)))
@@ -123,11 +179,15 @@ def test_nothing_passes_through_padding():
     for met, layer in zip(edges, layers):
         assert layer.padding > 0
         real = layer.places >= 0
-        for window, query, key in (layer.allowed & real[:, :, None] & real[:, None]).nonzero().tolist():
+        for window, query, key in (
+            (layer.allowed & real[:, :, None] & real[:, None]).nonzero().tolist()
+        ):
             met.add((int(layer.places[window, query]), int(layer.places[window, key])))
     for patch in (0, 76, 152):
         expected = {c for a, b in edges[1] if a == patch for b2, c in edges[0] if b2 == b}
-        assert set(reached(layers, torch.tensor([patch]))[0].nonzero().flatten().tolist()) == expected
+        assert (
+            set(reached(layers, torch.tensor([patch]))[0].nonzero().flatten().tolist()) == expected
+        )
 
 
 def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_on():
@@ -141,10 +201,14 @@ def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_
         parameter.data.mul_(1.5)
     same, moved = attention_moved(vit, [vit, other], digits)
     assert all(not layer.any() for layer in same)
-    assert [bool(layer.any()) for layer in moved] == [False] * 4 + [True] * 2  # its MLP is read by the next block
+    assert [bool(layer.any()) for layer in moved] == [False] * 4 + [
+        True
+    ] * 2  # its MLP is read by the next block
     (in_windows,) = attention_moved(swins[0], [swins[1]], digits)
     for found, models in ((moved, (vit, other)), (in_windows, swins)):
-        for layer, (one, two) in enumerate(zip(*(vitlens.attention(model, digits) for model in models))):
+        for layer, (one, two) in enumerate(
+            zip(*(vitlens.attention(model, digits) for model in models))
+        ):
             variation = (one - two).clamp_min(0).sum(-1).mean(-1)  # (images x windows, heads)
             expected = variation.view(17, -1, variation.shape[1]).mean(1)
             torch.testing.assert_close(found[layer], expected, atol=1e-6, rtol=1e-4)
@@ -152,7 +216,9 @@ def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_
         attention_moved(vit, [ours(size=(32, 32), depth=6)], digits)
 
 
-def pairs(similarity: Tensor, patch: tuple[int, int], keep: Callable[[int, int], bool]) -> list[tuple[float, float]]:
+def pairs(
+    similarity: Tensor, patch: tuple[int, int], keep: Callable[[int, int], bool]
+) -> list[tuple[float, float]]:
     """The similarities of the pairs of 3 x 4 patches, and minus their distances in pixels."""
     found = []
     for i in range(12):
@@ -160,7 +226,12 @@ def pairs(similarity: Tensor, patch: tuple[int, int], keep: Callable[[int, int],
             down = i // 4 - j // 4
             right = i % 4 - j % 4
             if keep(down, right):
-                found.append((float(similarity[i, j]), -(((down * patch[0]) ** 2 + (right * patch[1]) ** 2) ** 0.5)))
+                found.append(
+                    (
+                        float(similarity[i, j]),
+                        -(((down * patch[0]) ** 2 + (right * patch[1]) ** 2) ** 0.5),
+                    )
+                )
     return list(zip(*found))
 
 
@@ -171,14 +242,23 @@ def test_the_order_of_positions_is_spearmans_and_pearsons_over_pairs(patch):
     similarity = vectors @ vectors.T
     kept = (lambda *_: True, lambda down, _: down == 0, lambda _, right: right == 0)
     by_hand = [pairs(similarity, patch, keep) for keep in kept]
-    assert rank_correlation(similarity, own) == pytest.approx([stats.spearmanr(*each).statistic for each in by_hand])
-    assert distance_correlation(similarity, own) == pytest.approx(-stats.pearsonr(*by_hand[0]).statistic, abs=1e-6)
+    assert rank_correlation(similarity, own) == pytest.approx(
+        [stats.spearmanr(*each).statistic for each in by_hand]
+    )
+    assert distance_correlation(similarity, own) == pytest.approx(
+        -stats.pearsonr(*by_hand[0]).statistic, abs=1e-6
+    )
     x = torch.arange(12) % 4
     only_columns = torch.exp(-((x[:, None] - x) ** 2).float())  # all patches of one column alike
     assert rank_correlation(only_columns, own)[1:] == (pytest.approx(1.0), None)
-    assert (*rank_correlation(torch.ones(12, 12), own), distance_correlation(torch.ones(12, 12), own)) == (None,) * 4
+    assert (
+        *rank_correlation(torch.ones(12, 12), own),
+        distance_correlation(torch.ones(12, 12), own),
+    ) == (None,) * 4
     two = ours(size=(4, 8), patch_size=(4, 4), pooling="mean", depth=1).layout
-    assert (*rank_correlation(torch.eye(2), two), distance_correlation(torch.eye(2), two)) == (None,) * 4
+    assert (*rank_correlation(torch.eye(2), two), distance_correlation(torch.eye(2), two)) == (
+        None,
+    ) * 4
 
 
 def cosine(embeddings: Tensor) -> Tensor:
@@ -186,7 +266,9 @@ def cosine(embeddings: Tensor) -> Tensor:
 
 
 def test_similarity_is_the_cosine_of_the_patches_embeddings():
-    """With and without a prefix; None without positions of this grid: those learned on another are not sliced."""
+    """With and without a prefix; None without positions of this grid: those learned on another are
+    not sliced.
+    """
     for model in (ours(), ours(registers=2), ours(pooling="mean"), torchvision_vit()):
         learned = getattr(model.module, "pos_embed", None)
         learned = model.module.encoder.pos_embedding if learned is None else learned
@@ -205,4 +287,6 @@ def test_fixed_positions_are_read_at_every_size(kind):
     with torch.no_grad():
         patches = vitlens.capture(large, grey, "patches")["patches"][0]
         plain = large.module.patch_embed.proj(large.prepare(grey))[0].flatten(1).T
-    torch.testing.assert_close(position_similarity(large), cosine(patches - plain), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        position_similarity(large), cosine(patches - plain), atol=1e-4, rtol=0
+    )

@@ -17,7 +17,9 @@ from vitlens.uncertainty import wilson
 
 def figure_of(record, name: str) -> Figure:
     """A figure of a record's report."""
-    (figure,) = [each for each in COMMANDS[record.command].report(record).figures if each.name == name]
+    (figure,) = [
+        each for each in COMMANDS[record.command].report(record).figures if each.name == name
+    ]
     return figure.draw()
 
 
@@ -31,7 +33,10 @@ def confusions(golden, counts):
         kinds["confusion"](model, names[row], names[column], int(counts[row, column]))
         for row, column in np.argwhere(counts)
     ]
-    rows = [kinds["per_class"](model, name, int(own.sum()), wilson(1, 2)) for name, own in zip(names, counts)]
+    rows = [
+        kinds["per_class"](model, name, int(own.sum()), wilson(1, 2))
+        for name, own in zip(names, counts)
+    ]
     config = replace(record.config, models=record.config.models[:1])
     return replace(record, config=config, confusion=tuple(found[::-1]), per_class=tuple(rows))
 
@@ -40,7 +45,9 @@ def test_confusions_are_counts_coloured_by_the_share_of_their_class(golden):
     counts = np.array([[80, 20, 0], [0, 90, 0], [10, 10, 20]])
     axes, *_ = figure_of(confusions(golden, counts), "confusion").axes
     np.testing.assert_allclose(array(axes), 100 * counts / counts.sum(1, keepdims=True))
-    written = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
+    written = {
+        (text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts
+    }
     assert {at: int(word or 0) for at, word in written.items()} == dict(np.ndenumerate(counts))
     many = np.diag([9] * 30)
     many[20, 25] = 40
@@ -57,7 +64,9 @@ def test_bins_have_the_interval_of_their_accuracy_and_empty_ones_are_left_out(go
     bins = (kind(a, 0.9, 0.75, 40), kind(a, 0.0, 0.0, 0), kind(b, 0.5, 1.0, 60))
     enough = replace(record.config, data=replace(record.config.data, images=100))
     errors = tuple(record.contents().tables["confusion"](model, "0", "1", 50) for model in (a, b))
-    figure = figure_of(replace(record, calibration=bins, config=enough, confusion=errors), "calibration")
+    figure = figure_of(
+        replace(record, calibration=bins, config=enough, confusion=errors), "calibration"
+    )
     (axes,) = figure.axes
     points = [container.lines[0].get_xydata().tolist() for container in axes.containers]
     assert points == [[[90, 75]], [[50, 100]]]
@@ -71,7 +80,10 @@ def swin(pictures, tmp_path_factory):
     """The attention of an untrained Swin: windows of 4x4 patches, shifted in every second layer."""
     folder = tmp_path_factory.mktemp("swin")
     shape = {"dim": 16, "depths": [2, 2], "heads": [2, 2]}
-    save(untrained("swin-micro", classes=("a", "b"), overrides=shape), folder / "swin" / "model.safetensors")
+    save(
+        untrained("swin-micro", classes=("a", "b"), overrides=shape),
+        folder / "swin" / "model.safetensors",
+    )
     return ran(folder / "out", f"attention {folder / 'swin'} --images {pictures / '0.png'}")
 
 
@@ -98,17 +110,25 @@ def test_windows_side_by_side_have_different_colours_and_the_panels_their_number
 def test_fields_by_layer_and_their_maps(swin):
     rows = swin.receptive_fields
     axes = figure_of(swin, "receptive_field").axes[0]
-    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[row.layer, row.distance.value] for row in rows])
+    np.testing.assert_allclose(
+        axes.lines[0].get_xydata(), [[row.layer, row.distance.value] for row in rows]
+    )
     (seen,) = figure_of(swin, "receptive_seen").axes
     np.testing.assert_allclose(seen.lines[0].get_ydata(), [100 * row.seen for row in rows])
     fields = list(swin.field_maps.field.values())
     fields += [4 * field for field in fields]
     other = tuple(replace(row, model="other", words="other") for row in rows)
     both = replace(swin.field_maps, field=dict(enumerate(fields)))
-    maps = shown(figure_of(replace(swin, receptive_fields=(*rows, *other), field_maps=both), "receptive_maps"))
+    maps = shown(
+        figure_of(
+            replace(swin, receptive_fields=(*rows, *other), field_maps=both), "receptive_maps"
+        )
+    )
     assert [axes.get_xlabel() for axes in maps] == 2 * [f"layer {row.layer}" for row in rows]
     for axes, field in zip(maps, fields):
-        np.testing.assert_allclose(np.nan_to_num(array(axes).astype(float)), np.sqrt(field), rtol=1e-5)
+        np.testing.assert_allclose(
+            np.nan_to_num(array(axes).astype(float)), np.sqrt(field), rtol=1e-5
+        )
         np.testing.assert_array_equal(np.isnan(array(axes).astype(float)), field == 0)  # grey
 
 
@@ -119,7 +139,9 @@ def test_heads_stand_where_their_labels_say(golden, layers, heads):
     maps = np.zeros((layers, len(record.maps.pixels), heads, 4, 4))
     maps[...] = (0.1 * np.arange(layers)[:, None] + 0.01 * np.arange(heads))[:, None, :, None, None]
     rows = tuple(replace(record.layers[0], layer=layer) for layer in range(layers))
-    given = replace(record, layers=rows, maps=replace(record.maps, layer=dict(enumerate(maps)), rollout=None))
+    given = replace(
+        record, layers=rows, maps=replace(record.maps, layer=dict(enumerate(maps)), rollout=None)
+    )
     figure = figure_of(given, "heads")
     _image, *cells = shown(figure)
     wanted = 10 * np.arange(layers)[:, None] + np.arange(heads)
@@ -135,7 +157,10 @@ def test_a_patch_is_outlined_in_the_image_and_in_each_map_of_its_own_grid(golden
     (first, second), view = record.query, record.views["query"]
     coarse = view.mean[1].reshape(-1, 2, 2, 2, 2).mean((2, 4))  # as of a later stage
     second = replace(second, row=0, column=1, grid=(2, 2))
-    given = {"query": (first, second), "views": {"query": replace(view, mean={**view.mean, 1: coarse})}}
+    given = {
+        "query": (first, second),
+        "views": {"query": replace(view, mean={**view.mean, 1: coarse})},
+    }
     panels = shown(figure_of(replace(record, **given), "query"))
     for axes, own in zip(panels, 3 * (first, first, second), strict=True):  # of three images
         side = np.array([axes.get_xlim()[1] / own.grid[1], axes.get_ylim()[0] / own.grid[0]])
@@ -148,7 +173,11 @@ def test_one_head_step_by_step(golden):
     record = golden("walkthrough").record
     head = record.head
     row = record.row
-    assert not [name for name in ("weights", "row", "values", "embedding") if cut_off(figure_of(record, name))]
+    assert not [
+        name
+        for name in ("weights", "row", "values", "embedding")
+        if cut_off(figure_of(record, name))
+    ]
     scores, weights = figure_of(record, "weights").axes[:2]
     np.testing.assert_allclose(array(scores), head.scores, rtol=1e-5)
     np.testing.assert_allclose(array(weights), 100 * head.weights, rtol=1e-5)
@@ -170,12 +199,22 @@ def test_one_head_step_by_step(golden):
     expected = colormaps["viridis"](scale(np.kron(patches, np.ones(row.patch_size))))[..., :3]
     np.testing.assert_allclose(colours, expected, atol=0.02)
     queries, keys, values = figure_of(record, "queries_keys").axes[:3]
-    for axes, own, token in ((queries, head.queries, row.query), (keys, head.keys, row.key), (values, head.values, 0)):
+    for axes, own, token in (
+        (queries, head.queries, row.query),
+        (keys, head.keys, row.key),
+        (values, head.values, 0),
+    ):
         np.testing.assert_allclose(array(axes), own, rtol=1e-5)
-        assert [patch.get_y() for patch in axes.patches] == ([] if axes is values else [token - 0.5])
+        assert [patch.get_y() for patch in axes.patches] == (
+            [] if axes is values else [token - 0.5]
+        )
     bars, middle, below = figure_of(record, "values").axes[:3]
-    np.testing.assert_allclose([bar.get_width() for bar in bars.patches], 100 * head.weights[row.query], rtol=1e-5)
-    np.testing.assert_allclose(array(below)[0], head.weights[row.query] @ array(middle), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        [bar.get_width() for bar in bars.patches], 100 * head.weights[row.query], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        array(below)[0], head.weights[row.query] @ array(middle), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_patches_in_another_order_are_moved_whole(golden):
@@ -189,6 +228,8 @@ def test_patches_in_another_order_are_moved_whole(golden):
     def cells(axes):
         own = array(axes)
         rows, columns = record.row.grid
-        return own.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(patches, side, side, 3)
+        return (
+            own.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(patches, side, side, 3)
+        )
 
     np.testing.assert_array_equal(cells(moved), cells(first)[order])

@@ -1,4 +1,6 @@
-"""All figures: settings and threads change nothing, names are written as they are; and the figures of features."""
+"""All figures: settings and threads change nothing, names are written as they are; and the figures
+of features.
+"""
 
 import threading
 from dataclasses import dataclass, replace
@@ -11,7 +13,15 @@ from matplotlib.colors import to_rgb
 from tests.kit.axes import cut_off, overlapping, pixels
 from tests.kit.pages import said
 from vitlens.charts import bars, lines
-from vitlens.charts.features import Cloud, Matches, PatchMap, correspondences, feature_space, patch_map, place_colours
+from vitlens.charts.features import (
+    Cloud,
+    Matches,
+    PatchMap,
+    correspondences,
+    feature_space,
+    patch_map,
+    place_colours,
+)
 from vitlens.record import col
 
 
@@ -32,7 +42,9 @@ def chart(title: str = "x"):
 def test_neither_user_settings_nor_threads_nor_errors_change_a_figure_or_stay():
     plain = pixels(chart())
     figures = []
-    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "xtick.labelsize": 40, "lines.linewidth": 9}):
+    with matplotlib.rc_context(
+        {"font.size": 30, "axes.facecolor": "red", "xtick.labelsize": 40, "lines.linewidth": 9}
+    ):
         before = dict(matplotlib.rcParams)
         with pytest.raises(AttributeError):
             lines("x", "no column")(ROWS, "x")
@@ -50,20 +62,33 @@ def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
     names = ["$x^2$", "$\\nocommand$", "\x1b[31m", "\U000ffff0", said(name="a*b`c")]
     shown = ["$x^2$", "$\\nocommand$", "\\x1b[31m", "\\U000ffff0", "a*b`c"]
     rows = [Row(name, at + 1.0, 1000.0**at) for at, name in enumerate(names)]
-    listed, named = (draw(rows, " ".join(names)) for draw in (lines("x", "y", of="name", log=True), bars("name", "x")))
+    listed, named = (
+        draw(rows, " ".join(names))
+        for draw in (lines("x", "y", of="name", log=True), bars("name", "x"))
+    )
     for figure in (listed, named):
-        figure.savefig(tmp_path / "a.png")  # an unknown command, or a lacking glyph, would be an error
+        figure.savefig(
+            tmp_path / "a.png"
+        )  # an unknown command, or a lacking glyph, would be an error
         assert figure.get_suptitle() == " ".join(shown)
     assert [text.get_text() for text in listed.legends[0].get_texts()] == shown
-    assert [label.get_text().replace("\\$", "$") for label in named.axes[0].get_yticklabels()] == shown
+    assert [
+        label.get_text().replace("\\$", "$") for label in named.axes[0].get_yticklabels()
+    ] == shown
     labels = listed.axes[0].get_yticklabels()
     assert any("10^" in label.get_text() and label.get_parse_math() for label in labels)
 
 
 def cloud(count: int = 60, classes: int = 3, **changes: object) -> Cloud:
-    made = {"labels": np.arange(count) % classes, "wrong": np.arange(count) < 5, "by": "by the model"}
+    made = {
+        "labels": np.arange(count) % classes,
+        "wrong": np.arange(count) < 5,
+        "by": "by the model",
+    }
     points = np.random.default_rng(0).normal(size=(count, 2))
-    return Cloud(**{"title": "t-SNE", "points": points, "classes": ("cat", "dog", "owl"), **made, **changes})
+    return Cloud(
+        **{"title": "t-SNE", "points": points, "classes": ("cat", "dog", "owl"), **made, **changes}
+    )
 
 
 def listed(figure) -> list[str]:
@@ -73,7 +98,8 @@ def listed(figure) -> list[str]:
 
 def test_classes_are_named_and_errors_marked():
     figure = feature_space(
-        [replace(cloud(), classes=("cat", "dog", "a class of a long name")), cloud(title="PCA")], "space"
+        [replace(cloud(), classes=("cat", "dog", "a class of a long name")), cloud(title="PCA")],
+        "space",
     )
     assert not cut_off(figure)
     assert not overlapping(figure)
@@ -91,7 +117,9 @@ def test_a_class_has_one_colour_in_all_panels_and_the_list():
     np.testing.assert_array_equal(part, np.stack([whole[2], whole[5]]))
     assert listed(figure) == ["cat", "dog", "owl"]
     assert to_rgb(figure.legends[0].legend_handles[2].get_color()) == tuple(whole[2][:3])
-    apart = np.array([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]])  # names that would lie on each other are left to the list
+    apart = np.array(
+        [[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]
+    )  # names that would lie on each other are left to the list
     figure = feature_space([cloud(3, points=apart, wrong=None)], "space")
     assert [text.get_text() for text in figure.axes[0].texts] == ["cat", "owl"]
 
@@ -114,7 +142,9 @@ def test_thumbnails_stand_in_place_of_points():
     assert [box.xy for box in axes.artists] == [tuple(point) for point in whole.points[chosen]]
     for box, picture in zip(axes.artists, pictures):
         np.testing.assert_array_equal(box.offsetbox.get_data(), picture.transpose(1, 2, 0))
-        assert box.offsetbox.get_zoom() == pytest.approx(44 / 16 / 2)  # of the longer side, 44 px at 200 dots an inch
+        assert box.offsetbox.get_zoom() == pytest.approx(
+            44 / 16 / 2
+        )  # of the longer side, 44 px at 200 dots an inch
     assert axes.get_title() == "8 of them as thumbnails"
 
 
@@ -123,11 +153,15 @@ def test_arcs_from_patch_to_patch():
     similarity = np.array([0.9, 0.5])
     sources = np.array([(0, 0), (1, 2)])
     targets = np.array([(1, 1), (0, 0)])
-    figure = correspondences(2 * [Matches("cats", picture, picture, sources, targets, similarity, (2, 3))], "Matches")
+    figure = correspondences(
+        2 * [Matches("cats", picture, picture, sources, targets, similarity, (2, 3))], "Matches"
+    )
     left, right, *others = figure.axes
     assert len(others) == 2
     for axes, places in ((left, sources), (right, targets)):
-        np.testing.assert_allclose([line.get_xydata()[0] for line in axes.lines], places[:, ::-1] + 0.5)
+        np.testing.assert_allclose(
+            [line.get_xydata()[0] for line in axes.lines], places[:, ::-1] + 0.5
+        )
     assert not cut_off(figure)
     assert not overlapping(figure)
     box = left.get_window_extent()
@@ -150,7 +184,9 @@ def test_patches_are_coloured_by_place_and_drawn_as_pictures():
         cut=np.array([1, 4]),
         pixels=blue,
     )
-    figure = patch_map([shown], "The patch embeddings of a-vision-transformer, before any attention")
+    figure = patch_map(
+        [shown], "The patch embeddings of a-vision-transformer, before any attention"
+    )
     left, right = figure.axes[:2]
     colours = left.collections[0].get_facecolors()[:, :3]
     np.testing.assert_allclose(colours, place_colours(places, (2, 3)))
@@ -158,7 +194,9 @@ def test_patches_are_coloured_by_place_and_drawn_as_pictures():
     np.testing.assert_allclose(right.collections[0].get_offsets(), shown.content)
     assert [box.xy for box in right.artists] == [tuple(shown.content[at]) for at in (1, 4)]
     (key,) = left.child_axes
-    np.testing.assert_allclose(key.images[0].get_array()[1, 2], place_colours(np.array([[1, 2]]), (2, 3))[0])
+    np.testing.assert_allclose(
+        key.images[0].get_array()[1, 2], place_colours(np.array([[1, 2]]), (2, 3))[0]
+    )
     assert right.get_title() == "without the mean of each place; 2 as pictures"
     assert not cut_off(figure)
     assert not overlapping(figure)

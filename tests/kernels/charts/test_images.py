@@ -1,4 +1,6 @@
-"""Charts of images: every picture and map at its place, colours that mean one thing; read off axes, without drawing."""
+"""Charts of images: every picture and map at its place, colours that mean one thing; read off axes,
+without drawing.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,9 @@ def random() -> np.random.Generator:
 def large(values, size, *, smooth=True):
     """A map at an image's size, by torch."""
     mode = {"mode": "bilinear", "align_corners": False} if smooth else {"mode": "nearest"}
-    return torch.nn.functional.interpolate(torch.from_numpy(values)[None, None], size, **mode)[0, 0].numpy()
+    return torch.nn.functional.interpolate(torch.from_numpy(values)[None, None], size, **mode)[
+        0, 0
+    ].numpy()
 
 
 def halves() -> np.ndarray:
@@ -62,7 +66,10 @@ def test_a_page_holds_every_row_and_column_and_cuts_nothing_off(count, maps, und
         below = "" if maps else "black-and-gold garden spider, Argiope aurantia"
         rows.append(Picture(image, row=row, column="image" if maps else "", below=below))
         every = random.uniform(size=(maps, 4, 6))
-        rows += [Picture(image, own, row, f"map {k}", signed=under or None) for k, own in enumerate(every)]
+        rows += [
+            Picture(image, own, row, f"map {k}", signed=under or None)
+            for k, own in enumerate(every)
+        ]
     figure = images(scale="joint", label="share", under=under)(rows, "Maps by method")
     assert not cut_off(figure)
     assert not overlapping(figure)
@@ -87,7 +94,9 @@ def test_of_more_columns_than_fit_each_map_has_its_panel(random):
 
 
 @pytest.mark.parametrize(("grid", "smooth"), [((3, 5), True), ((3, 5), False), ((1, 1), True)])
-def test_a_map_over_an_image_is_the_one_that_torch_enlarges_on_a_scale_for_all(grid, smooth, random):
+def test_a_map_over_an_image_is_the_one_that_torch_enlarges_on_a_scale_for_all(
+    grid, smooth, random
+):
     image = random.uniform(size=(3, 240, 260))
     maps = random.uniform(1, 2, (2, *grid))
     cells = [Picture(image, own, column=str(at)) for at, own in enumerate(maps)]
@@ -97,7 +106,11 @@ def test_a_map_over_an_image_is_the_one_that_torch_enlarges_on_a_scale_for_all(g
     for axes, own in zip(shown(figure), maps):
         shares = np.clip((large(own, (240, 260), smooth=smooth) - low) / (high - low), 0, 1)
         grey = np.tensordot(GREY, image, 1)[..., None]
-        expected = grey.repeat(3, -1) if own.size == 1 else 0.35 * grey + 0.65 * colormaps["viridis"](shares)[..., :3]
+        expected = (
+            grey.repeat(3, -1)
+            if own.size == 1
+            else 0.35 * grey + 0.65 * colormaps["viridis"](shares)[..., :3]
+        )
         np.testing.assert_allclose(array(axes), expected, atol=0.01)
 
 
@@ -114,7 +127,9 @@ def test_maps_of_their_own_scale_begin_at_zero():
 
 
 @pytest.mark.parametrize(("signed", "factor", "offset"), [(True, 1000, 0), (False, 1, 100)])
-def test_maps_drawn_as_shares_have_no_unit_and_their_largest_values_hide_the_image(signed, factor, offset, random):
+def test_maps_drawn_as_shares_have_no_unit_and_their_largest_values_hide_the_image(
+    signed, factor, offset, random
+):
     image = random.uniform(size=(3, 224, 224))
     values = halves() if signed else np.abs(halves())
     one, other = (
@@ -136,12 +151,17 @@ def test_the_object_is_outlined_and_the_highest_point_marked():
     mask[:16, :16] = True
     values[0, 1, 1], values[1, 3, 3] = 1, 1
     cells = [Picture(image, column="image", mask=mask)]
-    cells += [Picture(image, own, column=str(hit), mask=mask, hit=hit) for own, hit in zip(values, (True, False))]
+    cells += [
+        Picture(image, own, column=str(hit), mask=mask, hit=hit)
+        for own, hit in zip(values, (True, False))
+    ]
     figure = images()([*cells, Picture(image, column="bare")], "Maps")
     first, hit, miss, bare = figure.axes
     assert [len(axes.collections) for axes in figure.axes] == [2, 2, 2, 0]  # white over black
     ends = first.collections[1].get_paths()[0].get_extents()
-    np.testing.assert_allclose([ends.x0, ends.y0, ends.x1, ends.y1], [-0.5, -0.5, 111.5, 111.5], atol=0.6)  # of 224
+    np.testing.assert_allclose(
+        [ends.x0, ends.y0, ends.x1, ends.y1], [-0.5, -0.5, 111.5, 111.5], atol=0.6
+    )  # of 224
     for axes, place, colour in ((hit, 1.5 / 4, RIGHT), (miss, 3.5 / 4, WRONG)):
         (mark,) = axes.lines
         np.testing.assert_allclose(mark.get_xydata()[0] / 224, place, atol=0.12)
@@ -153,8 +173,12 @@ def test_the_object_is_outlined_and_the_highest_point_marked():
     assert (alone[50, 50] == 51).all()
 
 
-@pytest.mark.parametrize(("value", "flaw", "signed"), [(2.5, "uniform", None), (np.nan, "not finite", True)])
-def test_a_map_that_says_nothing_is_not_drawn_and_a_reason_crosses_one_out_that_stays(value, flaw, signed, random):
+@pytest.mark.parametrize(
+    ("value", "flaw", "signed"), [(2.5, "uniform", None), (np.nan, "not finite", True)]
+)
+def test_a_map_that_says_nothing_is_not_drawn_and_a_reason_crosses_one_out_that_stays(
+    value, flaw, signed, random
+):
     image = random.uniform(size=(3, 16, 16))
     cells = [
         Picture(image, halves(), column="a", signed=signed),
@@ -194,23 +218,40 @@ PEAK[3, 3] = 1
 @pytest.mark.parametrize(
     ("scale", "values", "ticks"),
     [
-        ("joint", PEAK, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),  # on nothing a peak is not clipped away
-        ("joint", np.append(np.linspace(0, 2, 500), 90.0)[None], ["0", "0.5", "1.0", "1.5"]),  # clipped at 1.99
+        (
+            "joint",
+            PEAK,
+            ["0", "0.2", "0.4", "0.6", "0.8", "1.0"],
+        ),  # on nothing a peak is not clipped away
+        (
+            "joint",
+            np.append(np.linspace(0, 2, 500), 90.0)[None],
+            ["0", "0.5", "1.0", "1.5"],
+        ),  # clipped at 1.99
         ("joint", ends(0.02, 21.04), ["0", "5", "10", "15", "20"]),  # no 5.26, 10.5, 15.8
         ("joint", ends(-2e-9, 3e-9), ["-2e-09", "-1e-09", "0", "1e-09", "2e-09", "3e-09"]),
         ("joint", np.array([[3.0, 3.0]]), ["3\nall\nequal"]),
-        ("signed", np.array([[0.1, -0.5]]), ["-0.5", "0", "0.5"]),  # symmetric; the ends, rather than 0.4
+        (
+            "signed",
+            np.array([[0.1, -0.5]]),
+            ["-0.5", "0", "0.5"],
+        ),  # symmetric; the ends, rather than 0.4
         ("signed", np.append(np.ones(60), 9.0)[None], ["≤ -1.0", "-0.5", "0", "0.5", "≥ 1.0"]),
         ("signed", np.array([[np.nan, 2.0]]), ["-2", "-1", "0", "1", "2"]),
     ],
 )
 def test_a_bar_says_its_range_at_round_numbers(scale, values, ticks):
     bar = images(scale=scale, label="attention (%)")([Picture(None, values)], "").axes[-1]
-    assert ([label.get_text() for label in bar.get_yticklabels()], bar.get_ylabel()) == (ticks, "attention (%)")
+    assert ([label.get_text() for label in bar.get_yticklabels()], bar.get_ylabel()) == (
+        ticks,
+        "attention (%)",
+    )
 
 
 def test_changes_are_amplified_by_a_round_factor_within_the_colours():
-    found = [amplification(np.array([[0.0, -largest]])) for largest in (0.5, 0.25, 8 / 255, 1 / 255, 0.0)]
+    found = [
+        amplification(np.array([[0.0, -largest]])) for largest in (0.5, 0.25, 8 / 255, 1 / 255, 0.0)
+    ]
     assert found == [1, 2, 10, 100, 1]
 
 
@@ -220,13 +261,18 @@ def colour_bars(figure):
 
 def test_maps_without_negative_values_have_a_bar_from_zero():
     for signed, low in ((False, 0), (True, -1)):
-        pictures = [Picture(FLAT, halves().clip(0), "a", "b", signed=signed), Picture(FLAT, halves().clip(0), "c", "b")]
+        pictures = [
+            Picture(FLAT, halves().clip(0), "a", "b", signed=signed),
+            Picture(FLAT, halves().clip(0), "c", "b"),
+        ]
         (bar,) = colour_bars(images()(pictures, "a title"))
         assert bar.get_ylim() == (low, 1)
 
 
 def test_maps_up_to_their_own_maximum_have_a_bar_from_none_to_all_of_it():
-    pictures = [Picture(FLAT, size * halves().clip(0), "a", name) for size, name in ((1, "b"), (9, "c"))]
+    pictures = [
+        Picture(FLAT, size * halves().clip(0), "a", name) for size, name in ((1, "b"), (9, "c"))
+    ]
     (bar,) = colour_bars(images(label="share of the maximum")(pictures, "a title"))
     assert bar.get_ylim() == (0, 1)
     assert not colour_bars(images()(pictures, "a title"))
@@ -235,8 +281,12 @@ def test_maps_up_to_their_own_maximum_have_a_bar_from_none_to_all_of_it():
 def test_layers_that_are_dark_on_the_scale_of_all_say_their_largest_value():
     maps = {"0": np.full((4, 4), 0.01), "1": np.eye(4)}
     maps["0"][0, 0] = 0.1
-    columns = images(scale="joint")([Picture(FLAT, each, "a", name) for name, each in maps.items()], "")
+    columns = images(scale="joint")(
+        [Picture(FLAT, each, "a", name) for name, each in maps.items()], ""
+    )
     titles = [axes.get_title() for axes in columns.axes if axes.images]
     assert ["0.1" in title for title in titles[:2]] == [True, False]
-    rows = images(scale="joint")([Picture(FLAT, each, name, "a") for name, each in maps.items()], "")
+    rows = images(scale="joint")(
+        [Picture(FLAT, each, name, "a") for name, each in maps.items()], ""
+    )
     assert sum("0.1" in text.get_text() for text in rows.texts) == 1

@@ -1,4 +1,6 @@
-"""The picture of how a model works: a row for each layer, columns for what is known, nothing cut off."""
+"""The picture of how a model works: a row for each layer, columns for what is known, nothing cut
+off.
+"""
 
 from dataclasses import replace
 from typing import get_args
@@ -39,7 +41,9 @@ def test_of_many_heads_the_most_important_are_shown_and_the_picture_says_so():
 
 
 def test_of_more_layers_than_fit_the_first_and_the_last_are_among_those_shown():
-    names = [text for text in texts(drawn(views(40, 2))) if text.startswith("L") and text[1:].isdigit()]
+    names = [
+        text for text in texts(drawn(views(40, 2))) if text.startswith("L") and text[1:].isdigit()
+    ]
     assert 12 < len(names) < 40
     assert (names[0], names[-1]) == ("L0", "L39")
 
@@ -50,7 +54,9 @@ def test_what_no_layer_has_gets_no_column():
         bare = tuple(replace(head, map=None, lost=None) for head in row.heads)
         rows.append(replace(row, heads=bare, lens=None, role=None))
     figure = drawn(rows)
-    assert [axes for axes in figure.axes if axes.lines and axes not in shown(figure)] == figure.axes[-1:]
+    assert [
+        axes for axes in figure.axes if axes.lines and axes not in shown(figure)
+    ] == figure.axes[-1:]
     assert cut_off(figure) == []
 
 

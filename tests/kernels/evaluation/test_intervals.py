@@ -1,4 +1,6 @@
-"""Means of many rows at once, and intervals over seeds and images: against textbooks, counting and simulation."""
+"""Means of many rows at once, and intervals over seeds and images: against textbooks, counting and
+simulation.
+"""
 
 import itertools
 import math
@@ -23,27 +25,42 @@ from vitlens.analysis.evaluation.intervals import (
 from vitlens.errors import InputError
 from vitlens.uncertainty import bootstrap_mean, mcnemar, wilson
 
-ANSWERS = np.array([[1, 1, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 0]], dtype=bool)
+ANSWERS = np.array(
+    [[1, 1, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 0]], dtype=bool
+)
 
 
-SPREAD = np.random.default_rng(4).random((4, 30)) < np.linspace(0.1, 1, 30) * np.array([[1.0], [0.9], [0.3], [0.5]])
-BY_SEED = np.repeat([[True], [True], [True], [False], [True]], 20, axis=1)  # each is right on all images or on none
+SPREAD = np.random.default_rng(4).random((4, 30)) < np.linspace(0.1, 1, 30) * np.array(
+    [[1.0], [0.9], [0.3], [0.5]]
+)
+BY_SEED = np.repeat(
+    [[True], [True], [True], [False], [True]], 20, axis=1
+)  # each is right on all images or on none
 
 
 @pytest.mark.parametrize(
     ("answers", "least"),
-    [(ANSWERS, 0), (np.repeat([[True] * 30 + [False] * 20], 4, axis=0), 0), (BY_SEED, 1), (SPREAD, 2)],
+    [
+        (ANSWERS, 0),
+        (np.repeat([[True] * 30 + [False] * 20], 4, axis=0), 0),
+        (BY_SEED, 1),
+        (SPREAD, 2),
+    ],
     ids=["alike", "the same seeds", "the same images", "of varying skill"],
 )
 def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand(answers, least):
-    """ANOVA written out: variance of the mean = (MS seeds + MS images - MS rest) / (seeds x images); Satterthwaite."""
+    """ANOVA written out: variance of the mean = (MS seeds + MS images - MS rest) / (seeds x
+    images); Satterthwaite.
+    """
     table = answers.astype(float)
     (seeds, images), every = table.shape, table - table.mean()
     between = [images * (every.mean(1) ** 2).sum(), seeds * (every.mean(0) ** 2).sum()]
     freedoms = [seeds - 1, images - 1, (seeds - 1) * (images - 1)]
     squares = np.array([*between, (every**2).sum() - sum(between)]) / freedoms
     assert squares[least] == pytest.approx(squares.min(), abs=1e-12)
-    squares[2] = squares[least]  # else the component of seeds or images is below 0: that of the others alone remains
+    squares[2] = squares[
+        least
+    ]  # else the component of seeds or images is below 0: that of the others alone remains
     variance = squares[0] + squares[1] - squares[2]
     freedom = variance**2 / sum(square**2 / each for square, each in zip(squares, freedoms))
     found = accuracy_over_seeds(answers)
@@ -72,13 +89,19 @@ def test_without_a_spread_to_estimate_there_is_wilsons_interval_and_no_smallest_
     assert difference_over_seeds(ANSWERS[:1], ANSWERS[1:2]).detectable() is None
     same = difference_over_seeds(ANSWERS, ANSWERS)
     bound = 100 * (wilson(0, len(ANSWERS[0])).high or 0)
-    assert (same.estimate.value, same.estimate.low, same.estimate.high, same.p) == (0, -bound, bound, 1)
+    assert (same.estimate.value, same.estimate.low, same.estimate.high, same.p) == (
+        0,
+        -bound,
+        bound,
+        1,
+    )
     assert same.detectable() is None
 
 
 def test_seeds_are_the_unit_of_a_comparison_however_many_images():
-    """Welch's test of SciPy over three seeds; ten copies of every image change nothing. The smallest difference that is
-    found adds the quantiles of level and power."""
+    """Welch's test of SciPy over three seeds; ten copies of every image change nothing. The
+    smallest difference that is found adds the quantiles of level and power.
+    """
     generator = np.random.default_rng(3)
     skill = np.array([[0.90], [0.91], [0.93]])
     first = generator.random((3, 2000)) < skill
@@ -90,13 +113,17 @@ def test_seeds_are_the_unit_of_a_comparison_however_many_images():
     for copies in (1, 10):
         found = difference_over_seeds(np.tile(first, copies), np.tile(second, copies))
         assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
-        assert (found.estimate.low, found.estimate.high) == pytest.approx((ends.low, ends.high), rel=1e-6)
+        assert (found.estimate.low, found.estimate.high) == pytest.approx(
+            (ends.low, ends.high), rel=1e-6
+        )
         for level in (0.05, 0.05 / 8):
             smallest = error * (quantile(1 - level / 2) + quantile(0.8))
             assert found.detectable(level) == pytest.approx(smallest, rel=1e-6)
     assert found.detectable() == found.detectable(0.05)
     back = difference_over_seeds(second, first)
-    assert (back.estimate.value, back.estimate.low) == pytest.approx((-found.estimate.value, -found.estimate.high))
+    assert (back.estimate.value, back.estimate.low) == pytest.approx(
+        (-found.estimate.value, -found.estimate.high)
+    )
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -104,15 +131,22 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(("n", "groups"), [(30, None), (30, torch.arange(30) // 4), (1000, None)])
-def test_each_rows_interval_and_p_value_are_those_it_has_alone(n: int, groups: Tensor | None) -> None:
+def test_each_rows_interval_and_p_value_are_those_it_has_alone(
+    n: int, groups: Tensor | None
+) -> None:
     """Of a thousand values 4,000 draws are made at once."""
-    values = noise(3 if n < 1000 else 1, n) + torch.tensor([0.0, 0.2, 2.0][: 3 if n < 1000 else 1])[:, None]
+    values = (
+        noise(3 if n < 1000 else 1, n)
+        + torch.tensor([0.0, 0.2, 2.0][: 3 if n < 1000 else 1])[:, None]
+    )
     low, high = intervals(values, groups=groups, seed=5)
     p = sign_flips(values, groups=groups, seed=5)
     own = None if groups is None else groups.numpy()
     for row, each in enumerate(values.numpy()):
         alone = bootstrap_mean(each, groups=own, seed=5)
-        assert (float(low[row]), float(high[row])) == pytest.approx((alone.low, alone.high), abs=1e-12)
+        assert (float(low[row]), float(high[row])) == pytest.approx(
+            (alone.low, alone.high), abs=1e-12
+        )
         assert float(p[row]) == pytest.approx(sign_flip_test(each, groups=own, seed=5), abs=1e-12)
     assert resampled_means(values, draws=7).shape == (7, len(values))
 
@@ -123,7 +157,9 @@ def test_sign_flips_agree_with_counting_them_all() -> None:
     exact = float(((flips @ differences).abs() >= differences.sum().abs() - 1e-12).double().mean())
     assert float(sign_flips(differences[None])[0]) == pytest.approx(exact, abs=0.02)
     copied = differences.repeat_interleave(4)[None]  # flip together
-    assert float(sign_flips(copied, groups=torch.arange(8).repeat_interleave(4))[0]) == pytest.approx(exact, abs=0.02)
+    assert float(
+        sign_flips(copied, groups=torch.arange(8).repeat_interleave(4))[0]
+    ) == pytest.approx(exact, abs=0.02)
     assert float(sign_flips(torch.zeros(1, 5))[0]) == 1.0
     assert float(sign_flips(torch.full((1, 40), 0.1))[0]) == 1 / 10_001
 
@@ -154,4 +190,6 @@ def test_a_rank_correlation_has_ties_at_their_mean_rank_and_is_undefined_of_equa
     assert math.isnan(spearman(torch.ones(1, 4), torch.arange(4)[None]).item())
     assert math.isnan(spearman(torch.ones(1, 1), torch.ones(1, 1)).item())
     ties = torch.tensor([[1.0, 2.0, 2.0, 5.0]]), torch.tensor([[3.0, 1.0, 4.0, 4.0]])
-    assert spearman(*ties).item() == pytest.approx(stats.spearmanr(*(each[0].numpy() for each in ties)).statistic)
+    assert spearman(*ties).item() == pytest.approx(
+        stats.spearmanr(*(each[0].numpy() for each in ties)).statistic
+    )

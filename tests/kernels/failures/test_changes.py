@@ -24,7 +24,9 @@ def images_of(split: Split) -> Tensor:
 
 def of_pixels(images: Tensor, masks: Tensor | None = None) -> dict[str, Tensor]:
     """Properties of changed images."""
-    return properties(split_of(images.clamp(0, 1), torch.arange(len(images)) % 2, ("across", "down"), masks=masks))
+    return properties(
+        split_of(images.clamp(0, 1), torch.arange(len(images)) % 2, ("across", "down"), masks=masks)
+    )
 
 
 def border(planes: Tensor) -> Tensor:
@@ -33,11 +35,17 @@ def border(planes: Tensor) -> Tensor:
 
 
 def from_centre(images: Tensor) -> Tensor:
-    """Where the centre of what is brighter than the ground lies, down and right, px; bright pixels left out."""
+    """Where the centre of what is brighter than the ground lies, down and right, px; bright pixels
+    left out.
+    """
     planes = luminance(images)
     inside = ((planes > 0.38) & (planes < 0.9)).float()
     places = torch.arange(SIDE) + 0.5
-    return torch.stack([inside.sum(2) @ places, inside.sum(1) @ places], 1) / inside.sum((1, 2))[:, None] - SIDE / 2
+    return (
+        torch.stack([inside.sum(2) @ places, inside.sum(1) @ places], 1)
+        / inside.sum((1, 2))[:, None]
+        - SIDE / 2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +95,14 @@ def test_scaled_with_a_move_as_control(sign, least, most):
 
 @pytest.mark.parametrize(
     ("name", "sign", "masks"),
-    [*((n, s, False) for n in ("contrast", "brightness", "sharpness") for s in (-1, 1)), ("contrast", 1, True)],
+    [
+        *((n, s, False) for n in ("contrast", "brightness", "sharpness") for s in (-1, 1)),
+        ("contrast", 1, True),
+    ],
 )
-def test_pixels_change_nearly_as_much_as_those_of_a_control_that_keeps_the_property(name, sign, masks):
+def test_pixels_change_nearly_as_much_as_those_of_a_control_that_keeps_the_property(
+    name, sign, masks
+):
     split = squares(30, seed=1, masks=masks, dots=0)
     if (name, sign) == ("sharpness", 1):  # nothing is sharper than its edges
         smooth = transforms.gaussian_blur(split.source.pixels, [9, 9], [1.5, 1.5])
@@ -106,7 +119,8 @@ def test_pixels_change_nearly_as_much_as_those_of_a_control_that_keeps_the_prope
 def test_the_contrast_of_an_object_to_its_ground_changes_by_a_half(scenes, sign, factor):
     changed, control = edited(scenes, "object_contrast", sign)
     before, after, same = (
-        of_pixels(each, scenes.masks)["object_contrast"] for each in (images_of(scenes), changed, control)
+        of_pixels(each, scenes.masks)["object_contrast"]
+        for each in (images_of(scenes), changed, control)
     )
     dark = before < 0.2  # brighter ones reach white
     torch.testing.assert_close(after[dark], factor * before[dark], rtol=0.1, atol=5e-3)
@@ -124,11 +138,16 @@ def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as
     kept = [(control == each).all(1).all(1) for each in (other, images_of(drawn))]
     assert (kept[0] | kept[1]).all(), "columns of another ground"
     assert 0 < kept[0].float().mean() < 0.5
-    edges = [(each.diff(dim=3).abs().mean(1) * ground[:, :, 1:]).mean((1, 2)) for each in (control, images_of(drawn))]
+    edges = [
+        (each.diff(dim=3).abs().mean(1) * ground[:, :, 1:]).mean((1, 2))
+        for each in (control, images_of(drawn))
+    ]
     torch.testing.assert_close(*edges, rtol=0.15, atol=0)
     split = squares(30, seed=1)
     changed, control = edited(split, "clutter", -1)
-    before, after, same = (of_pixels(each, split.masks)["clutter"] for each in (images_of(split), changed, control))
+    before, after, same = (
+        of_pixels(each, split.masks)["clutter"] for each in (images_of(split), changed, control)
+    )
     assert after.mean() < 0.3 * before.mean()
     assert float(same.mean()) == pytest.approx(float(before.mean()), rel=0.15)
     kept = split.masks[:, None].expand_as(changed)
@@ -141,17 +160,24 @@ def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as
 def test_a_control_changes_pixels_by_half_to_twice_as_much(name, masks):
     objects = name in ("off_centre", "size", "object_contrast", "border", "clutter")
     if masks == name.startswith("map_") or (objects and not masks):
-        return  # a map's place and size are changed of images without masks, what is an object's of the others
+        # a map's place and size are changed of images without masks, what is an object's of the
+        # others
+        return
     drawn = vitlens.load_data("digits", limit=60)
     split = drawn if masks else replace(drawn, masks=None, scenes=None)
     maps = torch.rand(60, 8, 8, generator=torch.Generator().manual_seed(0)) ** 3
     for sign in (-1, 1):
-        size, control_size = (float((each - images_of(split)).abs().mean()) for each in edited(split, name, sign, maps))
+        size, control_size = (
+            float((each - images_of(split)).abs().mean())
+            for each in edited(split, name, sign, maps)
+        )
         assert 0.5 < control_size / size < 2
 
 
 def test_a_light_from_one_side_keeps_the_mean_of_dark_images():
-    """Where it would be clipped, too: the control of another brightness must not change the brightness."""
+    """Where it would be clipped, too: the control of another brightness must not change the
+    brightness.
+    """
     drawn = vitlens.load_data("digits", limit=60)
     changed, control = (luminance(each).mean((1, 2)) for each in edited(drawn, "brightness", 1))
     before = luminance(images_of(drawn)).mean((1, 2))
@@ -171,7 +197,11 @@ def test_a_photograph_is_shifted_so_that_its_map_is_centred():
     assert not torch.equal(control[0], changed[0])
     zoomed, shifted = edited(split, "map_size", 1)
     assert zoomed.sum() > images.sum()
-    assert 1 <= torch.tensor(divmod(int(shifted[1, 0].argmax()), SIDE)).float().sub(16).norm() < SIDE / 4
+    assert (
+        1
+        <= torch.tensor(divmod(int(shifted[1, 0].argmax()), SIDE)).float().sub(16).norm()
+        < SIDE / 4
+    )
 
 
 def test_objects_that_fill_the_image_and_empty_masks():

@@ -44,7 +44,10 @@ def test_damage_grows_with_the_level_whatever_the_batch(kind, entry):
 
 
 def test_noise_and_the_covered_square_are_as_large_as_they_say():
-    grey, (noise, square) = torch.full((4, 3, 64, 64), 0.5), (CORRUPTIONS[kind] for kind in ("noise", "occlusion"))
+    grey, (noise, square) = (
+        torch.full((4, 3, 64, 64), 0.5),
+        (CORRUPTIONS[kind] for kind in ("noise", "occlusion")),
+    )
     change = OPERATIONS["noise"](grey, noise.levels[0], KEYS) - grey
     assert float(change.std()) == pytest.approx(noise.levels[0], rel=0.03)
     assert abs(float(change.mean())) < 2e-3
@@ -56,7 +59,10 @@ def test_noise_and_the_covered_square_are_as_large_as_they_say():
 
 def test_shuffling_keeps_every_tile_in_an_order_of_its_own():
     for before, after in zip(IMAGES, shuffled(IMAGES, 4, KEYS)):
-        tiles = [part.unfold(1, 4, 4).unfold(2, 6, 6).permute(1, 2, 0, 3, 4).flatten(0, 1) for part in (before, after)]
+        tiles = [
+            part.unfold(1, 4, 4).unfold(2, 6, 6).permute(1, 2, 0, 3, 4).flatten(0, 1)
+            for part in (before, after)
+        ]
         found = [{tuple(tile.flatten().tolist()) for tile in each} for each in tiles]
         assert found[0] == found[1]
         assert not torch.equal(before, after)
@@ -65,8 +71,12 @@ def test_shuffling_keeps_every_tile_in_an_order_of_its_own():
 
 
 @pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 7)])
-def test_covered_squares_have_the_mean_colour_stay_covered_and_are_off_the_grid_of_patches(side, patch):
-    """A square of the grid itself would remove a token and leave its neighbours as they are; these never do."""
+def test_covered_squares_have_the_mean_colour_stay_covered_and_are_off_the_grid_of_patches(
+    side, patch
+):
+    """A square of the grid itself would remove a token and leave its neighbours as they are; these
+    never do.
+    """
     images = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0))
     keys = torch.arange(64)
     mean = images.mean((2, 3))[:, :, None, None]
@@ -89,8 +99,9 @@ def test_low_and_high_frequencies_make_the_image(cutoff):
 
 @pytest.mark.parametrize("across", [True, False])
 def test_the_cut_off_is_where_it_says(across):
-    """8 cycles over 32 px are half of Nyquist's 16, kept at 0.5 and gone below; and not cycles an image: over 64 px
-    they are a quarter."""
+    """8 cycles over 32 px are half of Nyquist's 16, kept at 0.5 and gone below; and not cycles an
+    image: over 64 px they are a quarter.
+    """
 
     def grating(*size: int) -> torch.Tensor:
         """Eight periods of a sine along one axis, around 0.5."""
@@ -100,7 +111,9 @@ def test_the_cut_off_is_where_it_says(across):
     image = grating(32, 32)
     for name, cutoff, kept in (("low-pass", 0.5, 1), ("low-pass", 0.49, 0), ("high-pass", 0.49, 1)):
         expected = image if kept else torch.full_like(image, 0.5)
-        torch.testing.assert_close(OPERATIONS[name](image, cutoff, KEYS), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            OPERATIONS[name](image, cutoff, KEYS), expected, atol=1e-5, rtol=0
+        )
     wide = grating(32, 64) if across else grating(64, 32)
     torch.testing.assert_close(OPERATIONS["low-pass"](wide, 0.3, KEYS), wide, atol=1e-5, rtol=0)
 
@@ -108,7 +121,9 @@ def test_the_cut_off_is_where_it_says(across):
 def made(alias: str, shares: list[float]) -> Corrupted:
     """Right on the first share of 40 images, one share a kind, the same at all severities."""
     rows = torch.stack([torch.arange(40) < 40 * share for share in shares])
-    return Corrupted(alias, rows[:, None].expand(len(CORRUPTIONS), len(SEVERITIES), 40).contiguous())
+    return Corrupted(
+        alias, rows[:, None].expand(len(CORRUPTIONS), len(SEVERITIES), 40).contiguous()
+    )
 
 
 def test_mean_corruption_error_is_the_mean_of_ratios():
@@ -121,11 +136,15 @@ def test_mean_corruption_error_is_the_mean_of_ratios():
     assert made("cnn", [1.0] * 7).relative_error(vit).value == 0
     assert vit.relative_error(made("cnn", [1.0] * 7)) is None
     assert vit.mean_error().value == pytest.approx((0.1 + 0.2 + 2.5) / 7)
-    assert [vit.accuracy(kind, 2).value for kind in list(CORRUPTIONS)[:3]] == pytest.approx([0.9, 0.8, 0.5])
+    assert [vit.accuracy(kind, 2).value for kind in list(CORRUPTIONS)[:3]] == pytest.approx(
+        [0.9, 0.8, 0.5]
+    )
 
 
 def test_the_accuracy_lost_is_paired_by_image():
-    """A tenth of the images is wrong when clean, a fifth under every corruption: the same tenth and as many others."""
+    """A tenth of the images is wrong when clean, a fifth under every corruption: the same tenth and
+    as many others.
+    """
     clean = torch.arange(400) % 10 > 0
     right = torch.arange(400) % 10 > 1
     found = Corrupted("m", right.expand(len(CORRUPTIONS), len(SEVERITIES), 400))

@@ -1,4 +1,6 @@
-"""Features of a split, from memory, from disk and from several processes; the tokens of patches on their grid."""
+"""Features of a split, from memory, from disk and from several processes; the tokens of patches on
+their grid.
+"""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,7 +28,9 @@ def split(count: int = 7, *, seed: int = 0) -> Split:
 
 
 def runs_of(model: Model) -> list[int]:
-    """How many images each forward pass is given, from now on; the one that looks for layers is over."""
+    """How many images each forward pass is given, from now on; the one that looks for layers is
+    over.
+    """
     vitlens.features(model, images(model.input_size))
     seen: list[int] = []
     run = model.run
@@ -36,7 +40,9 @@ def runs_of(model: Model) -> list[int]:
 
 def assert_same(one: Features, other: Features, *, within: float = 0.0) -> None:
     assert (one.layers, one.pool, one.alias) == (other.layers, other.pool, other.alias)
-    for found, expected in zip((*one.values, one.logits), (*other.values, other.logits), strict=True):
+    for found, expected in zip(
+        (*one.values, one.logits), (*other.values, other.logits), strict=True
+    ):
         torch.testing.assert_close(found, expected, atol=within, rtol=within)
 
 
@@ -64,7 +70,12 @@ def test_layers_that_are_missing_are_read_alone(tmp_path):
     both = extract(model, data, cache=tmp_path, embedding=True, batch_size=3)
     assert_same(both, extract(model, data, embedding=True), within=1e-6)
     assert {path: path.stat().st_mtime_ns for path in files} == files
-    assert {path.stem for path in tmp_path.rglob("*.npy")} == {"embedding", "block-0", "block-1", "logits"}
+    assert {path.stem for path in tmp_path.rglob("*.npy")} == {
+        "embedding",
+        "block-0",
+        "block-1",
+        "logits",
+    }
 
 
 def half(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
@@ -115,7 +126,12 @@ def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
     found = extract(model, data, cache=tmp_path, **options)
     assert sum(seen) == 7
     assert_same(found, extract(model, data, **options))
-    extract(model, split_of(data.source.read(torch.arange(7)), classes=("c", "d")), cache=tmp_path, **options)
+    extract(
+        model,
+        split_of(data.source.read(torch.arange(7)), classes=("c", "d")),
+        cache=tmp_path,
+        **options,
+    )
     assert sum(seen) == 14  # names of classes change no feature
 
 
@@ -125,7 +141,10 @@ def test_files_are_known_by_their_content(tmp_path, pictures):
     copies.mkdir()
     for path in Path(pictures).glob("*.png"):
         (copies / f"copy-{path.name}").write_bytes(path.read_bytes())
-    here, there = (vitlens.load_data(str(place), preprocessing=model.preprocessing) for place in (pictures, copies))
+    here, there = (
+        vitlens.load_data(str(place), preprocessing=model.preprocessing)
+        for place in (pictures, copies)
+    )
     extract(model, here, cache=tmp_path / "cache")
     seen = runs_of(model)
     extract(model, there, cache=tmp_path / "cache")
@@ -160,7 +179,11 @@ def test_a_half_written_damaged_foreign_or_older_file_is_ignored(tmp_path, monke
     elif fault == "version":
         monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
     else:
-        foreign = written(tmp_path, values, model="c") if fault == "about" else written(tmp_path, values, "block-1")
+        foreign = (
+            written(tmp_path, values, model="c")
+            if fault == "about"
+            else written(tmp_path, values, "block-1")
+        )
         whole = foreign.read_bytes()
     file.write_bytes(whole)
     found, (note,) = shelf.recall(["block-0"])
@@ -201,7 +224,9 @@ def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cac
     assert_same(found, expected, within=1e-5)
     assert [features for features, _ in others] == [None] * (count - 1)
     shares = [len(range(index, 7, count)) for index in range(count)]
-    assert [times for _, times in results] == [[share, share if cached else 2 * share] for share in shares]
+    assert [times for _, times in results] == [
+        [share, share if cached else 2 * share] for share in shares
+    ]
 
 
 def stream(model: Model, batch: Tensor) -> list[Tensor]:
@@ -214,23 +239,33 @@ def stream(model: Model, batch: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("norm", [True, False])
-def test_patch_tokens_lie_where_the_patches_lie_read_in_one_pass_before_a_block_overwrites_them(norm):
+def test_patch_tokens_lie_where_the_patches_lie_read_in_one_pass_before_a_block_overwrites_them(
+    norm,
+):
     model = ours(registers=2)
     batch = images(SIZE, batch=3)
     (rows, columns), (entering, first, _) = model.layout.grid, stream(model, batch)
-    model.module.blocks[0].register_forward_hook(lambda _module, inputs, output: inputs[0].mul_(0).add_(output))
+    model.module.blocks[0].register_forward_hook(
+        lambda _module, inputs, output: inputs[0].mul_(0).add_(output)
+    )
     calls = runs_of(model)
     embedding, found = patch_tokens(model, batch, ["embedding", 0], norm=norm, batch_size=2)
     assert calls == [2, 1]
     assert found.shape == (3, rows, columns, 16)
     expected = model.module.norm(first) if norm else first
     torch.testing.assert_close(found[:, 1, 2], expected[:, 3 + columns + 2], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(embedding.flatten(1, 2), entering[:, 3:], atol=1e-6, rtol=0)  # whatever the norm
+    torch.testing.assert_close(
+        embedding.flatten(1, 2), entering[:, 3:], atol=1e-6, rtol=0
+    )  # whatever the norm
 
 
 @pytest.mark.parametrize("family", ["cnn", "windowed"])
 def test_maps_of_a_cnn_and_of_windows_are_on_their_grid(family):
-    model = vitlens.load("cnn-digits") if family == "cnn" else timm_model("swin_tiny_patch4_window7_224")
+    model = (
+        vitlens.load("cnn-digits")
+        if family == "cnn"
+        else timm_model("swin_tiny_patch4_window7_224")
+    )
     kept = list[Tensor]()
     batch = images()
     layer = model.module.get_submodule(vitlens.features(model, batch).layers[1].module)
@@ -245,7 +280,9 @@ class Shuffled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(nn.TransformerEncoderLayer(3, 1, 8, batch_first=True) for _ in range(2)))
+        self.blocks = nn.Sequential(
+            *(nn.TransformerEncoderLayer(3, 1, 8, batch_first=True) for _ in range(2))
+        )
         self.head = nn.Linear(3, 5)
 
     def forward(self, batch: Tensor) -> Tensor:
@@ -254,7 +291,9 @@ class Shuffled(nn.Module):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_without_a_place_are_refused(seed):
-    """Three channels of eleven tokens lie in the order of a row of cells by chance, with some weights."""
+    """Three channels of eleven tokens lie in the order of a row of cells by chance, with some
+    weights.
+    """
     torch.manual_seed(seed)
     with pytest.raises(UnsupportedError):
         patch_tokens(model_of(Shuffled().eval()), images())

@@ -13,7 +13,11 @@ LABELS = torch.tensor([2, 0, 1] * 7)
 def vectors(labels: torch.Tensor, *, apart: float, seed: int) -> torch.Tensor:
     """Classes around means of their own."""
     means = apart * torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    return means[labels] + torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(seed)) + 3
+    return (
+        means[labels]
+        + torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(seed))
+        + 3
+    )
 
 
 def test_draws_are_stratified_nested_and_seeded():
@@ -38,7 +42,10 @@ def test_accuracy_is_that_of_the_nearest_class_mean_in_a_plain_loop():
         for draw in range(3):
             own = [train[drawn[draw, label, :count]].double().numpy() for label in range(3)]
             centre = np.concatenate(own).mean(0)
-            means = [np.mean([(v - centre) / np.linalg.norm(v - centre) for v in part], axis=0) for part in own]
+            means = [
+                np.mean([(v - centre) / np.linalg.norm(v - centre) for v in part], axis=0)
+                for part in own
+            ]
             right = 0
             for vector, label in zip(test.double().numpy() - centre, truth.tolist()):
                 cosines = [vector @ mean / np.linalg.norm(mean) for mean in means]

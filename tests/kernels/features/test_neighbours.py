@@ -1,4 +1,6 @@
-"""Nearest neighbours: exactly those of float64, in any chunks; on real features: tests/public/features."""
+"""Nearest neighbours: exactly those of float64, in any chunks; on real features:
+tests/public/features.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +8,14 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.features import neighbours
-from vitlens.analysis.features.neighbours import correspond, near, nearest, object_overlap, patch_neighbours, vote
+from vitlens.analysis.features.neighbours import (
+    correspond,
+    near,
+    nearest,
+    object_overlap,
+    patch_neighbours,
+    vote,
+)
 from vitlens.errors import DataError, InputError, UnknownNameError
 
 
@@ -19,7 +28,9 @@ def assert_same(one: neighbours.Neighbours, other: neighbours.Neighbours) -> Non
     assert torch.equal(one.similarity, other.similarity)
 
 
-@pytest.mark.parametrize(("bank", "k", "close"), [(400, 1, 1), (2700, 5, 1), (30, 30, 1), (300, 5, 1e-4)])
+@pytest.mark.parametrize(
+    ("bank", "k", "close"), [(400, 1, 1), (2700, 5, 1), (30, 30, 1), (300, 5, 1e-4)]
+)
 def test_they_are_those_of_float64(bank, k, close):
     """Also of vectors that differ by less than fp32's rounding of a cosine."""
     base = 0 if close == 1 else vectors(1, seed=2) + 10
@@ -35,7 +46,9 @@ def test_they_are_those_of_float64(bank, k, close):
 
 
 def test_everything_is_computed_on_the_device_of_the_features():
-    """As on a GPU, the default device is not theirs: what is made on it by mistake does not mix with them."""
+    """As on a GPU, the default device is not theirs: what is made on it by mistake does not mix
+    with them.
+    """
     queries = vectors(30, seed=1)
     others = vectors(400)
     own = torch.arange(30)
@@ -58,7 +71,10 @@ def test_chunks_change_nothing(monkeypatch, numbers, block):
 
 def test_copies_come_by_index_and_an_image_is_no_neighbour_of_its_own():
     copies = vectors(10).repeat(30, 1)
-    assert torch.equal(nearest(copies[:10], copies, k=25).indices, torch.arange(10)[:, None] + 10 * torch.arange(25))
+    assert torch.equal(
+        nearest(copies[:10], copies, k=25).indices,
+        torch.arange(10)[:, None] + 10 * torch.arange(25),
+    )
     others = torch.cat((vectors(60), vectors(20)))  # the first 20 twice
     found = nearest(others, others, k=4, leave_out=torch.arange(80))
     assert not (found.indices == torch.arange(80)[:, None]).any()

@@ -37,11 +37,18 @@ def planted(count: int, *, head: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def looped(values: torch.Tensor, mask: torch.Tensor) -> float:
-    """Pixels from the highest cell down until as many are marked as the mask has; equal cells share what is left."""
+    """Pixels from the highest cell down until as many are marked as the mask has; equal cells share
+    what is left.
+    """
     left = float(mask.sum())
     both = 0.0
     for level in sorted(set(values.flatten().tolist()), reverse=True):
-        equal = [(row, column) for row in range(SIDE) for column in range(SIDE) if values[row, column] == level]
+        equal = [
+            (row, column)
+            for row in range(SIDE)
+            for column in range(SIDE)
+            if values[row, column] == level
+        ]
         share = min(1.0, left / (len(equal) * CELL**2))
         for row, column in equal:
             own = mask[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
@@ -101,7 +108,9 @@ def test_the_mean_mask_is_of_images_that_are_not_measured():
     assert found.mean_mask[3] == area_iou(others, objects[3:4])[0, 0]
 
 
-@pytest.mark.parametrize(("count", "empty", "says"), [(3, False, "at least 4 images"), (8, True, r"image 5\)")])
+@pytest.mark.parametrize(
+    ("count", "empty", "says"), [(3, False, "at least 4 images"), (8, True, r"image 5\)")]
+)
 def test_what_cannot_be_measured_is_refused(count, empty, says):
     objects = masks(count)
     if empty:

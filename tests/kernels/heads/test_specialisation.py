@@ -16,13 +16,22 @@ from tests.kit.tiny import images as pictures
 from tests.kit.tiny import ours, timm_model, torchvision_swin
 from vitlens import Statistics, statistics
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_words
-from vitlens.analysis.heads.specialisation import OFFSETS, RULES, half_width, label_of, offset_bits, specialise
+from vitlens.analysis.heads.specialisation import (
+    OFFSETS,
+    RULES,
+    half_width,
+    label_of,
+    offset_bits,
+    specialise,
+)
 
 GRIDS = [(6, 6), (5, 8), (8, 8)]
 SWIN = "swin_tiny_patch4_window7_224"
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 23))])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 23))]
+)
 def test_each_planted_head_is_found_with_its_name_and_no_other(seed):
     """Of noise any label that says that there is no pattern."""
     grid = GRIDS[seed % 3]
@@ -53,10 +62,14 @@ def test_sinks_off_the_object_are_those_of_the_planted_head():
     drawn = scenes((6, 5), 16, 0)
     model = planted([Bench((6, 5), 0).heads()["background"]], (6, 5))
     nothing = statistics(model, drawn.images, masks=drawn.masks & False)
-    tables = [statistics(model, drawn.images, masks=masks) for masks in (drawn.masks, drawn.masks | True)]
+    tables = [
+        statistics(model, drawn.images, masks=masks) for masks in (drawn.masks, drawn.masks | True)
+    ]
     off, none, every = (specialise(table).sinks_off_object for table in (*tables, nothing))
     assert none.value == pytest.approx(0, abs=1e-6)
-    assert every.value == pytest.approx(float(nothing.sink_mass.mean()), abs=0.02)  # but for sinks in the prefix
+    assert every.value == pytest.approx(
+        float(nothing.sink_mass.mean()), abs=0.02
+    )  # but for sinks in the prefix
     assert 0 <= off.value <= every.value + 1e-9
 
 
@@ -106,7 +119,9 @@ def test_made_attention_gets_its_label():
 @pytest.mark.parametrize("share", [0.2, 0.9])
 @pytest.mark.parametrize("rule", ["same row", "CLS"])
 def test_scores_by_hand(rule, share):
-    """A share of the attention on the pattern, the rest even over all keys: two weights, both of the pattern."""
+    """A share of the attention on the pattern, the rest even over all keys: two weights, both of
+    the pattern.
+    """
     prefix, inside = (0, 10) if rule == "same row" else (1, 1)
     made = Maker((6, 10), prefix)
     keys = 60 + prefix
@@ -114,7 +129,9 @@ def test_scores_by_hand(rule, share):
     found = specialise(table_of((6, 10), prefix, weights))
     high = share / inside + (1 - share) / keys
     low = (1 - share) / keys
-    bits = math.log2(keys) + inside * high * math.log2(high) + (keys - inside) * low * math.log2(low)
+    bits = (
+        math.log2(keys) + inside * high * math.log2(high) + (keys - inside) * low * math.log2(low)
+    )
     assert score(found, rule) == pytest.approx(bits / max(1, bits), abs=1e-4)
     assert score(found, "uniform") == pytest.approx(max(0, 1 - bits), abs=1e-4)
 
@@ -136,7 +153,9 @@ def test_offset_bits_are_the_greatest_gain_in_likelihood(name):
 
 
 def test_position_is_predicted_from_other_images():
-    """As many random places as groups of images: their mean has peaks at each, which tell nothing of another image."""
+    """As many random places as groups of images: their mean has peaks at each, which tell nothing
+    of another image.
+    """
     made = Maker((8, 8), 1, images=16)
     found = specialise(table_of((8, 8), 1, made.own_key(), made.on(7)))
     assert score(found, "position", 0) == 0
@@ -197,7 +216,9 @@ def test_the_jackknife_of_a_mean_is_students_interval():
     assert half_width(torch.cat((values.mean()[None], left))) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("name", "grid", "prefix"), [("row", (4, 6), 0), ("random_keys", (6, 4), 1)])
+@pytest.mark.parametrize(
+    ("name", "grid", "prefix"), [("row", (4, 6), 0), ("random_keys", (6, 4), 1)]
+)
 def test_what_offsets_explain_is_the_share_of_variance(name, grid, prefix):
     """R² of the mean weight at each offset over all pairs of all images."""
     made = Maker(grid, prefix, images=4)
@@ -215,19 +236,29 @@ def test_what_offsets_explain_is_the_share_of_variance(name, grid, prefix):
 
 
 def test_ratios_by_hand():
-    """Mean weight at an offset over that of uniform attention; self attention: patches times as much on itself."""
+    """Mean weight at an offset over that of uniform attention; self attention: patches times as
+    much on itself.
+    """
     made = Maker((3, 4), 0)
-    itself, beside = specialise(table_of((3, 4), 0, made.head(torch.eye(12)), made.beside())).ratios[0]
+    itself, beside = specialise(
+        table_of((3, 4), 0, made.head(torch.eye(12)), made.beside())
+    ).ratios[0]
     assert itself.shape == (5, 7)
     assert itself[2, 3].item() == itself.sum().item() == pytest.approx(12)
-    assert beside[2, 4].item() == pytest.approx(12)  # each pair that is side by side has all of its row
-    assert beside[2, 3].item() == pytest.approx(12 * 1 / 4)  # a quarter of the patches has none beside
+    assert beside[2, 4].item() == pytest.approx(
+        12
+    )  # each pair that is side by side has all of its row
+    assert beside[2, 3].item() == pytest.approx(
+        12 * 1 / 4
+    )  # a quarter of the patches has none beside
 
 
 @pytest.mark.parametrize(("grid", "prefix"), [((1, 7), 0), ((7, 1), 1), ((1, 1), 0), ((2, 1), 5)])
 def test_grids_of_one_row_column_or_patch(grid, prefix):
     made = Maker(grid, prefix)
-    found = specialise(table_of(grid, prefix, made.even(), made.head(torch.eye(made.patches)), made.beside()))
+    found = specialise(
+        table_of(grid, prefix, made.even(), made.head(torch.eye(made.patches)), made.beside())
+    )
     assert set(found.labels[0]) <= set(LABELS)
     assert all(torch.isfinite(found.all_scores[rule]).all() for rule in RULES)
     assert found.labels[0][0] == "uniform"
@@ -238,7 +269,8 @@ def test_grids_of_one_row_column_or_patch(grid, prefix):
 
 
 @pytest.mark.parametrize(
-    "build", [partial(ours, registers=4), partial(timm_model, SWIN, img_size=(32, 48)), torchvision_swin]
+    "build",
+    [partial(ours, registers=4), partial(timm_model, SWIN, img_size=(32, 48)), torchvision_swin],
 )
 def test_uniform_attention_is_chance_in_windows_too(build):
     """Also where a shifted window is cut in parts, so that some patches see fewer than others."""
@@ -249,10 +281,14 @@ def test_uniform_attention_is_chance_in_windows_too(build):
         assert set(found.labels[layer]) <= {"uniform", "dead"}  # ours are without values, too
         assert found.all_scores["uniform"][layer, : site.heads].min() > 1 - 1e-4
         uniform_distance = table.uniform_distance()[layer].expand(site.heads)
-        torch.testing.assert_close(table.distance[layer, : site.heads], uniform_distance, atol=0, rtol=1e-5)
+        torch.testing.assert_close(
+            table.distance[layer, : site.heads], uniform_distance, atol=0, rtol=1e-5
+        )
         for rule in set(RULES) - {"uniform", "dead"}:
             assert found.all_scores[rule][layer, : site.heads].abs().max() < 1e-5, rule
-        torch.testing.assert_close(found.ratios[layer], torch.ones_like(found.ratios[layer]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            found.ratios[layer], torch.ones_like(found.ratios[layer]), atol=1e-5, rtol=0
+        )
 
 
 def test_windows_of_swin_that_all_look_aside():

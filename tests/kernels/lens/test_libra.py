@@ -1,4 +1,6 @@
-"""LibraGrad's backward rules: logits unchanged, and FullGrad-completeness, which plain gradients lack."""
+"""LibraGrad's backward rules: logits unchanged, and FullGrad-completeness, which plain gradients
+lack.
+"""
 
 import pytest
 import torch
@@ -10,34 +12,48 @@ from vitlens.lens.libra import LibraMode
 
 
 def full_gradient(module: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """A logit, and input · gradient plus, of every parameter that is added (not multiplied), parameter · gradient."""
+    """A logit, and input · gradient plus, of every parameter that is added (not multiplied),
+    parameter · gradient.
+    """
     pixels = pixels.clone().requires_grad_()
     ends = ("bias", "_token", "pos_embed", "pos_embedding")
     added = [parameter for name, parameter in module.named_parameters() if name.endswith(ends)]
     logit = module(pixels)[:, 0].sum()
     gradients = torch.autograd.grad(logit, [pixels, *added], allow_unused=True)
-    parts = [(value * gradient).sum() for value, gradient in zip((pixels, *added), gradients) if gradient is not None]
+    parts = [
+        (value * gradient).sum()
+        for value, gradient in zip((pixels, *added), gradients)
+        if gradient is not None
+    ]
     return logit.detach(), torch.stack(parts).sum().detach()
 
 
-@pytest.mark.parametrize("build", [lambda: timm_model("vit_tiny_patch16_224", depth=3), torchvision_vit])
+@pytest.mark.parametrize(
+    "build", [lambda: timm_model("vit_tiny_patch16_224", depth=3), torchvision_vit]
+)
 def test_the_gradients_of_a_vit_sum_to_its_logit(build):
     """Also where attention is nn.MultiheadAttention."""
     module = build().module.double().requires_grad_()
-    pixels = torch.rand(2, 3, 32, 32, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    pixels = torch.rand(
+        2, 3, 32, 32, dtype=torch.double, generator=torch.Generator().manual_seed(1)
+    )
     plain = full_gradient(module, pixels)
     with LibraMode():
         logit, total = full_gradient(module, pixels)
     assert abs(logit - plain[0]) < 1e-8
     assert abs(total - logit) < 1e-8 * max(1.0, abs(float(logit)))
-    assert abs(plain[1] - plain[0]) > 1e-3 * abs(float(logit)), "plain gradients would be complete, too"
+    assert abs(plain[1] - plain[0]) > 1e-3 * abs(float(logit)), (
+        "plain gradients would be complete, too"
+    )
 
 
 SWIGLU, QUICK = (lambda x: F.silu(2 * x) * (0.5 * x)), (lambda x: x * torch.sigmoid(1.702 * x))
 UNIT, DIVIDED = (lambda x: F.normalize(x, dim=0)), (lambda x: x / x.norm())
 
 
-@pytest.mark.parametrize("function", [F.gelu, F.silu, F.hardswish, F.mish, F.relu, SWIGLU, QUICK, UNIT, DIVIDED])
+@pytest.mark.parametrize(
+    "function", [F.gelu, F.silu, F.hardswish, F.mish, F.relu, SWIGLU, QUICK, UNIT, DIVIDED]
+)
 def test_an_activation_is_its_gate_times_its_input_and_a_product_counts_once(function):
     """Also where it is divided by its length."""
     tokens = torch.tensor([-2.0, -0.5, 0.0, 0.7, 3.0], requires_grad=True)
@@ -56,7 +72,10 @@ def test_a_norm_divides_by_a_constant_and_its_weights_keep_their_gradient(norm):
         value = norm(tokens)
     assert torch.equal(value, plain)
     found, expected = (
-        torch.autograd.grad((each * torch.arange(6.0)).sum(), [tokens, norm.weight]) for each in (value, plain)
+        torch.autograd.grad((each * torch.arange(6.0)).sum(), [tokens, norm.weight])
+        for each in (value, plain)
     )
-    torch.testing.assert_close((tokens * found[0]).sum(), (value * torch.arange(6.0)).sum(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        (tokens * found[0]).sum(), (value * torch.arange(6.0)).sum(), rtol=1e-4, atol=1e-4
+    )
     torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-5)

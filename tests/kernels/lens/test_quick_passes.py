@@ -1,4 +1,6 @@
-"""Quick passes: the same logits and gradients to rounding, in parts that fit the cache, and only where they fit."""
+"""Quick passes: the same logits and gradients to rounding, in parts that fit the cache, and only
+where they fit.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -12,7 +14,13 @@ import vitlens
 from tests.kit.tiny import bare, images, model_of, ours, shaken, small_cnn, timm_model
 from vitlens import Model
 from vitlens.lens import quick_passes as quick
-from vitlens.lens.quick_passes import quick_batch_size, quick_convolutions, quick_layers, quick_linear, quick_passes
+from vitlens.lens.quick_passes import (
+    quick_batch_size,
+    quick_convolutions,
+    quick_layers,
+    quick_linear,
+    quick_passes,
+)
 
 CPU = torch.device("cpu")
 CLOSE = {"atol": 1e-6, "rtol": 1e-4}
@@ -25,7 +33,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
     found: list[Product] = []
     product = quick._product
     monkeypatch.setattr(
-        quick, "_product", lambda *given: found.append((tuple(given[0].shape), given[3])) or product(*given)
+        quick,
+        "_product",
+        lambda *given: found.append((tuple(given[0].shape), given[3])) or product(*given),
     )
     return found
 
@@ -36,7 +46,9 @@ def perceptron() -> Model:
 
 
 def both(
-    model: Callable[[Tensor], Tensor], batch: Tensor, within: AbstractContextManager[object] | None = None
+    model: Callable[[Tensor], Tensor],
+    batch: Tensor,
+    within: AbstractContextManager[object] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Logits and the gradient of what is given."""
     leaf = batch.clone().requires_grad_()
@@ -62,12 +74,16 @@ def test_the_same_to_rounding_and_only_inside(products):
     assert len(products) == 4
 
 
-@pytest.mark.parametrize("make", [perceptron, lambda: ours(size=(8, 8), patch_size=(4, 4), depth=1)])
+@pytest.mark.parametrize(
+    "make", [perceptron, lambda: ours(size=(8, 8), patch_size=(4, 4), depth=1)]
+)
 def test_gradients_through_frozen_weights_are_the_same_to_rounding(make, products):
     model = make()
     batch = images((8, 8), batch=3)
     torch.testing.assert_close(both(model, batch, quick_linear(CPU)), both(model, batch), **CLOSE)
-    assert len(products) == 2 * sum(isinstance(module, nn.Linear) for module in model.modules())  # forward and back
+    assert len(products) == 2 * sum(
+        isinstance(module, nn.Linear) for module in model.modules()
+    )  # forward and back
 
 
 def test_weights_that_want_a_gradient_and_other_precisions_are_left_alone(products):
@@ -78,10 +94,14 @@ def test_weights_that_want_a_gradient_and_other_precisions_are_left_alone(produc
     assert all(parameter.grad is not None for parameter in model.parameters())
     model.requires_grad_(False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(both(model, batch, quick_linear(CPU)), both(model, batch), atol=0, rtol=0)
+        torch.testing.assert_close(
+            both(model, batch, quick_linear(CPU)), both(model, batch), atol=0, rtol=0
+        )
     model = model.double()
     batch = batch.double()
-    torch.testing.assert_close(both(model, batch, quick_linear(CPU)), both(model, batch), atol=0, rtol=0)
+    torch.testing.assert_close(
+        both(model, batch, quick_linear(CPU)), both(model, batch), atol=0, rtol=0
+    )
     assert not products
 
 
@@ -90,7 +110,9 @@ def test_a_model_may_change_a_layers_output_in_place(shape):
     """As timm's NaFlexViT adds its positions."""
     layer = nn.Linear(4, 5).requires_grad_(False)
     tokens = torch.rand(shape)
-    plain, quickly = (both(lambda x: layer(x).add_(1.0).square(), tokens, w) for w in (None, quick_linear(CPU)))
+    plain, quickly = (
+        both(lambda x: layer(x).add_(1.0).square(), tokens, w) for w in (None, quick_linear(CPU))
+    )
     torch.testing.assert_close(quickly, plain, atol=1e-5, rtol=1e-5)
 
 
@@ -107,7 +129,9 @@ def test_an_mlp_with_its_gelu_in_one_call_is_itself_unless_somebody_listens(buil
         assert [then for _, then in products].count("gelu") == 2  # a block each
         assert torch.equal(model(batch), plain)
         gelu = next(module for module in model.modules() if isinstance(module, nn.GELU))
-        handle = gelu.register_forward_hook(lambda _module, _inputs, output: heard.append(output.shape))
+        handle = gelu.register_forward_hook(
+            lambda _module, _inputs, output: heard.append(output.shape)
+        )
         products.clear()
         with quick_layers(model):
             model(batch)
@@ -145,7 +169,9 @@ def test_the_same_logits_in_parts_but_a_watched_model_gets_the_whole_batch(build
     heard = []
     plain = both(model, batch)
     monkeypatch.setattr(quick, "quick_batch_size", lambda _model: 3)
-    monkeypatch.setattr(model, "run", lambda prepared, run=model.run: sizes.append(len(prepared)) or run(prepared))
+    monkeypatch.setattr(
+        model, "run", lambda prepared, run=model.run: sizes.append(len(prepared)) or run(prepared)
+    )
     with torch.no_grad():
         with suppress(KeyError), quick_passes(model):
             torch.testing.assert_close(model(batch), plain[0], atol=1e-5, rtol=1e-5)
@@ -153,10 +179,14 @@ def test_the_same_logits_in_parts_but_a_watched_model_gets_the_whole_batch(build
         assert sizes == [3, 3, 1]
         assert torch.equal(model(batch), plain[0])
         with quick_passes(model):
-            handle = model.module.register_forward_hook(lambda _m, args, _o: heard.append(len(args[0])))
+            handle = model.module.register_forward_hook(
+                lambda _m, args, _o: heard.append(len(args[0]))
+            )
             model(batch)
             handle.remove()
-            with vitlens.intervene(model, {"blocks.0": lambda tensor: heard.append(len(tensor)) or tensor}):
+            with vitlens.intervene(
+                model, {"blocks.0": lambda tensor: heard.append(len(tensor)) or tensor}
+            ):
                 model(batch)
     assert heard == [7, 7]
     torch.testing.assert_close(both(model, batch, quick_passes(model)), plain, atol=1e-5, rtol=1e-4)

@@ -1,5 +1,6 @@
-"""What is kept for a model: found once, on the unchanged model, dropped when the model changes or is freed, never an
-exception."""
+"""What is kept for a model: found once, on the unchanged model, dropped when the model changes or
+is freed, never an exception.
+"""
 
 import gc
 import weakref
@@ -40,7 +41,7 @@ def touch(model: vitlens.Model) -> None:
         next(model.parameters()).mul_(1.0)
 
 
-def test_a_value_is_found_once_for_each_model_and_argument_dropped_for_one_and_no_exception_is_kept():
+def test_a_value_is_computed_once_for_each_model_and_argument_and_no_exception_is_kept():
     calls: list[int] = []
 
     @per_model
@@ -81,9 +82,13 @@ def test_none_is_a_value_the_first_arguments_hold_and_a_model_is_freed_with_its_
     assert gone() is None
 
 
-@pytest.mark.parametrize(("outer", "inner"), [("queries", "mlp"), ("mlp", "several"), ("several", "queries")])
+@pytest.mark.parametrize(
+    ("outer", "inner"), [("queries", "mlp"), ("mlp", "several"), ("several", "queries")]
+)
 def test_a_value_is_that_of_the_unchanged_model_and_may_change_it_to_find_out(outer, inner):
-    """The changes of the computation are in force in it, but not in the values that it asks for, nor afterwards."""
+    """The changes of the computation are in force in it, but not in the values that it asks for,
+    nor afterwards.
+    """
     model = ours()
     memo = Memo()
     clean = logits_and_gradient(model)
@@ -112,7 +117,12 @@ def test_who_watches_a_model_does_not_see_what_a_value_takes():
     model = ours()
     memo = Memo()
     seen = []
-    keep = watching(model.module, ["patch_embed"], lambda *_: seen.append("after"), before=lambda *_: seen.append("in"))
+    keep = watching(
+        model.module,
+        ["patch_embed"],
+        lambda *_: seen.append("after"),
+        before=lambda *_: seen.append("in"),
+    )
     with keep:
         memo.get(model, lambda: logits_and_gradient(model))
         assert not seen
@@ -125,6 +135,9 @@ def test_a_module_that_raises_is_reported_where_that_is_asked_for():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2))
     seen = []
     for always in (False, True):
-        with watching(module, ["0"], lambda *call: seen.append(call), always=always), pytest.raises(RuntimeError):
+        with (
+            watching(module, ["0"], lambda *call: seen.append(call), always=always),
+            pytest.raises(RuntimeError),
+        ):
             module(torch.rand(1, 3))
     assert [(name, output) for name, _, output in seen] == [("0", None)]

@@ -1,5 +1,6 @@
-"""The hubs: the small ViT that is downloaded, from a local server that answers as Hugging Face's, by its own client;
-which weights in the caches are taken for timm's ViTs; what is said offline."""
+"""The hubs: the small ViT that is downloaded, from a local server that answers as Hugging Face's,
+by its own client; which weights in the caches are taken for timm's ViTs; what is said offline.
+"""
 
 import http.server
 import threading
@@ -30,7 +31,8 @@ def caches(tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
 
 @pytest.fixture
 def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[SimpleNamespace]:
-    """A running hub with one file, and empty caches. broken: bytes after which a connection ends."""
+    """A running hub with one file, and empty caches. broken: bytes after which a connection
+    ends."""
     known = SimpleNamespace(content=b"weights" * 1000, broken=None, status=200, asked=[])
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -76,7 +78,9 @@ def test_it_is_downloaded_once_as_safetensors_and_found_afterwards(server):
     part = constants.DOWNLOAD_CHUNK_SIZE
     said, steps = download()
     assert (said, sum(steps), len(steps) > 1) == ([server.address], 3, True)  # whole MB
-    assert {path for method, path in server.asked if method == "GET"} == {PATH}  # no pickle, no other file
+    assert {path for method, path in server.asked if method == "GET"} == {
+        PATH
+    }  # no pickle, no other file
     (found,) = hub.vits_on_disk()
     assert Path(found.weights).read_bytes() == server.content
     assert (found.name, found.alias) == (f"timm:{hub.SMALL_VIT}", hub.SMALL_VIT)
@@ -95,7 +99,9 @@ def test_offline_nothing_is_asked_for(server):
         assert download()[0] == [server.address]
 
 
-def test_a_hub_that_is_not_there_refuses_or_ends_early_is_one_line_and_leaves_no_weights(server, monkeypatch):
+def test_a_hub_that_is_not_there_refuses_or_ends_early_is_one_line_and_leaves_no_weights(
+    server, monkeypatch
+):
     for server.status, server.broken in ((404, None), (403, None), (200, 100)):
         with one_line(ModelError, r"^the download from http:"):
             download()
@@ -138,7 +144,10 @@ def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
     for name in (f"{deit}-a1311bcf.pth", "resnet18-5c106cde.pth", "dino_deitsmall16_pretrain.pth"):
         (checkpoints / name).write_bytes(b"weights")
     found = [(model.name, model.alias, Path(model.weights).name) for model in hub.vits_on_disk()]
-    assert found == [(f"timm:{deit}", deit, f"{deit}-a1311bcf.pth"), (f"timm:{base}", base, "model.safetensors")]
+    assert found == [
+        (f"timm:{deit}", deit, f"{deit}-a1311bcf.pth"),
+        (f"timm:{base}", base, "model.safetensors"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +164,9 @@ def test_without_a_network_a_pretrained_name_is_one_line(monkeypatch, caches, na
 
     monkeypatch.setattr(hub, "_answers", lambda _address: False)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fails)
-    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("slept for a network that is not there"))
+    monkeypatch.setattr(
+        "time.sleep", lambda _: pytest.fail("slept for a network that is not there")
+    )
     with one_line(ModelError, f"{name} from https://.*found no network.*{advice}"):
         vitlens.load(name)
 

@@ -31,10 +31,25 @@ NAMES = {  # name -> objective, recipe, data, labels afterwards
         "ImageNet-12k, ImageNet-1k",
     ),
     "vit_base_patch16_siglip_224.v2_webli": ("language-image", "SigLIP 2", "WebLI", ""),
-    "vit_base_patch16_224.augreg_in21k_ft_in1k": ("supervised", "labels", "ImageNet-21k", "ImageNet-1k"),
+    "vit_base_patch16_224.augreg_in21k_ft_in1k": (
+        "supervised",
+        "labels",
+        "ImageNet-21k",
+        "ImageNet-1k",
+    ),
     "resnet50.ft_in1k": ("supervised", "labels", "ImageNet-1k", "ImageNet-1k"),
-    "vit_base_patch16_224.sam_in1k": ("supervised", "labels", "ImageNet-1k", ""),  # the optimiser, not the masks
-    "deit_tiny_patch16_224.fb_in1k": ("supervised", "labels, DeiT's recipe or distillation", "ImageNet-1k", ""),
+    "vit_base_patch16_224.sam_in1k": (
+        "supervised",
+        "labels",
+        "ImageNet-1k",
+        "",
+    ),  # the optimiser, not the masks
+    "deit_tiny_patch16_224.fb_in1k": (
+        "supervised",
+        "labels, DeiT's recipe or distillation",
+        "ImageNet-1k",
+        "",
+    ),
     "resnet50.fb_swsl_ig1b_ft_in1k": ("supervised", "hashtags", "Instagram 1B", "ImageNet-1k"),
     "vit_mae facebook/vit-mae-base": ("self-supervised", "MAE", "", ""),
     "vit_tiny_patch16_224": ("not known", "", "", ""),  # weights of the user's
@@ -51,7 +66,11 @@ def test_names(name):
 def test_most_of_timms_names_are_known_and_none_of_dino_or_clip_is_called_supervised():
     known = {name: read_name(name).objective for name in timm.list_pretrained()}
     assert list(known.values()).count("not known") < 0.05 * len(known)
-    for word, objective in (("dino", "self-supervised"), ("clip", "language-image"), (".mae", "self-supervised")):
+    for word, objective in (
+        ("dino", "self-supervised"),
+        ("clip", "language-image"),
+        (".mae", "self-supervised"),
+    ):
         assert {read for name, read in known.items() if word in name} == {objective}
 
 
@@ -63,27 +82,43 @@ def told(model: vitlens.Model, name: str, weights: str = "hub", **said: Any) -> 
 
 def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
     digits = pretraining_of(vitlens.load("vit-digits"))
-    assert (digits.objective, digits.data, digits.source) == ("supervised", "digits", "bundled with vitlens")
+    assert (digits.objective, digits.data, digits.source) == (
+        "supervised",
+        "digits",
+        "bundled with vitlens",
+    )
     dino = timm_model("vit_small_patch14_reg4_dinov2")
     name = "timm:vit_small_patch14_reg4_dinov2"
     assert pretraining_of(dino, told="self-supervised").objective == "random weights"
     hub = told(dino, name)
     own = told(dino, name, "mine.safetensors")
-    assert (hub.recipe, hub.data, hub.source) == ("DINOv2", "LVD-142M", "its name")  # timm's tag of its own weights
+    assert (hub.recipe, hub.data, hub.source) == (
+        "DINOv2",
+        "LVD-142M",
+        "its name",
+    )  # timm's tag of its own weights
     assert (own.objective, own.data) == ("self-supervised", "")
     assert "user's file" in own.source
     assert told(dino, f"{name}.lvd142m", "mine.safetensors").data == "LVD-142M"
     assert told(dino, "torchvision:vit_b_16").data == "ImageNet-1k"
     assert told(dino, "torchvision:vit_b_16", "mine.pth") == Pretraining("not known")
     plain = "timm:vit_tiny_patch16_224", "mine.safetensors"
-    assert told(dino, *plain, told="self-supervised") == Pretraining("self-supervised", source="--objective")
+    assert told(dino, *plain, told="self-supervised") == Pretraining(
+        "self-supervised", source="--objective"
+    )
     named = told(dino, name, "mine.safetensors", told="self-supervised")
-    assert (named.recipe, named.source) == ("DINOv2", "--objective")  # the word agrees with the name
+    assert (named.recipe, named.source) == (
+        "DINOv2",
+        "--objective",
+    )  # the word agrees with the name
     assert told(dino, name, "mine.safetensors", told="supervised").recipe == ""
 
 
 def test_a_run_folder_is_known_where_it_holds_a_preset(tmp_path):
-    for name, objective in (("vit-micro@random", "supervised"), ("timm:test_vit@random", "not known")):
+    for name, objective in (
+        ("vit-micro@random", "supervised"),
+        ("timm:test_vit@random", "not known"),
+    ):
         written(vitlens.load(name, image_size=32), tmp_path)
         for place in (tmp_path, tmp_path / "model.safetensors"):
             assert pretraining_of(vitlens.load(str(place))).objective == objective
@@ -97,7 +132,9 @@ def test_a_text_tower_tells():
     assert (read.objective, read.recipe, read.data) == ("language-image", "CLIP", "LAION-2B")
     read = told(tiny(), "open-clip:ViT-B-16-SigLIP/webli")
     assert (read.recipe, read.data, read.source) == ("SigLIP", "WebLI", "its text tower")
-    assert told(tiny(), "runs/laion2b", "model.safetensors").data == ""  # a folder's name says nothing
+    assert (
+        told(tiny(), "runs/laion2b", "model.safetensors").data == ""
+    )  # a folder's name says nothing
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
-"""Models made from models: without some heads (the whole one with those heads masked, and smaller), for other classes
-(what was learned stays, the head's logits are zero), with random weights, also for another image size."""
+"""Models made from models: without some heads (the whole one with those heads masked, and smaller),
+for other classes (what was learned stays, the head's logits are zero), with random weights, also
+for another image size.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -23,7 +25,9 @@ CUT: dict[str, Callable[[], vitlens.Model]] = {
     "no-bias": lambda: timm_model(VIT, qkv_bias=False),
     "post-norm": lambda: ours(norm_first=False),
 }
-PRUNED: list[tuple[str, Heads]] = [  # every pair of a family and a number of heads that matters to it
+PRUNED: list[
+    tuple[str, Heads]
+] = [  # every pair of a family and a number of heads that matters to it
     ("ours", {0: (0,), 1: (1,)}),
     ("ours", {0: (0, 1)}),
     ("ours", {1: (0, 1), 0: (1, 0)}),
@@ -39,7 +43,9 @@ PRUNED: list[tuple[str, Heads]] = [  # every pair of a family and a number of he
 
 @torch.no_grad()
 def masked(model: vitlens.Model, heads: Heads, batch: torch.Tensor) -> torch.Tensor:
-    with vitlens.intervene(model, {f"blocks.{layer}.head.{head}": "zero" for layer in heads for head in heads[layer]}):
+    with vitlens.intervene(
+        model, {f"blocks.{layer}.head.{head}": "zero" for layer in heads for head in heads[layer]}
+    ):
         return model(batch)
 
 
@@ -52,7 +58,9 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize(("name", "heads"), PRUNED, ids=str)
-def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_those_that_are_left(name, heads):
+def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_those_that_are_left(
+    name, heads
+):
     whole = CUT[name]()
     batch = images(whole.input_size)
     before = values(whole)
@@ -82,27 +90,44 @@ def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_thos
     torch.testing.assert_close(replayed, masked(pruned, last, batch), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "heads"), [("ours", {0: (0,), 1: (1,)}), ("torchvision-vit", {0: (0, 1)})])
+@pytest.mark.parametrize(
+    ("name", "heads"), [("ours", {0: (0,), 1: (1,)}), ("torchvision-vit", {0: (0, 1)})]
+)
 @torch.no_grad()
 def test_means_go_into_the_bias_in_the_precision_of_the_model(name, heads):
     whole = CUT[name]().double()
     batch = images(whole.input_size).double()
-    seen = vitlens.capture(whole, images(whole.input_size, batch=4, seed=3).double(), "blocks.*.heads")
+    seen = vitlens.capture(
+        whole, images(whole.input_size, batch=4, seed=3).double(), "blocks.*.heads"
+    )
     means = {layer: seen[f"blocks.{layer}.heads"].mean((0, 2)) for layer in heads}
-    what = {f"blocks.{layer}.head.{head}": means[layer][head] for layer, some in heads.items() for head in some}
+    what = {
+        f"blocks.{layer}.head.{head}": means[layer][head]
+        for layer, some in heads.items()
+        for head in some
+    }
     with vitlens.intervene(whole, what):
         expected = whole(batch)
-    torch.testing.assert_close(prune_heads(whole, heads, means=means)(batch), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        prune_heads(whole, heads, means=means)(batch), expected, atol=1e-12, rtol=0
+    )
     assert (prune_heads(whole, heads)(batch) - expected).abs().max() > 1e-4
 
 
 def test_pruned_again_is_pruned_at_once():
-    """What is second in a layer that lost its first head was third; a layer without heads keeps its number."""
+    """What is second in a layer that lost its first head was third; a layer without heads keeps its
+    number.
+    """
     whole = ours(depth=3, dim=24, heads=4)
-    twice = prune_heads(prune_heads(whole, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 2: (0, 2)})
+    twice = prune_heads(
+        prune_heads(whole, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 2: (0, 2)}
+    )
     once = prune_heads(whole, {0: (0, 2), 1: (0, 1, 2, 3), 2: (0, 2, 3)})
     assert same(values(twice), values(once))
-    assert (twice.anatomy, twice.architecture["pruned"]) == (once.anatomy, once.architecture["pruned"])
+    assert (twice.anatomy, twice.architecture["pruned"]) == (
+        once.anatomy,
+        once.architecture["pruned"],
+    )
 
 
 def test_a_block_that_lost_its_heads_keeps_the_numbers_of_the_others():
@@ -120,7 +145,11 @@ def test_a_block_that_lost_its_heads_keeps_the_numbers_of_the_others():
 
 @pytest.mark.parametrize(
     ("name", "heads"),
-    [("vit-micro", {0: (0,), 1: (0, 1)}), ("vit-micro", {0: (0, 1), 1: (0, 1)}), ("timm:test_vit", {0: (1,)})],
+    [
+        ("vit-micro", {0: (0,), 1: (0, 1)}),
+        ("vit-micro", {0: (0, 1), 1: (0, 1)}),
+        ("timm:test_vit", {0: (1,)}),
+    ],
     ids=str,
 )
 def test_it_comes_back_from_its_file(tmp_path, name, heads):
@@ -132,11 +161,18 @@ def test_it_comes_back_from_its_file(tmp_path, name, heads):
     assert torch.equal(loaded(batch), pruned(batch))
     assert loaded.anatomy == pruned.anatomy
     assert loaded.parameter_count() == pruned.parameter_count() < whole.parameter_count()
-    other = vitlens.load(str(tmp_path), image_size=(64, 32))  # timm resizes positions, and knows whole models
-    assert (other.input_size, other.layout.grid) == ((64, 32), (8, 2) if name == "vit-micro" else (4, 2))
+    other = vitlens.load(
+        str(tmp_path), image_size=(64, 32)
+    )  # timm resizes positions, and knows whole models
+    assert (other.input_size, other.layout.grid) == (
+        (64, 32),
+        (8, 2) if name == "vit-micro" else (4, 2),
+    )
     assert torch.isfinite(other(images((64, 32)))).all()
     if name == "vit-micro":
-        torch.testing.assert_close(other(images((64, 32))), pruned.module((images((64, 32)) - 0.5) / 0.5))
+        torch.testing.assert_close(
+            other(images((64, 32))), pruned.module((images((64, 32)) - 0.5) / 0.5)
+        )
 
 
 WRONG: list[tuple[Heads, dict[int, torch.Tensor] | None, str]] = [  # heads, means, and what is said
@@ -178,7 +214,9 @@ def test_training_mode_and_gradients_are_kept():
     frozen = prune_heads(ours(), {0: (0,)})
     assert not any(module.training for module in frozen.modules())
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
-    pruned = prune_heads(ours(dropout=0.5).train().requires_grad_(True), {0: (0,)}, means={0: torch.zeros(2, 8)})
+    pruned = prune_heads(
+        ours(dropout=0.5).train().requires_grad_(True), {0: (0,)}, means={0: torch.zeros(2, 8)}
+    )
     assert all(module.training for module in pruned.modules())
     pruned(images(pruned.input_size)).sum().backward()
     assert all(parameter.grad is not None for parameter in pruned.parameters())
@@ -191,8 +229,14 @@ NEW = ("x", "y", "z", "w")
 MADE: dict[str, tuple[Callable[[], vitlens.Model], int]] = {  # and the number of heads
     "ours, distilled": (lambda: small(distillation=True), 2),
     "resnet": (lambda: small("resnet20"), 1),
-    "timm, distilled": (lambda: vitlens.load("timm:deit_tiny_distilled_patch16_224@random", image_size=32), 2),
-    "timm, without a head": (lambda: vitlens.load("timm:vit_tiny_patch16_dinov3_qkvb@random", image_size=32), 1),
+    "timm, distilled": (
+        lambda: vitlens.load("timm:deit_tiny_distilled_patch16_224@random", image_size=32),
+        2,
+    ),
+    "timm, without a head": (
+        lambda: vitlens.load("timm:vit_tiny_patch16_dinov3_qkvb@random", image_size=32),
+        1,
+    ),
     "timm, a CNN": (lambda: vitlens.load("timm:test_resnet@random", image_size=32), 1),
     "torchvision": (lambda: vitlens.load("torchvision:mobilenet_v3_small@random"), 1),
 }
@@ -213,7 +257,9 @@ def test_the_head_is_new_and_nothing_else(name: str, tmp_path):
     for key, value in made.module.state_dict().items():
         assert key.startswith(heads) or torch.equal(value, before[key]), key
     assert same(values(old), before)
-    assert made.provenance.notes[-1].startswith("replaced the head of" if old.has_classifier else "added a head")
+    assert made.provenance.notes[-1].startswith(
+        "replaced the head of" if old.has_classifier else "added a head"
+    )
     assert not made.training
     assert not any(parameter.requires_grad for parameter in made.parameters())
     for path in classifiers(made):
@@ -232,7 +278,9 @@ def test_a_model_of_transformers_gets_a_new_head(family):
 
 
 @pytest.mark.parametrize("positions", ["learned", "sine-2d", "none"])
-def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_input_size(tmp_path, positions):
+def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_input_size(
+    tmp_path, positions
+):
     plain = small(positions=positions)
     same_size = for_classes(plain, plain.classes)
     assert same(values(same_size), values(plain))
@@ -240,7 +288,9 @@ def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_
     old = vitlens.load(str(written(small(positions=positions), tmp_path)), image_size=(64, 32))
     made = for_classes(old, old.classes)
     batch = images((64, 32))
-    torch.testing.assert_close(made(batch), old(batch), atol=1e-5, rtol=0)  # which interpolates in every pass
+    torch.testing.assert_close(
+        made(batch), old(batch), atol=1e-5, rtol=0
+    )  # which interpolates in every pass
     assert (made.module.config.image_size, made.layout.grid) == ((64, 32), (8, 2))
     assert "from 32x48 to 64x32 px" in made.provenance.notes[-1]
     assert torch.equal(vitlens.load(str(written(made, tmp_path / "again")))(batch), made(batch))
@@ -251,17 +301,25 @@ def test_random_weights_have_the_same_shapes_and_depend_on_the_seed():
     state = torch.random.get_rng_state()
     first, again, other = (untrained_like(given, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert (first.classes, first.provenance.weights, first.alias) == (("cat", "dog"), "random", given.alias)
+    assert (first.classes, first.provenance.weights, first.alias) == (
+        ("cat", "dog"),
+        "random",
+        given.alias,
+    )
     assert not any(part.training for part in first.modules())
     assert not any(parameter.requires_grad for parameter in first.parameters())
     assert same(values(first), values(again))
     assert not same(values(first), values(other))
-    shapes = [{key: value.shape for key, value in values(model).items()} for model in (first, given)]
+    shapes = [
+        {key: value.shape for key, value in values(model).items()} for model in (first, given)
+    ]
     assert shapes[0] == shapes[1]
 
 
 def test_another_image_size():
-    """A ViT has positions of its new grid and the heads it had; a ResNet keeps its stem; timm's models follow."""
+    """A ViT has positions of its new grid and the heads it had; a ResNet keeps its stem; timm's
+    models follow.
+    """
     model = prune_heads(small(), {0: {1}})
     larger = untrained_like(model, seed=0, size=(64, 32))
     assert larger.layout.grid == (8, 2)

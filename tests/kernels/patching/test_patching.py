@@ -1,4 +1,6 @@
-"""Activation patching: every number is that of a full forward with the part put in; and corrupted images."""
+"""Activation patching: every number is that of a full forward with the part put in; and corrupted
+images.
+"""
 
 from functools import partial
 
@@ -41,15 +43,22 @@ def test_every_number_is_that_of_a_full_forward(name):
     for layer, count in enumerate(heads_by_layer(model)):
         heads = [f"blocks.{layer}.head.{head}" for head in range(count)]
         numbers = *found.heads[:, layer].T[:count], *found.positions[:, layer, [0, 3]].T
-        put = vitlens.capture(model, clean, [*heads, f"blocks.{layer}.tokens[0]", f"blocks.{layer}.tokens[3]"])
+        put = vitlens.capture(
+            model, clean, [*heads, f"blocks.{layer}.tokens[0]", f"blocks.{layer}.tokens[3]"]
+        )
         for place, change in zip(put, numbers, strict=True):
             with vitlens.intervene(model, {place: put[place]}):
                 full = difference(model(corrupted)) - found.corrupted
             torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
-    assert found.positions.nan_to_num().abs().amax((0, 2)).min() > 1e-3  # what was compared is not all zero
+    assert (
+        found.positions.nan_to_num().abs().amax((0, 2)).min() > 1e-3
+    )  # what was compared is not all zero
     if name == "swin":
         assert found.heads.isnan().any((0, 2)).tolist() == [True, False]  # 2 heads, then 4
-        assert (~found.positions.isnan()).all(0).sum(1).tolist() == [256, 64]  # 16 x 16 patches, then 8 x 8
+        assert (~found.positions.isnan()).all(0).sum(1).tolist() == [
+            256,
+            64,
+        ]  # 16 x 16 patches, then 8 x 8
 
 
 @torch.no_grad()
@@ -70,7 +79,9 @@ def test_the_share_of_several_pairs():
     ends = (torch.tensor([2.0, -1.0]), torch.tensor([0.0, 1.0]))
     classes = torch.tensor([0, 0]), torch.tensor([1, 1])
     made = Patching(heads, 2 * heads, *ends, *classes)
-    assert made.restored("heads").tolist() == [[0.5, -0.25]]  # half of either gap; none, and half the wrong way
+    assert made.restored("heads").tolist() == [
+        [0.5, -0.25]
+    ]  # half of either gap; none, and half the wrong way
     assert made.restored("positions").tolist() == [[1.0, -0.5]]
     one = Patching(*(each[:1] for each in vars(made).values()))
     assert one.restored("heads").tolist() == [[0.5, 0.0]]
@@ -90,7 +101,11 @@ def test_what_cannot_be_compared_is_refused(changes, message):
     model = ours()
     clean, corrupted = pair(model)
     with pytest.raises(InputError, match=message):
-        patch_parts(model, clean, **{"corrupted": corrupted, "targets": TARGETS, "others": OTHERS, **changes})
+        patch_parts(
+            model,
+            clean,
+            **{"corrupted": corrupted, "targets": TARGETS, "others": OTHERS, **changes},
+        )
 
 
 @pytest.mark.parametrize("how", CORRUPTIONS)
@@ -115,9 +130,14 @@ def test_what_each_corruption_keeps():
     torch.testing.assert_close(blurred.mean((2, 3)), batch.mean((2, 3)), atol=0.05, rtol=0)
     grey = torch.full((1, 3, 64, 64), 0.5)
     assert 0.3 < corrupt(grey, "noise").std() < 0.5  # 0.5, cut off at black and white
-    ramp = torch.arange(64.0).view(1, 8, 8).expand(3, 8, 8).unsqueeze(0) / 64  # tiles are moved whole
+    ramp = (
+        torch.arange(64.0).view(1, 8, 8).expand(3, 8, 8).unsqueeze(0) / 64
+    )  # tiles are moved whole
     own, moved = (
-        [tuple(tile.flatten().tolist()) for tile in picture[0, 0].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1)]
+        [
+            tuple(tile.flatten().tolist())
+            for tile in picture[0, 0].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1)
+        ]
         for picture in (ramp, corrupt(ramp, "shuffle"))
     )
     assert sorted(own) == sorted(moved) != moved

@@ -26,9 +26,18 @@ def model():
 
 
 def without_other_parts(model):
-    """Zero every head but one, and every MLP: what is left of a change passes through that head or the residual."""
-    places = [f"blocks.{layer}.head.{head}" for layer in range(6) for head in range(4) if (layer, head) != CARRIER]
-    return vitlens.intervene(model, dict.fromkeys([*places, *(f"blocks.{layer}.mlp" for layer in range(6))], "zero"))
+    """Zero every head but one, and every MLP: what is left of a change passes through that head or
+    the residual.
+    """
+    places = [
+        f"blocks.{layer}.head.{head}"
+        for layer in range(6)
+        for head in range(4)
+        if (layer, head) != CARRIER
+    ]
+    return vitlens.intervene(
+        model, dict.fromkeys([*places, *(f"blocks.{layer}.mlp" for layer in range(6))], "zero")
+    )
 
 
 def test_only_the_head_that_is_left_carries_anything(model, pixels):
@@ -53,7 +62,9 @@ def test_shares_are_those_of_patched_forward_passes(model, pixels):
             alone = model(images) - before
     whole = whole - whole.mean(1, keepdim=True)
     alone = alone - alone.mean(1, keepdim=True)
-    assert row.share.value == pytest.approx(float((whole * alone).sum() / (whole**2).sum()), abs=1e-4)
+    assert row.share.value == pytest.approx(
+        float((whole * alone).sum() / (whole**2).sum()), abs=1e-4
+    )
 
 
 def test_a_change_that_does_nothing_is_refused(model, pixels):

@@ -12,7 +12,12 @@ def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():
     (base,) = (row for row in found.rows if row.intervention == "greyed")
     points = replace(base.changed, value=20.0, low=15.0, high=25.0)
     greyed = replace(
-        base, gained=points, changed=points, lost=replace(points, value=-20.0), p_gained_holm=0.001, p_lost_holm=0.001
+        base,
+        gained=points,
+        changed=points,
+        lost=replace(points, value=-20.0),
+        p_gained_holm=0.001,
+        p_lost_holm=0.001,
     )
     exchanged = replace(
         base,

@@ -1,4 +1,6 @@
-"""Claims: their rank, when an effect is clear of its reference, how limits judge, and their results in JUnit XML."""
+"""Claims: their rank, when an effect is clear of its reference, how limits judge, and their results
+in JUnit XML.
+"""
 
 from types import SimpleNamespace
 
@@ -15,7 +17,9 @@ def effect(value: float, half: float) -> Estimate:
     return Estimate(value, value - half, value + half, 100, "points")
 
 
-def claim(estimate: Estimate, kind: Kind = "fact", *, reference: float = 0.0, p: float | None = None) -> Claim:
+def claim(
+    estimate: Estimate, kind: Kind = "fact", *, reference: float = 0.0, p: float | None = None
+) -> Claim:
     return Claim("fur", "cat", "It differs.", effect=estimate, kind=kind, reference=reference, p=p)
 
 
@@ -84,7 +88,9 @@ def test_a_limit_judges_by_the_worse_end_and_is_printed_as_it_is(limit, ends, wo
 
 ODD = "<b> & \"'\x1b[31m\x00\u202e\udcff ]]> é *"
 UNMET = SimpleNamespace(metric=ODD, holds=False, line=ODD)
-MET = SimpleNamespace(metric="accuracy/m", holds=True, line="accuracy at least 0.9: holds: accuracy/m is 0.95")
+MET = SimpleNamespace(
+    metric="accuracy/m", holds=True, line="accuracy at least 0.9: holds: accuracy/m is 0.95"
+)
 
 
 def of_state(state: State) -> Claim:
@@ -108,13 +114,20 @@ def test_each_state_has_its_result_and_a_claim_without_one_has_none(state, child
     assert (case.get("classname"), case.get("name")) == ("vitlens audit.verdict", "accuracy of m")
     for child in case:
         said = child.get("message") or child.text or ""
-        assert said == f"{state}: 75.0 % (70.0 to 80.0, n = 10); measured (pass from 50 %, warn from 10 %)"
+        assert (
+            said
+            == f"{state}: 75.0 % (70.0 to 80.0, n = 10); measured (pass from 50 %, warn from 10 %)"
+        )
 
 
-def test_cases_are_counted_and_named_apart_an_unmet_requirement_is_a_failure_and_any_text_well_formed():
+def test_cases_are_counted_apart_an_unmet_requirement_fails_and_any_text_is_well_formed():
     states: tuple[State, ...] = ("pass", "warn", "fail", "fail", "inconclusive", "not tested")
-    suite = suite_of((*map(of_state, states), Claim(ODD, ODD, verdict=Verdict("fail", ODD))), MET, UNMET)
-    counted = {name: int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")}
+    suite = suite_of(
+        (*map(of_state, states), Claim(ODD, ODD, verdict=Verdict("fail", ODD))), MET, UNMET
+    )
+    counted = {
+        name: int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")
+    }
     assert counted == {"tests": 9, "failures": 1, "errors": 0, "skipped": 5}
     cases = suite.findall("testcase")
     assert len({(case.get("classname"), case.get("name")) for case in cases}) == 9

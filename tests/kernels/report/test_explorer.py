@@ -1,4 +1,6 @@
-"""The explorer of a page: what the browser decodes is what was measured, within the stated error and size."""
+"""The explorer of a page: what the browser decodes is what was measured, within the stated error
+and size.
+"""
 
 from dataclasses import replace
 
@@ -23,11 +25,17 @@ def attention(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
 
 
-def page_of(*images: ExplorerImage, special: int = 0, keys: Grid = (2, 2), queries: Grid | None = None) -> str:
-    return explorer_fragment(Explorer("m", images, keys, tuple(f"t{at}" for at in range(special)), queries or keys))
+def page_of(
+    *images: ExplorerImage, special: int = 0, keys: Grid = (2, 2), queries: Grid | None = None
+) -> str:
+    return explorer_fragment(
+        Explorer("m", images, keys, tuple(f"t{at}" for at in range(special)), queries or keys)
+    )
 
 
-def of(weights: NDArray[np.float32] | None, picture: NDArray[np.uint8] = PIXEL, **more: object) -> ExplorerImage:
+def of(
+    weights: NDArray[np.float32] | None, picture: NDArray[np.uint8] = PIXEL, **more: object
+) -> ExplorerImage:
     return ExplorerImage("x", picture, weights, **more)  # type: ignore[arg-type]
 
 
@@ -49,7 +57,9 @@ def test_weights_come_back_within_their_steps(special):
 
 def test_patches_keep_their_steps_beside_a_token_with_most_of_the_weight():
     weights = np.full((1, 1, 5, 5), [0.999, 0.0001, 0.0005, 0.0004, 0.0], np.float32)
-    np.testing.assert_allclose(shown_weights(page_of(of(weights), special=1), 0), weights, atol=0.0005 / 255)
+    np.testing.assert_allclose(
+        shown_weights(page_of(of(weights), special=1), 0), weights, atol=0.0005 / 255
+    )
 
 
 @pytest.mark.parametrize("special", [0, 1])
@@ -90,7 +100,7 @@ def test_an_image_of_layer_means_and_one_of_nothing():
     assert not shown_data(page)["exactness"]  # the planted weights are exact
 
 
-def test_maps_are_raw_large_ones_are_means_of_blocks_and_pictures_are_small_but_keep_their_size_in_the_data():
+def test_maps_are_raw_or_means_of_blocks_and_small_pictures_keep_their_size_in_the_data():
     small = np.arange(20.0).reshape(4, 5) - 8
     large = np.random.default_rng(0).normal(size=(128, 70))
     maps = {"small": small, "large": large, "same": np.full((2, 2), 3.0)}
@@ -112,7 +122,9 @@ def test_names_are_read_back_and_no_json_ends_its_script():
     assert data["images"][0]["name"] == "</script><script>alert(1)</script>"
     assert data["labels"][0] == ["next patch", "<!--"]
     assert data["importance"][1] == [0.02, None]
-    odd = "".join(NASTY).encode("ascii", "backslashreplace").decode()  # "/" begins no path of the machine
+    odd = (
+        "".join(NASTY).encode("ascii", "backslashreplace").decode()
+    )  # "/" begins no path of the machine
     page = explorer_fragment(explorer(name=odd, label="".join(NASTY)))
     block = page.partition('id="vl-explorer">')[2].partition("</script>")[0]
     assert block.isascii()
@@ -129,7 +141,10 @@ def test_a_page_of_many_weights_loses_detail_then_queries_and_says_so():
         back = shown_weights(page, count - 1)
         assert len(page) < 8_000_000
         assert back is not None
-        (rows, columns), levels = data["images"][0]["weights"]["queries"], data["images"][0]["weights"]["levels"]
+        (rows, columns), levels = (
+            data["images"][0]["weights"]["queries"],
+            data["images"][0]["weights"]["levels"],
+        )
         found.append((rows, levels))
         assert back.shape == (2, 6, 1 + rows * columns, 1 + 22 * 22)
         np.testing.assert_allclose(back.sum(-1), 1, atol=2 / levels)
@@ -147,14 +162,18 @@ def blocks(patches: int, count: int) -> NDArray[np.float64]:
 
 
 def test_keys_of_a_page_of_very_many_are_added_up_over_blocks(monkeypatch):
-    monkeypatch.setattr("vitlens.report.html.packing._ONE", 570_000)  # a tenth, as of 120 heads a tenth are here
+    monkeypatch.setattr(
+        "vitlens.report.html.packing._ONE", 570_000
+    )  # a tenth, as of 120 heads a tenth are here
     weights = attention(3, 4, 1 + 49, 1 + 37 * 37)
     page = page_of(of(weights), special=1, keys=(37, 37), queries=(7, 7))
     back = shown_weights(page, 0)
     block = blocks(37, 28)
     assert back is not None
     expected = block.T @ weights[..., 1:].reshape(3, 4, 50, 37, 37) @ block
-    np.testing.assert_allclose(back[..., 1:], expected.reshape(3, 4, 50, 784), atol=expected.max() / 63)
+    np.testing.assert_allclose(
+        back[..., 1:], expected.reshape(3, 4, 50, 784), atol=expected.max() / 63
+    )
     (said,) = shown_data(page)["exactness"]
     assert "28x28 blocks" in said
 

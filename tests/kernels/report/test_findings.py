@@ -1,4 +1,6 @@
-"""Findings: the largest effects that survive correction over everything; never by order, never a null."""
+"""Findings: the largest effects that survive correction over everything; never by order, never a
+null.
+"""
 
 import random
 
@@ -9,10 +11,14 @@ from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
 
 
-def effect(name: str, value: float, half: float, p: float | None = None, unit: str = "points", n: int = 200) -> Claim:
+def effect(
+    name: str, value: float, half: float, p: float | None = None, unit: str = "points", n: int = 200
+) -> Claim:
     """One effect with a sentence; of an AUC the reference is 0.5."""
     estimate = Estimate(value, value - half, value + half, n, unit)
-    return Claim(name, "vit and cnn", f"{name}.", effect=estimate, p=p, reference=0.5 if unit == AUC else 0.0)
+    return Claim(
+        name, "vit and cnn", f"{name}.", effect=estimate, p=p, reference=0.5 if unit == AUC else 0.0
+    )
 
 
 LARGE = effect("pixelate", -50.0, 15.0, 1e-9)
@@ -25,7 +31,12 @@ def test_findings_come_by_size_whatever_their_order_and_scale():
     effects = [SMALL, auc, share, LARGE]
     for seed in range(5):
         random.Random(seed).shuffle(effects)
-        assert [claim.question for claim in largest(effects)] == ["pixelate", "on the object", "errors", "cover"]
+        assert [claim.question for claim in largest(effects)] == [
+            "pixelate",
+            "on the object",
+            "errors",
+            "cover",
+        ]
     assert [claim.question for claim in largest(effects, 2)] == ["pixelate", "on the object"]
     assert [size_of(claim) for claim in (LARGE, share, auc)] == pytest.approx([50, 30, 25])
 
@@ -60,6 +71,8 @@ def test_p_is_corrected_over_everything_that_was_measured():
 def test_without_a_p_that_of_the_interval_counts_and_one_family_gives_one_finding():
     clear = effect("head L2.H1", 6.0, 1.0)
     unclear = effect("head L2.H2", 6.0, 5.9)
-    assert [claim.question for claim in largest([clear, unclear, *[effect("x", 0.1, 9.0)] * 20])] == ["head L2.H1"]
+    assert [
+        claim.question for claim in largest([clear, unclear, *[effect("x", 0.1, 9.0)] * 20])
+    ] == ["head L2.H1"]
     levels = [effect("pixelate", value, 5.0, 1e-9) for value in (-20.0, -50.0, -30.0)]
     assert [claim.effect.value for claim in largest(levels)] == [-50.0]

@@ -1,4 +1,5 @@
-"""A report as markdown: what stands where, numbers in words, and names of which nothing is alive."""
+"""A report as markdown: what stands where, numbers in words, and names of which nothing is
+alive."""
 
 import os
 import unicodedata
@@ -25,7 +26,11 @@ EMPTY = Document("Evaluate m", (), FirstPage(()))
 FIRST = FirstPage(
     (Sentence("**It** is `right`."), *(Sentence(f"Answer {number}.") for number in range(4))),
     FigureSpec("grid", "Grid.", partial(Figure, (1, 1))),
-    Table("", ("metric", "m", "status"), (("accuracy", Estimate(0.5), "pass"), ("error", Estimate(0.25), None))),
+    Table(
+        "",
+        ("metric", "m", "status"),
+        (("accuracy", Estimate(0.5), "pass"), ("error", Estimate(0.25), None)),
+    ),
     (Sentence("One seed."),),
 )
 DOCUMENT = Document(
@@ -49,7 +54,8 @@ PARTS = (
     "**It** is `right`.",
     "![grid](figures/grid.png)",
     "*Figure 1. Grid.*",
-    "| metric | m | status |\n| --- | --- | --- |\n| accuracy | 50.0 % | pass |\n| error | 25.0 % | – |",
+    "| metric | m | status |\n| --- | --- | --- |\n| accuracy | 50.0 % | pass |\n| error | 25.0 % "
+    "| – |",
     "**What this does not show**",
     "- One seed.",
     "`vitlens evaluate m`; 12 s",
@@ -69,22 +75,34 @@ PARTS = (
     "## Repeat it",
     "```\nvitlens evaluate m\n```",
     "seed 0, took 12 s.",
-    "- m: timm:m, weights: m.safetensors, SHA-256 `abababababababab…`, 1,205,898 parameters; unwrapped.",
+    "- m: timm:m, weights: m.safetensors, SHA-256 `abababababababab…`, 1,205,898 parameters; "
+    "unwrapped.",
 )
 
 
 def test_the_order_of_a_report():
     model = ModelEntry("m", "timm:m", "m.safetensors", "ab" * 32, 1_205_898, notes=("unwrapped",))
-    text = markdown(DOCUMENT, record(Path("run"), command_line="vitlens evaluate m", seed=0, models=(model,)))
+    text = markdown(
+        DOCUMENT, record(Path("run"), command_line="vitlens evaluate m", seed=0, models=(model,))
+    )
     places = [text.index(part) for part in PARTS]
     assert places == sorted(places)
     assert text.endswith("\n")
     assert "\n\n\n" not in text
-    assert figures_shown(text) == ("grid", "all of them") == tuple(figure.name for figure in DOCUMENT.figures)
+    assert (
+        figures_shown(text)
+        == ("grid", "all of them")
+        == tuple(figure.name for figure in DOCUMENT.figures)
+    )
 
 
 def test_a_run_that_did_not_finish_says_so():
-    for status, is_said in (("interrupted", True), ("running", True), ("failed", True), ("done", False)):
+    for status, is_said in (
+        ("interrupted", True),
+        ("running", True),
+        ("failed", True),
+        ("done", False),
+    ):
         text = markdown(EMPTY, record(Path("run"), status=status))
         assert ("> This run" in text) == is_said
         assert ("took" in text) != is_said
@@ -112,9 +130,17 @@ def test_the_terminal_has_the_title_the_first_answers_and_the_table():
         (in_words, Estimate(0.0312, n=1200), "3.1 % (n = 1,200)"),
         (in_words, Estimate(-1.25, -2.0, -0.01, 9, "points"), "-1.2 points (-2.0 to 0.0, n = 9)"),
         # of an interval all three have the decimals that the largest needs
-        (in_words, Estimate(0.0366, 8.86e-5, 0.102, 200, "nats"), "0.037 nats (0.000 to 0.102, n = 200)"),
+        (
+            in_words,
+            Estimate(0.0366, 8.86e-5, 0.102, 200, "nats"),
+            "0.037 nats (0.000 to 0.102, n = 200)",
+        ),
         (in_words, Estimate(7.45, 7.3, 7.55, unit="ms"), "7.45 ms (7.30 to 7.55)"),
-        (in_words, Estimate(1710.4, 1698, 1737, unit="images/s"), "1,710 images/s (1,698 to 1,737)"),
+        (
+            in_words,
+            Estimate(1710.4, 1698, 1737, unit="images/s"),
+            "1,710 images/s (1,698 to 1,737)",
+        ),
         (in_words, Estimate(450.4, 400, 999.4, unit="ms"), "450 ms (400 to 999)"),
         (in_words, Estimate(3e-6, 1e-6, 4e-6, unit=""), "3e-06 (1e-06 to 4e-06)"),
         (in_words, Estimate(6091, unit="s"), "1 h 41 min"),
@@ -166,13 +192,19 @@ def report_of(name: str) -> str:
 
 def paragraph(text: str) -> str:
     """A sentence as a report's paragraph."""
-    return markdown(Document("t", (), FirstPage(()), preface=(Sentence(text),)), record(Path("run"))).split("\n\n")[1]
+    return markdown(
+        Document("t", (), FirstPage(()), preface=(Sentence(text),)), record(Path("run"))
+    ).split("\n\n")[1]
 
 
 def seen(name: str) -> str:
-    """What a reader sees of a name: escapes as Python writes them, and spaces of any width as spaces."""
+    """What a reader sees of a name: escapes as Python writes them, and spaces of any width as
+    spaces.
+    """
     spaced = "".join(" " if unicodedata.category(one) == "Zs" else one for one in name)
-    return "".join(one if one.isprintable() or one in "\u200c\u200d" else ascii(one)[1:-1] for one in spaced)
+    return "".join(
+        one if one.isprintable() or one in "\u200c\u200d" else ascii(one)[1:-1] for one in spaced
+    )
 
 
 def test_a_name_in_a_report_is_only_read_letter_by_letter():
@@ -188,7 +220,9 @@ def test_a_name_in_a_report_is_only_read_letter_by_letter():
             assert shown.split() == seen(name).split()
         assert all(len(part) <= 60 for part in shown.split("/")) or len(shown) == 180
         items = ["".join(read(block).split()) for block in blocks if block.type == "inline"]
-        assert "".join(f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split()) in items
+        assert (
+            "".join(f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split()) in items
+        )
 
 
 @settings(max_examples=30, deadline=None)
@@ -197,7 +231,9 @@ def test_any_name_in_a_report_is_only_read_and_a_block_of_code_holds_any_line(na
     text = report_of(name)
     assert problems(text) == []
     (block,) = (block for block in parsed(text) if block.type == "fence")
-    assert block.content == "".join(f"{line}\n" for line in map(seen, f"vitlens look '{name}'".split("\n")))
+    assert block.content == "".join(
+        f"{line}\n" for line in map(seen, f"vitlens look '{name}'".split("\n"))
+    )
 
 
 @pytest.mark.parametrize("address", ["HTTPS://x.org/a_b", "www.x.org", "a@x.org"])

@@ -1,4 +1,6 @@
-"""Hypotheses: each with a command line that is parsed as it is printed, for models and images of many kinds."""
+"""Hypotheses: each with a command line that is parsed as it is printed, for models and images of
+many kinds.
+"""
 
 import shlex
 
@@ -57,7 +59,9 @@ def test_a_claim_that_fails_or_surprises_leads_to_a_command_on_its_own_models_an
     assert next_step(Claim("head L3.H1", "a"), config(data="digits")).endswith(
         "vitlens stats a=vit-digits --data digits --names`"
     )
-    assert next_step(Claim("calibration", "a"), config(images=("cat.jpg",))) == ""  # it needs labels
+    assert (
+        next_step(Claim("calibration", "a"), config(images=("cat.jpg",))) == ""
+    )  # it needs labels
 
 
 @pytest.mark.parametrize("name", ["attack", "stats", "evaluate", "compare"])

@@ -1,4 +1,5 @@
-"""The page: one file with every part of a document, in which no name acts and nothing is fetched."""
+"""The page: one file with every part of a document, in which no name acts and nothing is
+fetched."""
 
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel,
 from vitlens.report.html import page
 
 
-def page_of(folder: Path, *sentences: str, sections: tuple[Section, ...] = (), **config: object) -> str:
+def page_of(
+    folder: Path, *sentences: str, sections: tuple[Section, ...] = (), **config: object
+) -> str:
     """The page of these sentences and sections."""
     first = FirstPage(tuple(map(Sentence, sentences)))
     return page(Document("t", sections, first), record(folder, **config))
@@ -22,7 +25,9 @@ def page_of(folder: Path, *sentences: str, sections: tuple[Section, ...] = (), *
 
 def having(text: str, name: str, value: str) -> list[dict[str, str]]:
     """The elements of which an attribute has this value, or "tag"."""
-    return [found for tag, found in Elements(text).found if {**found, "tag": tag}.get(name) == value]
+    return [
+        found for tag, found in Elements(text).found if {**found, "tag": tag}.get(name) == value
+    ]
 
 
 def test_every_part_stands_in_it(tmp_path):
@@ -46,7 +51,11 @@ def test_every_part_stands_in_it(tmp_path):
         "50.0 % (40.0 to 60.0, n = 100)",
     ):
         assert part in words, part
-    policy = next(found for tag, found in elements.found if found.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        found
+        for tag, found in elements.found
+        if found.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy["content"].startswith("default-src 'none'; img-src data:;")
     assert dict(elements.found)["html"] == {"lang": "en"}
     assert not [part for part in ("http://", "https://", "/home/me") if part in text]
@@ -59,7 +68,10 @@ def test_panels_carry_what_they_are_found_by_and_a_long_table_is_closed(tmp_path
     assert len(panels) == 6
     assert (panels[1]["data-outcome"], panels[1]["data-class"]) == ("both wrong", "tabby 1")
     assert ["open" in found for found in having(text, "class", "table")] == [False]
-    assert [found["name"] for found in having(text, "tag", "select")] == ["outcome", "class"]  # all agree alike
+    assert [found["name"] for found in having(text, "tag", "select")] == [
+        "outcome",
+        "class",
+    ]  # all agree alike
 
 
 @pytest.mark.parametrize(("status", "unfinished"), [("done", False), ("interrupted", True)])
@@ -72,11 +84,15 @@ def test_an_empty_document_is_a_page_and_an_unfinished_run_says_so(tmp_path, sta
 
 @pytest.mark.parametrize("escaped", [True, False])
 def test_names_only_show_themselves(tmp_path, escaped):
-    """All of them in one page, as a report gives them, and as somebody who does not escape them would."""
+    """All of them in one page, as a report gives them, and as somebody who does not escape them
+    would.
+    """
     for start in range(0, len(NASTY), 40):
         odd = "".join(NASTY[start : start + 40])
         content = document(name=said(name=odd) if escaped else odd)
-        assert page_problems(written(tmp_path, content, command_line=f"vitlens study {odd!r}")) == []
+        assert (
+            page_problems(written(tmp_path, content, command_line=f"vitlens study {odd!r}")) == []
+        )
 
 
 def test_a_name_in_a_sentence_is_read_letter_by_letter(tmp_path):
@@ -92,7 +108,10 @@ def test_a_name_in_a_sentence_is_read_letter_by_letter(tmp_path):
     ("text", "html"),
     [
         ("**a** is `b<c>` & d", "<strong>a</strong> is <code>b&lt;c&gt;</code> &amp; d"),
-        ("in `/home/me/photos/cat.jpg` there, at 8/255", "in <code>photos/cat.jpg</code> there, at 8/255"),
+        (
+            "in `/home/me/photos/cat.jpg` there, at 8/255",
+            "in <code>photos/cat.jpg</code> there, at 8/255",
+        ),
         ("of C:\\data\\my\\x.png", "of my/x.png"),
     ],
 )
@@ -104,9 +123,11 @@ def test_marks_are_elements_and_paths_of_the_machine_are_short(text, html, tmp_p
     ("line", "shown"),
     [
         (
-            "vitlens look '/home/my self/cat one.jpg' --model a=/m/n/x.pth@/w/u/v --weights='/w/my own/y' --data "
+            "vitlens look '/home/my self/cat one.jpg' --model a=/m/n/x.pth@/w/u/v --weights='/w/my "
+            "own/y' --data "
             "digits",
-            "vitlens look 'my self/cat one.jpg' --model a=n/x.pth@u/v '--weights=my own/y' --data digits",
+            "vitlens look 'my self/cat one.jpg' --model a=n/x.pth@u/v '--weights=my own/y' --data "
+            "digits",
         ),
         ("vitlens study --images 'a b.jpg'", "vitlens study --images 'a b.jpg'"),
         ("vitlens look /home/me/x/it's.jpg", "vitlens look x/it's.jpg"),  # no line of a shell
@@ -118,12 +139,17 @@ def test_a_command_line_names_no_folder_of_the_machine(line, shown, tmp_path):
 
 
 def test_a_term_is_explained_once_in_a_part(tmp_path):
-    parts = tuple(Section(title, (Sentence("The ECE and the ECE."), Sentence("The ECE."))) for title in ("A", "B"))
+    parts = tuple(
+        Section(title, (Sentence("The ECE and the ECE."), Sentence("The ECE.")))
+        for title in ("A", "B")
+    )
     text = page_of(tmp_path, "The ECE.", sections=parts)
     terms = having(text, "class", "term")
     names = ["term-1", "term-2", "term-3"]
     assert (
-        [term["aria-describedby"] for term in terms] == names == [tip["id"] for tip in having(text, "role", "tooltip")]
+        [term["aria-describedby"] for term in terms]
+        == names
+        == [tip["id"] for tip in having(text, "role", "tooltip")]
     )
     assert {term["tabindex"] for term in terms} == {"0"}  # for keyboards, too
 
@@ -157,22 +183,33 @@ def test_a_chart_is_kept_without_loss(tmp_path):
     chart = Image.new("RGB", (400, 200), "white")
     chart.paste((0, 114, 178), (50, 60, 90, 200))
     image = figure_on_page(tmp_path, chart, dpi=(100, 100))
-    assert (image["width"], image["height"]) == ("422", "211")  # 4 inches at 96 px, enlarged by a tenth
-    np.testing.assert_array_equal(np.asarray(picture_of(image["src"]).convert("RGB")), np.asarray(chart))
+    assert (image["width"], image["height"]) == (
+        "422",
+        "211",
+    )  # 4 inches at 96 px, enlarged by a tenth
+    np.testing.assert_array_equal(
+        np.asarray(picture_of(image["src"]).convert("RGB")), np.asarray(chart)
+    )
 
 
 def test_a_figure_has_few_more_pixels_than_are_shown_and_a_photograph_is_compressed(tmp_path):
     image = figure_on_page(tmp_path, Image.new("RGBA", (1440, 720), (0, 0, 0, 0)))
     assert (image["width"], picture_of(image["src"]).size) == ("760", (874, 437))
     assert "class" not in image  # only what says so is inverted on a dark page
-    assert picture_of(image["src"]).convert("RGB").getpixel((5, 5)) == (255, 255, 255)  # transparent: white
+    assert picture_of(image["src"]).convert("RGB").getpixel((5, 5)) == (
+        255,
+        255,
+        255,
+    )  # transparent: white
     noise = np.random.default_rng(0).integers(0, 255, (200, 300, 3), dtype=np.uint8)
     image = figure_on_page(tmp_path, Image.fromarray(noise))
     assert picture_of(image["src"]).size == (182, 121)
     assert len(image["src"]) < (tmp_path / "figures" / "one.png").stat().st_size
 
 
-@pytest.mark.parametrize(("size", "shown"), [((1, 1), (1, 1)), ((10_000, 100), (160, 2)), ((50, 120), (50, 120))])
+@pytest.mark.parametrize(
+    ("size", "shown"), [((1, 1), (1, 1)), ((10_000, 100), (160, 2)), ((50, 120), (50, 120))]
+)
 def test_pictures_of_any_size_are_small_and_never_empty(size, shown, tmp_path):
     """size: width, height."""
     pixels = np.full((*size[::-1], 3), 200, np.uint8)

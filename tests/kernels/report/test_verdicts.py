@@ -30,7 +30,9 @@ def test_no_status_is_made_without_a_reason():
 def test_the_reason_and_its_limit_stand_wherever_the_status_is_printed(tmp_path):
     claim = Claim("robustness", "vit", verdict=WEAK)
     table = Table("", ("metric", "vit", "status"), (("robust accuracy", 0.9, WEAK.words),))
-    document = Document("t", (Section("How robust?", status=WEAK),), FirstPage((), glance=table), claims=(claim,))
+    document = Document(
+        "t", (Section("How robust?", status=WEAK),), FirstPage((), glance=table), claims=(claim,)
+    )
     expected = f"{REASON} ({LIMIT})"
     assert markdown(document, Record()).count(f"warn: {expected}") == 2
     assert any(f"warn: {expected}" in line for line in summary_lines(document))
@@ -38,7 +40,13 @@ def test_the_reason_and_its_limit_stand_wherever_the_status_is_printed(tmp_path)
     (case,) = suite_of((claim,))
     assert expected in (case[0].text or "")
     assert verdict_rows((claim,)) == [
-        {"question": "robustness", "subject": "vit", "state": "warn", "because": REASON, "limit": LIMIT}
+        {
+            "question": "robustness",
+            "subject": "vit",
+            "state": "warn",
+            "because": REASON,
+            "limit": LIMIT,
+        }
     ]
 
 
@@ -59,7 +67,14 @@ def test_a_status_of_several_models_is_the_worst_with_those_it_concerns():
 
 def test_a_measurement_that_its_verdict_doubts_gives_no_title_and_no_answer():
     rests_on = (("robustness", "vit"), ("robustness", "cnn"))
-    better = Claim("difference", "vit and cnn", "It is better.", "cnn is better", kind="answer", rests_on=rests_on)
+    better = Claim(
+        "difference",
+        "vit and cnn",
+        "It is better.",
+        "cnn is better",
+        kind="answer",
+        rests_on=rests_on,
+    )
     other = Claim("size", "vit", "It is small.", "vit is small", kind="answer")
     sound = Claim("robustness", "vit", verdict=Verdict("warn", "little is left", "robustness"))
     assert title_of(vetoed([better, sound, other]), "") == "cnn is better"

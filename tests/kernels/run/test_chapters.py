@@ -1,4 +1,6 @@
-"""A chapter is found again by what decides its contents, and by nothing else; golden/test_audit takes one."""
+"""A chapter is found again by what decides its contents, and by nothing else; golden/test_audit
+takes one.
+"""
 
 import os
 import shutil
@@ -15,7 +17,12 @@ import torch
 from tests.kit.commands import digest_of_code
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import chapter_runs
-from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, files_digest
+from vitlens.commands.run.chapter_runs import (
+    ChapterCache,
+    ChapterImages,
+    ChapterRunner,
+    files_digest,
+)
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.stats.options import StatsOptions
@@ -27,11 +34,15 @@ NAME = "mine=runs/a"
 OPTIONS = StatsOptions(NAME, data="digits", run=RunOptions(limit=4, command="vitlens stats"))
 
 
-def cache(root: Path, name: str = NAME, digest: str = "weights", data: str = "digits") -> ChapterCache:
+def cache(
+    root: Path, name: str = NAME, digest: str = "weights", data: str = "digits"
+) -> ChapterCache:
     return ChapterCache(root / "cache", {name: digest}, data)
 
 
-def keep(root: Path, options: StatsOptions = OPTIONS, *, finished: bool = True, title: str = "") -> None:
+def keep(
+    root: Path, options: StatsOptions = OPTIONS, *, finished: bool = True, title: str = ""
+) -> None:
     """Keep a chapter whose config names the folder of its run."""
     place = root / "first" / "chapters" / "stats-mine"
     run = replace(options.run, out=place, overwrite=True)
@@ -50,7 +61,9 @@ def keep(root: Path, options: StatsOptions = OPTIONS, *, finished: bool = True, 
 
 def found(root: Path, options: StatsOptions = OPTIONS, word: str = "stats", **other: str) -> bool:
     place = root / "second" / "chapters" / "stats-mine"
-    return cache(root, **other).restore(word, replace(options, run=replace(options.run, out=place)), place)
+    return cache(root, **other).restore(
+        word, replace(options, run=replace(options.run, out=place)), place
+    )
 
 
 def with_run(**changes: object) -> StatsOptions:
@@ -61,7 +74,9 @@ def test_the_same_chapter_is_restored_under_the_folder_of_its_new_run(tmp_path):
     keep(tmp_path)
     assert found(tmp_path)
     restored = tmp_path / "second" / "chapters" / "stats-mine"
-    assert not [path for path in restored.rglob("*.*") if str(tmp_path / "first") in path.read_text()]
+    assert not [
+        path for path in restored.rglob("*.*") if str(tmp_path / "first") in path.read_text()
+    ]
     moved = "mine=elsewhere/b"  # only where a model lies does not matter
     line = "vitlens stats mine=elsewhere/b"
     assert found(tmp_path, replace(with_run(command=line), model=moved), name=moved)
@@ -72,7 +87,9 @@ def test_the_same_chapter_is_restored_under_the_folder_of_its_new_run(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["r", "digits", "test", "a+(b)[c]", "é", "chapters", "stats-mine"])
-def test_a_folder_whose_name_is_in_the_texts_of_a_chapter_changes_none_of_them(tmp_path, monkeypatch, name):
+def test_a_folder_whose_name_is_in_the_texts_of_a_chapter_changes_none_of_them(
+    tmp_path, monkeypatch, name
+):
     monkeypatch.chdir(tmp_path)
     title = f"Stats of {name}/chapters/stats-mine tested on {name}"
     keep(Path(), with_run(data_dir=Path(name)), title=title)
@@ -90,8 +107,14 @@ def test_a_folder_whose_name_is_in_the_texts_of_a_chapter_changes_none_of_them(t
         {"digest": "other weights"},
         {"data": "other images"},
         {"word": "attention"},
-        *({"options": with_run(**one)} for one in ({"limit": 5}, {"seed": 1}, {"precision": "fp32"})),
-        *({"options": with_run(**one)} for one in ({"batch_size": 2}, {"data_dir": Path("elsewhere")})),
+        *(
+            {"options": with_run(**one)}
+            for one in ({"limit": 5}, {"seed": 1}, {"precision": "fp32"})
+        ),
+        *(
+            {"options": with_run(**one)}
+            for one in ({"batch_size": 2}, {"data_dir": Path("elsewhere")})
+        ),
         {"options": replace(OPTIONS, renormalise=False)},
         # its metrics and arrays are named by the alias
         {"name": "other=runs/a", "options": replace(OPTIONS, model="other=runs/a")},
@@ -103,7 +126,9 @@ def test_what_changes_its_contents_makes_another_chapter(tmp_path, changes):
     assert not found(tmp_path, **changes)
 
 
-def test_an_unfinished_or_damaged_chapter_or_one_of_other_code_or_one_too_many_is_not_taken(tmp_path, monkeypatch):
+def test_an_unfinished_or_damaged_chapter_or_one_of_other_code_or_one_too_many_is_not_taken(
+    tmp_path, monkeypatch
+):
     keep(tmp_path, finished=False)
     assert not found(tmp_path)
     keep(tmp_path)
@@ -121,7 +146,9 @@ def test_an_unfinished_or_damaged_chapter_or_one_of_other_code_or_one_too_many_i
     assert not list((tmp_path / "cache" / "chapters").iterdir())
 
 
-def test_the_device_and_the_number_of_threads_and_the_libraries_are_part_of_it(tmp_path, monkeypatch):
+def test_the_device_and_the_number_of_threads_and_the_libraries_are_part_of_it(
+    tmp_path, monkeypatch
+):
     keep(tmp_path, with_run(device="auto"))
     assert found(tmp_path, with_run(device=str(resolve_device("auto"))))
     with monkeypatch.context() as patch:
@@ -198,7 +225,9 @@ def test_a_downloaded_set_is_known_by_the_files_of_the_data_folder(tmp_path, mon
 
 def test_what_a_model_file_imports_and_reads_changes_the_models_digest(tmp_path, monkeypatch):
     digests = []
-    for number, (scale, text) in enumerate([("1.0", "0"), ("2.0", "0"), ("2.0", "7"), ("2.0", "7")]):
+    for number, (scale, text) in enumerate(
+        [("1.0", "0"), ("2.0", "0"), ("2.0", "7"), ("2.0", "7")]
+    ):
         folder = tmp_path / str(number)
         (folder / "helper").mkdir(parents=True)
         (folder / "mine.py").write_text(MODEL_FILE)
@@ -242,7 +271,9 @@ def test_timings_are_never_those_of_another_run(tmp_path, monkeypatch, word, is_
             folder.keep(plain.record_class({})())
 
     plain = COMMANDS[word]
-    replaced = SimpleNamespace(measure=measure, record_class=plain.record_class, report=plain.report, reports=True)
+    replaced = SimpleNamespace(
+        measure=measure, record_class=plain.record_class, report=plain.report, reports=True
+    )
     monkeypatch.setitem(COMMANDS, word, replaced)
     rows = []
     for name in ("first", "second"):

@@ -1,4 +1,5 @@
-"""The consistency pass: over every committed report, and over reports with planted contradictions."""
+"""The consistency pass: over every committed report, and over reports with planted
+contradictions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from vitlens.uncertainty import Estimate
 REPORTS = Path(__file__).parents[3] / "reports"
 COMMITTED = sorted(path.name for path in REPORTS.iterdir() if path.is_dir())
 REMADE = "stale until remade"
-# Committed reports that an earlier version wrote, and that contradict themselves or print statuses without reasons. To
+# Committed reports that an earlier version wrote, and that contradict themselves or print statuses
+# without reasons. To
 # be emptied as they are made again: a report in this list must fail.
 STALE = {
     "attack-deit-tiny": REMADE,
@@ -30,7 +32,11 @@ def problems(name: str) -> list[str]:
     folder = REPORTS / name
     text = (folder / "report.md").read_text(encoding="utf-8")
     record = read_folder(folder)
-    unsaid = [sentence for sentence in reconciled(record) if sentence.replace("**", "") not in text.replace("**", "")]
+    unsaid = [
+        sentence
+        for sentence in reconciled(record)
+        if sentence.replace("**", "") not in text.replace("**", "")
+    ]
     return [*errors(record), *bare_statuses(text), *unsaid]
 
 
@@ -51,7 +57,8 @@ def study() -> Record:
 
 def test_one_number_with_two_values_on_the_same_images_is_an_error(study):
     evaluate, compare = (
-        next(each.record for each in study.parts if each.row.word == word) for word in ("evaluate", "compare")
+        next(each.record for each in study.parts if each.row.word == word)
+        for word in ("evaluate", "compare")
     )
     first, *others = compare.scores
     count = evaluate.scores[0].accuracy.n
@@ -73,8 +80,13 @@ def test_numbers_of_other_images_are_reconciled_by_a_sentence(study):
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_same):
-    stats, ablate = (next(each.record for each in study.parts if each.row.word == word) for word in ("stats", "ablate"))
-    units = tuple(replace(row, label="planted") if row.head is not None else row for row in ablate.units)
+    stats, ablate = (
+        next(each.record for each in study.parts if each.row.word == word)
+        for word in ("stats", "ablate")
+    )
+    units = tuple(
+        replace(row, label="planted") if row.head is not None else row for row in ablate.units
+    )
     images = stats.images if is_same else stats.images - 1
     config = replace(ablate.config, data=replace(stats.config.data, images=images))
     planted = with_chapter(study, "ablate", units=units, config=config)
@@ -85,7 +97,11 @@ def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_s
 def test_a_change_that_counts_images_without_the_property_is_an_error():
     compare = read_folder(REPORTS / "compare-cifar10-jpeg")
     (row, *_) = compare.interventions
-    known = next(each for each in compare.covariates if (each.model, each.covariate) == (row.model, row.covariate))
+    known = next(
+        each
+        for each in compare.covariates
+        if (each.model, each.covariate) == (row.model, row.covariate)
+    )
     matched = replace(row, gain=Estimate(1.0, 0.5, 1.5, known.area.n, "points"))
     assert not errors(replace(compare, interventions=(matched,)))
     more = replace(row, gain=Estimate(1.0, 0.5, 1.5, known.area.n + 1, "points"))
@@ -94,7 +110,9 @@ def test_a_change_that_counts_images_without_the_property_is_an_error():
 
 def test_a_status_needs_its_reason_next_to_it():
     table = "| metric | vit | status |\n| --- | --- | --- |\n| accuracy | 50 % | {status} |\n"
-    assert bare_statuses(table.format(status="inconclusive (cnn-digits)")) == ["inconclusive (cnn-digits)"]
+    assert bare_statuses(table.format(status="inconclusive (cnn-digits)")) == [
+        "inconclusive (cnn-digits)"
+    ]
     assert bare_statuses(table.format(status="warn")) == ["warn"]
     assert not bare_statuses(table.format(status="warn: the attacks are too weak"))
     assert bare_statuses("## How robust? (warn)")

@@ -23,7 +23,9 @@ KEPT = BrightnessRecord(means=MEANS, rows={"m": BrightnessArrays(np.arange(3.0)[
 NAN = BrightnessRecord(means=(MeanRow("m", Estimate(float("nan"))),))
 
 
-def at(out: Path | None, config: dict[str, object] | None = None, *, overwrite: bool = False, **more) -> RunFolder:
+def at(
+    out: Path | None, config: dict[str, object] | None = None, *, overwrite: bool = False, **more
+) -> RunFolder:
     word = more.pop("word", "brightness")
     run = RunOptions(out=out, overwrite=overwrite)
     return RunFolder.opened(word, run, config or {}, **more)
@@ -38,7 +40,12 @@ def raising(code: int):
     return refuse
 
 
-def ended(out: Path, record: BrightnessRecord, error: BaseException | None, full: pytest.MonkeyPatch | None = None):
+def ended(
+    out: Path,
+    record: BrightnessRecord,
+    error: BaseException | None,
+    full: pytest.MonkeyPatch | None = None,
+):
     """A run that keeps a record and ends with an error, or on a disk that is full."""
     with at(out) as folder:
         folder.keep(record)
@@ -53,20 +60,26 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
     with at(out, {"seed": 3}, name_parts=("m", "d")) as folder:
         assert read_run(out).status == "running"
         folder.keep(KEPT)
-        assert read_run(out).results["metrics"] == {}  # nothing claims to be there before it is asked for
+        assert (
+            read_run(out).results["metrics"] == {}
+        )  # nothing claims to be there before it is asked for
         assert folder.record().status == "running"
     record = read_run(out)
     assert (record.command, record.status, record.config["seed"]) == ("brightness", "done", 3)
     number = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"}
     assert record.results["metrics"] == {"brightness/m": number}
-    assert record.results["tables"] == {"images_shown": [], "means": [{"model": "m", "brightness": number}]}
+    assert record.results["tables"] == {
+        "images_shown": [],
+        "means": [{"model": "m", "brightness": number}],
+    }
     assert read_arrays(out / "arrays" / "brightness-m.npz")["rows"].tolist() == [[0, 1, 2]]
     assert (record.config["versions"], record.config["title"]) == (versions(), "Brightness m d")
     assert not list(out.glob(".*"))
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(ValueError("x"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "failed")]
+    ("error", "status"),
+    [(ValueError("x"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "failed")],
 )
 def test_an_exception_shows_in_the_status_and_goes_on(tmp_path, error, status):
     with pytest.raises(type(error)):
@@ -94,7 +107,9 @@ def test_a_full_disk_tells_the_first_error_and_a_nan_its_name_and_neither_looks_
 
 def test_the_default_place_is_named_by_what_and_when(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second = (at(None, name_parts=("vit-digits", "/some/where/my photos")).path for _ in range(2))
+    first, second = (
+        at(None, name_parts=("vit-digits", "/some/where/my photos")).path for _ in range(2)
+    )
     assert first != second
     train = at(None, word="train", name_parts=("vit-micro", "digits")).path
     assert (first.parent, train.parent) == (Path("reports"), Path("runs"))
@@ -166,7 +181,12 @@ def test_two_runs_in_one_process_do_not_share_a_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("place", "overwrite", "words"),
-    [("file", False, "a file at"), ("file", True, "a file at"), ("file/below", False, None), ("x" * 300, False, None)],
+    [
+        ("file", False, "a file at"),
+        ("file", True, "a file at"),
+        ("file/below", False, None),
+        ("x" * 300, False, None),
+    ],
 )
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, place, overwrite, words):
     (tmp_path / "file").write_text("mine")
@@ -174,7 +194,9 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, place
         at(tmp_path / place, overwrite=overwrite)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
-    monkeypatch.setattr(Path, "mkdir", raising(13))  # root may write anywhere, so the refusal is played
+    monkeypatch.setattr(
+        Path, "mkdir", raising(13)
+    )  # root may write anywhere, so the refusal is played
     with pytest.raises(OutputError, match="Permission denied"):
         at(tmp_path / "run")
 
@@ -191,13 +213,21 @@ def test_a_reopened_run_keeps_its_results_and_its_time_and_leaves_nothing_half_w
         (out / name).touch()
         os.utime(out / name, (0, 0))
     (out / ".new-01234567.npz").touch()
-    with RunFolder.reopen(out, config={"command_line": "second", "data": {"title": "x", "images": 3}}):
+    with RunFolder.reopen(
+        out, config={"command_line": "second", "data": {"title": "x", "images": 3}}
+    ):
         assert read_run(out).status == "running"
     record = read_run(out)
-    assert (record.results["metrics"], record.results["tables"]) == (content["metrics"], content["tables"])
+    assert (record.results["metrics"], record.results["tables"]) == (
+        content["metrics"],
+        content["tables"],
+    )
     assert record.results["seconds"] > 100
     assert sorted(path.name for path in out.glob(".*")) == [".mine", ".new-01234567.npz"]
-    assert (record.config["command_line"], record.config["data"]) == ("first", {"title": "x", "images": 3})
+    assert (record.config["command_line"], record.config["data"]) == (
+        "first",
+        {"title": "x", "images": 3},
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What a run says while it works, the partial results that it keeps until it has ended, and more images than digits."""
+"""What a run says while it works, the partial results that it keeps until it has ended, and more
+images than digits.
+"""
 
 import io
 from contextlib import nullcontext
@@ -31,11 +33,15 @@ FORMS = {"loss": Form("f", (2, 3)), "cost": Form("iu")}
 ARRAYS = {"loss": np.arange(6.0).reshape(2, 3), "cost": np.array(7)}
 
 
-def watch(stream: io.StringIO, *, step: float, terminal: bool, quiet: bool = False, fails: bool = False) -> str:
+def watch(
+    stream: io.StringIO, *, step: float, terminal: bool, quiet: bool = False, fails: bool = False
+) -> str:
     """What is said of 100 images, ten of which are done every `step` seconds; fails: in the end."""
     now = [0.0]
     console = Console(file=stream, force_terminal=terminal, width=100)
-    with progress("evaluating m", 100, quiet=quiet, console=console, clock=lambda: now[0]) as advance:
+    with progress(
+        "evaluating m", 100, quiet=quiet, console=console, clock=lambda: now[0]
+    ) as advance:
         for _ in range(10):
             now[0] += step
             advance(10)
@@ -118,11 +124,16 @@ def test_rate_and_time_left():
     assert rate_and_left(0, 5, 3.0, "images") == "0 images/s, 0:00 left"
     assert rate_and_left(999, 1998, 10.0, "images") == "99.9 images/s, 0:10 left"
     assert rate_and_left(1, 2, 254.0, "attacks") == "4:14 left"  # a rate of 0.00394 says nothing
-    assert [rate_and_left(1, 3, 60.0, "checks", since=since) for since in (30.0, 600.0)] == ["1:30 left", "1:00 left"]
+    assert [rate_and_left(1, 3, 60.0, "checks", since=since) for since in (30.0, 600.0)] == [
+        "1:30 left",
+        "1:00 left",
+    ]
 
 
 @pytest.mark.parametrize("left", [[], ["notes.txt"]])
-def test_what_was_kept_is_recalled_by_its_key_and_process_and_forgotten_but_for_other_files(tmp_path, left):
+def test_what_was_kept_is_recalled_by_its_key_and_process_and_forgotten_but_for_other_files(
+    tmp_path, left
+):
     folder = tmp_path / "progress"
     for store in (ProgressStore(None), ProgressStore(folder)):
         assert store.recall("pgd-0", "digest", FORMS) is None
@@ -130,7 +141,10 @@ def test_what_was_kept_is_recalled_by_its_key_and_process_and_forgotten_but_for_
         recalled = store.recall("pgd-0", "digest", FORMS)
         assert (recalled is None) == (store.folder is None)
     assert all((recalled[name] == array).all() for name, array in ARRAYS.items())
-    for other in (store.recall("pgd-1", "digest", FORMS), ProgressStore(folder, 1).recall("pgd-0", "digest", FORMS)):
+    for other in (
+        store.recall("pgd-1", "digest", FORMS),
+        ProgressStore(folder, 1).recall("pgd-0", "digest", FORMS),
+    ):
         assert other is None
     with pytest.raises(InputError, match="found others"):
         store.recall("pgd-0", "another", FORMS)
@@ -165,6 +179,12 @@ def test_as_many_as_there_are_is_one_scene_each_and_only_who_asks_gets_more(tiny
     assert not split.notes
     model = load(str(tiny_vit))
     options = RunOptions(device="cpu", quiet=True, limit=1810)
-    assert [len(load_split(model, options=options, repeat=repeat)) for repeat in (False, True)] == [1800, 1810]
+    assert [len(load_split(model, options=options, repeat=repeat)) for repeat in (False, True)] == [
+        1800,
+        1810,
+    ]
     unlimited = replace(options, limit=None)
-    assert [len(load_split(model, options=unlimited, scenes=scenes)) for scenes in (None, 1)] == [1800, 450]
+    assert [len(load_split(model, options=unlimited, scenes=scenes)) for scenes in (None, 1)] == [
+        1800,
+        450,
+    ]

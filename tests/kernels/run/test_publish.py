@@ -8,7 +8,12 @@ import pytest
 
 from tests.contracts.throw_away import ENTRY, WORD
 from tests.contracts.throw_away import report as throw_away
-from tests.contracts.throw_away.record import BrightnessArrays, BrightnessRecord, BrightnessRow, MeanRow
+from tests.contracts.throw_away.record import (
+    BrightnessArrays,
+    BrightnessRecord,
+    BrightnessRow,
+    MeanRow,
+)
 from tests.kit.pages import page_problems
 from tests.kit.saving import saved_figures
 from vitlens.commands.registry import COMMANDS
@@ -68,9 +73,13 @@ def test_figures_that_are_drawn_no_more_are_removed_and_no_others(run, monkeypat
         two = replace(document, sections=(replace(section, figures=both),))
         patch.setattr(throw_away, "REPORT", lambda _record: two)
         report(run)
-    assert {file.name for file in figures.iterdir()} == FIGURES | {f"another_{name}" for name in FIGURES}
+    assert {file.name for file in figures.iterdir()} == FIGURES | {
+        f"another_{name}" for name in FIGURES
+    }
     own = (figures / f"another_{WORD}.png").read_bytes()
-    theirs = {  # pictures of the folder's owner: by another program, in another format, of a name that no report showed
+    # pictures of the folder's owner: by another program, in another format, of a name that no
+    # report showed
+    theirs = {
         f"another_{WORD}.svg": b"<svg/>",
         f"another_{WORD}.jpg": own,
         "mine.png": own,
@@ -79,7 +88,10 @@ def test_figures_that_are_drawn_no_more_are_removed_and_no_others(run, monkeypat
     for name, content in theirs.items():
         (figures / name).write_bytes(content)
     with (run / "report.md").open("a") as text:
-        text.write("\n![mine](figures/mine.png)\n\n![outside](figures/../../kept.png)\n\n*Figure 3. Outside.*\n")
+        text.write(
+            "\n![mine](figures/mine.png)\n\n![outside](figures/../../kept.png)\n\n*Figure 3. "
+            "Outside.*\n"
+        )
     (run.parent / "kept.png").write_bytes(own)
     assert report(run) == run / "report.md"
     assert {file.name for file in figures.iterdir()} == FIGURES | {*theirs}
@@ -96,15 +108,24 @@ def test_a_page_is_written_where_it_is_asked_for_and_kept_up_to_date(run):
     assert 'class="chart"' in text  # no image is in it, so a dark page may invert it
     assert str(run.parent) not in text
     (run / "report.html").write_text("older")
-    assert report(run) == run / "report.html"  # one that lies there would otherwise say what report.md does not
+    assert (
+        report(run) == run / "report.html"
+    )  # one that lies there would otherwise say what report.md does not
     assert (run / "report.html").read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize(
     ("asked", "by_default", "name"),
-    [(True, False, "report.html"), (None, False, "report.md"), (None, True, "report.html"), (False, True, "report.md")],
+    [
+        (True, False, "report.html"),
+        (None, False, "report.md"),
+        (None, True, "report.html"),
+        (False, True, "report.md"),
+    ],
 )
-def test_options_and_the_registry_decide_about_the_page(tmp_path, monkeypatch, asked, by_default, name):
+def test_options_and_the_registry_decide_about_the_page(
+    tmp_path, monkeypatch, asked, by_default, name
+):
     monkeypatch.setitem(COMMANDS, WORD, replace(ENTRY, html=by_default))
     assert published(tmp_path / "run", html=asked) == tmp_path / "run" / name
     assert (tmp_path / "run" / "report.html").exists() == (name == "report.html")

@@ -1,4 +1,6 @@
-"""Models and recipes broken on purpose: each finding names what was done, and what is healthy passes."""
+"""Models and recipes broken on purpose: each finding names what was done, and what is healthy
+passes.
+"""
 
 import math
 from collections.abc import Callable
@@ -26,7 +28,9 @@ def tiny(**changes: object) -> Model:
     return untrained("vit-micro", classes=IMAGES.classes, overrides=shape)
 
 
-def run(model: Model, split: Split = IMAGES, *, recipe: Recipe = RECIPE, **more: Any) -> dict[str, Finding]:
+def run(
+    model: Model, split: Split = IMAGES, *, recipe: Recipe = RECIPE, **more: Any
+) -> dict[str, Finding]:
     found = {each.name: each for each in check_training(model, split, split, recipe=recipe, **more)}
     assert tuple(found) == ("initial loss", "gradient norms", "one batch", "learning rate")
     return found
@@ -48,7 +52,9 @@ def test_a_healthy_model_passes_and_is_as_before(mode):
     assert found["initial loss"].value == pytest.approx(math.log(10), abs=0.1)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(part.training is mode for part in model.modules())
-    gradients = {name: each.grad for name, each in model.module.named_parameters() if each.grad is not None}
+    gradients = {
+        name: each.grad for name, each in model.module.named_parameters() if each.grad is not None
+    }
     assert gradients.keys() == {"head.weight"}
     assert gradients["head.weight"].eq(1).all()
     assert torch.equal(torch.random.get_rng_state(), random)
@@ -59,7 +65,10 @@ def test_a_healthy_model_passes_and_is_as_before(mode):
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["vit-mini", "swin-micro", "resnet20"])
 def test_healthy_presets_pass(preset):
-    assert states(run(untrained(preset, classes=IMAGES.classes), recipe=recipe_for(preset, "digits"))) == "pppp"
+    assert (
+        states(run(untrained(preset, classes=IMAGES.classes), recipe=recipe_for(preset, "digits")))
+        == "pppp"
+    )
 
 
 def zero_head(model: Model) -> None:  # as a new head of a trained model
@@ -68,15 +77,35 @@ def zero_head(model: Model) -> None:  # as a new head of a trained model
 
 def hooked(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Model], object]:
     """Changes what a part of the model puts out."""
-    return lambda model: model.module.get_submodule(part).register_forward_hook(lambda _, __, output: change(output))
+    return lambda model: model.module.get_submodule(part).register_forward_hook(
+        lambda _, __, output: change(output)
+    )
 
 
 ENLARGED = "make the head's initial weights smaller"
 DAMAGES: dict[str, tuple[Callable[[Model], object], bool, str, str, str]] = {
     "a new head": (zero_head, True, "pppp", "initial loss", "2.303 nats"),
-    "a large head": (lambda model: model.module.head.weight.data.mul_(300), True, "fp..", "initial loss", ENLARGED),
-    "a trained one": (lambda model: model.module.head.weight.data.mul_(300), False, "wp..", "initial loss", ""),
-    "infinity": (hooked("blocks.0", lambda output: output / 0), True, "ffii", "initial loss", "division by 0"),
+    "a large head": (
+        lambda model: model.module.head.weight.data.mul_(300),
+        True,
+        "fp..",
+        "initial loss",
+        ENLARGED,
+    ),
+    "a trained one": (
+        lambda model: model.module.head.weight.data.mul_(300),
+        False,
+        "wp..",
+        "initial loss",
+        "",
+    ),
+    "infinity": (
+        hooked("blocks.0", lambda output: output / 0),
+        True,
+        "ffii",
+        "initial loss",
+        "division by 0",
+    ),
     "a small gradient": (
         hooked("blocks.1", lambda output: output.detach().lerp(output, 1e-9)),
         True,
@@ -95,13 +124,17 @@ DAMAGES: dict[str, tuple[Callable[[Model], object], bool, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW if kind == "no norm" else ()) for kind in DAMAGES])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=SLOW if kind == "no norm" else ()) for kind in DAMAGES]
+)
 def test_what_is_broken_is_named(kind):
     damage, fresh, expected, name, says = DAMAGES[kind]
     model = tiny()
     damage(model)
     found = run(model, fresh=fresh)
-    assert all(state == wanted for state, wanted in zip(states(found), expected) if wanted != "."), states(found)
+    assert all(
+        state == wanted for state, wanted in zip(states(found), expected) if wanted != "."
+    ), states(found)
     assert says in found[name].line
 
 
@@ -124,7 +157,10 @@ def test_a_wrong_learning_rate_is_the_only_fault_and_a_better_one_is_given(rate,
 def test_a_low_rate_of_fine_tuning_at_which_the_loss_falls_is_no_fault():
     model = tiny(dim=32)
     zero_head(model)
-    assert states(run(model, recipe=replace(RECIPE, optimiser="adamw", learning_rate=3e-4)))[2:] == "pp"
+    assert (
+        states(run(model, recipe=replace(RECIPE, optimiser="adamw", learning_rate=3e-4)))[2:]
+        == "pp"
+    )
 
 
 def test_a_part_that_is_frozen_on_purpose_is_no_fault():

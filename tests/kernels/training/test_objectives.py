@@ -45,7 +45,11 @@ def test_the_loss_of_masked_patches_is_that_of_plain_loops():
     masked = torch.tensor([[1, 1, 0, 0, 1], [0, 1, 1, 1, 0], [1, 0, 0, 1, 1]]).bool()
     for image, loss in enumerate(mae.masked_error(predicted, target, masked).tolist()):
         errors = [
-            sum((predicted[image, patch, pixel] - target[image, patch, pixel]).item() ** 2 for pixel in range(4)) / 4
+            sum(
+                (predicted[image, patch, pixel] - target[image, patch, pixel]).item() ** 2
+                for pixel in range(4)
+            )
+            / 4
             for patch in range(5)
             if masked[image, patch]
         ]
@@ -54,22 +58,30 @@ def test_the_loss_of_masked_patches_is_that_of_plain_loops():
 
 def test_a_normalised_patch_is_itself_minus_its_mean_over_its_deviation():
     patches = drawn(2, 3, 48)
-    for patch, normal in zip(patches.flatten(0, 1).numpy(), mae.normalised(patches).flatten(0, 1).numpy()):
-        assert normal == pytest.approx((patch - patch.mean()) / math.sqrt(patch.var(ddof=1) + 0.1**2), rel=1e-9)
+    for patch, normal in zip(
+        patches.flatten(0, 1).numpy(), mae.normalised(patches).flatten(0, 1).numpy()
+    ):
+        assert normal == pytest.approx(
+            (patch - patch.mean()) / math.sqrt(patch.var(ddof=1) + 0.1**2), rel=1e-9
+        )
 
 
 def test_patches_are_the_squares_of_the_image_and_back():
     model = headless()
     pixels = images()
     cut = mae.patchified(pixels, model.layout)
-    assert torch.equal(cut[1, 5], pixels[1, :, 8:16, 8:16].permute(1, 2, 0).flatten())  # row 1, column 1 of 4 x 4
+    assert torch.equal(
+        cut[1, 5], pixels[1, :, 8:16, 8:16].permute(1, 2, 0).flatten()
+    )  # row 1, column 1 of 4 x 4
     assert torch.equal(mae.unpatchified(cut, model.layout), pixels)
 
 
 @pytest.mark.parametrize(("ratio", "masked"), [(0.75, 12), (0.5, 8), (0.9, 14)])
 def test_exactly_so_many_patches_are_masked_and_others_in_each_image_and_epoch(ratio, masked):
     made = built("mae", mask_ratio=ratio).eval()
-    one, other = (made(*made.inputs(images(), KEYS, seed=0, epoch=epoch)).masked for epoch in (0, 1))
+    one, other = (
+        made(*made.inputs(images(), KEYS, seed=0, epoch=epoch)).masked for epoch in (0, 1)
+    )
     assert (one.sum(1) == masked).all()
     assert len({tuple(row.tolist()) for row in one}) == len(one)
     assert (one != other).any(1).all()
@@ -99,8 +111,12 @@ def test_the_pictures_keep_what_is_seen_and_show_grey_for_what_is_not():
     masked = made(pixels, order).masked
     for picture in (shown, filled):
         cut = mae.patchified(picture, made.model.layout)
-        assert torch.allclose(cut[~masked], mae.patchified(pixels, made.model.layout)[~masked], atol=1e-6)
-    assert torch.allclose(mae.patchified(shown, made.model.layout)[masked], torch.tensor(0.5), atol=1e-6)
+        assert torch.allclose(
+            cut[~masked], mae.patchified(pixels, made.model.layout)[~masked], atol=1e-6
+        )
+    assert torch.allclose(
+        mae.patchified(shown, made.model.layout)[masked], torch.tensor(0.5), atol=1e-6
+    )
 
 
 def test_the_loss_of_student_and_teacher_is_that_of_plain_loops():
@@ -113,7 +129,12 @@ def test_the_loss_of_student_and_teacher_is_that_of_plain_loops():
             for crop in range(4):
                 if crop != wanted:
                     said = softmax(student[crop, image].numpy() / 0.1)
-                    terms.append(-sum(teacher[wanted, image, at].item() * math.log(said[at]) for at in range(5)))
+                    terms.append(
+                        -sum(
+                            teacher[wanted, image, at].item() * math.log(said[at])
+                            for at in range(5)
+                        )
+                    )
         assert losses[image].item() == pytest.approx(sum(terms) / len(terms), rel=1e-6)
 
 
@@ -123,7 +144,9 @@ def test_the_teacher_is_centred_and_sharpened():
     made.centre.copy_(drawn(12, seed=3))
     expected = ((said - made.centre) / 0.04).softmax(-1)
     assert torch.allclose(made.probabilities(said), expected)
-    assert torch.allclose(built("dino", centring=False).probabilities(said), (said / 0.04).softmax(-1))
+    assert torch.allclose(
+        built("dino", centring=False).probabilities(said), (said / 0.04).softmax(-1)
+    )
 
 
 def test_teacher_and_centre_are_moving_averages():
@@ -186,7 +209,13 @@ def test_info_nce_is_that_of_plain_loops_and_symmetric():
     for pair in range(5):
         by_image = [12.5 * sum((one[pair] * other[text]).tolist()) for text in range(5)]
         by_text = [12.5 * sum((one[image] * other[pair]).tolist()) for image in range(5)]
-        expected = -(math.log(softmax(np.array(by_image))[pair]) + math.log(softmax(np.array(by_text))[pair])) / 2
+        expected = (
+            -(
+                math.log(softmax(np.array(by_image))[pair])
+                + math.log(softmax(np.array(by_text))[pair])
+            )
+            / 2
+        )
         assert losses[pair].item() == pytest.approx(expected, rel=1e-6)
     assert torch.allclose(clip.info_nce(other, one, 12.5), losses)
 
@@ -200,11 +229,15 @@ def test_the_zero_shot_classifier_predicts_what_the_cosines_do():
     pixels = images()
     assert model.classes == scenes("train").classes
     texts = clip.embedded(made.text, model.classes, clip.PROMPTS).mean(0)
-    cosines = torch.nn.functional.cosine_similarity(made.model(pixels)[:, None], texts[None], dim=-1)
+    cosines = torch.nn.functional.cosine_similarity(
+        made.model(pixels)[:, None], texts[None], dim=-1
+    )
     logits = model(pixels)
     assert torch.equal(logits.argmax(1), cosines.argmax(1))
     ratio = logits / cosines
-    assert torch.allclose(ratio, ratio.mean(1, keepdim=True), rtol=1e-3)  # one factor an image, near the learned one
+    assert torch.allclose(
+        ratio, ratio.mean(1, keepdim=True), rtol=1e-3
+    )  # one factor an image, near the learned one
     assert ratio.mean().item() == pytest.approx(made.logit_scale.exp().item(), rel=0.1)
 
 

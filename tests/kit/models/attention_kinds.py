@@ -1,4 +1,5 @@
-"""Attention that is no plain softmax of scores, or whose heads stand elsewhere: what queries, keys and values become.
+"""Attention that is no plain softmax of scores, or whose heads stand elsewhere: what queries, keys
+and values become.
 
 Each takes the attention module, then queries, keys and values (batch, heads, tokens, head_dim).
 """
@@ -119,7 +120,12 @@ def greatest(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def greatest_where(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = scores(q, k).softmax(-1)
-    return torch.where(weights < weights.topk(KEPT).values[..., -1:], torch.zeros_like(weights), weights) @ v
+    return (
+        torch.where(
+            weights < weights.topk(KEPT).values[..., -1:], torch.zeros_like(weights), weights
+        )
+        @ v
+    )
 
 
 def greatest_scattered(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -191,7 +197,9 @@ def of_layers(*mixings: Mixing | None) -> Build:
 
 def _of_layers(mixings: tuple[Mixing | None, ...]) -> ViT:
     model = ViT(depth=0)
-    model.layers = nn.ModuleList(Block(Attention if mixing is None else partial(Kind, mixing)) for mixing in mixings)
+    model.layers = nn.ModuleList(
+        Block(Attention if mixing is None else partial(Kind, mixing)) for mixing in mixings
+    )
     return model
 
 
@@ -201,8 +209,9 @@ def _of_layers(mixings: tuple[Mixing | None, ...]) -> ViT:
 class Windows(Attention):
     """Attention in the rows of the map.
 
-    order: of the axes: "hw" heads before windows, "wh" after them, "bh" and "bw" with the first of them on the batch's
-    axis; the outputs are joined as Hiera's are, the windows side by side. is_fused: by torch's kernel.
+    order: of the axes: "hw" heads before windows, "wh" after them, "bh" and "bw" with the first of
+    them on the batch's axis; the outputs are joined as Hiera's are, the windows side by side.
+    is_fused: by torch's kernel.
     """
 
     def __init__(self, heads: int, windows: int, order: str, *, is_fused: bool) -> None:
@@ -218,7 +227,11 @@ class Windows(Attention):
 
     def cut(self, x: Tensor) -> Tensor:
         """(batch, heads, windows, tokens, head_dim)."""
-        return x.unflatten(1, (-1, self.windows)).unflatten(-1, (self.count, -1)).permute(0, 3, 2, 1, 4)
+        return (
+            x.unflatten(1, (-1, self.windows))
+            .unflatten(-1, (self.count, -1))
+            .permute(0, 3, 2, 1, 4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         parts = [self.cut(layer(x)) for layer in (self.q, self.k, self.v)]
@@ -227,7 +240,11 @@ class Windows(Attention):
         if self.order in ("bh", "bw"):
             parts = [part.flatten(0, 1) for part in parts]
         q, k, v = parts
-        y = F.scaled_dot_product_attention(q, k, v) if self.is_fused else scores(q, k).softmax(-1) @ v
+        y = (
+            F.scaled_dot_product_attention(q, k, v)
+            if self.is_fused
+            else scores(q, k).softmax(-1) @ v
+        )
         if self.order in ("bh", "bw"):
             y = y.unflatten(0, (len(x), -1))
         if self.order in ("wh", "bw"):
@@ -239,4 +256,6 @@ def windowed(heads: int, windows: int, order: str, *, is_fused: bool) -> Build:
     """Return a ViT of such windows, without special tokens."""
     assert GRID[0] * GRID[1] % windows == 0
     assert DIM % heads == 0
-    return partial(ViT, partial(Block, partial(Windows, heads, windows, order, is_fused=is_fused)), prefix=0)
+    return partial(
+        ViT, partial(Block, partial(Windows, heads, windows, order, is_fused=is_fused)), prefix=0
+    )

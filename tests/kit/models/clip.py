@@ -1,4 +1,6 @@
-"""Tiny language-image models: architectures of open_clip that are small enough to be made for every test."""
+"""Tiny language-image models: architectures of open_clip that are small enough to be made for every
+test.
+"""
 
 import json
 from functools import cache
@@ -26,12 +28,23 @@ ARCHITECTURES = {
         "embed_dim": 64,
         "init_logit_bias": -10,
         "custom_text": True,
-        "vision_cfg": {"image_size": 160, "timm_model_name": "test_vit", "timm_pool": "map", "timm_proj": "none"},
+        "vision_cfg": {
+            "image_size": 160,
+            "timm_model_name": "test_vit",
+            "timm_pool": "map",
+            "timm_proj": "none",
+        },
         "text_cfg": _TEXT | {"no_causal_mask": True, "pool_type": "last"},
     },
     "tiny-resnet": {
         "embed_dim": 16,
-        "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8, "patch_size": None},
+        "vision_cfg": {
+            "image_size": 64,
+            "layers": [1, 1, 1, 1],
+            "width": 8,
+            "head_width": 8,
+            "patch_size": None,
+        },
         "text_cfg": _TEXT,
     },
 }

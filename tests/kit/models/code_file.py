@@ -1,4 +1,6 @@
-"""A file of a user's, whose functions make models or fail: tests write it elsewhere, as my.py beside neighbour.py."""
+"""A file of a user's, whose functions make models or fail: tests write it elsewhere, as my.py
+beside neighbour.py.
+"""
 
 import sys
 from functools import partial
@@ -37,7 +39,9 @@ class Own(torch.nn.Module):
         self.embed = torch.nn.Conv2d(3, 16, 8, stride=8)
         self.positions = torch.nn.Parameter(0.1 * torch.randn(16, 16))
         layer = {"nhead": 2, "dim_feedforward": 32, "batch_first": True, "dropout": 0.1}
-        self.blocks = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(16, **layer) for _ in range(2))
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(16, **layer) for _ in range(2)
+        )
         self.again = self.embed
 
     def forward(self, images):

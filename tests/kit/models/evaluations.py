@@ -1,4 +1,6 @@
-"""The preprocessing of a source's models without their weights, and photographs on which it is compared."""
+"""The preprocessing of a source's models without their weights, and photographs on which it is
+compared.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +17,19 @@ from vitlens.data.catalogue import load_images
 from vitlens.models.rebuild import Architecture, build
 from vitlens.preprocessing import Preprocessing
 
-SIZES = ((37, 91), (301, 123), (64, 65), (250, 333), (7, 120))  # height, width: smaller, taller and wider than crops
+SIZES = (
+    (37, 91),
+    (301, 123),
+    (64, 65),
+    (250, 333),
+    (7, 120),
+)  # height, width: smaller, taller and wider than crops
 
 
 def preprocessing_of_timm(name: str, image_size: tuple[int, int] | None = None) -> Preprocessing:
-    """Return what vitlens reads from timm's configuration of these weights, whose model is not built."""
+    """Return what vitlens reads from timm's configuration of these weights, whose model is not
+    built.
+    """
     config = timm.models.get_pretrained_cfg(name).to_dict()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timm, "create_model", lambda *_, **__: SimpleNamespace(pretrained_cfg=config))
@@ -37,7 +47,9 @@ def write_photographs(folder: Path) -> list[Path]:
     """Write smoothed noise as files of odd sizes."""
     files = []
     for seed, (height, width) in enumerate(SIZES):
-        coarse = np.random.default_rng(seed).integers(0, 256, (height // 3 + 1, width // 3 + 1, 3), dtype=np.uint8)
+        coarse = np.random.default_rng(seed).integers(
+            0, 256, (height // 3 + 1, width // 3 + 1, 3), dtype=np.uint8
+        )
         picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
         files.append(folder / f"{seed}.png")
         picture.save(files[-1])
@@ -45,5 +57,7 @@ def write_photographs(folder: Path) -> list[Path]:
 
 
 def prepared(files: list[Path], preprocessing: Preprocessing) -> torch.Tensor:
-    """Return the 8-bit pixels of files for a model of this preprocessing, (files, 3, height, width)."""
+    """Return the 8-bit pixels of files for a model of this preprocessing, (files, 3, height,
+    width).
+    """
     return pixels_of(load_images(files, preprocessing=preprocessing))

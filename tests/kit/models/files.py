@@ -15,17 +15,29 @@ from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.saved import WEIGHTS_FILE, save
 
-OVERRIDES: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "registers": 2, "patch_size": [8, 16]}
+OVERRIDES: dict[str, Any] = {
+    "dim": 16,
+    "depth": 2,
+    "heads": 2,
+    "registers": 2,
+    "patch_size": [8, 16],
+}
 
 
 def small(name: str = "vit-micro", *, seed: int = 1, **shape: Any) -> Model:
-    """Return an untrained preset of three classes; a ViT is tiny, with registers and a grid of 4 x 3."""
+    """Return an untrained preset of three classes; a ViT is tiny, with registers and a grid of 4 x
+    3.
+    """
     vit = name.startswith("vit")
     size, overrides = ((32, 48), OVERRIDES | shape) if vit else ((32, 32), shape)
-    return untrained(name, classes=("cat", "dog", "newt"), image_size=size, overrides=overrides, seed=seed).eval()
+    return untrained(
+        name, classes=("cat", "dog", "newt"), image_size=size, overrides=overrides, seed=seed
+    ).eval()
 
 
-def written(model: Model, folder: Path, *, half: bool = False, state: dict[str, torch.Tensor] | None = None) -> Path:
+def written(
+    model: Model, folder: Path, *, half: bool = False, state: dict[str, torch.Tensor] | None = None
+) -> Path:
     """Return a run folder with the model."""
     save(model, folder / WEIGHTS_FILE, half=half, state=state)
     return folder
@@ -42,11 +54,17 @@ def rewrite(folder: Path, change: dict[str, Any] | str, **tensors: torch.Tensor 
     path = folder / WEIGHTS_FILE
     text = change if isinstance(change, str) else json.dumps(description(folder) | change)
     state = {**load_file(path), **tensors}
-    save_file({key: value for key, value in state.items() if value is not None}, path, metadata={"vitlens": text})
+    save_file(
+        {key: value for key, value in state.items() if value is not None},
+        path,
+        metadata={"vitlens": text},
+    )
 
 
 @contextmanager
-def one_line(error: type[Exception] | tuple[type[Exception], ...], words: str = "") -> Iterator[None]:
+def one_line(
+    error: type[Exception] | tuple[type[Exception], ...], words: str = ""
+) -> Iterator[None]:
     """Expects an error with these words (a pattern) in one line."""
     with pytest.raises(error, match=words or None) as told:
         yield

@@ -1,7 +1,8 @@
-"""Vision models as people write them by hand: styles of attention, blocks, tokens and stems, and a CNN.
+"""Vision models as people write them by hand: styles of attention, blocks, tokens and stems, and a
+CNN.
 
-Images are 24 x 32 px, patches 8 px. Attention that gives its own weights does so by `own`, from the tokens that enter
-it: `own_weights` reads them.
+Images are 24 x 32 px, patches 8 px. Attention that gives its own weights does so by `own`, from the
+tokens that enter it: `own_weights` reads them.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,9 @@ HALF = (0.5, 0.5, 0.5)
 DIM = 24
 HEADS = 3
 Build = Callable[[], nn.Module]
-Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # from queries, keys and values to outputs (batch, heads, tokens, ..)
+Mix = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # from queries, keys and values to outputs (batch, heads, tokens, ..)
 
 
 def seeded(build: Build) -> nn.Module:
@@ -51,12 +54,20 @@ def own_weights(module: nn.Module, images: Tensor) -> list[Tensor]:
     nn.MultiheadAttention."""
     kept: list[Tensor] = []
 
-    def see(part: Any, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+    def see(
+        part: Any, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
+    ) -> None:
         if isinstance(part, nn.Softmax):
             kept.append(output)
         elif isinstance(part, nn.MultiheadAttention):
-            query, key, value = inputs[:3] if inputs else (named[name] for name in ("query", "key", "value"))
-            kept.append(nn.MultiheadAttention.forward(part, query, key, value, average_attn_weights=False)[1])
+            query, key, value = (
+                inputs[:3] if inputs else (named[name] for name in ("query", "key", "value"))
+            )
+            kept.append(
+                nn.MultiheadAttention.forward(part, query, key, value, average_attn_weights=False)[
+                    1
+                ]
+            )
         else:
             kept.append(part.own(inputs[0]))
 
@@ -87,7 +98,10 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, heads, tokens, head_dim)."""
-        q, k, v = (layer(x).unflatten(-1, (self.count, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (
+            layer(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
         return q, k, v
 
     def own(self, x: Tensor) -> Tensor:
@@ -101,7 +115,8 @@ class Attention(nn.Module):
 
 
 class Softmax(Attention):
-    """One layer of queries, keys and values; scores, softmax, dropout and products, as in minGPT."""
+    """One layer of queries, keys and values; scores, softmax, dropout and products, as in
+    minGPT."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +151,9 @@ class Block(nn.Module):
 
 
 class MultiheadBlock(Block):
-    """nn.MultiheadAttention as tutorials call it: with the weights returned, and dropped; an MLP of no module."""
+    """nn.MultiheadAttention as tutorials call it: with the weights returned, and dropped; an MLP of
+    no module.
+    """
 
     def __init__(self) -> None:
         super().__init__(partial(nn.MultiheadAttention, DIM, 4, batch_first=True))
@@ -169,9 +186,13 @@ class InlineBlock(Attention):
 
 
 class ViT(nn.Module):
-    """Patches, special tokens before them, learned positions, blocks; the classifier reads CLS, or else the mean."""
+    """Patches, special tokens before them, learned positions, blocks; the classifier reads CLS, or
+    else the mean.
+    """
 
-    def __init__(self, block: Build = Block, *, depth: int = 2, prefix: int = 1, classes: int = 5) -> None:
+    def __init__(
+        self, block: Build = Block, *, depth: int = 2, prefix: int = 1, classes: int = 5
+    ) -> None:
         super().__init__()
         self.stem: nn.Module = nn.Conv2d(3, DIM, PATCH, PATCH)
         self.extra = nn.Parameter(torch.randn(1, prefix, DIM))
@@ -206,7 +227,9 @@ MultiheadViT = partial(ViT, MultiheadBlock, prefix=3, classes=3)
 
 
 class EinsumViT(ViT):
-    """Patches cut by reshaping; attention and feed-forward layers in a list, residuals in the outer loop; a tuple."""
+    """Patches cut by reshaping; attention and feed-forward layers in a list, residuals in the outer
+    loop; a tuple.
+    """
 
     class Attention(nn.Module):
         """By einsum, with its own norm, in the style of vit-pytorch."""
@@ -221,14 +244,20 @@ class EinsumViT(ViT):
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.norm(x)
-            q, k, v = (part.unflatten(-1, (2, -1)) for part in (self.to_q(x), *self.to_kv(x).chunk(2, -1)))
+            q, k, v = (
+                part.unflatten(-1, (2, -1)) for part in (self.to_q(x), *self.to_kv(x).chunk(2, -1))
+            )
             attn = self.attend(torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5)
             return self.to_out(torch.einsum("bhij,bjhd->bihd", attn, v).flatten(2))
 
     def __init__(self) -> None:
         super().__init__(depth=0, classes=4)
-        self.stem = nn.Sequential(nn.LayerNorm(3 * PATCH**2), nn.Linear(3 * PATCH**2, DIM), nn.LayerNorm(DIM))
-        pairs = ([self.Attention(), nn.Sequential(nn.LayerNorm(DIM), *feedforward())] for _ in range(2))
+        self.stem = nn.Sequential(
+            nn.LayerNorm(3 * PATCH**2), nn.Linear(3 * PATCH**2, DIM), nn.LayerNorm(DIM)
+        )
+        pairs = (
+            [self.Attention(), nn.Sequential(nn.LayerNorm(DIM), *feedforward())] for _ in range(2)
+        )
         self.layers = nn.ModuleList(map(nn.ModuleList, pairs))
 
     def patches(self, x: Tensor) -> Tensor:
@@ -256,7 +285,9 @@ class EncoderViT(ViT):
 
 
 class InlineViT(ViT):
-    """No prefix, attention and MLP in one module, an object with .logits as transformers' models return."""
+    """No prefix, attention and MLP in one module, an object with .logits as transformers' models
+    return.
+    """
 
     def __init__(self) -> None:
         super().__init__(InlineBlock, depth=3, prefix=0, classes=3)

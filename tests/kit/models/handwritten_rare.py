@@ -1,4 +1,6 @@
-"""Rarer styles of vision transformers: other axes, orders, stems and blocks. Images are 24 x 32 px, patches 8 px."""
+"""Rarer styles of vision transformers: other axes, orders, stems and blocks. Images are 24 x 32 px,
+patches 8 px.
+"""
 
 from functools import partial
 
@@ -6,7 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.kit.models.handwritten import DIM, GRID, HEADS, Attention, Block, Build, Mix, ViT, of, weights
+from tests.kit.models.handwritten import (
+    DIM,
+    GRID,
+    HEADS,
+    Attention,
+    Block,
+    Build,
+    Mix,
+    ViT,
+    of,
+    weights,
+)
 
 # ---- what queries, keys and values (batch, heads, tokens, head_dim) become
 
@@ -30,7 +43,9 @@ def merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def merged_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(*(part.flatten(0, 1) for part in (q, k, v))).unflatten(0, q.shape[:2])
+    return F.scaled_dot_product_attention(*(part.flatten(0, 1) for part in (q, k, v))).unflatten(
+        0, q.shape[:2]
+    )
 
 
 def five_axes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,7 +80,9 @@ class MergedHeadsFirst(Attention):
 
 
 class Grouped(Attention):
-    """RMS norms, four heads of queries for two of keys and values, a learned bias of each pair of positions."""
+    """RMS norms, four heads of queries for two of keys and values, a learned bias of each pair of
+    positions.
+    """
 
     def __init__(self) -> None:
         super().__init__(heads=4)
@@ -76,7 +93,10 @@ class Grouped(Attention):
         self.bias = nn.Parameter(torch.randn(4, 14, 14))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (layer(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
         return self.q_norm(q), self.k_norm(k), v
 
     def own(self, x: Tensor) -> Tensor:
@@ -123,7 +143,9 @@ class Halves(Attention):
     """Attention in two windows, the left and the right half of the map, cut by hand."""
 
     def cut(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (GRID[0], 2, GRID[1] // 2)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        return (
+            x.unflatten(1, (GRID[0], 2, GRID[1] // 2)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        )
 
     def own(self, x: Tensor) -> Tensor:
         return super().own(self.cut(x))
@@ -147,12 +169,16 @@ class Parallel(Block):
 class OptionalBlock(Block):
     """A block with an unused argument, returning a tuple."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, scale: float = 1.0) -> tuple[Tensor, None]:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, scale: float = 1.0
+    ) -> tuple[Tensor, None]:
         return super().forward(x) * scale, None
 
 
 class OptionalViT(ViT):
-    """Blocks that take a mask by name and return a tuple; a dict of results; a weight norm of the projections."""
+    """Blocks that take a mask by name and return a tuple; a dict of results; a weight norm of the
+    projections.
+    """
 
     def __init__(self) -> None:
         super().__init__(partial(OptionalBlock, partial(Attention, HEADS, five_axes)))
@@ -179,7 +205,9 @@ class QueryPooled(ViT):
 
 
 class RegistersLast(ViT):
-    """Two registers after the patches, or before them; the classifier reads the mean of the patches."""
+    """Two registers after the patches, or before them; the classifier reads the mean of the
+    patches.
+    """
 
     def __init__(self, attention: Build = Attention, *, last: bool = True) -> None:
         super().__init__(partial(Block, attention), prefix=0)
@@ -209,16 +237,26 @@ class ClassLast(RegistersLast):
 def hybrid() -> ViT:
     """Return a small CNN that sees the whole image before the patches are cut from its map."""
     vit = ViT()
-    wide = nn.Conv2d(3, 8, 15, 2, 7), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 15, 2, 7), nn.ReLU()
+    wide = (
+        nn.Conv2d(3, 8, 15, 2, 7),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 15, 2, 7),
+        nn.ReLU(),
+    )
     vit.stem = nn.Sequential(*wide, nn.Conv2d(8, DIM, 2, 2))
     return vit
 
 
 def merged_two() -> ViT:
-    """Return two heads, which might be a batch of two, beside the MLP; overlapping convolutions as in CCT."""
+    """Return two heads, which might be a batch of two, beside the MLP; overlapping convolutions as
+    in CCT.
+    """
     vit = ViT(partial(Parallel, partial(Attention, 2, merged)))
     widths = ((3, 8), (8, 16), (16, DIM))
-    vit.stem = nn.Sequential(*(nn.Sequential(nn.Conv2d(*each, 3, 2, 1), nn.ReLU()) for each in widths))
+    vit.stem = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(*each, 3, 2, 1), nn.ReLU()) for each in widths)
+    )
     return vit
 
 

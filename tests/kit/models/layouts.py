@@ -1,7 +1,9 @@
-"""One small network whose stages return their maps in many forms: other orders of axes, tuples, dicts, side branches.
+"""One small network whose stages return their maps in many forms: other orders of axes, tuples,
+dicts, side branches.
 
-All have the same weights and logits, so that their maps and features are those of the plain form. The stages compute by
-functions alone: no convolution inside shows a map in another order. Images are 24 x 32 px, the last map is 6 x 8.
+All have the same weights and logits, so that their maps and features are those of the plain form.
+The stages compute by functions alone: no convolution inside shows a map in another order. Images
+are 24 x 32 px, the last map is 6 x 8.
 """
 
 from collections.abc import Callable
@@ -44,7 +46,10 @@ FORMS: dict[str, tuple[Pack, Unpack]] = {
     "a tuple": (lambda x: (x, x.shape[2:]), lambda y, _: y[0]),
     "the second of a tuple": (lambda x: (summary(x), x), lambda y, _: y[1]),
     "a list": (lambda x: [x], lambda y, _: y[0]),
-    "a nested tuple": (lambda x: ((tokens(x), None), summary(x)), lambda y, size: y[0][0].mT.unflatten(2, size)),
+    "a nested tuple": (
+        lambda x: ((tokens(x), None), summary(x)),
+        lambda y, size: y[0][0].mT.unflatten(2, size),
+    ),
     "a dict": (lambda x: {"size": x.shape[2:], "values": x}, lambda y, _: y["values"]),
     "a named tuple": (
         lambda x: Named(tuple(x.shape[2:]), x.permute(0, 2, 3, 1)),
@@ -80,7 +85,9 @@ class Stage(nn.Module):
 
 
 class Laid(nn.Module):
-    """Two stages in a form, and a mean over the last map; with `side`, a decoder whose output the logits ignore."""
+    """Two stages in a form, and a mean over the last map; with `side`, a decoder whose output the
+    logits ignore.
+    """
 
     def __init__(self, form: str = "channels first", *, side: bool = False) -> None:
         super().__init__()

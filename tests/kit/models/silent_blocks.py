@@ -1,4 +1,6 @@
-"""Blocks without attention that add nothing, between those of a model: its results stay, under other numbers."""
+"""Blocks without attention that add nothing, between those of a model: its results stay, under
+other numbers.
+"""
 
 from collections.abc import Callable
 
@@ -46,8 +48,11 @@ def plain() -> ViT:
 
 
 def listed(*members: Callable[[], nn.Module] | None) -> ViT:
-    """The plain model with further members in its list of blocks; None: the next of its own blocks."""
+    """The plain model with further members in its list of blocks; None: the next of its own
+    blocks."""
     model = plain()
     blocks = iter(model.layers)
-    model.layers = nn.ModuleList([next(blocks) if member is None else member() for member in members])
+    model.layers = nn.ModuleList(
+        [next(blocks) if member is None else member() for member in members]
+    )
     return model

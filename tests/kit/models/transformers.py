@@ -1,4 +1,6 @@
-"""Tiny models of transformers' families, of 32 px and two blocks, in folders as save_pretrained writes them."""
+"""Tiny models of transformers' families, of 32 px and two blocks, in folders as save_pretrained
+writes them.
+"""
 
 import json
 import shutil
@@ -12,11 +14,27 @@ import torch
 from tests.kit.tiny import images
 
 LABELS = ("cat", "dog", "hen", "owl", "pig")
-_BLOCKS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+_BLOCKS = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 _MLP = _BLOCKS | {"intermediate_size": 64}
-_STAGES = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, "image_size": 32, "patch_size": 2}
+_STAGES = {
+    "embed_dim": 16,
+    "depths": [2, 2],
+    "num_heads": [2, 2],
+    "window_size": 4,
+    "image_size": 32,
+    "patch_size": 2,
+}
 _CNN = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32}
-_NAMES = {"id2label": dict(enumerate(LABELS)), "label2id": {name: index for index, name in enumerate(LABELS)}}
+_NAMES = {
+    "id2label": dict(enumerate(LABELS)),
+    "label2id": {name: index for index, name in enumerate(LABELS)},
+}
 _TEXTS = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -38,18 +56,42 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
     "vit-features": ("ViT", "Model", _MLP, "ViT", _SQUARE),
     "deit": ("DeiT", _CLASSIFIER, _MLP | _NAMES, "DeiT", _CROP),
     "deit-distilled": ("DeiT", f"{_CLASSIFIER}WithTeacher", _MLP | _NAMES, "DeiT", _CROP),
-    "beit": ("Beit", _CLASSIFIER, _MLP | _NAMES | {"use_relative_position_bias": True}, "Beit", _SQUARE),
+    "beit": (
+        "Beit",
+        _CLASSIFIER,
+        _MLP | _NAMES | {"use_relative_position_bias": True},
+        "Beit",
+        _SQUARE,
+    ),
     "dinov2-features": ("Dinov2", "Model", _BLOCKS, "Bit", _CROP),
-    "dinov2-registers": ("Dinov2WithRegisters", _CLASSIFIER, _BLOCKS | _NAMES | _REGISTERS, "Bit", _CROP),
+    "dinov2-registers": (
+        "Dinov2WithRegisters",
+        _CLASSIFIER,
+        _BLOCKS | _NAMES | _REGISTERS,
+        "Bit",
+        _CROP,
+    ),
     "dinov3": ("DINOv3ViT", "Model", _MLP | _REGISTERS, "DINOv3ViT", _SQUARE),
-    "clip-projected": ("CLIPVision", "ModelWithProjection", _MLP | {"projection_dim": 16}, "CLIP", _CROP),
+    "clip-projected": (
+        "CLIPVision",
+        "ModelWithProjection",
+        _MLP | {"projection_dim": 16},
+        "CLIP",
+        _CROP,
+    ),
     "clip": ("CLIP", "Model", _TWO | {"projection_dim": 16}, "CLIP", _CROP),
     "clip-classifier": ("CLIP", _CLASSIFIER, _TWO | {"projection_dim": 16} | _NAMES, "CLIP", _CROP),
     "siglip": ("Siglip", "Model", _TWO, "Siglip", _SQUARE),
     "siglip-classifier": ("Siglip", _CLASSIFIER, _TWO | _NAMES, "Siglip", _SQUARE),
     "swin": ("Swin", _CLASSIFIER, _STAGES | _NAMES, "ViT", _SQUARE),
     "swinv2": ("Swinv2", _CLASSIFIER, _STAGES | _NAMES, "ViT", _SQUARE),
-    "convnext": ("ConvNext", _CLASSIFIER, _CNN | _NAMES, "ConvNext", {"size": {"shortest_edge": 32}}),
+    "convnext": (
+        "ConvNext",
+        _CLASSIFIER,
+        _CNN | _NAMES,
+        "ConvNext",
+        {"size": {"shortest_edge": 32}},
+    ),
 }
 FEATURES = {  # what the models without a classifier give, by transformers' own output
     "vit-features": lambda output: output.last_hidden_state[:, 0],
@@ -65,13 +107,17 @@ def tower(name: str, model: Any) -> Any:
 
 
 def save_family(name: str, folder: Path) -> Any:
-    """Save a tiny model and its image processor; returns the model of transformers, in evaluation mode."""
+    """Save a tiny model and its image processor; returns the model of transformers, in evaluation
+    mode.
+    """
     import transformers
 
     family, kind, fields, processor, options = FAMILIES[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, family + kind)(getattr(transformers, f"{family}Config")(**fields)).eval()
+        model = getattr(transformers, family + kind)(
+            getattr(transformers, f"{family}Config")(**fields)
+        ).eval()
         for parameter in model.parameters():  # so that no head and no layer scale is zero
             parameter.data += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder)
@@ -91,7 +137,9 @@ def changed(into: Path, name: str = "vit", file: str = "config.json", **fields: 
     target = into / f"{name}-{len(list(into.iterdir()))}"
     shutil.copytree(folder_of(name)[0], target)
     content = json.loads((target / file).read_text()) | fields
-    (target / file).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    (target / file).write_text(
+        json.dumps({key: value for key, value in content.items() if value is not None})
+    )
     return target
 
 

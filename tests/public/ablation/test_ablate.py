@@ -1,4 +1,5 @@
-"""`vitlens.ablate`: effects of removing units against full forwards with the same change in force."""
+"""`vitlens.ablate`: effects of removing units against full forwards with the same change in
+force."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +42,9 @@ def full(model: Model, pictures: Tensor, changes: dict[str, Any]) -> tuple[Tenso
         (SWIN, "mean", None, [0, 0, 1, 1, 2, 2, 3, 3]),
     ],
 )
-def test_effects_equal_full_forwards(name: str, by: str, size: int | None, groups: Sequence[int] | None) -> None:
+def test_effects_equal_full_forwards(
+    name: str, by: str, size: int | None, groups: Sequence[int] | None
+) -> None:
     model = timm_model(name) if name else ours()
     members = None if groups is None else torch.tensor(groups)
     split = split_of(images(model.input_size, batch=8), LABELS, model.classes, groups=members)
@@ -62,7 +65,9 @@ def test_effects_equal_full_forwards(name: str, by: str, size: int | None, group
         risen = bootstrap_difference(loss.numpy(), clean.numpy(), groups=own, seed=2)
         pairs = ((found.loss, loss - clean, risen), (found.accuracy, points, lost))
         for metric, changes, alone in pairs:
-            measured = tuple(map(float, (metric.mean[index], metric.low[index], metric.high[index])))
+            measured = tuple(
+                map(float, (metric.mean[index], metric.low[index], metric.high[index]))
+            )
             assert measured == pytest.approx((alone.value, alone.low, alone.high), abs=2e-5), unit
             differences = changes.numpy()
             p = sign_flip_test(differences, groups=own, seed=2)
@@ -76,13 +81,19 @@ def test_effects_equal_full_forwards(name: str, by: str, size: int | None, group
         for metric in (found.loss, found.accuracy):
             assert metric.p_holm[rows].tolist() == holm(metric.p[rows].tolist())
         means = found.loss.mean[rows]
-        assert found.ranking(kind) == tuple(found.units[rows[at]] for at in means.argsort(descending=True).tolist())
+        assert found.ranking(kind) == tuple(
+            found.units[rows[at]] for at in means.argsort(descending=True).tolist()
+        )
 
 
 def test_tables_put_heads_where_they_are() -> None:
     swin = timm_model(SWIN)
     found = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds=("head", "mlp"))
-    assert [unit.place for unit in found.units[:3]] == ["blocks.0.head.0", "blocks.0.head.1", "blocks.1.head.0"]
+    assert [unit.place for unit in found.units[:3]] == [
+        "blocks.0.head.0",
+        "blocks.0.head.1",
+        "blocks.1.head.0",
+    ]
     heads = [(unit.layer, unit.head) for unit in found.units if unit.kind == "head"]
     for table, values in (
         (found.delta_loss, found.loss.mean),
@@ -93,11 +104,15 @@ def test_tables_put_heads_where_they_are() -> None:
         assert table.shape == (4, 4)
         assert [table[place].item() for place in heads] == values[: len(heads)].tolist()
         assert table.isnan().sum() == 16 - len(heads)  # the first stage has two heads a layer
-    assert torch.equal(found.table(found.loss.mean, "mlp")[:, 0], found.loss.mean[found.of_kind("mlp")])
+    assert torch.equal(
+        found.table(found.loss.mean, "mlp")[:, 0], found.loss.mean[found.of_kind("mlp")]
+    )
     assert found.table(found.loss.mean, "block").isnan().all()
     alone = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds="mlp")
     assert {unit.kind for unit in alone.units} == {"mlp"}
-    pooled = timm_model("vit_base_patch16_siglip_224")  # its attention pooling is no block, but has heads
+    pooled = timm_model(
+        "vit_base_patch16_siglip_224"
+    )  # its attention pooling is no block, but has heads
     units = vitlens.ablate(pooled, images(), LABELS[:2], replace="zero", kinds=EVERY).units
     assert [unit.layer for unit in units if unit.kind == "block"] == [0, 1]
     assert max(unit.layer for unit in units if unit.kind == "head") == 2
@@ -124,7 +139,9 @@ def test_the_loss_of_a_certain_model_is_not_rounded_to_zero() -> None:
     labels = model(seen()).argmax(1)
     with torch.no_grad():
         logits = model(seen()).double()
-    assert (F.cross_entropy(logits.float(), labels, reduction="none") == 0).any()  # in single precision
+    assert (
+        F.cross_entropy(logits.float(), labels, reduction="none") == 0
+    ).any()  # in single precision
     found = vitlens.ablate(model, seen(), labels, replace="zero")
     others = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
     expected = (others - logits.gather(1, labels[:, None])[:, 0]).exp().log1p()
@@ -134,24 +151,36 @@ def test_the_loss_of_a_certain_model_is_not_rounded_to_zero() -> None:
 
 
 def test_forward_passes_are_counted() -> None:
-    """Batches do not give the means of all images, and resampling takes the other images' pass: one pass more."""
+    """Batches do not give the means of all images, and resampling takes the other images' pass: one
+    pass more.
+    """
     spent = {
-        (by, size): vitlens.ablate(ours(), seen(), LABELS, replace=by, batch_size=size).forward_equivalents
+        (by, size): vitlens.ablate(
+            ours(), seen(), LABELS, replace=by, batch_size=size
+        ).forward_equivalents
         for by in ("zero", "mean", "resample")
         for size in (8, 3)
     }
     for (by, size), each in spent.items():
-        assert each == pytest.approx(spent["zero", 8] + (by == "resample") + (by == "mean" and size == 3))
+        assert each == pytest.approx(
+            spent["zero", 8] + (by == "resample") + (by == "mean" and size == 3)
+        )
     deep = vitlens.ablate(ours(depth=6), seen(), LABELS, replace="zero")
     assert 1 < deep.forward_equivalents < 1 + 0.6 * len(deep.units)  # replays cost less
 
 
 @pytest.mark.parametrize(("count", "by"), [(8, "mean"), (5, "resample"), (1, "zero")])
-def test_few_images_take_another_replacement_than_their_mean_and_say_so(count: int, by: str) -> None:
-    found, same = (vitlens.ablate(ours(), seen(count), LABELS[:count], replace=each) for each in (None, by))
+def test_few_images_take_another_replacement_than_their_mean_and_say_so(
+    count: int, by: str
+) -> None:
+    found, same = (
+        vitlens.ablate(ours(), seen(count), LABELS[:count], replace=each) for each in (None, by)
+    )
     assert (found.replace, bool(found.note)) == (by, count < 8)
     assert torch.equal(found.delta_loss, same.delta_loss)
-    assert found.low.isnan().all() == found.loss.p.isnan().all() == (count == 1)  # no interval and no test of one
+    assert (
+        found.low.isnan().all() == found.loss.p.isnan().all() == (count == 1)
+    )  # no interval and no test of one
     assert found.is_ranked("head") == bool(found.matters.any())
 
 
@@ -159,7 +188,9 @@ def test_what_cannot_be_said_is_noted() -> None:
     right = ours()(seen(9)).argmax(1)
     never = vitlens.ablate(ours(), seen(9), (right + 1) % 5, replace="zero")
     assert (never.clean_accuracy, bool(never.note)) == (0, True)
-    same, predicted = (vitlens.ablate(ours(), seen(9), each, replace="zero") for each in (right, "predicted"))
+    same, predicted = (
+        vitlens.ablate(ours(), seen(9), each, replace="zero") for each in (right, "predicted")
+    )
     assert (predicted.clean_accuracy, predicted.note) == (1, "")
     assert torch.equal(predicted.delta_loss, same.delta_loss)
     one_group = split_of(seen(9), right, ours().classes, groups=torch.zeros(9, dtype=torch.int64))
@@ -189,13 +220,17 @@ def test_a_loss_that_is_not_finite_names_unit_and_image() -> None:
     model = ours()
     batch = seen()
     seen_by_head = list[Tensor]()
-    hook = model.module.head.register_forward_pre_hook(lambda _module, inputs: seen_by_head.append(inputs[0]))
+    hook = model.module.head.register_forward_pre_hook(
+        lambda _module, inputs: seen_by_head.append(inputs[0])
+    )
     full(model, batch, {"blocks.1.head.1": "zero"})
     hook.remove()
     third = seen_by_head[-1][3]  # what the classifier reads of image 3 without that head
 
     def broken(_module: object, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-        return torch.where((inputs[0] - third).abs().amax(-1, keepdim=True) < 1e-4, torch.inf, logits)
+        return torch.where(
+            (inputs[0] - third).abs().amax(-1, keepdim=True) < 1e-4, torch.inf, logits
+        )
 
     model.module.head.register_forward_hook(broken)
     for size in (8, 2):
@@ -204,7 +239,9 @@ def test_a_loss_that_is_not_finite_names_unit_and_image() -> None:
 
 
 def test_too_few_images_for_the_correction_are_noted() -> None:
-    """Of n differences the least p of sign flips is 2 / 2^n: of 4 heads none passes Holm's below 8 images."""
+    """Of n differences the least p of sign flips is 2 / 2^n: of 4 heads none passes Holm's below 8
+    images.
+    """
     model = ours()
     pictures = seen(20)
     labels = model(pictures).argmax(1)
@@ -221,20 +258,29 @@ def test_too_few_images_for_the_correction_are_noted() -> None:
 def test_log_odds_too_large_for_a_loss_in_double_precision_are_not_lost() -> None:
     """From log-odds of 745 on the loss is 0."""
     labels = ours()(seen()).argmax(1)
-    some, many = (vitlens.ablate(certain_vit(scale), seen(), labels, replace="zero") for scale in (80.0, 80_000.0))
+    some, many = (
+        vitlens.ablate(certain_vit(scale), seen(), labels, replace="zero")
+        for scale in (80.0, 80_000.0)
+    )
     assert many.clean_loss == 0
     assert some.log_odds is not None
     assert many.log_odds is not None
-    assert many.log_odds.mean.tolist() == pytest.approx((1000 * some.log_odds.mean).tolist(), rel=0.05)
+    assert many.log_odds.mean.tolist() == pytest.approx(
+        (1000 * some.log_odds.mean).tolist(), rel=0.05
+    )
 
 
 def test_heads_of_a_certain_model_are_ranked_by_log_odds() -> None:
     plain = ours()
     certain = certain_vit(80.0)
     labels = plain(seen(20)).argmax(1)
-    first, second = (vitlens.ablate(model, seen(20), labels, replace="zero") for model in (plain, certain))
+    first, second = (
+        vitlens.ablate(model, seen(20), labels, replace="zero") for model in (plain, certain)
+    )
     assert first.log_odds is None
-    assert first.ranking() == tuple(first.units[at] for at in first.loss.mean.argsort(descending=True).tolist())
+    assert first.ranking() == tuple(
+        first.units[at] for at in first.loss.mean.argsort(descending=True).tolist()
+    )
     assert second.clean_loss < 0.05
     assert second.log_odds is not None
     order = second.log_odds.mean.argsort(descending=True).tolist()

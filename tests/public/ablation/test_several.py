@@ -1,4 +1,6 @@
-"""What `vitlens ablate` records beyond single units against full forwards: orders, pairs, similarity, first order."""
+"""What `vitlens ablate` records beyond single units against full forwards: orders, pairs,
+similarity, first order.
+"""
 
 from itertools import combinations
 from pathlib import Path
@@ -46,10 +48,18 @@ class Ablated:
         self.images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
         self.model: Model = vitlens.load(str(folder / "model"))
         self.labels = self.model(self.images).argmax(1)
-        np.savez(folder / "data.npz", test_images=pixels, test_labels=self.labels.numpy(), classes=CLASSES)
+        np.savez(
+            folder / "data.npz",
+            test_images=pixels,
+            test_labels=self.labels.numpy(),
+            classes=CLASSES,
+        )
         self.by, self.captured = by, vitlens.capture(self.model, self.images, "blocks.*.head.*")
         self.heads = [f"L{layer}.H{head}" for layer in range(3) for head in range(2)]
-        line = f"ablate tiny={folder / 'model'} --data {folder / 'data.npz'} --replace {by} --units head --no-patch"
+        line = (
+            f"ablate tiny={folder / 'model'} --data {folder / 'data.npz'} --replace {by} "
+            "--units head --no-patch"
+        )
         self.line = f"{line} --batch-size 9 --greedy --pairs 3"
         self.record: AblateRecord = ran(folder / "out", self.line)
 
@@ -57,7 +67,9 @@ class Ablated:
         return f"blocks.{head[1]}.head.{head[4]}"
 
     def put(self, place: str) -> Tensor:
-        """What stands in the place of a head's output: the mean over images, or another image's output."""
+        """What stands in the place of a head's output: the mean over images, or another image's
+        output.
+        """
         own = self.captured[place]
         if self.by == "mean":
             return own.mean(0).expand_as(own)
@@ -72,13 +84,19 @@ class Ablated:
         with vitlens.intervene(self.model, changes, seed=0) as changed, torch.no_grad():
             logits = changed(self.images[part])
             labels = self.labels[part]
-        return F.cross_entropy(logits, labels, reduction="none").double(), logits.argmax(1) == labels
+        return F.cross_entropy(logits, labels, reduction="none").double(), logits.argmax(
+            1
+        ) == labels
 
     def ranked(self, *heads: str) -> float:
-        """The mean loss of the images on which heads are ranked again, which have one another's outputs."""
+        """The mean loss of the images on which heads are ranked again, which have one another's
+        outputs.
+        """
         part = slice(0, None, 2)
         if self.by == "resample":
-            return float(self.losses(dict.fromkeys(map(self.place, heads), "resample"), part)[0].mean())
+            return float(
+                self.losses(dict.fromkeys(map(self.place, heads), "resample"), part)[0].mean()
+            )
         return float(self.without(*heads)[0][part].mean())
 
     def rise(self, *heads: str) -> Tensor:
@@ -90,7 +108,9 @@ def ablated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Ablated(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def test_every_images_effects_are_stored_and_the_slope_towards_the_replacement(ablated: Ablated) -> None:
+def test_every_images_effects_are_stored_and_the_slope_towards_the_replacement(
+    ablated: Ablated,
+) -> None:
     arrays = ablated.record.effects[ablated.by]
     step = 1e-2
     found = arrays.first_order
@@ -103,12 +123,15 @@ def test_every_images_effects_are_stored_and_the_slope_towards_the_replacement(a
         towards = step * (ablated.put(place) - own)
         forth, back = (ablated.losses({place: own + sign * towards})[0] for sign in (1, -1))
         np.testing.assert_allclose(found[row], ((forth - back) / (2 * step)).numpy(), atol=5e-3)
-        assert ablated.record.heads[row].first_order == pytest.approx(float(found[row].mean()), abs=1e-6)
+        assert ablated.record.heads[row].first_order == pytest.approx(
+            float(found[row].mean()), abs=1e-6
+        )
     assert np.abs(found).max() > 0.1
 
 
 def orders(ablated: Ablated) -> dict[str, list[str]]:
-    """Ranked on the first half of the images by full forwards; those at random are not known here."""
+    """Ranked on the first half of the images by full forwards; those at random are not known
+    here."""
     ranked = slice(0, None, 2)
     alone = {head: float(ablated.rise(head)[ranked].mean()) for head in ablated.heads}
     least = sorted(ablated.heads, key=alone.__getitem__)
@@ -118,7 +141,12 @@ def orders(ablated: Ablated) -> dict[str, list[str]]:
         left = [head for head in ablated.heads if head not in gone]
         gone.append(min(left, key=lambda head: ablated.ranked(*gone, head)))
     by_slope = [ablated.heads[at] for at in estimates.argsort()]
-    return {"least first": least, "most first": least[::-1], "first-order": by_slope, "greedy": gone}
+    return {
+        "least first": least,
+        "most first": least[::-1],
+        "first-order": by_slope,
+        "greedy": gone,
+    }
 
 
 def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> None:
@@ -132,14 +160,19 @@ def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> N
         for row in points:
             if name in known or row.removed in (0, 6):
                 loss, correct = ablated.without(*(known.get(name, ablated.heads))[: row.removed])
-                assert row.loss == pytest.approx(float(loss[tested].mean()), **CLOSE), (name, row.removed)
+                assert row.loss == pytest.approx(float(loss[tested].mean()), **CLOSE), (
+                    name,
+                    row.removed,
+                )
                 assert row.accuracy.value == float(correct[tested].double().mean())
     least = [row.accuracy.value for row in ablated.record.curves if row.order == "least first"]
     removable = ablated.record.model.removable  # its interval: tests/kernels/ablation
     lost = next(count for count in range(7) if least[0] - least[count] > 0.01)
     assert (removable.value, removable.n) == ((lost - 1) / 6, 12)
     others = 6 * (ablated.by == "resample")  # in each of six rounds a pass of the other images
-    assert ablated.record.model.forwards["greedy"].value - others < 0.75 * 6 * 7 / 2  # candidates are replayed
+    assert (
+        ablated.record.model.forwards["greedy"].value - others < 0.75 * 6 * 7 / 2
+    )  # candidates are replayed
 
 
 def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None:
@@ -156,22 +189,30 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
         expected = bootstrap_mean(beyond.numpy(), seed=0)
         ends = (row.synergy.value, row.synergy.low, row.synergy.high)
         assert ends == pytest.approx((expected.value, expected.low, expected.high), abs=1e-4)
-        assert (row.both, row.first_alone) == pytest.approx((float(both.mean()), alone[row.first]), **CLOSE)
+        assert (row.both, row.first_alone) == pytest.approx(
+            (float(both.mean()), alone[row.first]), **CLOSE
+        )
         assert row.second_alone == pytest.approx(alone[row.second], **CLOSE)
         p.append(sign_flip_test(beyond.numpy(), seed=0))
-        outputs = [ablated.captured[ablated.place(head)].flatten(0, -2) for head in (row.first, row.second)]
+        outputs = [
+            ablated.captured[ablated.place(head)].flatten(0, -2) for head in (row.first, row.second)
+        ]
         assert row.similarity == pytest.approx(gram_cka(*outputs), abs=1e-4)
     assert [row.p for row in record.pairs] == pytest.approx(holm(p), abs=0.02)
     assert max(abs(row.synergy.value) for row in record.pairs) > 1e-3
 
 
 @pytest.mark.parametrize("ablated", ["resample"], indirect=True)
-def test_two_processes_find_the_same_pairs(ablated: Ablated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_find_the_same_pairs(
+    ablated: Ablated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = f"{ablated.line} --device cpu --quiet --out {tmp_path / 'two'}".split()
     assert run_in_processes(2, lambda _: run(line), monkeypatch) == [0, 0]
     for row, other in zip(ablated.record.pairs, read_folder(tmp_path / "two").pairs, strict=True):
         assert (other.pair, other.chosen) == (row.pair, row.chosen)
-        found, expected = ((each.similarity, each.both, each.synergy.value) for each in (other, row))
+        found, expected = (
+            (each.similarity, each.both, each.synergy.value) for each in (other, row)
+        )
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
@@ -182,7 +223,10 @@ def test_heads_of_windows_are_compared_within_a_layer(tmp_path: Path) -> None:
     with torch.no_grad():
         model.module.head.weight.mul_(20)
     save(model, tmp_path / "model" / "model.safetensors")
-    line = f"ablate {tmp_path / 'model'} --data digits --limit 24 --predicted --replace zero --units head"
+    line = (
+        f"ablate {tmp_path / 'model'} --data digits --limit 24 --predicted --replace zero "
+        "--units head"
+    )
     pairs = ran(tmp_path / "out", f"{line} --no-patch --no-curves --pairs 8").pairs
     assert len(pairs) == 8 * 7 / 2
     assert all((row.similarity is None) == (row.first[1] != row.second[1]) for row in pairs)
@@ -191,7 +235,10 @@ def test_heads_of_windows_are_compared_within_a_layer(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_is_measured_again_by_a_resumed_run(
     tiny_vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = f"ablate {tiny_vit} --data digits --limit 4 --replace zero --units head --no-patch --no-curves --pairs 0"
+    line = (
+        f"ablate {tiny_vit} --data digits --limit 4 --replace zero --units head --no-patch "
+        "--no-curves --pairs 0"
+    )
     plain = torch.logaddexp  # the last step of the cross-entropy, of sets of heads by image
 
     def broken_without_heads(odds: Tensor, zero: Tensor) -> Tensor:

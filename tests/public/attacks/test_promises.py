@@ -1,4 +1,6 @@
-"""The contract of every attack: bounds, real successes, batches, restarts, and what its entry in the registry says."""
+"""The contract of every attack: bounds, real successes, batches, restarts, and what its entry in
+the registry says.
+"""
 
 import re
 from pathlib import Path
@@ -14,7 +16,8 @@ from tests.kit.tiny import ours
 from vitlens.attacks.registry import ATTACKS, comparisons
 
 ALONE = [name for name, attack in ATTACKS.items() if not attack.members]
-CASES = [  # model, height and width, epsilon, restarts, steps, and how far pixels are from black and white
+# model, height and width, epsilon, restarts, steps, and how far pixels are from black and white
+CASES = [
     (linear(), (8, 8), 0.0, 1, 1, 0.0),
     (perceptron((8, 12), seed=1), (8, 12), 0.05, 2, 2, 0.0),
     (ours(size=(12, 8), patch_size=(4, 4), depth=1), (12, 8), 1.0, 1, 3, 0.4),
@@ -24,7 +27,10 @@ DOCS = Path(__file__).parents[3] / "docs" / "attacks.md"
 
 def scaled(name: str, *epsilons: float) -> list[float]:
     """Epsilons of L∞, larger for L2 and for noise."""
-    return [epsilon * (8 if ATTACKS[name].norm == "l2" or name == "noise" else 1) for epsilon in epsilons]
+    return [
+        epsilon * (8 if ATTACKS[name].norm == "l2" or name == "noise" else 1)
+        for epsilon in epsilons
+    ]
 
 
 def lengths(adversarial: Tensor, images: Tensor, norm: str) -> np.ndarray:
@@ -40,31 +46,48 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
     fooled = 0
     for number, (model, size, given, restarts, steps, margin) in enumerate(CASES):
         images = pictures(4, size, seed=number, low=margin, high=1 - margin)
-        images[:, :, :2] = images[:, :, :2].round() if margin == 0 else images[:, :, :2]  # black and white
+        images[:, :, :2] = (
+            images[:, :, :2].round() if margin == 0 else images[:, :, :2]
+        )  # black and white
         before = images.clone()
         labels = predictions(model, images)
         labels[0] = (labels[0] + 1) % 5  # misclassified
         epsilon = min(1.0, scaled(name, given)[0])
         budget = epsilon if entry.takes_epsilon else None
-        how = {"epsilon": budget, "seed": number, "restarts": restarts, "steps": 6 if name == "cw" else steps}
+        how = {
+            "epsilon": budget,
+            "seed": number,
+            "restarts": restarts,
+            "steps": 6 if name == "cw" else steps,
+        }
         result = vitlens.attack(model, images, labels, method=name, **how)
         assert torch.equal(images, before)
         assert 0 <= result.images.min() <= result.images.max() <= 1
         found = lengths(result.images, images, entry.norm)
-        allowed = 4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon  # a quarter of the side is 2 px
+        allowed = (
+            4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon
+        )  # a quarter of the side is 2 px
         assert (found <= allowed + 1e-6).all()
         assert result.distance.numpy() == pytest.approx(found, abs=1e-6, rel=1e-5)
         assert result.tried.tolist() == [False, True, True, True]
-        assert torch.equal(predictions(model, result.images) != labels, result.success | ~result.tried)
+        assert torch.equal(
+            predictions(model, result.images) != labels, result.success | ~result.tried
+        )
         assert torch.equal(result.images[~result.success], images[~result.success])
         assert result.robust_accuracy == (3 - int(result.success.sum())) / 4
-        attacked = result.tried if entry.kind == "minimum" or allowed > 0 else torch.zeros(4, dtype=torch.bool)
+        attacked = (
+            result.tried
+            if entry.kind == "minimum" or allowed > 0
+            else torch.zeros(4, dtype=torch.bool)
+        )
         assert torch.equal(result.forwards > 0, attacked)
         fooled += int(result.success.sum())
     assert fooled > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_budgets_hold_on_the_returned_pixels_of_a_model_in_16_bits(name, dtype):
     model = perceptron((8, 12), seed=1).to(dtype)
@@ -77,14 +100,18 @@ def test_budgets_hold_on_the_returned_pixels_of_a_model_in_16_bits(name, dtype):
     assert (distances <= allowed + 1e-6).all()
     assert result.distance.numpy() == pytest.approx(distances, abs=1e-6, rel=1e-5)
     assert torch.equal(result.images[~result.success], images[~result.success])
-    assert torch.equal(predictions(model, result.images) != predictions(model, images), result.success)
+    assert torch.equal(
+        predictions(model, result.images) != predictions(model, images), result.success
+    )
 
 
 @pytest.mark.parametrize("name", ["pgd", "pgd-l2"])
 def test_curves_of_a_model_in_16_bits_count_what_lies_within_each_epsilon(name):
     model = perceptron((8, 12), seed=1).to(torch.bfloat16)
     images = pictures(6, (8, 12), seed=4)
-    curve = vitlens.attack(model, images, "predicted", method=name, epsilons=scaled(name, 1.3 / 255, 5.3 / 255))
+    curve = vitlens.attack(
+        model, images, "predicted", method=name, epsilons=scaled(name, 1.3 / 255, 5.3 / 255)
+    )
     broken = curve.broken_at.isfinite()
     assert broken.any()
     assert (curve.distance[broken] <= curve.broken_at[broken] + 1e-6).all()
@@ -116,7 +143,9 @@ def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name):
 
 @pytest.mark.parametrize("name", ["pgd-l2", "cw", "auto"])
 def test_the_batch_size_does_not_matter(name):
-    """In double precision, in which it changes only the last digits; each image alone: tests/contracts."""
+    """In double precision, in which it changes only the last digits; each image alone:
+    tests/contracts.
+    """
     model = perceptron(seed=1).double()
     images = pictures(5, seed=1).double()
     found = {}
@@ -138,7 +167,10 @@ def test_the_batch_size_does_not_matter(name):
 def test_more_restarts_break_more(name):
     model, images, (epsilon,) = perceptron(seed=4), pictures(40, seed=4), scaled(name, 0.03)
     how = {"method": name, "epsilon": epsilon if ATTACKS[name].takes_epsilon else None, "steps": 1}
-    once, often = (vitlens.attack(model, images, "predicted", restarts=count, **how).success for count in (1, 4))
+    once, often = (
+        vitlens.attack(model, images, "predicted", restarts=count, **how).success
+        for count in (1, 4)
+    )
     assert (once <= often).all()
     assert once.sum() < often.sum()
 
@@ -162,11 +194,17 @@ def test_an_image_that_withstands_costs_what_the_registry_says(name):
     own_start = entry.gradients  # the last step's image is looked at, too
     assert more.forwards.tolist() == [(steps + own_start) * jobs] * 3
     if entry.gradients:
-        assert more.backwards.tolist() == [steps * jobs * (classes if name == "deepfool" else 1)] * 3
+        assert (
+            more.backwards.tolist() == [steps * jobs * (classes if name == "deepfool" else 1)] * 3
+        )
 
 
 def test_names_and_members_are_known_and_costs_and_checks_follow_from_the_entries():
-    assert [ATTACKS[name].slug for name in ("pgd", "pgd-l2", "cw")] == ["pgd-linf", "pgd-l2", "cw-l2"]
+    assert [ATTACKS[name].slug for name in ("pgd", "pgd-l2", "cw")] == [
+        "pgd-linf",
+        "pgd-l2",
+        "cw-l2",
+    ]
     assert len({entry.slug for entry in ATTACKS.values()}) == len(ATTACKS)  # in names of metrics
     for name, entry in ATTACKS.items():
         assert (name, bool(entry.function)) == (entry.name, not entry.members)
@@ -191,6 +229,10 @@ def test_names_and_members_are_known_and_costs_and_checks_follow_from_the_entrie
 
 
 def test_the_table_of_the_docs_is_that_of_the_registry():
-    rows = re.findall(r"^\| `([a-z][a-z0-9-]*)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", DOCS.read_text(), re.M)
+    rows = re.findall(
+        r"^\| `([a-z][a-z0-9-]*)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", DOCS.read_text(), re.M
+    )
     norms = {"linf": "L∞", "l2": "L2", "patch": "patch"}
-    assert rows == [(name, norms[entry.norm], entry.description, entry.paper) for name, entry in ATTACKS.items()]
+    assert rows == [
+        (name, norms[entry.norm], entry.description, entry.paper) for name, entry in ATTACKS.items()
+    ]

@@ -1,4 +1,6 @@
-"""What cannot be attacked is refused; which images are run, and what is told of models without gradients."""
+"""What cannot be attacked is refused; which images are run, and what is told of models without
+gradients.
+"""
 
 import pytest
 import torch
@@ -55,13 +57,16 @@ def test_invalid_arguments(options, told):
     assert told in str(refused.value)
 
 
-@pytest.mark.parametrize("options", [{"epsilon": 1.0}, {"epsilon": 0.0}, {"side": 8, **PATCH}, {"side": 1, **PATCH}])
+@pytest.mark.parametrize(
+    "options", [{"epsilon": 1.0}, {"epsilon": 0.0}, {"side": 8, **PATCH}, {"side": 1, **PATCH}]
+)
 def test_what_is_at_the_limit_is_taken(options):
     assert vitlens.attack(linear(), IMAGES, "predicted", steps=1, **options).tried.all()
 
 
 @pytest.mark.parametrize(
-    ("name", "classes"), [("pgd", 1), ("deepfool", 1), ("pgd-dlr", 2), ("apgd-dlr", 2), ("apgd-targeted", 3)]
+    ("name", "classes"),
+    [("pgd", 1), ("deepfool", 1), ("pgd-dlr", 2), ("apgd-dlr", 2), ("apgd-targeted", 3)],
 )
 def test_losses_that_need_more_classes(name, classes):
     with pytest.raises((UnsupportedError, InputError), match=f"at least {classes + 1} classes"):
@@ -74,12 +79,18 @@ def test_the_batch_is_refilled_as_images_leave():
     model = perceptron()
     images = pictures(24)
     with asked(model) as seen:
-        result = vitlens.attack(model, images, "predicted", method="pgd", epsilon=0.05, batch_size=4, steps=8)
+        result = vitlens.attack(
+            model, images, "predicted", method="pgd", epsilon=0.05, batch_size=4, steps=8
+        )
     passes = seen[6:]  # after the clean images
     assert 2 < result.success.sum() < 24
     assert result.forwards.min() < result.forwards.max() == 9
-    assert 0 <= sum(map(len, passes)) - result.forwards.sum() <= len(passes)  # a batch of 3 is padded to 4
-    assert sum(each.requires_grad for each in passes) <= result.forwards.sum() / 4 + 9  # but for the last job's steps
+    assert (
+        0 <= sum(map(len, passes)) - result.forwards.sum() <= len(passes)
+    )  # a batch of 3 is padded to 4
+    assert (
+        sum(each.requires_grad for each in passes) <= result.forwards.sum() / 4 + 9
+    )  # but for the last job's steps
 
 
 def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
@@ -91,12 +102,18 @@ def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
         assert len(curve.notes) == 1
         assert curve.broken_at.tolist() == curve.distance.tolist() == [0.0] * 3
         result = vitlens.attack(model, images, labels, method=name)
-        assert (result.notes, int(result.forwards.sum()), result.robust_accuracy) == (curve.notes, 0, 0.0)
+        assert (result.notes, int(result.forwards.sum()), result.robust_accuracy) == (
+            curve.notes,
+            0,
+            0.0,
+        )
     assert vitlens.attack(model, images, "predicted", epsilon=1e-5).notes == ()
 
 
 class Poisoned(nn.Module):
-    """Finite for the clean images; NaN for the second as soon as it is changed, in its logits or its gradient."""
+    """Finite for the clean images; NaN for the second as soon as it is changed, in its logits or
+    its gradient.
+    """
 
     def __init__(self, images: Tensor, *, backward: bool) -> None:
         super().__init__()
@@ -110,7 +127,9 @@ class Poisoned(nn.Module):
         if not self.backward:
             return torch.where(((away > 0) & (away < 0.2))[:, None], torch.nan, logits)
         rows = (away < 0.2).nonzero()[:, 0]
-        nothing = (images[rows].flatten(1).amin(1) * 0).sqrt()  # 0, whose gradient is infinity times 0
+        nothing = (
+            images[rows].flatten(1).amin(1) * 0
+        ).sqrt()  # 0, whose gradient is infinity times 0
         return logits.index_add(0, rows, nothing[:, None].expand(-1, 5))
 
 
@@ -139,7 +158,9 @@ def test_a_model_without_a_gradient_is_attacked_by_its_scores_alone():
     images = pictures(8, low=0.4, high=0.6)
     with pytest.raises(UnsupportedError, match="noise, square"):
         vitlens.attack(model, images, "predicted", method="pgd")
-    assert vitlens.attack(model, images, "predicted", method="square", epsilon=0.2, steps=2).success.all()
+    assert vitlens.attack(
+        model, images, "predicted", method="square", epsilon=0.2, steps=2
+    ).success.all()
 
 
 def test_gradients_of_zero_are_told(tiny_vit, tmp_path):
@@ -147,9 +168,14 @@ def test_gradients_of_zero_are_told(tiny_vit, tmp_path):
     model.module.head.weight.data.zero_()
     model.module.head.bias.data.copy_(torch.arange(10))
     save(model, tmp_path / "silent" / "model.safetensors")
-    line = f"attack {tmp_path / 'silent'} --data digits --limit 4 --predicted --attack fgsm,noise --no-corruptions"
+    line = (
+        f"attack {tmp_path / 'silent'} --data digits --limit 4 --predicted --attack fgsm,noise "
+        "--no-corruptions"
+    )
     found = ran(tmp_path / "run", f"{line} --no-inside --no-transfer").checks
-    (check,) = (check for check in found if check.name == "gradients read")  # of noise there are none
+    (check,) = (
+        check for check in found if check.name == "gradients read"
+    )  # of noise there are none
     assert (check.state, check.against, check.of) == ("failed", 4, 4)
 
 
@@ -165,4 +191,11 @@ def test_usual_epsilons_and_those_of_other_norms_are_not_warned_of():
     model = linear(classes=2)
     images = pictures(2)
     for method, epsilon in (("pgd", 32 / 255), ("pgd-l2", 2.0)):
-        assert len(vitlens.attack(model, images, "predicted", method=method, epsilon=epsilon, steps=1).success) == 2
+        assert (
+            len(
+                vitlens.attack(
+                    model, images, "predicted", method=method, epsilon=epsilon, steps=1
+                ).success
+            )
+            == 2
+        )

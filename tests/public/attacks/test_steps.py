@@ -1,4 +1,6 @@
-"""Every point that an attack asks the model about, beside the papers' algorithms written out for one image; regions."""
+"""Every point that an attack asks the model about, beside the papers' algorithms written out for
+one image; regions.
+"""
 
 import math
 from itertools import pairwise
@@ -11,7 +13,9 @@ import vitlens
 from tests.kit.attacked import asked, perceptron, pictures, robust
 from tests.kit.tiny import ours
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of epsilons large enough to see each step
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # of epsilons large enough to see each step
 
 
 def points_of(model: vitlens.Model, image: Tensor, **options: object) -> list[Tensor]:
@@ -28,7 +32,9 @@ def margin(logits: Tensor, label: int) -> Tensor:
     return logits[label] - others.max()
 
 
-def ascent(model: vitlens.Model, image: Tensor, loss: str, target: int | None = None, *, l2: bool = False):
+def ascent(
+    model: vitlens.Model, image: Tensor, loss: str, target: int | None = None, *, l2: bool = False
+):
     """What is maximised, of one image of class 0, and its steepest step of length 1."""
     leaf = image.clone().requires_grad_()
     logits = model(leaf)[0]
@@ -45,7 +51,9 @@ def ascent(model: vitlens.Model, image: Tensor, loss: str, target: int | None = 
 
 def projected(image: Tensor, clean: Tensor, epsilon: float, *, l2: bool = False) -> Tensor:
     change = image - clean
-    inside = change * min(1.0, epsilon / change.norm().item()) if l2 else change.clamp(-epsilon, epsilon)
+    inside = (
+        change * min(1.0, epsilon / change.norm().item()) if l2 else change.clamp(-epsilon, epsilon)
+    )
     return (clean + inside).clamp(0, 1)
 
 
@@ -61,7 +69,9 @@ def projected(image: Tensor, clean: Tensor, epsilon: float, *, l2: bool = False)
     ],
 )
 def test_projected_gradient_descent(name, loss, length, steps):
-    """Steps of 2.5 (BIM: 1.25) epsilons together, each projected into the ball and the range of pixels."""
+    """Steps of 2.5 (BIM: 1.25) epsilons together, each projected into the ball and the range of
+    pixels.
+    """
     model = robust()
     clean = pictures(1).double()
     l2 = name == "pgd-l2"
@@ -124,7 +134,8 @@ def auto_pgd(model, clean, start, epsilon, steps, loss, target):
 
 
 @pytest.mark.parametrize(
-    ("name", "loss", "seed"), [("apgd-ce", "ce", 0), ("apgd-dlr", "dlr", 1), ("apgd-targeted", "dlr", 1)]
+    ("name", "loss", "seed"),
+    [("apgd-ce", "ce", 0), ("apgd-dlr", "dlr", 1), ("apgd-targeted", "dlr", 1)],
 )
 def test_auto_pgd(name, loss, seed):
     model = robust(seed=seed)
@@ -132,7 +143,9 @@ def test_auto_pgd(name, loss, seed):
     epsilon = 0.2
     steps = 30
     given = {"targets": torch.tensor([3])} if name == "apgd-targeted" else {}
-    found = points_of(model, clean, method=name, epsilon=epsilon, steps=steps, seed=seed, **given)[: steps + 1]
+    found = points_of(model, clean, method=name, epsilon=epsilon, steps=steps, seed=seed, **given)[
+        : steps + 1
+    ]
     assert 0.9 * epsilon < (found[0] - clean).abs().max() <= epsilon
     expected = auto_pgd(model, clean, found[0], epsilon, steps, loss, 3 if given else None)
     torch.testing.assert_close(torch.cat(found), torch.cat(expected), atol=1e-7, rtol=0)
@@ -140,7 +153,9 @@ def test_auto_pgd(name, loss, seed):
 
 
 def carlini_wagner(model, clean, label, steps):
-    """Carlini & Wagner 2017: Adam on distance² + c x margin in tanh space, and a binary search for c."""
+    """Carlini & Wagner 2017: Adam on distance² + c x margin in tanh space, and a binary search for
+    c.
+    """
     origin = torch.atanh((2 * clean - 1) * (1 - 1e-6))
     points = []
     c = 1e-3
@@ -183,7 +198,9 @@ def test_carlini_and_wagners(seed, steps, found):
     expected = torch.cat(carlini_wagner(model, clean, label, steps))
     with asked(model) as seen:
         result = vitlens.attack(model, clean, "predicted", method="cw", steps=steps)
-    torch.testing.assert_close(torch.cat(seen[1:]).detach()[: len(expected)], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        torch.cat(seen[1:]).detach()[: len(expected)], expected, atol=1e-6, rtol=0
+    )
     assert result.success.item() == found
     assert result.forwards.item() == len(expected) + 24 * found  # of the line search
     with torch.no_grad():
@@ -224,14 +241,18 @@ def test_deepfool():
 
 
 def test_square_changes_one_square_of_the_best_image_so_far_and_never_gets_worse():
-    """Andriushchenko 2020: stripes, then squares of 0.8 of the image, halved on the published schedule."""
+    """Andriushchenko 2020: stripes, then squares of 0.8 of the image, halved on the published
+    schedule.
+    """
     model = robust((16, 16))
     clean = pictures(1, (16, 16), low=0.4, high=0.6).double()
     epsilon = 1e-3
     queries = 100
     seen = points_of(model, clean, method="square", epsilon=epsilon, steps=2)
     assert len(seen) == queries
-    torch.testing.assert_close((seen[0] - clean).abs(), torch.full_like(clean, epsilon), atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        (seen[0] - clean).abs(), torch.full_like(clean, epsilon), atol=1e-9, rtol=0
+    )
     assert (seen[0] - clean).diff(dim=2).abs().max() < 1e-9  # vertical stripes
     assert len((seen[0] - clean)[0, :, 0].round(decimals=4).unique()) == 2
     with torch.no_grad():
@@ -241,7 +262,8 @@ def test_square_changes_one_square_of_the_best_image_so_far_and_never_gets_worse
     kept = 0
     for query in range(1, queries):
         halvings = sum(
-            (query - 1) * 10_000 // queries > mark for mark in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+            (query - 1) * 10_000 // queries > mark
+            for mark in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
         )
         side = max(1, round(math.sqrt(0.8 / 2**halvings) * 16))
         changed = ((seen[query] - seen[best]).abs() > 1e-9).any(1)[0]
@@ -287,7 +309,15 @@ def test_a_patch_is_one_square_on_tokens_or_anywhere(aligned, side):
     model = ours(size=(16, 12), patch_size=(4, 4), depth=1)
     images = pictures(16, (16, 12))
     result = vitlens.attack(
-        model, images, "predicted", method="patch", side=side, aligned=aligned, restarts=6, steps=5, seed=3
+        model,
+        images,
+        "predicted",
+        method="patch",
+        side=side,
+        aligned=aligned,
+        restarts=6,
+        steps=5,
+        seed=3,
     )
     assert result.success.sum() > 3
     changed = boxes(result.images[result.success], images[result.success])
@@ -304,10 +334,23 @@ def test_a_patch_may_lie_at_every_place():
     model = robust((6, 4))
     images = pictures(200, (6, 4)).double()
     with asked(model) as seen:
-        vitlens.attack(model, images, "predicted", method="patch", side=2, aligned=False, steps=1, batch_size=200)
+        vitlens.attack(
+            model,
+            images,
+            "predicted",
+            method="patch",
+            side=2,
+            aligned=False,
+            steps=1,
+            batch_size=200,
+        )
     starts = torch.cat([points.detach() for points in seen])
     moved = [row for row in range(len(starts)) if not torch.equal(starts[row], images[row % 200])]
-    places = {box[:2] for row in moved for box in boxes(starts[row : row + 1], images[row % 200 : row % 200 + 1])}
+    places = {
+        box[:2]
+        for row in moved
+        for box in boxes(starts[row : row + 1], images[row % 200 : row % 200 + 1])
+    }
     assert places >= {(top, left) for top in range(5) for left in range(3)}
 
 
@@ -317,7 +360,9 @@ def test_each_restart_takes_the_place_of_the_next_largest_attribution():
     images = pictures(2, (4, 6), low=0.2, high=0.8).double()
     maps = torch.tensor([[[0.0, 3.0, 5.0], [1.0, 2.0, 4.0]], [[-1.0, -2.0, 0.0], [5.0, 5.0, -3.0]]])
     with asked(model) as seen:
-        vitlens.attack(model, images, "predicted", method="patch", side=2, maps=maps, steps=1, restarts=7)
+        vitlens.attack(
+            model, images, "predicted", method="patch", side=2, maps=maps, steps=1, restarts=7
+        )
     firsts = [boxes(points.detach(), images) for points in seen[1::2]]
     found = [[3 * (both[row][0] // 2) + both[row][1] // 2 for both in firsts] for row in range(2)]
     assert found == [[2, 5, 1, 4, 3, 0, 2], [3, 4, 2, 0, 1, 5, 3]]

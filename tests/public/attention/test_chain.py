@@ -1,4 +1,6 @@
-"""Rollout, relevance and gradient-weighted rollout against the papers' matrices over all tokens, written out here."""
+"""Rollout, relevance and gradient-weighted rollout against the papers' matrices over all tokens,
+written out here.
+"""
 
 from contextlib import nullcontext
 from functools import partial
@@ -26,7 +28,8 @@ def deep(**options: object) -> Model:
     return model
 
 
-READOUTS = {  # the readout over the tokens by hand: prefix, then 12, 16 or another number of patches
+# the readout over the tokens by hand: prefix, then 12, 16 or another number of patches
+READOUTS = {
     "cls": (deep, [1.0] + [0.0] * 14),
     "mean": (partial(deep, pooling="mean"), [0.0] * 2 + PATCHES),
     "timm distilled": (lambda: timm_model(TIMM["deit-distilled"]), [0.5, 0.5] + [0.0] * 16),
@@ -50,17 +53,24 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def rolled(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
     """What is left on a CLS that joins late has no place in the image: it is shared out."""
-    return as_read(matrix, row, model) / (1 if row is not READER else matrix[:, 0, 1:].sum(-1)[:, None, None])
+    return as_read(matrix, row, model) / (
+        1 if row is not READER else matrix[:, 0, 1:].sum(-1)[:, None, None]
+    )
 
 
-def fused_by_loops(weights: Tensor, fusion: str, discard: float, tokens: int, prefix: tuple[str, ...]) -> Tensor:
-    """Heads fused, then each row's lowest entries but CLS dropped, one row of one image at a time."""
+def fused_by_loops(
+    weights: Tensor, fusion: str, discard: float, tokens: int, prefix: tuple[str, ...]
+) -> Tensor:
+    """Heads fused, then each row's lowest entries but CLS dropped, one row of one image at a
+    time."""
     fused = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}[fusion](weights, 1)
     first = 1 if "cls" in prefix or weights.shape[-1] > tokens else 0
     for row in fused.flatten(0, 1):
         lowest = sorted(range(first, len(row)), key=row.tolist().__getitem__)
         row[lowest[: int(len(row) * discard)]] = 0
-    return fused / fused.sum(-1, keepdim=True) if weights.shape[2] == 1 else fused  # of one query: scaled to sum to 1
+    return (
+        fused / fused.sum(-1, keepdim=True) if weights.shape[2] == 1 else fused
+    )  # of one query: scaled to sum to 1
 
 
 WAYS = (
@@ -83,14 +93,21 @@ def test_rollout_is_the_product_of_the_papers_matrices(case):
         fusion = way.get("fusion", "mean")
         discard = way.get("discard", 0.0)
         start = way.get("start_layer", 0)
-        layers = [fused_by_loops(each, fusion, discard, tokens, model.layout.prefix) for each in weights[start:]]
+        layers = [
+            fused_by_loops(each, fusion, discard, tokens, model.layout.prefix)
+            for each in weights[start:]
+        ]
         expected = rolled(by_rollout(layers, tokens, way.get("alpha", 0.5)), row, model)
         close(vitlens.rollout(model, batch, **way), expected)
 
 
 def test_with_the_identity_alone_nothing_moves():
-    assert (vitlens.rollout(timm_model("cait_xxs24_224"), images(), alpha=1.0) == 0).all()  # and not NaN
-    assert (vitlens.rollout(ours(), images((32, 48)), alpha=1.0) == 0).all()  # what stays on CLS is in no map
+    assert (
+        vitlens.rollout(timm_model("cait_xxs24_224"), images(), alpha=1.0) == 0
+    ).all()  # and not NaN
+    assert (
+        vitlens.rollout(ours(), images((32, 48)), alpha=1.0) == 0
+    ).all()  # what stays on CLS is in no map
     even = vitlens.rollout(ours(pooling="mean"), images((32, 48)), alpha=1.0)
     torch.testing.assert_close(even, torch.full((2, 4, 3), 1 / 12))
 
@@ -127,10 +144,19 @@ def test_another_readout_than_the_models_own():
         batch = images(model.input_size)
         tokens = model.layout.tokens
         weights = [layer.mean(1) for layer in vitlens.attention(model, batch) if layer.shape[2] > 1]
-        close(vitlens.rollout(model, batch, readout=readout), as_read(by_rollout(weights, tokens), row, model))
+        close(
+            vitlens.rollout(model, batch, readout=readout),
+            as_read(by_rollout(weights, tokens), row, model),
+        )
         layers = [layer for layer in raised(model, batch) if layer.shape[1] > 1]
-        close(vitlens.relevance(model, batch, readout=readout), as_read(by_equation_six(layers, tokens), row, model))
-        close(gradient_rollout(model, batch, readout=readout), as_read(by_rollout(layers, tokens), row, model))
+        close(
+            vitlens.relevance(model, batch, readout=readout),
+            as_read(by_equation_six(layers, tokens), row, model),
+        )
+        close(
+            gradient_rollout(model, batch, readout=readout),
+            as_read(by_rollout(layers, tokens), row, model),
+        )
 
 
 @pytest.mark.parametrize(
@@ -155,12 +181,17 @@ def test_targets_are_the_predicted_classes_or_those_given(method):
     given = torch.tensor([0, 3, 1, 4])
     with torch.no_grad():
         predicted = model(batch).argmax(-1)
-    own, found = (vitlens.explain(model, batch, method=method, targets=each) for each in ("predicted", given))
+    own, found = (
+        vitlens.explain(model, batch, method=method, targets=each) for each in ("predicted", given)
+    )
     assert torch.equal(own, vitlens.explain(model, batch, method=method, targets=predicted))
     if method == "relevance":
         expected = by_equation_six(raised(model, batch, given), 13)
         close(found, as_read(expected, [1.0] + [0.0] * 12, model))
-    close(vitlens.explain(model, batch[1:2], method=method, targets=given[1:2].to(torch.int32)), found[1:2])
+    close(
+        vitlens.explain(model, batch[1:2], method=method, targets=given[1:2].to(torch.int32)),
+        found[1:2],
+    )
     assert ((found - own).abs().amax((1, 2))[given != predicted] > 0.01 * own.max()).all()
 
 
@@ -170,7 +201,10 @@ def test_targets_go_with_their_images_through_several_batches():
     batch = images((32, 48), batch=5)
     targets = torch.tensor([0, 3, 1, 4, 2]).repeat(60)
     together = vitlens.relevance(model, batch, targets=targets[:5])
-    close(vitlens.relevance(model, batch.repeat(60, 1, 1, 1), targets=targets), together.repeat(60, 1, 1))
+    close(
+        vitlens.relevance(model, batch.repeat(60, 1, 1, 1), targets=targets),
+        together.repeat(60, 1, 1),
+    )
     for wrong in (targets[:4], 1 + targets[:5], targets[:5] - 1):
         with pytest.raises(InputError, match="found"):
             vitlens.relevance(model, batch, targets=wrong)

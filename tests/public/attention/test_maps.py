@@ -1,4 +1,6 @@
-"""Attention weights and maps of them: which row they are, what the explorer shows, and what commands tell of maps."""
+"""Attention weights and maps of them: which row they are, what the explorer shows, and what
+commands tell of maps.
+"""
 
 from functools import partial
 
@@ -69,7 +71,9 @@ def test_attention_of_channels_is_in_no_map():
 
 @pytest.mark.parametrize("name", ["dinov2-registers", "vit-mean", "siglip", "cait"])
 def test_the_explorer_shows_the_models_own_attention_and_the_rollout_so_far(name):
-    """To half precision; of the first images every head, of the others the mean over heads of each layer."""
+    """To half precision; of the first images every head, of the others the mean over heads of each
+    layer.
+    """
     model = shared_model(name)
     close = partial(torch.testing.assert_close, rtol=0, atol=1e-3)
     batch = images(batch=3)
@@ -85,7 +89,9 @@ def test_the_explorer_shows_the_models_own_attention_and_the_rollout_so_far(name
         found = image.weights if whole else image.layer_weights
         close(torch.tensor(found).float(), weights if whole else weights.mean(1))
         for layer, row in enumerate(image.rollout):
-            matrix = by_rollout([each.mean(0)[None] for each in weights[: layer + 1]], tokens)[0, 1:, 1:]
+            matrix = by_rollout([each.mean(0)[None] for each in weights[: layer + 1]], tokens)[
+                0, 1:, 1:
+            ]
             own = matrix[0] if model.anatomy.readout == "cls" else matrix[prefix:].mean(0)
             close(torch.tensor(row).float(), own)
 
@@ -106,14 +112,18 @@ def bits(maps: Tensor) -> list[float]:
 
 
 def explained(maps: Tensor) -> list[float]:
-    """The gain in log2-likelihood over an even map, in parts of the bits (at least one), of each map under the mean of
-    those of other images, which is mixed with an even map with the weight of one image."""
+    """The gain in log2-likelihood over an even map, in parts of the bits (at least one), of each
+    map under the mean of those of other images, which is mixed with an even map with the weight of
+    one image.
+    """
     flat = maps.flatten(1).double()
     flat = flat / flat.sum(1, keepdim=True)
     patches = flat.shape[1]
     gains = []
     for image, own in enumerate(flat):
-        others = torch.cat([flat[:image], flat[image + 1 :], torch.full((1, patches), 1 / patches)]).mean(0)
+        others = torch.cat(
+            [flat[:image], flat[image + 1 :], torch.full((1, patches), 1 / patches)]
+        ).mean(0)
         gain = float((own * (others * patches).log2()).sum())
         gains.append(min(1.0, max(0.0, gain / max(1.0, bits(maps)[image]))))
     return gains
@@ -136,11 +146,15 @@ def test_how_alike_the_heads_of_a_layer_and_neighbouring_layers_are(golden, plac
     record = golden("attention of digits").record
     model = vitlens.load(str(places["vit"]))
     digits = vitlens.load_data("digits", limit=record.layers[0].information.n)
-    weights = [layer[:, :, 0, 1:].double() for layer in vitlens.attention(model, digits, rows="cls")]
+    weights = [
+        layer[:, :, 0, 1:].double() for layer in vitlens.attention(model, digits, rows="cls")
+    ]
     means = [layer.mean(1) for layer in weights]
     for layer, row in enumerate(record.layers):
         alike = F.cosine_similarity(weights[layer][:, 0], weights[layer][:, 1])
-        own = student_mean(alike.numpy(), groups=digits.groups.numpy(), unit="", least=-1.0, most=1.0)
+        own = student_mean(
+            alike.numpy(), groups=digits.groups.numpy(), unit="", least=-1.0, most=1.0
+        )
         assert row.alike.value == pytest.approx(own.value, abs=1e-4)
         assert (row.alike.low, row.alike.high) == pytest.approx((own.low, own.high), abs=1e-3)
         assert row.information.value == pytest.approx(np.mean(bits(means[layer])), abs=1e-4)

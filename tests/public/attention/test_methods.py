@@ -1,4 +1,6 @@
-"""Every attention method of the registry: its settings, the classes it needs, what it refuses; and attention flow."""
+"""Every attention method of the registry: its settings, the classes it needs, what it refuses; and
+attention flow.
+"""
 
 import math
 
@@ -16,18 +18,25 @@ from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.sources.registry import SOURCES
 
-METHODS = [method for method in ATTENTION_METHODS if method != "flow"]  # which the command line alone has
+METHODS = [
+    method for method in ATTENTION_METHODS if method != "flow"
+]  # which the command line alone has
 
 
 @pytest.mark.parametrize("name", ["rollout", "relevance"])
 def test_a_method_has_the_defaults_of_its_function(name):
     batch = images((32, 48))
-    torch.testing.assert_close(vitlens.explain(ours(), batch, method=name), getattr(vitlens, name)(ours(), batch))
+    torch.testing.assert_close(
+        vitlens.explain(ours(), batch, method=name), getattr(vitlens, name)(ours(), batch)
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_only_a_method_with_gradients_differs_by_class(method):
-    one, other = (vitlens.explain(ours(), images((32, 48)), method=method, targets=target) for target in (0, 3))
+    one, other = (
+        vitlens.explain(ours(), images((32, 48)), method=method, targets=target)
+        for target in (0, 3)
+    )
     assert torch.equal(one, other) is not ATTENTION_METHODS[method].gradients
     assert not one.requires_grad
 
@@ -60,7 +69,9 @@ WRONG = [  # before any work; others: tests/public/cli/test_refusals.py
 
 @pytest.mark.parametrize(("options", "error", "words"), WRONG)
 def test_settings_out_of_their_range_are_refused(options, error, words, monkeypatch):
-    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # the tests' own check of types would be first
+    monkeypatch.setattr(
+        "jaxtyping.config.jaxtyping_disable", True
+    )  # the tests' own check of types would be first
     with pytest.raises(error, match=words):
         vitlens.explain(ours(), images((32, 48)), **options)
 
@@ -70,21 +81,35 @@ def test_several_methods_from_one_pass_are_each_alone_with_their_settings(golden
     record = golden("every method").record  # --target true --alpha 0.4 --layer 0
     model = vitlens.load(str(places["vit"]))
     digits = vitlens.load_data("digits", limit=len(record.maps.maps))
-    settings = {"rollout": {"alpha": 0.4}, "gradient-rollout": {"alpha": 0.4}, "attention": {"layer": 0}}
+    settings = {
+        "rollout": {"alpha": 0.4},
+        "gradient-rollout": {"alpha": 0.4},
+        "attention": {"layer": 0},
+    }
     for at, row in enumerate(record.methods):
         if row.method != "flow":
-            given = settings.get(row.method, {}) | ({} if row.fusion is None else {"fusion": row.fusion})
+            given = settings.get(row.method, {}) | (
+                {} if row.fusion is None else {"fusion": row.fusion}
+            )
             own = vitlens.explain(model, digits, targets="label", method=row.method, **given)
             found = torch.tensor(record.maps.maps[:, at])
             torch.testing.assert_close(found, own, atol=1e-6, rtol=1e-4, msg=row.method)
-    assert [row.fusion for row in record.methods if row.method == "rollout"] == ["mean", "max", "min"]
+    assert [row.fusion for row in record.methods if row.method == "rollout"] == [
+        "mean",
+        "max",
+        "min",
+    ]
 
 
 PRECISION = 1e-5  # capacities are whole numbers of 6e-8, and a cut has at most some dozens of them
 
 
-def by_linear_program(start: NDArray[np.float64], layers: list[NDArray[np.float64]], target: int) -> float:
-    """The most that can arrive at a token of the input: one variable an edge, what enters a node leaves it."""
+def by_linear_program(
+    start: NDArray[np.float64], layers: list[NDArray[np.float64]], target: int
+) -> float:
+    """The most that can arrive at a token of the input: one variable an edge, what enters a node
+    leaves it.
+    """
     tokens = len(start)
     depth = len(layers)
     edges = [(("source", 0), (depth, token), start[token]) for token in range(tokens)]
@@ -95,10 +120,17 @@ def by_linear_program(start: NDArray[np.float64], layers: list[NDArray[np.float6
         for key in range(tokens)
     ]
     inner = [(level, token) for level in range(1, depth + 1) for token in range(tokens)]
-    inner += [(0, token) for token in range(tokens) if token != target]  # what goes there would be lost: not allowed
+    inner += [
+        (0, token) for token in range(tokens) if token != target
+    ]  # what goes there would be lost: not allowed
     kept = [[(tail == node) * 1.0 - (head == node) for head, tail, _ in edges] for node in inner]
     gain = np.array([tail == (0, target) for _, tail, _ in edges], dtype=float)
-    solved = linprog(-gain, A_eq=kept, b_eq=np.zeros(len(inner)), bounds=[(0, capacity) for *_, capacity in edges])
+    solved = linprog(
+        -gain,
+        A_eq=kept,
+        b_eq=np.zeros(len(inner)),
+        bounds=[(0, capacity) for *_, capacity in edges],
+    )
     assert solved.success
     return -float(solved.fun)
 
@@ -111,8 +143,12 @@ READ = {  # the row of the last layer's weights that is read
 
 
 @pytest.mark.parametrize("name", READ)
-def test_the_flow_of_a_model_is_that_of_a_linear_program(name, golden, places, tmp_path, monkeypatch):
-    """The capacities are the weights with the residual connection, 0.6 A + 0.4 I; also beside other methods."""
+def test_the_flow_of_a_model_is_that_of_a_linear_program(
+    name, golden, places, tmp_path, monkeypatch
+):
+    """The capacities are the weights with the residual connection, 0.6 A + 0.4 I; also beside other
+    methods.
+    """
     monkeypatch.setitem(SOURCES, "made", MADE)
     named = str(places["vit"]) if name == "cls" else f"made:{name}"
     line = f"rollout {named} --data digits --limit 2 --method flow --alpha 0.4"
@@ -127,6 +163,10 @@ def test_the_flow_of_a_model_is_that_of_a_linear_program(name, golden, places, t
         means = [layer[image].double().mean(0).numpy() for layer in layers]
         pipes = [0.6 * each + 0.4 * np.eye(tokens) for each in means if len(each) == tokens]
         targets = range(prefix + image, tokens, 5)
-        expected = [by_linear_program(READ[name](means[-1], prefix), pipes, target) for target in targets]
-        np.testing.assert_allclose(found.flatten()[[each - prefix for each in targets]], expected, atol=PRECISION)
+        expected = [
+            by_linear_program(READ[name](means[-1], prefix), pipes, target) for target in targets
+        ]
+        np.testing.assert_allclose(
+            found.flatten()[[each - prefix for each in targets]], expected, atol=PRECISION
+        )
     assert maps.reshape(len(maps), -1).std(1).min() > 1e-4

@@ -1,4 +1,6 @@
-"""Rollout and relevance through windows and merging, against full matrices over the patches of the image."""
+"""Rollout and relevance through windows and merging, against full matrices over the patches of the
+image.
+"""
 
 import copy
 from collections.abc import Callable
@@ -21,15 +23,22 @@ gradient_rollout = partial(vitlens.explain, method="gradient-rollout")
 THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
 MODELS: dict[str, Callable[[], Model]] = {
     **{name: WINDOWED[name] for name in ("swinv2, padded", "hiera", "sam2's hiera")},
-    "swin, three stages": partial(timm_model, TIMM["swin"], img_size=(36, 20), **THREE),  # 9 x 5 patches become 5 x 3
-    # timm leaves the fused kernel off unless it is asked for: its bias and masks are then given to the kernel
+    "swin, three stages": partial(
+        timm_model, TIMM["swin"], img_size=(36, 20), **THREE
+    ),  # 9 x 5 patches become 5 x 3
+    # timm leaves the fused kernel off unless it is asked for: its bias and masks are then given to
+    # the kernel
     "swin, fused": lambda: with_kernel(WINDOWED["swin, padded"](), fused=True),
-    "torchvision, merged": partial(torchvision_swin, (18, 28)),  # patches merged out of fewer than four
+    "torchvision, merged": partial(
+        torchvision_swin, (18, 28)
+    ),  # patches merged out of fewer than four
 }
 
 
 def merging(fine: Pair) -> Tensor:
-    """How patches stand for those they were merged from: (merged, fine), 1 / number of children where one is."""
+    """How patches stand for those they were merged from: (merged, fine), 1 / number of children
+    where one is.
+    """
     rows = (fine[0] + 1) // 2
     columns = (fine[1] + 1) // 2
     matrix = torch.zeros(rows, columns, *fine)
@@ -41,22 +50,34 @@ def merging(fine: Pair) -> Tensor:
 
 
 def row_by_row(tensor: Tensor, windows: Any) -> Tensor:
-    """The queries and keys of each window row by row; a pooled query stands at each of its patches."""
-    return tensor[..., list(windows.queries), :][..., list(windows.keys)] if windows.keys else tensor
+    """The queries and keys of each window row by row; a pooled query stands at each of its
+    patches."""
+    return (
+        tensor[..., list(windows.queries), :][..., list(windows.keys)] if windows.keys else tensor
+    )
 
 
-def whole_layers(model: Model, batch: Tensor, *, libra: bool = False) -> tuple[list[Tensor], list[Tensor], list[Pair]]:
-    """Weights and Ā over all patches of each layer's map (batch, .., patches, patches); the maps."""
+def whole_layers(
+    model: Model, batch: Tensor, *, libra: bool = False
+) -> tuple[list[Tensor], list[Tensor], list[Pair]]:
+    """Weights and Ā over all patches of each layer's map (batch, .., patches, patches); the
+    maps."""
     windows = [call.site.windows for call in calls_of(model, batch)]
     weights, gradients = (
         [unwindow(row_by_row(layer, own), own) for layer, own in zip(layers, windows, strict=True)]
         for layers in explicit_gradients(model, batch, libra=libra)
     )
-    return weights, [raising(*each) for each in zip(weights, gradients)], [own.resolution for own in windows]
+    return (
+        weights,
+        [raising(*each) for each in zip(weights, gradients)],
+        [own.resolution for own in windows],
+    )
 
 
 def product(layers: list[Tensor], maps: list[Pair], start_layer: int) -> Tensor:
-    """From the mean over the last patches down: each layer's matrix, and the merging where the map gets finer."""
+    """From the mean over the last patches down: each layer's matrix, and the merging where the map
+    gets finer.
+    """
     patches = layers[-1].shape[-1]
     row = layers[-1].new_full((len(layers[0]), 1, patches), 1 / patches)
     for layer in range(len(layers) - 1, -1, -1):
@@ -74,14 +95,18 @@ def mixed(layer: Tensor, alpha: float) -> Tensor:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def case(request: pytest.FixtureRequest) -> tuple[Model, Tensor, list[Tensor], list[Tensor], list[Pair]]:
+def case(
+    request: pytest.FixtureRequest,
+) -> tuple[Model, Tensor, list[Tensor], list[Tensor], list[Pair]]:
     """A model and images in double precision; its weights, Ā and maps by layer, spelled out."""
     model = MODELS[request.param]().double()
     batch = images(model.input_size).double()
     return model, batch, *whole_layers(model, batch)
 
 
-@pytest.mark.parametrize(("fusion", "alpha"), [("mean", 0.5), ("mean", 0.0), ("max", 0.3), ("min", 0.5)])
+@pytest.mark.parametrize(
+    ("fusion", "alpha"), [("mean", 0.5), ("mean", 0.0), ("max", 0.3), ("min", 0.5)]
+)
 def test_rollout_is_the_product_of_whole_matrices(case, fusion, alpha):
     model, batch, weights, _, maps = case
     fuse = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}[fusion]
@@ -93,7 +118,9 @@ def test_rollout_is_the_product_of_whole_matrices(case, fusion, alpha):
 
 
 def test_relevance_is_the_product_of_whole_matrices(case):
-    """Equation 6, R ← R + Ā R; where patches merge, R is theirs. What nothing was asked of is taken off: R - I."""
+    """Equation 6, R ← R + Ā R; where patches merge, R is theirs. What nothing was asked of is taken
+    off: R - I.
+    """
     model, batch, _, layers, maps = case
     steps = [torch.eye(layer.shape[-1]) + layer for layer in layers]
     for start in range(len(steps)):
@@ -101,9 +128,13 @@ def test_relevance_is_the_product_of_whole_matrices(case):
         close(vitlens.relevance(model, batch, start_layer=start), expected, rtol=1e-8)
         assert (expected >= 0).all()
     close(
-        vitlens.relevance(copy.deepcopy(model).float(), batch.float(), start_layer=start), expected.float(), rtol=1e-3
+        vitlens.relevance(copy.deepcopy(model).float(), batch.float(), start_layer=start),
+        expected.float(),
+        rtol=1e-3,
     )
-    steps = [torch.eye(layer.shape[-1]) + layer for layer in whole_layers(model, batch, libra=True)[1]]
+    steps = [
+        torch.eye(layer.shape[-1]) + layer for layer in whole_layers(model, batch, libra=True)[1]
+    ]
     expected = product(steps, maps, 0) - product(steps, maps, len(steps))
     close(vitlens.explain(model, batch, method="libra-relevance"), expected.float(), rtol=1e-6)
 
@@ -112,7 +143,10 @@ def test_gradient_rollout_is_the_product_of_whole_matrices(case):
     model, batch, _, raises, maps = case
     layers = [mixed(layer, 0.1) for layer in raises]
     for start in range(len(layers)):
-        close(gradient_rollout(model, batch, alpha=0.1, start_layer=start), product(layers, maps, start).float())
+        close(
+            gradient_rollout(model, batch, alpha=0.1, start_layer=start),
+            product(layers, maps, start).float(),
+        )
 
 
 def test_many_images_are_those_of_one_at_a_time():
@@ -137,7 +171,12 @@ LARGE = {"size": (64, 64), "img_size": 64}
         ("xcit_nano_12_p16_224", XCIT, "blocks.0.attn", "channels attend to channels"),
         ("pvt_v2_b0", PVT, "stages.0.blocks.0.attn", "fewer, pooled keys"),
         ("nest_tiny", LARGE, "levels.0.transformer_encoder.0.attn", "their window"),
-        ("maxvit_rmlp_pico_rw_256", LARGE, "stages.0.blocks.1.conv.conv2_kxk", "between them that mixes patches"),
+        (
+            "maxvit_rmlp_pico_rw_256",
+            LARGE,
+            "stages.0.blocks.1.conv.conv2_kxk",
+            "between them that mixes patches",
+        ),
         ("visformer_tiny", VISFORMER, "stage2.0.attn", "a stage with 4 tokens of its own"),
     ],
 )

@@ -25,14 +25,17 @@ def constant_norm(norm: Any, tokens: Tensor) -> Tensor:
 
 
 def cells_of(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Of patches (batch, patches, dim) the input of the last block's attention, and LibraGrad's gradient there: weights
-    of attention, gates of the GELU and standard deviations are constants."""
+    """Of patches (batch, patches, dim) the input of the last block's attention, and LibraGrad's
+    gradient there: weights of attention, gates of the GELU and standard deviations are constants.
+    """
     module: Any = model.module
     before = vitlens.capture(model, images, "blocks.5.input")["blocks.5.input"]
     block = module.blocks[-1]
     attention = module.blocks[-1].attn
     cells = block.norm1(before).detach().requires_grad_()
-    query, key, value = attention.qkv(cells).unflatten(-1, (3, attention.heads, -1)).permute(2, 0, 3, 1, 4)
+    query, key, value = (
+        attention.qkv(cells).unflatten(-1, (3, attention.heads, -1)).permute(2, 0, 3, 1, 4)
+    )
     weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1).detach()
     stream = before + attention.proj((weights @ value).transpose(1, 2).flatten(2))
     first, second = (layer for layer in block.mlp.modules() if isinstance(layer, nn.Linear))
@@ -71,13 +74,15 @@ def effect(model: Model, images: Tensor, targets: Tensor) -> Tensor:
 
 
 def spread(maps: Tensor) -> Tensor:
-    """(Σ m)² / (N Σ m²): the share of the patches that a map of zeros and equal values would mark."""
+    """(Σ m)² / (N Σ m²): the share of the patches that a map of zeros and equal values would
+    mark."""
     return maps.sum((-2, -1)) ** 2 / (maps.shape[-2:].numel() * (maps**2).sum((-2, -1)))
 
 
 def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Tensor:
-    """((4/5 Q + 1/5 BQ) / max + 3/2 e)⁺ over its greatest value and to a power, with Q = (R + TR) / 2 and R =
-    (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, the border repeated."""
+    """((4/5 Q + 1/5 BQ) / max + 3/2 e)⁺ over its greatest value and to a power, with Q = (R + TR) /
+    2 and R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, the border repeated.
+    """
     root = (where**6 * rollout) ** (1 / 6)
     root = (root + (alike(cells) @ root.flatten(1)[..., None]).view_as(root)) / 2
     line = torch.tensor([1.0, 6.0, 1.0]).double() / 8
@@ -86,26 +91,41 @@ def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Te
     found = (mixed / mixed.amax((1, 2), keepdim=True) + 1.5 * effects).clamp_min(0)
     found = found / found.amax((1, 2), keepdim=True)
     powers = [1 + 3 * step / 5000 for step in range(5001)]
-    chosen = [max([each for each in powers if spread(own**each) >= 0.15], default=1.0) for own in found]
+    chosen = [
+        max([each for each in powers if spread(own**each) >= 0.15], default=1.0) for own in found
+    ]
     return torch.stack([own**power for own, power in zip(found, chosen, strict=True)])
 
 
 def kept_with(model: Model, images: Tensor, targets: Tensor, maps: Tensor) -> Tensor:
-    """The target's probability with the highest 32 of 64 patches, the others from the blurred image."""
+    """The target's probability with the highest 32 of 64 patches, the others from the blurred
+    image.
+    """
     ranks = maps.flatten(1).argsort(descending=True, stable=True).argsort().view_as(maps)
     shown = F.interpolate((ranks < 32).float()[:, None], scale_factor=PATCH) > 0.5
     with torch.no_grad():
-        return model(torch.where(shown, images, blurred(images))).softmax(-1).gather(1, targets[:, None])[:, 0]
+        return (
+            model(torch.where(shown, images, blurred(images)))
+            .softmax(-1)
+            .gather(1, targets[:, None])[:, 0]
+        )
 
 
 def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The smooth, the sharp and the rollout candidate, and what each keeps of the target's probability: from V = S²G ·
-    (S²C⁺ + S²N⁺), G and C⁺ + N⁺, each factor divided by its mean; S is of the layers 2 to 5."""
+    """The smooth, the sharp and the rollout candidate, and what each keeps of the target's
+    probability: from V = S²G · (S²C⁺ + S²N⁺), G and C⁺ + N⁺, each factor divided by its mean; S is
+    of the layers 2 to 5.
+    """
     model = vitlens.load("vit-digits")
-    similarity, (cells, gradient) = affinity(model, images, (2, 3, 4, 5)), cells_of(model, images, targets)
+    similarity, (cells, gradient) = (
+        affinity(model, images, (2, 3, 4, 5)),
+        cells_of(model, images, targets),
+    )
 
     def twice(maps: Tensor) -> Tensor:
-        return by_mean((similarity @ similarity @ maps.clamp_min(0).flatten(1)[..., None]).view_as(maps))
+        return by_mean(
+            (similarity @ similarity @ maps.clamp_min(0).flatten(1)[..., None]).view_as(maps)
+        )
 
     rollout, gradcam = (
         vitlens.explain(model, images, targets=targets, method=name).double()
@@ -116,12 +136,16 @@ def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     rollout = by_mean(rollout)
     sharp = where**3 * rollout * (by_mean(gradcam) + by_mean(libra))
     found = [smooth(where, rollout, cells, effect(model, images, targets)), sharp, rollout]
-    return torch.stack(found), torch.stack([kept_with(model, images, targets, each) for each in found])
+    return torch.stack(found), torch.stack(
+        [kept_with(model, images, targets, each) for each in found]
+    )
 
 
 @pytest.fixture(scope="module")
 def scenes() -> tuple[Tensor, Tensor]:
-    """Scenes that the model classifies correctly, as nothing of a map may be positive for another class."""
+    """Scenes that the model classifies correctly, as nothing of a map may be positive for another
+    class.
+    """
     (batch,) = vitlens.load_data("digits", limit=12).batches(12)
     correct = vitlens.load("vit-digits")(batch.images).argmax(1) == batch.labels
     return batch.images[correct][:4], batch.labels[correct][:4]
@@ -136,17 +160,23 @@ def candidates(scenes) -> tuple[Tensor, Tensor]:
 def test_the_map_is_that_of_the_equation_and_the_image_decides_between_the_candidates(
     scenes, candidates, margin, monkeypatch
 ):
-    """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2 always does."""
+    """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2
+    always does.
+    """
     if margin is not None:
         monkeypatch.setattr("vitlens.attribution.best.MARGIN", margin)
-    found = vitlens.explain(vitlens.load("vit-digits"), scenes[0], targets=scenes[1], method="best").double()
+    found = vitlens.explain(
+        vitlens.load("vit-digits"), scenes[0], targets=scenes[1], method="best"
+    ).double()
     maps, kept = candidates
     margin = 0.1 if margin is None else margin
     numbers = (kept + torch.tensor([margin, 0.0, 0.0])[:, None]).argmax(0)
     assert margin > -1 or (numbers > 0).all()
     assert margin < 2 or not numbers.any()
     for own, wanted in zip(found, maps[numbers, torch.arange(4)], strict=True):
-        torch.testing.assert_close(own, wanted, atol=1e-4 * wanted.max().item(), rtol=5e-3)  # p to 1/1000
+        torch.testing.assert_close(
+            own, wanted, atol=1e-4 * wanted.max().item(), rtol=5e-3
+        )  # p to 1/1000
 
 
 def test_a_model_that_ignores_the_image_has_a_map_of_zeros(scenes):
@@ -160,7 +190,9 @@ def test_a_model_that_ignores_the_image_has_a_map_of_zeros(scenes):
 def test_it_passes_an_image_through_the_model_at_most_ten_times(scenes):
     model = vitlens.load("vit-digits")
     passed = []
-    with model.module.blocks[0].register_forward_pre_hook(lambda _block, given: passed.append(len(given[0]))):
+    with model.module.blocks[0].register_forward_pre_hook(
+        lambda _block, given: passed.append(len(given[0]))
+    ):
         vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
         passed.clear()  # what is read of a model once, and again with another hook, does not count
         vitlens.explain(model, scenes[0], targets=scenes[1], method="best")

@@ -1,4 +1,5 @@
-"""Class activation maps beside the grad-cam package's own, before and after its ReLU and scaling."""
+"""Class activation maps beside the grad-cam package's own, before and after its ReLU and
+scaling."""
 
 import copy
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from tests.kit.tiny import images, model_of, ours, shaken, shared_model, small_c
 from vitlens import Model
 from vitlens.attribution.registry import ATTRIBUTIONS
 
-CLASSES = {name: method.package for name, method in ATTRIBUTIONS.items() if method.package is not None}
+CLASSES = {
+    name: method.package for name, method in ATTRIBUTIONS.items() if method.package is not None
+}
 # target layer and reshape by hand, as the package's examples write them
 TARGET_LAYERS: dict[str, tuple[Callable[[nn.Module], nn.Module], tuple[int, int, int] | None]] = {
     "vit": (lambda model: model.blocks[-1].norm1, (1, 4, 3)),
@@ -34,7 +37,9 @@ def explained(model: Model, batch: Tensor, method: str = "gradcam", **options: o
 
 
 def packages(method: str, name: str, model: Model, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The package's raw map before its ReLU, and its result, from a model of its own with gradients everywhere."""
+    """The package's raw map before its ReLU, and its result, from a model of its own with gradients
+    everywhere.
+    """
     module = copy.deepcopy(model.module).requires_grad_(True)
     layer, tokens = TARGET_LAYERS[name]
 
@@ -43,7 +48,9 @@ def packages(method: str, name: str, model: Model, batch: Tensor) -> tuple[np.nd
         patches = output[:, tokens[0] :].reshape(len(output), tokens[1], tokens[2], -1)
         return patches.permute(0, 3, 1, 2)
 
-    cam = getattr(pytorch_grad_cam, CLASSES[method])(module, [layer(module)], reshape if tokens else None)
+    cam = getattr(pytorch_grad_cam, CLASSES[method])(
+        module, [layer(module)], reshape if tokens else None
+    )
     raw: list[np.ndarray] = []
     original = cam.get_cam_image
     cam.get_cam_image = lambda *args, **kwargs: raw.append(original(*args, **kwargs)) or raw[-1]
@@ -51,19 +58,31 @@ def packages(method: str, name: str, model: Model, batch: Tensor) -> tuple[np.nd
     return raw[0], result
 
 
-# the package sets a channel of a ViT to -1e7; AblationCAM is compared with the paper's definition below
-CASES = [(method, name) for method in CLASSES for name in ("vit", "cnn") if (method, name) != ("ablationcam", "vit")]
+# the package sets a channel of a ViT to -1e7; AblationCAM is compared with the paper's definition
+# below
+CASES = [
+    (method, name)
+    for method in CLASSES
+    for name in ("vit", "cnn")
+    if (method, name) != ("ablationcam", "vit")
+]
 
 
-@pytest.mark.parametrize(("method", "name"), [*CASES, ("gradcam", "registers"), ("eigencam", "registers")])
+@pytest.mark.parametrize(
+    ("method", "name"), [*CASES, ("gradcam", "registers"), ("eigencam", "registers")]
+)
 def test_values_equal_the_packages(method, name, capsys):
     model = MODELS[name]()
     batch = images(model.input_size)
     ours_raw = explained(model, batch, method).numpy()
     assert capsys.readouterr().err == ""
     raw, result = packages(method, name, model, batch)
-    np.testing.assert_allclose(explained(model, batch, method, engine="grad-cam").numpy(), result, atol=1e-5)
-    if method == "eigencam":  # the sign of a component is arbitrary; ours makes the greatest value positive
+    np.testing.assert_allclose(
+        explained(model, batch, method, engine="grad-cam").numpy(), result, atol=1e-5
+    )
+    if (
+        method == "eigencam"
+    ):  # the sign of a component is arbitrary; ours makes the greatest value positive
         raw = raw * np.sign((raw * ours_raw).sum((1, 2), keepdims=True))
         largest = np.abs(ours_raw.reshape(2, -1)).argmax(1)
         assert (np.take_along_axis(ours_raw.reshape(2, -1), largest[:, None], 1) > 0).all()
@@ -122,17 +141,34 @@ def timm_cnn(name: str, size: tuple[int, int]) -> Model:
 
 
 # the target layer and the axis of its channels; of tokens the patches are the last
-TOKENS = ("ours", "vit-mean", "deit-distilled", "beit", "eva02", "dinov2-registers", "siglip", "cait")
+TOKENS = (
+    "ours",
+    "vit-mean",
+    "deit-distilled",
+    "beit",
+    "eva02",
+    "dinov2-registers",
+    "siglip",
+    "cait",
+)
 LAYERS: dict[str, tuple[Callable[[], Model], str, int]] = {
     **{name: (partial(shared_model, name), "blocks.1.norm1", 2) for name in TOKENS},
-    "torchvision-vit": (partial(shared_model, "torchvision-vit"), "encoder.layers.encoder_layer_1.ln_1", 2),
+    "torchvision-vit": (
+        partial(shared_model, "torchvision-vit"),
+        "encoder.layers.encoder_layer_1.ln_1",
+        2,
+    ),
     "torchvision-swin": (partial(shared_model, "torchvision-swin"), "norm", 3),
     # x + norm(attention(x)): the attention reads the block before it
     "post-norm": (lambda: timm_model("vit_base_patch16_rpn_224"), "blocks.0", 2),
     # the last map before the pooling
     "convnext": (lambda: timm_cnn("test_convnext", (64, 96)), "norm_pre", 1),
     "efficientnet": (lambda: timm_cnn("test_efficientnet", (32, 48)), "bn2", 1),
-    "in-place": (lambda: model_of(shaken(InPlace)), "norm", 1),  # the activations are those before the ReLU
+    "in-place": (
+        lambda: model_of(shaken(InPlace)),
+        "norm",
+        1,
+    ),  # the activations are those before the ReLU
 }
 
 
@@ -149,7 +185,9 @@ def test_the_target_layer(name):
     places = [place for place in range(1, output.dim()) if place != axis]
     expected = (gradient.mean(places, keepdim=True) * output).sum(axis)
     expected = expected.unflatten(1, model.layout.grid) if axis == 2 else expected
-    torch.testing.assert_close(explained(model, batch), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
+    torch.testing.assert_close(
+        explained(model, batch), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("make", [ours, small_cnn])

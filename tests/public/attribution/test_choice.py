@@ -1,4 +1,6 @@
-"""vitlens.choose_method: planted methods win on images, masks and mosaics, noise is not confirmed; the arithmetic."""
+"""vitlens.choose_method: planted methods win on images, masks and mosaics, noise is not confirmed;
+the arithmetic.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,8 +66,12 @@ def chosen(model: Model, split: Split, *functions: Maps, seed: int = 0):
         return vitlens.choose_method(model, split, methods=list(planted), seed=seed)
 
 
-def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_from_the_checks(hues, flat):
-    """A score: the mean over checks of the mean value by the methods' standard deviation on the selection half."""
+def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_from_the_checks(
+    hues, flat
+):
+    """A score: the mean over checks of the mean value by the methods' standard deviation on the
+    selection half.
+    """
     choice = chosen(hues, flat, dull(3), near, dull(4))
     assert choice.checks == (FAITHFULNESS, LOCALISATION)
     assert (choice.method, choice.certainty, choice.confirmation) == ("saliency", 1.0, "confirmed")
@@ -73,7 +79,10 @@ def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_f
     assert all(choice.margin(base).low > 0 for base in BASELINES)
     assert choice.scores[0].report[LOCALISATION].n <= len(choice.report)
     assert sorted([*choice.selection, *choice.report]) == list(range(COUNT))
-    scales = {check: np.std([each.selection[check].value for each in choice.scores]) for check in choice.checks}
+    scales = {
+        check: np.std([each.selection[check].value for each in choice.scores])
+        for check in choice.checks
+    }
     for each in choice.scores:
         for half in (each.selection, each.report):
             expected = np.mean([half[check].value / scales[check] for check in choice.checks])
@@ -100,25 +109,46 @@ def test_mosaics_judge_nothing_where_the_model_does_not_name_their_classes(hues,
     assert "blind names" in choice.left_out[LOCALISATION]
 
 
-def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the_other_check(hues, flat):
+def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the_other_check(
+    hues, flat
+):
     left = (torch.arange(SIDE) < 16).float().expand(1, SIDE, SIDE)
     known = range(4, COUNT)
-    inside = chosen(hues, with_masks(flat, known), dull(3), lambda _model, images, _: left.expand(len(images), -1, -1))
+    inside = chosen(
+        hues,
+        with_masks(flat, known),
+        dull(3),
+        lambda _model, images, _: left.expand(len(images), -1, -1),
+    )
     assert (inside.method, inside.localised, inside.certainty) == ("saliency", "objects", 1.0)
     best = inside.scores[0]
     assert best.report[LOCALISATION].value == 1.0
     for half, indices in ((best.selection, inside.selection), (best.report, inside.report)):
-        assert (half[FAITHFULNESS].n, half[LOCALISATION].n) == (len(indices), len({*known} & {*indices}))
-    assert LOCALISATION in chosen(hues, with_masks(flat, slice(31, None)), dull(3), dull(4)).left_out
+        assert (half[FAITHFULNESS].n, half[LOCALISATION].n) == (
+            len(indices),
+            len({*known} & {*indices}),
+        )
+    assert (
+        LOCALISATION in chosen(hues, with_masks(flat, slice(31, None)), dull(3), dull(4)).left_out
+    )
 
 
 def test_too_few_images_leave_the_default_method(hues, flat):
-    choice = vitlens.choose_method(hues, flat.pick(torch.arange(19)), methods=["saliency", "gradcam"])
+    choice = vitlens.choose_method(
+        hues, flat.pick(torch.arange(19)), methods=["saliency", "gradcam"]
+    )
     assert choice.method == "gradcam"  # preferred to saliency
-    assert (choice.certainty, choice.confirmation, choice.scores, choice.selection) == (None, None, (), ())
+    assert (choice.certainty, choice.confirmation, choice.scores, choice.selection) == (
+        None,
+        None,
+        (),
+        (),
+    )
     assert "at least 20 images" in choice.reason
     grouped = replace(flat, groups=torch.arange(COUNT) // 4)
-    assert "groups" in vitlens.choose_method(hues, grouped, methods=["saliency", "occlusion"]).reason
+    assert (
+        "groups" in vitlens.choose_method(hues, grouped, methods=["saliency", "occlusion"]).reason
+    )
 
 
 def test_halves_keep_groups_together_and_follow_the_seed(hues, flat):
@@ -132,11 +162,15 @@ def test_halves_keep_groups_together_and_follow_the_seed(hues, flat):
 
 @pytest.mark.parametrize("engine", ["vitlens", "grad-cam"])
 def test_candidates_explain_a_class_are_not_slow_and_come_by_rank(engine):
-    ranked = {entry.candidate: entry for entry in ATTRIBUTIONS.values() if entry.candidate is not None}
+    ranked = {
+        entry.candidate: entry for entry in ATTRIBUTIONS.values() if entry.candidate is not None
+    }
     assert all(entry.needs_class and not entry.slow for entry in ranked.values())
     assert sorted(ranked) == list(range(1, len(ranked) + 1))
     for model in (ours(), vitlens.load("cnn-digits")):
-        names = vitlens.choose_method(model, torch.rand(2, 3, *model.input_size), engine=engine).candidates
+        names = vitlens.choose_method(
+            model, torch.rand(2, 3, *model.input_size), engine=engine
+        ).candidates
         ranks = [ATTRIBUTIONS[name].candidate for name in names]
         assert ranks == sorted(ranks)
         assert len(names) == 6 or engine == "grad-cam"
@@ -159,7 +193,9 @@ def test_refusals(hues, flat, methods, targets, error):
 
 def test_images_and_targets_are_taken_in_every_form(hues, flat, tmp_path):
     def of(images: object, targets: object) -> object:
-        return vitlens.choose_method(hues, images, targets=targets, methods=["saliency", "input-x-gradient"]).scores
+        return vitlens.choose_method(
+            hues, images, targets=targets, methods=["saliency", "input-x-gradient"]
+        ).scores
 
     (batch,) = flat.batches(COUNT)
     for index, pixels in enumerate(flat.source.read(torch.arange(COUNT))):
@@ -173,11 +209,18 @@ def test_images_and_targets_are_taken_in_every_form(hues, flat, tmp_path):
 
 @pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, flat, times):
-    choices = [chosen(hues, flat, *(dull(3 * seed + own) for own in range(3)), seed=seed) for seed in range(times)]
-    assert [choice.confirmation for choice in choices].count("confirmed") <= max(1, times // 10)  # 2.5 %, narrow ones
+    choices = [
+        chosen(hues, flat, *(dull(3 * seed + own) for own in range(3)), seed=seed)
+        for seed in range(times)
+    ]
+    assert [choice.confirmation for choice in choices].count("confirmed") <= max(
+        1, times // 10
+    )  # 2.5 %, narrow ones
     assert sum(choice.certainty for choice in choices) / times < (0.9 if times < 40 else 0.85)
     assert len({choice.method for choice in choices}) > (1 if times < 40 else 2)
-    assert all(sum(each.wins or 0.0 for each in choice.scores) == pytest.approx(1.0) for choice in choices)
+    assert all(
+        sum(each.wins or 0.0 for each in choice.scores) == pytest.approx(1.0) for choice in choices
+    )
 
 
 def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues, flat):
@@ -193,8 +236,14 @@ def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues,
 
         return maps
 
-    choice = chosen(hues, with_masks(flat), good_on(set(range(COUNT)) - selection), good_on(selection))
-    assert (choice.method, choice.runner_up, choice.confirmation) == ("saliency", "occlusion", "contradicted")
+    choice = chosen(
+        hues, with_masks(flat), good_on(set(range(COUNT)) - selection), good_on(selection)
+    )
+    assert (choice.method, choice.runner_up, choice.confirmation) == (
+        "saliency",
+        "occlusion",
+        "contradicted",
+    )
     assert choice.margin("occlusion").high < 0
 
 
@@ -212,7 +261,9 @@ def test_methods_with_the_same_maps_share_their_wins_and_are_no_runner_up(hues, 
 
 
 def test_intervals_are_over_groups(hues, flat):
-    """Of images that are there twice, the groups' interval is wider by about the square root of two."""
+    """Of images that are there twice, the groups' interval is wider by about the square root of
+    two.
+    """
 
     def alternating(model: Model, images: Tensor, targets: Tensor) -> Tensor:
         """The planted method for every other class, its opposite for the others."""

@@ -1,4 +1,6 @@
-"""Maps and features are the same whatever form a network returns its maps in; else they are refused."""
+"""Maps and features are the same whatever form a network returns its maps in; else they are
+refused.
+"""
 
 from functools import partial
 
@@ -34,7 +36,9 @@ def test_maps_and_features_are_those_of_the_plain_form(form: str):
     for method in MAPS:
         expected = maps(plain, method)
         assert expected.shape == (2, *GRID)
-        torch.testing.assert_close(maps(model, method), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
+        torch.testing.assert_close(
+            maps(model, method), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3
+        )
     found = vitlens.features(model, images(SIZE))
     expected_features = vitlens.features(plain, images(SIZE))
     assert [layer.dim for layer in found.layers] == [*WIDTHS]
@@ -54,7 +58,9 @@ def test_what_has_no_place_in_the_image_is_no_map(form: str):
 
 
 class MixedClass(EinsumViT):
-    """CLS depends on the image, so that the order of tokens is not read; attention and MLPs in a list."""
+    """CLS depends on the image, so that the order of tokens is not read; attention and MLPs in a
+    list.
+    """
 
     def tokens(self, x: Tensor) -> Tensor:
         patches = self.patches(x)
@@ -67,7 +73,8 @@ def test_an_attention_matrix_is_no_map():
     said = wrapped(MixedClass, grid=handwritten.GRID, prefix=("cls",))
     for method in MAPS:
         found, expected = (
-            vitlens.explain(each, noise(), targets=torch.tensor([0, 1, 2]), method=method) for each in (model, said)
+            vitlens.explain(each, noise(), targets=torch.tensor([0, 1, 2]), method=method)
+            for each in (model, said)
         )
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)
     with one_line(UnsupportedError, r"say grid=\(3, 4\)"):

@@ -1,4 +1,5 @@
-"""LeGrad against the equation of Bousselham 2025, for each way in which a classifier reads tokens."""
+"""LeGrad against the equation of Bousselham 2025, for each way in which a classifier reads
+tokens."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -29,7 +30,9 @@ def batch_of(model: Model) -> Tensor:
 
 
 def summed(model: Model, blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺ at the patches; blocks: the logits and the weights of each."""
+    """Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺ at the patches; blocks: the logits and the
+    weights of each.
+    """
     maps = torch.zeros(3, model.layout.patches)
     for logits, weights in blocks:
         score = logits.gather(1, TARGETS[:, None]).sum()
@@ -40,10 +43,15 @@ def summed(model: Model, blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 def by_graph(model: Model, read: Read, *, first: int = 0) -> Tensor:
     """The maps from one plain graph of the model, of its layers with heads from the first on."""
-    weights = [name for name in vitlens.places(model).names if name.endswith("attention.weights")][first:]
+    weights = [name for name in vitlens.places(model).names if name.endswith("attention.weights")][
+        first:
+    ]
     streams = [name.replace("attention.weights", "residual") for name in weights]
     found = vitlens.capture(model, batch_of(model), [*weights, *streams], graph=True)
-    return summed(model, [(read(found[stream]), found[own]) for stream, own in zip(streams, weights, strict=True)])
+    return summed(
+        model,
+        [(read(found[stream]), found[own]) for stream, own in zip(streams, weights, strict=True)],
+    )
 
 
 def same(found: Tensor, expected: Tensor) -> None:
@@ -54,7 +62,11 @@ def same(found: Tensor, expected: Tensor) -> None:
 
 def head_of(module: Any, readout: str | None = None) -> Read:
     def read(stream: Tensor) -> Tensor:
-        return module.head(module.norm(stream.mean(1))) if readout else module.forward_head(module.norm(stream))
+        return (
+            module.head(module.norm(stream.mean(1)))
+            if readout
+            else module.forward_head(module.norm(stream))
+        )
 
     return read
 
@@ -102,7 +114,11 @@ def test_attention_pooling_is_run_on_every_block():
     blocks = list[tuple[Tensor, Tensor]]()
     captured = vitlens.capture(model, batch_of(model), "blocks.*.residual", graph=True)
     for stream in captured.values():
-        query = pooling.q(pooling.latent.expand(3, -1, -1)).unflatten(-1, (pooling.num_heads, -1)).transpose(1, 2)
+        query = (
+            pooling.q(pooling.latent.expand(3, -1, -1))
+            .unflatten(-1, (pooling.num_heads, -1))
+            .transpose(1, 2)
+        )
         both = pooling.kv(model.module.norm(stream)).unflatten(-1, (2, pooling.num_heads, -1))
         key, value = both.permute(2, 0, 3, 1, 4)
         weights = (query @ key.transpose(-2, -1) * pooling.scale).softmax(-1)
@@ -123,14 +139,23 @@ def test_clip_reads_a_block_by_projection_norm_and_texts(readout, first):
     def read(stream: Tensor) -> Tensor:
         pooled = stream[:, 0] if readout == "cls" else stream.mean(1)
         embedding = visual.ln_post(pooled) @ visual.proj
-        return model.module.text.scale * embedding / embedding.norm(dim=-1, keepdim=True) @ model.module.prompts.T
+        return (
+            model.module.text.scale
+            * embedding
+            / embedding.norm(dim=-1, keepdim=True)
+            @ model.module.prompts.T
+        )
 
     assert len(model.anatomy.blocks) > LAST_BLOCKS
     same(found, by_graph(model, read, first=-LAST_BLOCKS if first is None else first))
 
 
 def test_language_image_models_prefer_it():
-    for name, method in (("tiny-clip", "legrad"), ("tiny-sigmoid", "legrad"), ("tiny-resnet", "gradcam")):
+    for name, method in (
+        ("tiny-clip", "legrad"),
+        ("tiny-sigmoid", "legrad"),
+        ("tiny-resnet", "gradcam"),
+    ):
         model = vitlens.zero_shot(tiny(name), ("cat", "dog"))
         assert vitlens.look(model, batch_of(model)[:1]).method == method
 
@@ -145,7 +170,9 @@ def test_language_image_models_prefer_it():
     ],
 )
 def test_refusals(monkeypatch, name, options, error):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types would be first
+    monkeypatch.setattr(
+        jaxtyping.config, "jaxtyping_disable", True
+    )  # the tests' own check of types would be first
     with pytest.raises(error):
         legrad(shared_model(name), **options)
 
@@ -166,7 +193,12 @@ class AddedToLogits(nn.Module):
 def test_a_classifier_that_reads_more_than_one_block_is_refused():
     module = AddedToLogits(timm_model("vit_tiny_patch16_224").module)
     model = vitlens.wrap(
-        module, image_size=(32, 32), mean=(0.5,) * 3, std=(0.5,) * 3, classes=tuple("abcde"), alias="early"
+        module,
+        image_size=(32, 32),
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+        classes=tuple("abcde"),
+        alias="early",
     )
     with pytest.raises(UnsupportedError):
         legrad(model)

@@ -1,4 +1,6 @@
-"""Gradients and occlusion beside captum's, RISE beside a plain loop, KernelSHAP beside Shapley's definition."""
+"""Gradients and occlusion beside captum's, RISE beside a plain loop, KernelSHAP beside Shapley's
+definition.
+"""
 
 from itertools import permutations
 
@@ -45,7 +47,9 @@ def test_values_equal_captums(name):
     theirs = InputXGradient(model).attribute(leaf, target=TARGETS).detach().sum(1)
     torch.testing.assert_close(explained(model, batch, "input-x-gradient"), theirs.float(), **same)
     for steps, baseline in ((7, 0.0), (12, 0.5)):
-        theirs = IntegratedGradients(model).attribute(batch, baseline, target=TARGETS, n_steps=steps)
+        theirs = IntegratedGradients(model).attribute(
+            batch, baseline, target=TARGETS, n_steps=steps
+        )
         maps = explained(model, batch, "integrated-gradients", steps=steps, baseline=baseline)
         torch.testing.assert_close(maps, theirs.sum(1).float(), **same)
     assert maps.abs().max() > 1e-3  # above the tolerance: the comparison is not empty
@@ -59,22 +63,32 @@ def test_smoothgrad_without_noise_is_saliency_and_its_noise_has_the_stated_stand
     model = linear()
     seen = []
     batch = images((8, 12), batch=1) * torch.tensor([1.0, 0.1]).view(2, 1, 1, 1)
-    with model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach())):
+    with model.module.register_forward_pre_hook(
+        lambda _module, inputs: seen.append(inputs[0].detach())
+    ):
         explained(model, batch, "smoothgrad", samples=200, noise=0.2)
     noise = torch.cat([copies.unflatten(0, (-1, 2)) for copies in seen]) - batch
     ranges = batch.amax((1, 2, 3)) - batch.amin((1, 2, 3))
     assert len(noise) == 200
-    torch.testing.assert_close(noise.transpose(0, 1).flatten(1).std(1), 0.2 * ranges, rtol=0.02, atol=0)
-    torch.testing.assert_close(noise[:, 0] / ranges[0], noise[:, 1] / ranges[1], atol=1e-4, rtol=1e-3)  # same draws
+    torch.testing.assert_close(
+        noise.transpose(0, 1).flatten(1).std(1), 0.2 * ranges, rtol=0.02, atol=0
+    )
+    torch.testing.assert_close(
+        noise[:, 0] / ranges[0], noise[:, 1] / ranges[1], atol=1e-4, rtol=1e-3
+    )  # same draws
 
 
-@pytest.mark.parametrize(("method", "option"), [("integrated-gradients", "steps"), ("smoothgrad", "samples")])
+@pytest.mark.parametrize(
+    ("method", "option"), [("integrated-gradients", "steps"), ("smoothgrad", "samples")]
+)
 def test_copies_in_several_passes_change_nothing_and_none_is_refused(method, option, monkeypatch):
     model = ours()
     batch = images((32, 48))
     whole = explained(model, batch, method, **{option: 9})
     in_small_batches(monkeypatch)
-    torch.testing.assert_close(explained(model, batch, method, **{option: 9}), whole, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(
+        explained(model, batch, method, **{option: 9}), whole, atol=1e-6, rtol=1e-4
+    )
     with pytest.raises(InputError):
         explained(model, batch, method, **{option: 0})
 
@@ -83,11 +97,15 @@ def test_copies_in_several_passes_change_nothing_and_none_is_refused(method, opt
 def test_occlusion_is_captums(name):
     model = MODELS[name]()
     batch = images(model.input_size)
-    rows, columns = model.layout.grid if model.anatomy.layout else (8, 8)  # of a CNN as of a ViT of its size
+    rows, columns = (
+        model.layout.grid if model.anatomy.layout else (8, 8)
+    )  # of a CNN as of a ViT of its size
     patch = batch.shape[2] // rows, batch.shape[3] // columns
     grey = batch.mean((2, 3), keepdim=True).expand_as(batch)
     window = (3, *patch)
-    theirs = Occlusion(model).attribute(batch, window, strides=window, baselines=grey, target=TARGETS)
+    theirs = Occlusion(model).attribute(
+        batch, window, strides=window, baselines=grey, target=TARGETS
+    )
     maps = explained(model, batch, "occlusion")
     expected = theirs[:, 0, :: patch[0], :: patch[1]].float()
     torch.testing.assert_close(maps, expected, atol=1e-4, rtol=1e-4)
@@ -119,13 +137,17 @@ def test_of_many_patches_each_is_in_four_coalitions_and_the_ends_are_two_more():
 
 
 def masks_of(size: tuple[int, int], count: int, seed: int) -> Tensor:
-    """RISE's: 7 x 7 cells, each visible or not, and one more a side, enlarged and cropped at random."""
+    """RISE's: 7 x 7 cells, each visible or not, and one more a side, enlarged and cropped at
+    random.
+    """
     generator = torch.Generator().manual_seed(seed)
     found = []
     cell = [-(-side // 7) for side in size]
     for _ in range(count):
         coarse = (torch.rand(1, 1, 7, 7, generator=generator) < 0.5).float()
-        fine = F.interpolate(coarse, size=[8 * side for side in cell], mode="bilinear", align_corners=False)[0, 0]
+        fine = F.interpolate(
+            coarse, size=[8 * side for side in cell], mode="bilinear", align_corners=False
+        )[0, 0]
         top, left = (int(torch.randint(side, (1,), generator=generator)) for side in cell)
         found.append(fine[top : top + size[0], left : left + size[1]])
     return torch.stack(found)
@@ -138,17 +160,24 @@ def test_rise_is_a_plain_loop():
     expected = torch.zeros(2, 32, 48)
     covered = torch.zeros(32, 48)
     for mask in masks_of((32, 48), 9, seed=3):
-        logits = model.module(model.prepare(batch) * mask)  # black after normalisation is the mean colour
+        logits = model.module(
+            model.prepare(batch) * mask
+        )  # black after normalisation is the mean colour
         expected += logits.softmax(-1).gather(1, TARGETS[:, None])[:, :, None] * mask
         covered += mask
     torch.testing.assert_close(maps, expected / covered, atol=1e-5, rtol=1e-4)
 
 
 def by_permutations(model: Model, batch: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Shapley values as they are defined: what each patch adds, over all orders in which patches can come."""
+    """Shapley values as they are defined: what each patch adds, over all orders in which patches
+    can come.
+    """
     players = grid[0] * grid[1]
     subsets = (torch.arange(2**players)[:, None] >> torch.arange(players)) % 2 == 1
-    shown = F.interpolate(subsets.view(-1, 1, *grid).float(), size=batch.shape[2:], mode="nearest") > 0.5
+    shown = (
+        F.interpolate(subsets.view(-1, 1, *grid).float(), size=batch.shape[2:], mode="nearest")
+        > 0.5
+    )
     shares = torch.zeros(len(batch), players, dtype=torch.float64)
     orders = list(permutations(range(players)))
     for index, image in enumerate(batch):
@@ -168,8 +197,12 @@ def test_few_patches_get_their_exact_shapley_values_and_samples_come_near():
     batch = images((32, 48))
     expected = by_permutations(model, batch, (2, 3))
     tolerance = 1e-4 * expected.abs().max().item()
-    torch.testing.assert_close(explained(model, batch, "kernel-shap"), expected, atol=tolerance, rtol=1e-3)
-    exact, drawn = (explained(ours(), batch, "kernel-shap", coalitions=count) for count in (5000, 1000))  # of 4,094
+    torch.testing.assert_close(
+        explained(model, batch, "kernel-shap"), expected, atol=tolerance, rtol=1e-3
+    )
+    exact, drawn = (
+        explained(ours(), batch, "kernel-shap", coalitions=count) for count in (5000, 1000)
+    )  # of 4,094
     assert not torch.equal(drawn, exact)
     assert (drawn - exact).abs().max() < 0.1 * exact.abs().max()
 

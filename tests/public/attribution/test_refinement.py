@@ -1,4 +1,6 @@
-"""Refinement: identities of the affinity, of views, and of the product; what cannot be refined is refused."""
+"""Refinement: identities of the affinity, of views, and of the product; what cannot be refined is
+refused.
+"""
 
 import pytest
 import torch
@@ -33,22 +35,32 @@ def refined(model: Model, images: Tensor, maps: Tensor, **changes: object) -> Te
 @pytest.mark.parametrize(("layers", "steps"), [(None, 2), ((1, 3), 4), (None, 0)])
 def test_maps_are_multiplied_by_the_affinity(model, images, layers, steps):
     maps = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(0))
-    expected = torch.linalg.matrix_power(affinity(model, images, layers), steps) @ maps.double().flatten(1)[..., None]
+    expected = (
+        torch.linalg.matrix_power(affinity(model, images, layers), steps)
+        @ maps.double().flatten(1)[..., None]
+    )
     found = refined(model, images, maps, refine="affinity", layers=layers, steps=steps).double()
     torch.testing.assert_close(found.flatten(1), expected[..., 0], atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_views_of_a_map_of_the_image_itself_are_that_map(model, count):
-    """A method whose map is the image in cells of 4 px: away from the edges each view, moved back, shows the same."""
-    smooth = torch.linspace(0, 0.5, 32)[None, None, :, None] * torch.linspace(1, 2, 32)[None, None, None, :]
+    """A method whose map is the image in cells of 4 px: away from the edges each view, moved back,
+    shows the same.
+    """
+    smooth = (
+        torch.linspace(0, 0.5, 32)[None, None, :, None]
+        * torch.linspace(1, 2, 32)[None, None, None, :]
+    )
     images = smooth.expand(2, 3, 32, 32)
 
     def cells(batch: Tensor, side: int = 4) -> Tensor:
         return F.avg_pool2d(batch.mean(1, keepdim=True), side).squeeze(1)
 
     with planted_methods({"occlusion": lambda _model, batch, _targets: cells(batch)}):
-        maps = vitlens.explain(model, images, method="occlusion", refinement=Refinement(views=count))
+        maps = vitlens.explain(
+            model, images, method="occlusion", refinement=Refinement(views=count)
+        )
     assert maps.shape == ((2, 8, 8) if count == 1 else (2, 16, 16))
     expected = cells(images, 4 if count == 1 else 2)
     torch.testing.assert_close(maps[:, 2:-2, 2:-2], expected[:, 2:-2, 2:-2], atol=1e-5, rtol=1e-5)
@@ -61,7 +73,9 @@ def test_a_product_is_of_positive_parts_divided_by_their_means(model, images):
 
     def product(one: Tensor, other: Tensor) -> Tensor:
         with planted_methods({"occlusion": lambda *_: one, "gradcam": lambda *_: other}):
-            return vitlens.explain(model, images, method="occlusion", refinement=Refinement(times="gradcam"))
+            return vitlens.explain(
+                model, images, method="occlusion", refinement=Refinement(times="gradcam")
+            )
 
     torch.testing.assert_close(product(first, second), first.clamp_min(0))
     torch.testing.assert_close(product(second, fine), fine / fine.mean((1, 2), keepdim=True))
@@ -93,11 +107,21 @@ def test_refinements_are_combined():
     for method in ("relevance", "gradcam"):
         own = explained(method, refine="affinity").clamp_min(0)
         factors.append(own / own.mean((1, 2), keepdim=True).clamp_min(1e-30))
-    torch.testing.assert_close(explained(refine="affinity", times="gradcam"), factors[0] * factors[1])
-    assert explained(refine="affinity", times="gradcam", views=2, upsample="image").shape == (2, 32, 48)
+    torch.testing.assert_close(
+        explained(refine="affinity", times="gradcam"), factors[0] * factors[1]
+    )
+    assert explained(refine="affinity", times="gradcam", views=2, upsample="image").shape == (
+        2,
+        32,
+        48,
+    )
     assert explained("saliency", views=2).shape == (2, 32, 48)
     cnn = vitlens.load("cnn-digits")
-    assert vitlens.explain(cnn, batch, method="gradcam", refinement=Refinement(views=4)).shape == (2, 16, 16)
+    assert vitlens.explain(cnn, batch, method="gradcam", refinement=Refinement(views=4)).shape == (
+        2,
+        16,
+        16,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What every attribution keeps to, by the registry, and vitlens.look; for attention methods: tests/public/attention."""
+"""What every attribution keeps to, by the registry, and vitlens.look; for attention methods:
+tests/public/attention.
+"""
 
 from collections.abc import Callable
 
@@ -15,7 +17,8 @@ from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.errors import InputError, UnsupportedError
 
 CHAINED, DEPTHS, CAMS = (
-    tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == need) for need in ("chain", "depths", "cam")
+    tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == need)
+    for need in ("chain", "depths", "cam")
 )
 ATTENTION = tuple(name for name, method in ATTRIBUTIONS.items() if "cnn" not in method.families)
 OWN = tuple(name for name in ATTRIBUTIONS if name not in ATTENTION_METHODS)
@@ -26,7 +29,10 @@ def test_the_methods_that_are_run_by_default_studied_slow_or_of_no_class():
     def those(chosen: Callable[[registry.Attribution], bool]) -> str:
         return " ".join(name for name, each in ATTRIBUTIONS.items() if chosen(each))
 
-    assert " ".join(default_methods()) == "relevance rollout best gradcam integrated-gradients occlusion"
+    assert (
+        " ".join(default_methods())
+        == "relevance rollout best gradcam integrated-gradients occlusion"
+    )
     assert those(lambda each: each.studied) == "relevance rollout best gradcam occlusion"
     assert those(lambda each: not each.needs_class) == "rollout attention eigencam"
     assert those(lambda each: each.slow) == "scorecam ablationcam occlusion rise kernel-shap"
@@ -34,7 +40,12 @@ def test_the_methods_that_are_run_by_default_studied_slow_or_of_no_class():
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    [(each, name) for each in OWN for name in ("vit", "cnn") if name == "vit" or each not in ATTENTION],
+    [
+        (each, name)
+        for each in OWN
+        for name in ("vit", "cnn")
+        if name == "vit" or each not in ATTENTION
+    ],
 )
 def test_maps_are_of_their_shape_and_sign(method, name):
     model = MODELS[name]()
@@ -54,10 +65,16 @@ def test_the_class_the_seed_and_the_options_matter_as_the_registry_says(method):
     entry = ATTRIBUTIONS[method]
     one, other = (vitlens.explain(model, batch, targets=target, method=method) for target in (0, 3))
     assert torch.equal(one, other) is not entry.needs_class
-    defaults = {name: getattr(registry, name.upper()) for name in entry.options if hasattr(registry, name.upper())}
+    defaults = {
+        name: getattr(registry, name.upper())
+        for name in entry.options
+        if hasattr(registry, name.upper())
+    }
     assert torch.equal(other, vitlens.explain(model, batch, targets=3, method=method, **defaults))
     if entry.random:
-        one, again, other = (vitlens.explain(model, batch, method=method, seed=seed) for seed in (1, 1, 2))
+        one, again, other = (
+            vitlens.explain(model, batch, method=method, seed=seed) for seed in (1, 1, 2)
+        )
         assert torch.equal(one, again)
         assert not torch.equal(one, other)
 
@@ -78,10 +95,18 @@ def test_a_model_has_the_methods_of_its_family_and_a_look_takes_the_first_by_pre
     assert methods_of(swin, "legrad") == methods_of(swin, "best") == but(*DEPTHS, "best")
     assert methods_of(cnn, "relevance") == methods_of(cnn, "best") == but(*ATTENTION)
     assert methods_of(linear(), "gradcam") == but(*ATTENTION, *CAMS)
-    assert methods_of(model_of(Linear((8, 8)), size=(8, 8)), "gradcam") == but(*ATTENTION, *CAMS)  # without patches
+    assert methods_of(model_of(Linear((8, 8)), size=(8, 8)), "gradcam") == but(
+        *ATTENTION, *CAMS
+    )  # without patches
     channels = timm_model("xcit_nano_12_p16_224", embed_dim=64)
     assert methods_of(channels, "relevance") == but(*CHAINED, *DEPTHS)
-    looks = {ours(): "best", shared_model("siglip"): "best", swin: "relevance", cnn: "gradcam", linear(): "occlusion"}
+    looks = {
+        ours(): "best",
+        shared_model("siglip"): "best",
+        swin: "relevance",
+        cnn: "gradcam",
+        linear(): "occlusion",
+    }
     for model, method in looks.items():
         assert vitlens.look(model, images(model.input_size, batch=1)).method == method
 
@@ -98,7 +123,9 @@ def test_best_of_other_families_does_not_depend_on_the_batch(name):
 
 def test_a_class_before_the_first_is_refused():
     with pytest.raises(InputError):
-        vitlens.explain(small_cnn(), images((32, 48)), method="gradcam", targets=torch.tensor([0, -1]))
+        vitlens.explain(
+            small_cnn(), images((32, 48)), method="gradcam", targets=torch.tensor([0, -1])
+        )
 
 
 def test_images_of_another_size_are_explained_at_theirs():
@@ -122,7 +149,9 @@ def test_the_classes_and_maps_of_a_look_are_those_of_the_two_most_probable(vit):
     top = vit(batch).softmax(-1).topk(5)
     assert torch.equal(seen.classes, top.indices)
     torch.testing.assert_close(seen.probabilities, top.values)
-    assert seen.names == tuple(tuple(vit.classes[place] for place in row) for row in top.indices.tolist())
+    assert seen.names == tuple(
+        tuple(vit.classes[place] for place in row) for row in top.indices.tolist()
+    )
     for rank in (0, 1):
         expected = vitlens.explain(vit, batch, targets=top.indices[:, rank], method="best")
         torch.testing.assert_close(seen.maps[:, rank], expected, rtol=1e-4, atol=1e-6)
@@ -135,7 +164,9 @@ def test_a_look_ablates_heads_as_ablate_does(vit, count, replaced):
     assert (seen.replace, bool(seen.note)) == (replaced, replaced != "mean")
     expected = vitlens.ablate(vit, batch, "predicted", replace=replaced)
     for index, (layer, head) in enumerate(seen.places):
-        assert seen.delta_loss[:, index].mean() == pytest.approx(float(expected.delta_loss[layer, head]), abs=1e-5)
+        assert seen.delta_loss[:, index].mean() == pytest.approx(
+            float(expected.delta_loss[layer, head]), abs=1e-5
+        )
     without = seen.probabilities[:, :1] * (-seen.delta_loss).exp()
     torch.testing.assert_close(seen.without, without, rtol=1e-4, atol=1e-6)
 
@@ -164,4 +195,9 @@ def test_a_head_whose_output_is_not_read_has_no_effect_and_a_cnn_has_no_heads():
     assert seen.delta_loss[:, seen.places.index((1, 1))].abs().max() < 1e-5
     assert seen.labels[1][1].label == "dead"
     of_cnn = vitlens.look(vitlens.load("cnn-digits"), torch.rand(2, 3, 32, 32))
-    assert (of_cnn.method, of_cnn.places, of_cnn.heads(0), of_cnn.maps.shape) == ("gradcam", (), (), (2, 2, 8, 8))
+    assert (of_cnn.method, of_cnn.places, of_cnn.heads(0), of_cnn.maps.shape) == (
+        "gradcam",
+        (),
+        (),
+        (2, 2, 8, 8),
+    )

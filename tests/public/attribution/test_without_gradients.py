@@ -1,4 +1,6 @@
-"""Models whose forward pass has no gradient somewhere: what needs none works, the rest says why in one line."""
+"""Models whose forward pass has no gradient somewhere: what needs none works, the rest says why in
+one line.
+"""
 
 from functools import partial
 from typing import Any
@@ -15,7 +17,9 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import UnsupportedError
 
 TARGETS = torch.tensor([0, 1, 2])
-METHODS = [name for name, method in ATTRIBUTIONS.items() if name not in ("scorecam", "ablationcam", "rise")]
+METHODS = [
+    name for name, method in ATTRIBUTIONS.items() if name not in ("scorecam", "ablationcam", "rise")
+]
 
 
 class Probe(nn.Module):
@@ -48,13 +52,18 @@ def codes(net: nn.Module, x: Tensor) -> Tensor:
     return nn.functional.one_hot(net(x).argmax(1), 5).float()
 
 
-# how the backbone runs, the part of its name that the reason holds, and whether gradients end before the last block
+# how the backbone runs, the part of its name that the reason holds, and whether gradients end
+# before the last block
 RUNS: dict[str, tuple[Any, str, bool]] = {
     "no_grad": (partial(under, torch.no_grad), "switched off in net", True),
     "inference_mode": (partial(under, torch.inference_mode), "switched off in net", True),
     "detach": (lambda net, x: net(x).detach(), "input of fc is cut off", True),
     "argmax": (codes, "input of fc is cut off", True),
-    "reentrant checkpoint": (lambda net, x: checkpoint(net, x, use_reentrant=True), "use_reentrant=True", True),
+    "reentrant checkpoint": (
+        lambda net, x: checkpoint(net, x, use_reentrant=True),
+        "use_reentrant=True",
+        True,
+    ),
     "no_grad in the stem": (no_grad_stem, "switched off in net.stem", False),
 }
 
@@ -64,7 +73,9 @@ def list_of_working(model: vitlens.Model, images: Tensor, words: str) -> list[st
     refusals = dict[str, UnsupportedError]()
     for method in METHODS:
         try:
-            assert torch.isfinite(vitlens.explain(model, images, targets=TARGETS, method=method)).all()
+            assert torch.isfinite(
+                vitlens.explain(model, images, targets=TARGETS, method=method)
+            ).all()
         except UnsupportedError as refusal:
             refusals[method] = refusal
     for refusal in refusals.values():
@@ -93,15 +104,20 @@ def test_what_needs_no_gradient_works_and_the_rest_says_why(case: str):
 
 
 def test_a_checkpoint_that_autograd_can_pass_changes_nothing():
-    """The same maps and attack as without it, also where torch's layers are computed in another way for the attack."""
+    """The same maps and attack as without it, also where torch's layers are computed in another way
+    for the attack.
+    """
     plain = wrapped(partial(Probe, lambda net, x: net(x)))
     model = wrapped(partial(Probe, lambda net, x: checkpoint(net, x, use_reentrant=False)))
     images = noise()
     for method in ("relevance", "gradcam", "saliency"):
-        found, expected = (vitlens.explain(each, images, targets=TARGETS, method=method) for each in (model, plain))
+        found, expected = (
+            vitlens.explain(each, images, targets=TARGETS, method=method) for each in (model, plain)
+        )
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
     found, expected = (
-        vitlens.attack(each, images, "predicted", method="fgsm", epsilon=4 / 255) for each in (model, plain)
+        vitlens.attack(each, images, "predicted", method="fgsm", epsilon=4 / 255)
+        for each in (model, plain)
     )
     torch.testing.assert_close(found.images, expected.images)
 
@@ -190,7 +206,9 @@ def test_an_operation_whose_gradient_is_zero_is_named_and_what_needs_no_gradient
     images = noise()
     works = list_of_working(model, images, f"{words}.*rollout")
     assert {name for name in METHODS if not ATTRIBUTIONS[name].gradients} <= {*works}
-    assert not {"saliency", "smoothgrad", "integrated-gradients", "input-x-gradient", "best"} & {*works}
+    assert not {"saliency", "smoothgrad", "integrated-gradients", "input-x-gradient", "best"} & {
+        *works
+    }
     assert ("relevance" in works) == ("gradcam" in works) == (not is_after)
     assert vitlens.look(model, images).method in works
 

@@ -10,7 +10,9 @@ from vitlens.commands.registry import COMMANDS
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Replaces a command's `measure` by a function that keeps the options it is given, or raises what it is given."""
+    """Replaces a command's `measure` by a function that keeps the options it is given, or raises
+    what it is given.
+    """
 
     def replace(word, *, error=None, result=()):
         calls = []

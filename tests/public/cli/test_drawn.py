@@ -13,8 +13,14 @@ DATA = "--data digits --limit 9"
 LINES = {  # a command, and how many of how many images its figures draw
     "rollout": (f"rollout vit-digits {DATA} --method attention", "6 of the 9"),
     "explain": (f"explain vit-digits cnn-digits {DATA} --method gradcam", "6 of the 9"),
-    "explain, of images": ("explain vit-digits --method saliency --images {folder}", "24 of the 26"),
-    "compare": (f"compare vit-digits cnn-digits {DATA} --panels 3 --method gradcam --checked 0", "3 of the 9"),
+    "explain, of images": (
+        "explain vit-digits --method saliency --images {folder}",
+        "24 of the 26",
+    ),
+    "compare": (
+        f"compare vit-digits cnn-digits {DATA} --panels 3 --method gradcam --checked 0",
+        "3 of the 9",
+    ),
     "look": ("look {files} --limit 26 --model vit-digits", "24 of the 26"),
     "attention": ("attention vit-digits --images {folder}", "24 of the 26"),
 }
@@ -29,7 +35,9 @@ def folder(tmp_path_factory) -> Path:
     return root
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "look")]  # several seconds each
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "look")
+]  # several seconds each
 QUICK = [name for name in LINES if name not in ("compare", "look")]
 
 
@@ -39,5 +47,7 @@ def test_a_report_says_how_many_images_its_figures_draw(name, folder, tmp_path):
     files = " ".join(map(str, sorted(folder.iterdir())))
     with no_figures():
         words_of_line = line.format(folder=folder, files=files).split()
-        assert run([*words_of_line, "--device", "cpu", "--quiet", "--out", str(tmp_path / "out")]) == 0
+        assert (
+            run([*words_of_line, "--device", "cpu", "--quiet", "--out", str(tmp_path / "out")]) == 0
+        )
     assert re.search(words, (tmp_path / "out" / "report.md").read_text())

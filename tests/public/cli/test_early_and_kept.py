@@ -1,4 +1,5 @@
-"""What is refused before a model is loaded, and what attack and attention keep and draw on request."""
+"""What is refused before a model is loaded, and what attack and attention keep and draw on
+request."""
 
 import numpy as np
 import pytest
@@ -16,14 +17,17 @@ def test_a_taken_folder_is_refused_before_anything_is_loaded(tmp_path, monkeypat
 
 @pytest.mark.parametrize("word", ["ablate", "attack", "evaluate", "study"])
 def test_images_without_labels_are_refused_before_a_model_is_loaded(word, pictures, capsys):
-    assert "images without labels" in refusal(capsys, f"{word} timm:no_such_model --data {pictures}")
+    assert "images without labels" in refusal(
+        capsys, f"{word} timm:no_such_model --data {pictures}"
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_adversarial_images_are_kept_exactly_and_as_rounded_png(sharp_vit, tmp_path):
     record = ran(
         tmp_path / "run",
-        f"attack {sharp_vit} --data digits --limit 4 --predicted --attack pgd --steps 3 --step 1.5 --epsilon 32 "
+        f"attack {sharp_vit} --data digits --limit 4 --predicted --attack pgd --steps 3 --step 1.5 "
+        "--epsilon 32 "
         "--no-corruptions --no-inside --self-checks few --save-images",
     )
     (arrays,) = record.adversarial.values()

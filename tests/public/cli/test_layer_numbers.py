@@ -1,4 +1,6 @@
-"""Every table and report of a command has the numbers of blocks, also where some of them have no attention."""
+"""Every table and report of a command has the numbers of blocks, also where some of them have no
+attention.
+"""
 
 import re
 from pathlib import Path
@@ -73,7 +75,9 @@ def plainly(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_tables_and_claims_have_the_numbers_of_blocks(command: str, file: Path, pictures: Path, tmp_path: Path):
+def test_tables_and_claims_have_the_numbers_of_blocks(
+    command: str, file: Path, pictures: Path, tmp_path: Path
+):
     before = ran(tmp_path / "before", line_of(command, file, "without", pictures))
     after = ran(tmp_path / "after", line_of(command, file, "between", pictures))
     expected = written_tables(before)

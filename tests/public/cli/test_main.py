@@ -1,4 +1,6 @@
-"""The boundary: every error one line on stderr and the right exit code; help, streams that end, names nearly right."""
+"""The boundary: every error one line on stderr and the right exit code; help, streams that end,
+names nearly right.
+"""
 
 import errno
 import os
@@ -42,7 +44,8 @@ def test_vitlens_alone_is_help_which_names_every_command(capsys):
 def out_of_memory(asked: str, free: str) -> torch.OutOfMemoryError:
     """As torch 2.15 says it."""
     return torch.OutOfMemoryError(
-        f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 79.10 GiB of which {free} is "
+        f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 79.10 GiB "
+        f"of which {free} is "
         "free. Including non-PyTorch memory, this process has 77.60 GiB memory in use."
     )
 
@@ -57,12 +60,24 @@ LONG = InputError("expected \x1b[2J\u202e, found " + "x" * 100_000)
         (LONG, 2, ""),  # moves no cursor, and has an end
         (UnknownNameError("model", "vit-digts", ["vit-digits"]), 2, "did you mean 'vit-digits'?"),
         (StorageError("expected room"), 1, "expected room"),
-        (OSError(errno.ENOSPC, "No space left on device", "x.png"), 1, "the disk is full while writing x.png"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "x.png"),
+            1,
+            "the disk is full while writing x.png",
+        ),
         (OSError(errno.EACCES, "Permission denied", "x.png"), 1, "x.png"),
-        (ZeroDivisionError("by zero"), 1, "unexpected ZeroDivisionError: by zero; --debug shows where"),
+        (
+            ZeroDivisionError("by zero"),
+            1,
+            "unexpected ZeroDivisionError: by zero; --debug shows where",
+        ),
         (KeyboardInterrupt(), 130, "error: interrupted"),
         (MemoryError(), 1, "--batch-size"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 1, "--batch-size"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+            1,
+            "--batch-size",
+        ),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, "--batch-size"),
         (RecursionError("maximum recursion depth exceeded"), 2, ""),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), 2, ""),
@@ -85,19 +100,31 @@ def test_an_error_is_one_line(error, code, says, stand_in, capsys):
 @pytest.mark.parametrize(
     ("error", "given", "tried"),
     [
-        (out_of_memory("2.00 GiB", "1.50 GiB"), "--batch-size 400", 128),  # half of it, a power of two
+        (
+            out_of_memory("2.00 GiB", "1.50 GiB"),
+            "--batch-size 400",
+            128,
+        ),  # half of it, a power of two
         (out_of_memory("512.00 MiB", "1.00 MiB"), "--batch-size=256", 128),
-        (out_of_memory("320.00 GiB", "79.00 GiB"), "--batch-size 256", 32),  # four times what there is
+        (
+            out_of_memory("320.00 GiB", "79.00 GiB"),
+            "--batch-size 256",
+            32,
+        ),  # four times what there is
         (out_of_memory("900.00 GiB", "79.00 GiB"), "--batch-size 4", 1),
         (torch.OutOfMemoryError("of no form"), "--batch-size 2", 1),
         (out_of_memory("2.00 GiB", "1.50 GiB"), "--batch-size 1", None),
         (out_of_memory("2.00 GiB", "1.50 GiB"), "", None),
     ],
 )
-def test_too_little_memory_on_a_device_says_which_batch_size_to_try(error, given, tried, stand_in, capsys):
+def test_too_little_memory_on_a_device_says_which_batch_size_to_try(
+    error, given, tried, stand_in, capsys
+):
     stand_in("evaluate", error=error)
     said = refusal(capsys, f"evaluate vit-digits {given}", code=1)
-    assert said.rstrip().endswith("try a smaller --batch-size" if tried is None else f"try --batch-size {tried}")
+    assert said.rstrip().endswith(
+        "try a smaller --batch-size" if tried is None else f"try --batch-size {tried}"
+    )
 
 
 @pytest.mark.parametrize("arguments", ["rollout vit-digits --debug", "--debug rollout vit-digits"])
@@ -151,11 +178,17 @@ SET_FOR_TORCH = """
         ({"GOMP_SPINCOUNT": "100"}, "unset", "1"),
     ],
 )
-def test_threads_sleep_and_pages_are_large_unless_the_user_chose_otherwise(environment, policy, large_pages):
+def test_threads_sleep_and_pages_are_large_unless_the_user_chose_otherwise(
+    environment, policy, large_pages
+):
     program = REPLACED.format(act=SET_FOR_TORCH)
     command = [sys.executable, "-c", program, "predict", "vit-digits"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == [policy, large_pages, "False"]  # both are read when torch is imported
+    assert result.stdout.split() == [
+        policy,
+        large_pages,
+        "False",
+    ]  # both are read when torch is imported
 
 
 # Streams
@@ -185,13 +218,25 @@ def test_a_reader_that_has_seen_enough_is_no_failure_and_a_full_output_is_said(
     [("ascii", r"inf - \xe9 \u732b ..."), ("cp1252", r"inf – é \u732b …"), ("utf-8", "∞ – é 猫 …")],
 )
 def test_any_letter_goes_to_any_terminal_and_libraries_are_quiet(encoding, shown):
-    given = {"env": {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}, "encoding": encoding}
-    command = [sys.executable, "-c", REPLACED.format(act=SAYING), "predict", "vit-digits", "--quiet"]
+    given = {
+        "env": {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"},
+        "encoding": encoding,
+    }
+    command = [
+        sys.executable,
+        "-c",
+        REPLACED.format(act=SAYING),
+        "predict",
+        "vit-digits",
+        "--quiet",
+    ]
     done = subprocess.run(command, capture_output=True, check=False, timeout=HANGS, **given)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == shown
     if encoding == "ascii":
-        helped = subprocess.run([*command[:3], "--help"], capture_output=True, check=False, timeout=HANGS, **given)
+        helped = subprocess.run(
+            [*command[:3], "--help"], capture_output=True, check=False, timeout=HANGS, **given
+        )
         assert helped.returncode == 0
 
 
@@ -221,7 +266,9 @@ def test_a_folder_with_an_equals_sign_is_a_model(tiny_vit, tmp_path, monkeypatch
 
 def test_a_suggestion_is_near():
     for name in ("zzzz", "", "_" * 1000, "%s{0}\\"):
-        assert "did you mean" not in str(UnknownNameError("model", name, ("vit-tiny", "deit_tiny_patch16_224")))
+        assert "did you mean" not in str(
+            UnknownNameError("model", name, ("vit-tiny", "deit_tiny_patch16_224"))
+        )
     assert str(UnknownNameError("command", "rolout", ("rollout", "report"))).count("'") == 4
 
 
@@ -230,6 +277,9 @@ def test_letters_that_no_font_has_are_drawn_without_a_warning(pictures, tiny_vit
     (tmp_path / "pictures").mkdir()
     for name in ("猫 😀 🇩🇪", "$x$ $\\frac", "\U0001fae8 ᚠ ꦄ"):
         shutil.copy(pictures / "0.png", tmp_path / "pictures" / f"{name}.png")
-    line = f"attention {tiny_vit} --images {tmp_path / 'pictures'} --quiet --device cpu --format png,svg"
+    line = (
+        f"attention {tiny_vit} --images {tmp_path / 'pictures'} --quiet --device cpu --format "
+        "png,svg"
+    )
     with saved_figures():
         assert run([*line.split(), "--out", str(tmp_path / "out")]) == 0

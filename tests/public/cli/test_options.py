@@ -1,4 +1,6 @@
-"""What is typed is what the run gets: a line a case, and the options that it gives which are not the defaults."""
+"""What is typed is what the run gets: a line a case, and the options that it gives which are not
+the defaults.
+"""
 
 import operator
 import shlex
@@ -15,9 +17,12 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.names import BUNDLED, PRESETS
 
 TYPED: dict[str, dict[str, Any]] = {
-    "rollout timm:x --fusion max --discard 0.5 --alpha 0.25 --start-layer 2 --readout mean --method relevance,flow "
-    "--target cat --layer 1 --weights w.safetensors --random-weights --arch a --image-size 32x64 --mean 0.1,0.2,0.3 "
-    "--std 0.5 --classes names.txt --data d --limit 3 --batch-size 4 --device cuda:1 --precision bf16 --seed 5 "
+    "rollout timm:x --fusion max --discard 0.5 --alpha 0.25 --start-layer 2 --readout mean "
+    "--method relevance,flow "
+    "--target cat --layer 1 --weights w.safetensors --random-weights --arch a --image-size 32x64 "
+    "--mean 0.1,0.2,0.3 "
+    "--std 0.5 --classes names.txt --data d --limit 3 --batch-size 4 --device cuda:1 --precision "
+    "bf16 --seed 5 "
     "--out o --overwrite --format svg,png --data-dir c --quiet --html": {
         "model": "timm:x",
         "fusion": ("max",),
@@ -49,9 +54,17 @@ TYPED: dict[str, dict[str, Any]] = {
         "run.html": True,
     },
     "predict m --images 'a cat.jpg'": {"images": ("a cat.jpg",), "run.seed": 0},
-    "predict vit-digits --images a.jpg b.jpg c --seed 1": {"images": ("a.jpg", "b.jpg", "c"), "run.seed": 1},
-    "predict vit-digits --images a.jpg --images b.jpg --images c": {"images": ("a.jpg", "b.jpg", "c")},
-    "predict --seed 1 vit-digits --images a b --images c": {"model": "vit-digits", "images": ("a", "b", "c")},
+    "predict vit-digits --images a.jpg b.jpg c --seed 1": {
+        "images": ("a.jpg", "b.jpg", "c"),
+        "run.seed": 1,
+    },
+    "predict vit-digits --images a.jpg --images b.jpg --images c": {
+        "images": ("a.jpg", "b.jpg", "c")
+    },
+    "predict --seed 1 vit-digits --images a b --images c": {
+        "model": "vit-digits",
+        "images": ("a", "b", "c"),
+    },
     "look a.jpg b --model m --offline --attention w.npy --image a.jpg --prefix 2": {
         "images": ("a.jpg", "b"),
         "model": "m",
@@ -77,11 +90,15 @@ TYPED: dict[str, dict[str, Any]] = {
         "model_options.std": (0.0, 0.25, 1.0),
         "model_options.image_size": (32, 32),
     },
-    "stats fresh=vit-digits@random --no-renormalise": {"model": "fresh=vit-digits@random", "renormalise": False},
+    "stats fresh=vit-digits@random --no-renormalise": {
+        "model": "fresh=vit-digits@random",
+        "renormalise": False,
+    },
     "stats runs/a --over-training": {"over_training": True, "renormalise": True},
     "attention m --layer 3 --query 7,8 --key 0,1": {"layer": 3, "query": (7, 8), "key": (0, 1)},
     "walkthrough m --layer 3 --head 1 --images a": {"layer": 3, "head": 1, "images": ("a",)},
-    "ablate m --replace mean,zero --units head,block --no-curves --greedy --pairs 3 --no-patch --clean a --corrupted b "
+    "ablate m --replace mean,zero --units head,block --no-curves --greedy --pairs 3 --no-patch "
+    "--clean a --corrupted b "
     "--prune 0.5 --save s --resume r --predicted": {
         "replace": ("mean", "zero"),
         "units": ("head", "block"),
@@ -96,14 +113,19 @@ TYPED: dict[str, dict[str, Any]] = {
         "resume": Path("r"),
         "predicted": True,
     },
-    "audit m --budget 3 --junit j.xml --no-cache": {"budget": 3.0, "junit": Path("j.xml"), "cache": False},
+    "audit m --budget 3 --junit j.xml --no-cache": {
+        "budget": 3.0,
+        "junit": Path("j.xml"),
+        "cache": False,
+    },
     "profile vit-tiny timm:x --patch-size 4,8x16 --sizes 64 --batch-sizes 2,1": {
         "models": ("vit-tiny", "timm:x"),
         "patch_sizes": ((4, 4), (8, 16)),
         "sizes": ((64, 64),),
         "batch_sizes": (1, 2),
     },
-    "compare a b --data d --method rollout,gradcam --target cat --panels 3 --maps 9 --no-harder --cue-conflict c "
+    "compare a b --data d --method rollout,gradcam --target cat --panels 3 --maps 9 --no-harder "
+    "--cue-conflict c "
     "--checked 4 --disturbed 5": {
         "models": ("a", "b"),
         "data": "d",
@@ -116,9 +138,12 @@ TYPED: dict[str, dict[str, Any]] = {
         "checked": 4,
         "disturbed": 5,
     },
-    "explain a b --data d --method gradcam++,rise,all --target cat --show b.png,a --engine grad-cam --verify --auto "
-    "--substrate mean --no-counterfactuals --composites none --composite-count 3 --other-substrates none "
-    "--no-stability --refine affinity --refine-layers 1 --refine-steps 4 --views 2 --times rollout --upsample image": {
+    "explain a b --data d --method gradcam++,rise,all --target cat --show b.png,a --engine "
+    "grad-cam --verify --auto "
+    "--substrate mean --no-counterfactuals --composites none --composite-count 3 "
+    "--other-substrates none "
+    "--no-stability --refine affinity --refine-layers 1 --refine-steps 4 --views 2 --times rollout "
+    "--upsample image": {
         "models": ("a", "b"),
         "data": "d",
         "method": ("gradcam++", "rise", "all"),
@@ -134,8 +159,10 @@ TYPED: dict[str, dict[str, Any]] = {
         "other_substrates": ("none",),
         "stability": False,
     },
-    "attack a b --data d --attack auto,patch --epsilon 0.5,8 --epsilon-l2 0.1 --steps 7 --restarts 3 --predicted "
-    "--downwards --no-transfer --no-inside --no-corruptions --baseline b --patch-side 5 --patch-anywhere "
+    "attack a b --data d --attack auto,patch --epsilon 0.5,8 --epsilon-l2 0.1 --steps 7 --restarts "
+    "3 --predicted "
+    "--downwards --no-transfer --no-inside --no-corruptions --baseline b --patch-side 5 "
+    "--patch-anywhere "
     "--self-checks few --resume runs/x": {
         "attacks": ("auto", "patch"),
         "epsilons": (0.5, 8.0),
@@ -152,9 +179,14 @@ TYPED: dict[str, dict[str, Any]] = {
         "self_checks": "few",
         "resume": Path("runs/x"),
     },
-    "attack m": {"epsilons": (0.0, 1.0, 2.0, 4.0, 8.0), "linf": (1 / 255, 2 / 255, 4 / 255, 8 / 255)},
-    "features a b --data d --k 20,1 --no-probe --bank 50 --pool cls+mean --no-norm --no-cache --tsne --perplexity 5 "
-    "--thumbnails --query x.jpg --query y.jpg --show s.jpg,t.jpg --clip-templates simple --clip-templates my{} "
+    "attack m": {
+        "epsilons": (0.0, 1.0, 2.0, 4.0, 8.0),
+        "linf": (1 / 255, 2 / 255, 4 / 255, 8 / 255),
+    },
+    "features a b --data d --k 20,1 --no-probe --bank 50 --pool cls+mean --no-norm --no-cache "
+    "--tsne --perplexity 5 "
+    "--thumbnails --query x.jpg --query y.jpg --show s.jpg,t.jpg --clip-templates simple "
+    "--clip-templates my{} "
     "--prompt dog --objective a=self-supervised": {
         "ks": (1, 20),
         "probe": False,
@@ -180,8 +212,10 @@ TYPED: dict[str, dict[str, Any]] = {
         "resume": Path("there"),
         "cache": False,
     },
-    "train vit-micro --epochs 3 --average 0 --patch-size 8 --depth 2 --image-size 64 --set mixup=0.8 --set flip=False "
-    "--dropout 0.1 --pooling mean --keep-every 3 --compile on --recompute --check --track tensorboard": {
+    "train vit-micro --epochs 3 --average 0 --patch-size 8 --depth 2 --image-size 64 --set "
+    "mixup=0.8 --set flip=False "
+    "--dropout 0.1 --pooling mean --keep-every 3 --compile on --recompute --check --track "
+    "tensorboard": {
         "model": "vit-micro",
         "data": None,
         "resume": None,
@@ -231,7 +265,9 @@ UNREADABLE = [  # other wrong values: test_refusals.py
 
 
 @pytest.mark.parametrize(("line", "texts"), UNREADABLE)
-def test_values_that_cannot_be_read_are_refused_by_the_name_of_their_option(line, texts, stand_in, capsys):
+def test_values_that_cannot_be_read_are_refused_by_the_name_of_their_option(
+    line, texts, stand_in, capsys
+):
     word = line.split()[0]
     option = line.split()[-1]
     calls = stand_in(word)
@@ -256,10 +292,18 @@ def test_every_option_arrives(line, stand_in, capsys):
     assert capsys.readouterr().out == ""  # a process that is not the first has nothing to say
 
 
-@pytest.mark.parametrize("word", [word for word, each in COMMANDS.items() if each.reports and not each.serves])
+@pytest.mark.parametrize(
+    "word", [word for word, each in COMMANDS.items() if each.reports and not each.serves]
+)
 def test_defaults_of_the_command_line_are_those_of_the_options(word, stand_in):
     given = options_of(stand_in, [word, "m"])
-    names = {"images": ("m",)} if word == "look" else {"models": ("m",)} if hasattr(given, "models") else {"model": "m"}
+    names = (
+        {"images": ("m",)}
+        if word == "look"
+        else {"models": ("m",)}
+        if hasattr(given, "models")
+        else {"model": "m"}
+    )
     expected = COMMANDS[word].options(**names)
     assert {**vars(given), "run": None} == {**vars(expected), "run": None}
     assert {**vars(given.run), "command": ""} == vars(expected.run)
@@ -274,7 +318,9 @@ def test_the_example_of_each_command_parses(word, stand_in):
     assert calls
 
 
-@pytest.mark.parametrize(("text", "of_pgd", "of_cw"), [("7", 7, 7), ("pgd=20,cw=50", 20, 50), ("cw = 5", None, 5)])
+@pytest.mark.parametrize(
+    ("text", "of_pgd", "of_cw"), [("7", 7, 7), ("pgd=20,cw=50", 20, 50), ("cw = 5", None, 5)]
+)
 def test_steps_can_be_said_by_attack(stand_in, text, of_pgd, of_cw):
     options = options_of(stand_in, ["attack", "a", "--steps", text])
     assert (options.steps_for("pgd"), options.steps_for("cw")) == (of_pgd, of_cw)
@@ -290,7 +336,10 @@ def test_an_attack_can_have_one_epsilon_alone():
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("vitlens predict ", {*PRESETS, *BUNDLED, "timm:", "torchvision:", "open-clip:", "hf:", "runs/a"}),
+        (
+            "vitlens predict ",
+            {*PRESETS, *BUNDLED, "timm:", "torchvision:", "open-clip:", "hf:", "runs/a"},
+        ),
         ("vitlens predict resnet", {"resnet20", "resnet18", "resnet50"}),
         ("vitlens predict runs", {"runs/a"}),
         ("vitlens predict m --data dig", {"digits", "digits-shortcut"}),

@@ -1,6 +1,8 @@
-"""What cannot be is one line on stderr and exit code 2, before anything is loaded or written: a line a case.
+"""What cannot be is one line on stderr and exit code 2, before anything is loaded or written: a
+line a case.
 
-Options that many commands have, and what a family of models lacks: tests/contracts/test_messages.py, test_support.py.
+Options that many commands have, and what a family of models lacks:
+tests/contracts/test_messages.py, test_support.py.
 """
 
 from pathlib import Path
@@ -265,14 +267,18 @@ def test_a_wrong_call_is_one_line_before_anything_is_written(
 ):
     monkeypatch.chdir(tmp_path)
     line, _, says = case.rpartition("|")
-    word, *words = line.format(vit=tiny_vit, cnn=tiny_cnn, learned=learned, pictures=pictures, long=300 * "a").split()
+    word, *words = line.format(
+        vit=tiny_vit, cnn=tiny_cnn, learned=learned, pictures=pictures, long=300 * "a"
+    ).split()
     quiet = ["--quiet", "--device", "cpu"] if word in COMMANDS and COMMANDS[word].reports else []
     out = [] if not quiet or {"--check", "--resume", "--html"} & {*words} else ["--out", "out"]
     assert says.strip() in refusal(capsys, " ".join([word, *quiet, *out, *words]))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("word", [word for word, each in COMMANDS.items() if each.reports and not each.serves])
+@pytest.mark.parametrize(
+    "word", [word for word, each in COMMANDS.items() if each.reports and not each.serves]
+)
 def test_a_requirement_of_no_metric_is_refused_before_anything_is_loaded(word, capsys):
     example = COMMANDS[word].example.partition(" ")[2]
     assert "found 'nonsense'" in refusal(capsys, f"{example} --at-least nonsense=1")

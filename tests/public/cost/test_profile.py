@@ -1,4 +1,6 @@
-"""A profile: FLOPs and parameters by part against sums over the layers, memory that follows from them, moved clocks."""
+"""A profile: FLOPs and parameters by part against sums over the layers, memory that follows from
+them, moved clocks.
+"""
 
 from math import prod
 
@@ -15,7 +17,17 @@ import vitlens
 from tests.kit.clock import clock_of_passes
 from tests.kit.commands import ran
 from tests.kit.odd import odd
-from tests.kit.tiny import EACH_FAMILY, images, model_of, our_swin, ours, pruned, shaken, shared_model, small_cnn
+from tests.kit.tiny import (
+    EACH_FAMILY,
+    images,
+    model_of,
+    our_swin,
+    ours,
+    pruned,
+    shaken,
+    shared_model,
+    small_cnn,
+)
 from vitlens import Model
 from vitlens.errors import LensError
 
@@ -74,7 +86,9 @@ class Weighted(TorchFunctionMode):
         found = func(*args, **(kwargs or {}))
         if func in (F.linear, F.conv2d):
             weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.flops += 2 * found.numel() * weight[0].numel()  # of a convolution: its group's channels x window
+            self.flops += (
+                2 * found.numel() * weight[0].numel()
+            )  # of a convolution: its group's channels x window
         return found
 
 
@@ -88,7 +102,9 @@ def test_a_cnn_counts_what_a_sum_over_its_layers_gives():
     assert found[HEAD] == 2 * 64 * 5
 
 
-@pytest.mark.parametrize("family", [each for each in EACH_FAMILY if each.values[0] != "torchvision-vit"])
+@pytest.mark.parametrize(
+    "family", [each for each in EACH_FAMILY if each.values[0] != "torchvision-vit"]
+)
 def test_other_families_count_what_a_sum_over_their_layers_gives(family):
     """Products with weights as they are called, and products of tokens as the lens sees them."""
     model = shared_model(family)
@@ -110,7 +126,9 @@ def test_other_families_count_what_a_sum_over_their_layers_gives(family):
 
 
 def test_torch_s_multihead_attention_is_seen_into():
-    """Its inference kernel is one opaque operation; 16 tokens and CLS, width 32, two layers, an MLP of 64."""
+    """Its inference kernel is one opaque operation; 16 tokens and CLS, width 32, two layers, an MLP
+    of 64.
+    """
     found = flops(shared_model("torchvision-vit"))
     assert found[PROJECTIONS] == 2 * 8 * 17 * 32**2
     assert found[PRODUCTS] == 2 * 4 * 17**2 * 32
@@ -118,7 +136,8 @@ def test_torch_s_multihead_attention_is_seen_into():
 
 
 def swin_flops(model: Model) -> dict[str, int]:
-    """Of our Swin: in each window of n places 4 n² d for the two products; places include padding."""
+    """Of our Swin: in each window of n places 4 n² d for the two products; places include
+    padding."""
     config, (height, width) = model.module.config, model.input_size
     maps = config.maps((height, width))
     inside = config.window[0] * config.window[1]
@@ -142,7 +161,9 @@ def test_our_swin_by_counter_and_by_formula(size, shift):
 
 
 def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
-    """N² of the products, the interval of least squares on logarithms, and the tokens from which products lead."""
+    """N² of the products, the interval of least squares on logarithms, and the tokens from which
+    products lead.
+    """
     sides = (16, 32, 64)
     record = ran(tmp_path / "run", f"profile {tiny_vit} --sizes 16,32,64 --batch-sizes 1")
     tokens = [1 + (side // 8) ** 2 for side in sides]
@@ -150,14 +171,22 @@ def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
     hidden = vitlens.load(str(tiny_vit)).module.config.hidden
     # where 4 N² d = 8 N d² + 4 N d h
     assert record.costs[0].crossover == pytest.approx(2 * dim + hidden)
-    counted = [flops(ours(size=(side, side), patch_size=(8, 8), classes=10, mlp_ratio=hidden / dim)) for side in sides]
-    counts = {"products": [each[PRODUCTS] for each in counted], "flops": [sum(each.values()) for each in counted]}
+    counted = [
+        flops(ours(size=(side, side), patch_size=(8, 8), classes=10, mlp_ratio=hidden / dim))
+        for side in sides
+    ]
+    counts = {
+        "products": [each[PRODUCTS] for each in counted],
+        "flops": [sum(each.values()) for each in counted],
+    }
     found = {row.cost: row.exponent for row in record.exponents}
     for cost, values in counts.items():
         fit = stats.linregress(np.log(tokens), np.log(values))
         half = stats.t.ppf(0.975, 1) * fit.stderr
         assert found[cost].value == pytest.approx(fit.slope, abs=1e-6)
-        assert (found[cost].low, found[cost].high) == pytest.approx((fit.slope - half, fit.slope + half), abs=1e-5)
+        assert (found[cost].low, found[cost].high) == pytest.approx(
+            (fit.slope - half, fit.slope + half), abs=1e-5
+        )
 
 
 def test_every_part_of_our_vit_and_of_a_cnn_has_what_its_shape_says():
@@ -175,7 +204,11 @@ def test_every_part_of_our_vit_and_of_a_cnn_has_what_its_shape_says():
     }
     cnn = parameters(vitlens.load("resnet20", random_weights=True))
     assert list(cnn) == [STEM, "stage 0", "stage 1", "stage 2", HEAD]
-    assert (cnn[STEM], cnn["stage 0"], cnn[HEAD]) == (27 * 16 + 2 * 16, 6 * (9 * 16 * 16 + 2 * 16), 650)
+    assert (cnn[STEM], cnn["stage 0"], cnn[HEAD]) == (
+        27 * 16 + 2 * 16,
+        6 * (9 * 16 * 16 + 2 * 16),
+        650,
+    )
 
 
 PLACED = {  # parameters that are positions and tokens, under every library's names
@@ -196,7 +229,9 @@ def test_every_parameter_of_every_family_has_a_known_part(family):
     assert usual <= set(found) <= usual | {POSITIONS, BETWEEN}
     if family in PLACED:
         named = dict(model.module.named_parameters())
-        own = [named[name].numel() for name in named if any(word in name for word in PLACED[family])]
+        own = [
+            named[name].numel() for name in named if any(word in name for word in PLACED[family])
+        ]
         assert found[POSITIONS] == sum(own)
     if family == "our-swin":
         assert found[BETWEEN] == 4 * 16 * 32  # the patch merging, without its norm
@@ -207,8 +242,14 @@ def test_downsampling_is_counted_with_the_stage_that_it_leads_to():
     model = model_of(shaken(lambda: ConvNeXt(settings, num_classes=5)), alias="convnext")
     found = parameters(model)
     assert list(found) == [STEM, "stage 0", "stage 1", "stage 2", HEAD]
-    for stage in (1, 2):  # of torchvision's features: the stem, then blocks and downsampling in turn
-        own = [*model.module.features[2 * stage].parameters(), *model.module.features[2 * stage + 1].parameters()]
+    for stage in (
+        1,
+        2,
+    ):  # of torchvision's features: the stem, then blocks and downsampling in turn
+        own = [
+            *model.module.features[2 * stage].parameters(),
+            *model.module.features[2 * stage + 1].parameters(),
+        ]
         assert found[f"stage {stage}"] == sum(parameter.numel() for parameter in own)
 
 
@@ -232,7 +273,9 @@ def test_a_profile_holds_together():
     assert (other_size.tokens, other_size.by_formula) == (25, False)
 
 
-@pytest.mark.parametrize(("family", "tokens"), [("swinv2", 16 * 16), ("torchvision-vit", 17), ("cait", 16)])
+@pytest.mark.parametrize(
+    ("family", "tokens"), [("swinv2", 16 * 16), ("torchvision-vit", 17), ("cait", 16)]
+)
 def test_every_family_has_a_profile(family, tokens):
     found = vitlens.profile(shared_model(family), batch_sizes=())
     assert min(sum(found.flops.values()), found.training_bytes, found.inference_bytes) > 0
@@ -243,7 +286,10 @@ def test_positions_of_a_cnn_are_those_of_its_first_block():
     for name, size, positions in (("resnet20", (32, 32), 32 * 32), ("resnet18", (64, 96), 16 * 24)):
         model = vitlens.load(name, random_weights=True, image_size=size)
         assert vitlens.profile(model, batch_sizes=()).tokens == positions
-    assert cost(nn.Sequential(nn.Conv2d(3, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())).tokens == 32 * 32
+    assert (
+        cost(nn.Sequential(nn.Conv2d(3, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())).tokens
+        == 32 * 32
+    )
 
 
 def mlp(width: int = 7) -> nn.Module:
@@ -251,7 +297,8 @@ def mlp(width: int = 7) -> nn.Module:
 
 
 class Twice(nn.Module):
-    """Two products of one activation with one parameter, the first five sums of which are logits."""
+    """Two products of one activation with one parameter, the first five sums of which are
+    logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,15 +310,20 @@ class Twice(nn.Module):
 
 
 def test_a_training_step_keeps_what_its_layers_need_and_draws_nothing():
-    """Inputs of both linear maps and of GELU; of cross-entropy log-probabilities, labels and the total weight: half of
-    what two images need."""
+    """Inputs of both linear maps and of GELU; of cross-entropy log-probabilities, labels and the
+    total weight: half of what two images need.
+    """
     labels = 8 * 2
     assert cost(mlp()).training_bytes == (4 * (2 * (PIXELS + 7 + 7 + 5) + 1) + labels) // 2
     # a storage is counted once, and parameters never
     assert cost(Twice()).training_bytes == (4 * (2 * (PIXELS + 5) + 1) + labels) // 2
-    fused, explicit = (vitlens.profile(ours(fused=way), batch_sizes=()).training_bytes for way in (True, False))
+    fused, explicit = (
+        vitlens.profile(ours(fused=way), batch_sizes=()).training_bytes for way in (True, False)
+    )
     rows = 4 * 2 * 2 * 13  # bytes of a number for each layer, head and token
-    assert explicit >= fused + 12 * rows  # the fused kernel keeps one number a row in place of the weights
+    assert (
+        explicit >= fused + 12 * rows
+    )  # the fused kernel keeps one number a row in place of the weights
     torch.manual_seed(3)
     before = torch.get_rng_state()
     vitlens.profile(odd(), batch_sizes=())  # which has dropout
@@ -279,7 +331,9 @@ def test_a_training_step_keeps_what_its_layers_need_and_draws_nothing():
 
 
 def test_the_peak_of_inference_is_that_of_the_widest_place():
-    """The image, its normalised copy (made in two steps), then ever less; or two neighbouring activations."""
+    """The image, its normalised copy (made in two steps), then ever less; or two neighbouring
+    activations.
+    """
     assert cost(mlp()).inference_bytes == 4 * 3 * PIXELS
     wide = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 100_000), nn.ReLU())
     held = 4 * (2 * 100_000 + PIXELS)  # before and after ReLU, and the image
@@ -287,7 +341,9 @@ def test_the_peak_of_inference_is_that_of_the_widest_place():
 
 
 class Metronome(nn.Module):
-    """Takes a time for each image, by a clock that only it moves; keeps how many images it was given."""
+    """Takes a time for each image, by a clock that only it moves; keeps how many images it was
+    given.
+    """
 
     def __init__(self, move: object) -> None:
         super().__init__()
@@ -312,7 +368,9 @@ def test_latencies_are_quartiles_of_passes_after_those_that_warm_up(monkeypatch)
     model.module.given = []
     (quick,) = vitlens.profile(model, batch_sizes=[3]).latencies
     assert (quick.median, quick.repeats) == (3 / 16, 6)
-    assert model.module.given.count(3) == 3 * (2 + 2)  # a round: two to warm up and choose, two timed
+    assert model.module.given.count(3) == 3 * (
+        2 + 2
+    )  # a round: two to warm up and choose, two timed
     (quicker,) = vitlens.profile(model, batch_sizes=[1]).latencies
     assert quicker.repeats == 12
     model.module.each = 1e-9
@@ -326,11 +384,16 @@ def test_on_the_command_line_models_take_turns_and_no_larger_batch_than_is_worth
     turns: list[str] = []
 
     def keep(module: nn.Module, _inputs: object) -> None:
-        if isinstance(module, vitlens.Model) and torch.is_inference_mode_enabled():  # as passes are timed
+        if (
+            isinstance(module, vitlens.Model) and torch.is_inference_mode_enabled()
+        ):  # as passes are timed
             turns.append(module.alias)
 
     with nn.modules.module.register_module_forward_pre_hook(keep):
         speed = ran(tmp_path / "run", f"profile {tiny_vit} {tiny_cnn} --sizes 32").speed
     # a round: two passes to warm up and choose, two timed; the sweep over sizes comes afterwards
     assert turns[:24] == (["tiny-vit"] * 4 + ["tiny-cnn"] * 4) * 3
-    assert [(row.images, row.latency.value) for row in speed] == [(1, 2000.0), (1, 2000.0)]  # longer than a second
+    assert [(row.images, row.latency.value) for row in speed] == [
+        (1, 2000.0),
+        (1, 2000.0),
+    ]  # longer than a second

@@ -20,7 +20,9 @@ def medmnist(**changes):
     """MedMNIST's layout: parts by name, labels (n, 1)."""
     counts = {"train": 6, "val": 2, "test": 4}
     arrays = {f"{part}_images": GREY[:n] + index for index, (part, n) in enumerate(counts.items())}
-    arrays |= {f"{part}_labels": (np.arange(n) % 2)[:, None].astype(np.uint8) for part, n in counts.items()}
+    arrays |= {
+        f"{part}_labels": (np.arange(n) % 2)[:, None].astype(np.uint8) for part, n in counts.items()
+    }
     arrays["train_labels"][0] = 2  # a class of the training part alone
     return {key: value for key, value in (arrays | changes).items() if value is not None}
 
@@ -34,26 +36,38 @@ def test_grey_and_colour_images_with_and_without_names_whole_or_in_parts(tmp_pat
     grey, train, test = (load(tmp_path, PLAIN, part=part, whole=whole) for part, whole in PARTS)
     assert (grey.size, grey.classes, grey.title) == ((4, 6), ("0", "1"), "a")
     assert torch.equal(pixels_of(grey)[:, 2], torch.from_numpy(GREY))
-    assert (len(train), sorted(test.labels.tolist()), "seed 0" in test.notes[0]) == (8, [0, 1], True)
+    assert (len(train), sorted(test.labels.tolist()), "seed 0" in test.notes[0]) == (
+        8,
+        [0, 1],
+        True,
+    )
     found = torch.cat([pixels_of(split)[:, 0, 0, 0] for split in (train, test)])
     assert {*found.tolist()} == {*GREY[:, 0, 0].tolist()}
     assert torch.equal(found // 24 % 2, torch.cat([train.labels, test.labels]))
     colour = np.stack([GREY, GREY // 2, GREY // 3], axis=-1)
-    split = load(tmp_path, PLAIN | {"images": colour, "classes": np.array(["odd", "even"])}, whole=True)
+    split = load(
+        tmp_path, PLAIN | {"images": colour, "classes": np.array(["odd", "even"])}, whole=True
+    )
     assert split.classes == ("odd", "even")
     assert torch.equal(pixels_of(split)[3, 1], torch.from_numpy(GREY[3] // 2))
 
 
 def test_the_parts_of_medmnist_are_those_of_the_file(tmp_path):
-    train, test, whole = (load(tmp_path, medmnist(), part=part, whole=whole) for part, whole in (*PARTS[1:], PARTS[0]))
+    train, test, whole = (
+        load(tmp_path, medmnist(), part=part, whole=whole) for part, whole in (*PARTS[1:], PARTS[0])
+    )
     assert (len(train), len(test), len(whole)) == (6, 4, 4)  # it has parts, so it is never divided
     assert train.classes == test.classes == ("0", "1", "2")
     assert test.labels.tolist() == [0, 1, 0, 1]
     assert torch.equal(pixels_of(test)[:, 0], torch.from_numpy(GREY[:4] + 2))
     assert "train part is used; its val and test parts are not" in train.notes[0]
-    val = load(tmp_path, medmnist(test_images=None, test_labels=None))  # without a test part val is used
+    val = load(
+        tmp_path, medmnist(test_images=None, test_labels=None)
+    )  # without a test part val is used
     assert (len(val), "val part is used; its train part is not" in val.notes[0]) == (2, True)
-    assert len(load(tmp_path, PLAIN | {"test_images": GREY}, whole=True)) == 10  # images without a part: not MedMNIST's
+    assert (
+        len(load(tmp_path, PLAIN | {"test_images": GREY}, whole=True)) == 10
+    )  # images without a part: not MedMNIST's
 
 
 @pytest.mark.parametrize("name", ["bloodmnist", "medmnist:bloodmnist"])
@@ -91,7 +105,10 @@ REFUSED = [
     {"labels": LABELS},
     {"images": GREY[:0], "labels": LABELS[:0]},
     *(PLAIN | {"images": images} for images in (GREY / 255, GREY[0], GREY[..., None])),
-    *(PLAIN | {"labels": labels} for labels in (LABELS[:3], LABELS / 2, LABELS[:, None], LABELS - 1)),
+    *(
+        PLAIN | {"labels": labels}
+        for labels in (LABELS[:3], LABELS / 2, LABELS[:, None], LABELS - 1)
+    ),
     *(PLAIN | {"labels": LABELS * most} for most in (100_000, 2**33, 10**12)),
     PLAIN | {"labels": np.full(10, 2**63 + 5, np.uint64)},  # does not wrap
     PLAIN | {"classes": np.array(["one"])},

@@ -1,4 +1,6 @@
-"""From a name or a path to a Split: embedded sets, torchvision's without a network, and what is none."""
+"""From a name or a path to a Split: embedded sets, torchvision's without a network, and what is
+none.
+"""
 
 import socket
 import urllib.error
@@ -38,7 +40,9 @@ def test_an_empty_name_is_not_the_current_folder(name):
 
 @pytest.mark.parametrize("name", [name for name, known in SETS.items() if known.torchvision])
 def test_torchvision_has_the_class_and_takes_our_options(name, tmp_path, monkeypatch):
-    """A wrong option is a TypeError or ValueError; a right one ends in our one line without a network."""
+    """A wrong option is a TypeError or ValueError; a right one ends in our one line without a
+    network.
+    """
 
     def no_network(*_, **__):
         raise urllib.error.URLError(OSError("Name or service not known"))
@@ -79,7 +83,9 @@ class Turned:
 
 
 class Photographs:
-    """Like EuroSAT, without parts, Food101 and the pets: images of many sizes, opened when asked for."""
+    """Like EuroSAT, without parts, Food101 and the pets: images of many sizes, opened when asked
+    for.
+    """
 
     classes = ("pie", "soup")
 
@@ -95,27 +101,51 @@ def test_arrays_keep_their_size_and_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets, "CIFAR10", Arrays)
     monkeypatch.setattr(torchvision.datasets, "SVHN", Turned)
     split = load_data("cifar10", part="train", data_dir=tmp_path)
-    assert (split.size, split.classes, split.labels.tolist(), split.notes) == ((5, 6), Arrays.classes, [0, 1, 1, 0], ())
-    assert np.array_equal(pixels_of(split)[2].numpy(), Arrays(None, True, False).data[2].transpose(2, 0, 1))
+    assert (split.size, split.classes, split.labels.tolist(), split.notes) == (
+        (5, 6),
+        Arrays.classes,
+        [0, 1, 1, 0],
+        (),
+    )
+    assert np.array_equal(
+        pixels_of(split)[2].numpy(), Arrays(None, True, False).data[2].transpose(2, 0, 1)
+    )
     assert load_data("cifar10", data_dir=tmp_path).labels.tolist() == [1] * 4
     first = load_data("svhn", part="train", data_dir=tmp_path)
-    assert (first.size, first.classes, first.labels.tolist()) == ((5, 6), tuple("0123456789"), [0, 9, 9, 0])
+    assert (first.size, first.classes, first.labels.tolist()) == (
+        (5, 6),
+        tuple("0123456789"),
+        [0, 9, 9, 0],
+    )
     assert np.array_equal(pixels_of(first).numpy(), Turned(None, "train", False).data)
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 30])
-def test_photographs_are_resized_now_or_later_and_sets_without_parts_divided(tmp_path, monkeypatch, memory):
-    parts = {"food101": ("Food101", "train"), "eurosat": ("EuroSAT", "none"), "pets": ("OxfordIIITPet", "trainval")}
+def test_photographs_are_resized_now_or_later_and_sets_without_parts_divided(
+    tmp_path, monkeypatch, memory
+):
+    parts = {
+        "food101": ("Food101", "train"),
+        "eurosat": ("EuroSAT", "none"),
+        "pets": ("OxfordIIITPet", "trainval"),
+    }
     with limited(MEMORY_LIMIT=memory):
         for name, (title, part) in parts.items():
             monkeypatch.setattr(torchvision.datasets, title, Photographs)
             split = load_data(
-                name, part="train", data_dir=tmp_path, preprocessing=fitted((8, 8), resize=10), whole=True
+                name,
+                part="train",
+                data_dir=tmp_path,
+                preprocessing=fitted((8, 8), resize=10),
+                whole=True,
             )
             assert (len(split), split.size) == (3, SETS[name].size or (8, 8))
             read = split.source.read(torch.tensor([2, 1]))
             assert read.shape == (2, 3, *split.size)
             assert read[:, :2, 0, 0].tolist() == [[2, len(part)], [1, len(part)]]
         assert load_data("food101").size == (224, 224)
-        assert [load_data("eurosat", part=part).labels.tolist() for part in ("train", "test")] == [[0, 1], [0]]
+        assert [load_data("eurosat", part=part).labels.tolist() for part in ("train", "test")] == [
+            [0, 1],
+            [0],
+        ]
         assert "seed 3" in load_data("eurosat", seed=3).notes[0]

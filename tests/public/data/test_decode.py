@@ -1,4 +1,6 @@
-"""Every kind of file that a folder may hold, good and bad; and many of them, kept in memory or read from disk."""
+"""Every kind of file that a folder may hold, good and bad; and many of them, kept in memory or read
+from disk.
+"""
 
 import struct
 import warnings
@@ -28,7 +30,11 @@ def read(folder: Path, preprocessing: Any = AS_IT_IS) -> np.ndarray:
     """The pixels of the only file of a folder."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return pixels_of(load_data(str(folder), preprocessing=preprocessing))[0].permute(1, 2, 0).numpy()
+        return (
+            pixels_of(load_data(str(folder), preprocessing=preprocessing))[0]
+            .permute(1, 2, 0)
+            .numpy()
+        )
 
 
 DEEP = PICTURE[..., 0].astype(np.uint16) * 250 + 77
@@ -55,7 +61,10 @@ GOOD: dict[str, tuple[Image.Image, str, dict[str, Any], np.ndarray]] = {
 def test_pixels_are_kept_to_the_bit(tmp_path, kind):
     image, suffix, options, expected = GOOD[kind]
     image.save(tmp_path / f"a.{suffix}", **options)
-    for preprocessing in (AS_IT_IS, fitted((6, 8), interpolation="bicubic")):  # not touched at the right size
+    for preprocessing in (
+        AS_IT_IS,
+        fitted((6, 8), interpolation="bicubic"),
+    ):  # not touched at the right size
         assert np.array_equal(read(tmp_path, preprocessing), expected)
     found = vitlens.images(tmp_path / f"a.{suffix}", linear((6, 8)))
     assert np.array_equal((255 * found[0]).round().permute(1, 2, 0).numpy(), expected)
@@ -110,7 +119,10 @@ def test_a_picture_given_open_or_closed_is_only_read(animation):
 
 def test_a_single_pixel_becomes_one_colour_and_a_large_crop_is_filled(tmp_path):
     ways = [fitted(size, resize=10) for size in ((30, 20), (30, 8), (8, 30))]
-    for side, wanted in (((1, 1), (AS_IT_IS, fitted((6, 8), 10, interpolation="bicubic"))), ((8, 6), ways)):
+    for side, wanted in (
+        ((1, 1), (AS_IT_IS, fitted((6, 8), 10, interpolation="bicubic"))),
+        ((8, 6), ways),
+    ):
         Image.new("RGB", side, (9, 8, 7)).save(tmp_path / "a.png")
         for preprocessing in wanted:
             found = read(tmp_path, preprocessing)
@@ -122,7 +134,13 @@ def png_header(width: int, height: int) -> bytes:
     """A PNG that claims a size and holds no pixels."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
-    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk
+        + struct.pack(">I", 0)
+        + b"IDAT"
+        + struct.pack(">I", zlib.crc32(b"IDAT"))
+    )
 
 
 def test_what_is_no_image_is_left_out_with_the_reason_and_without_a_warning(tmp_path):
@@ -130,10 +148,19 @@ def test_what_is_no_image_is_left_out_with_the_reason_and_without_a_warning(tmp_
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     noise.save(tmp_path / "cut.jpg")
     Image.fromarray(np.full((6, 8), 0.5, np.float32)).save(tmp_path / "float.tif")
-    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nquit\n"  # is not run
-    bad = {"text.jpg": (b"hello", "JPEG, PNG"), "empty.jpg": (b"", ""), "script.png": (postscript, "PostScript")}
+    postscript = (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nquit\n"  # is not run
+    )
+    bad = {
+        "text.jpg": (b"hello", "JPEG, PNG"),
+        "empty.jpg": (b"", ""),
+        "script.png": (postscript, "PostScript"),
+    }
     # a limit of Pillow's own lies below 12,000, and another above it
-    bad |= {f"{side}.png": (png_header(side, side), "64 megapixels") for side in (10_000, 12_000, 60_000)}
+    bad |= {
+        f"{side}.png": (png_header(side, side), "64 megapixels")
+        for side in (10_000, 12_000, 60_000)
+    }
     bad |= {"cut.jpg": ((tmp_path / "cut.jpg").read_bytes()[:1500], "truncated")}
     for name, (content, _) in bad.items():
         (tmp_path / name).write_bytes(content)
@@ -164,7 +191,9 @@ def test_a_thin_strip_is_not_blown_up_beyond_the_limit(tmp_path):
 def test_resizing_and_cropping_equal_torchvisions(tmp_path, size, interpolation):
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8))
     image.save(tmp_path / "a.png")
-    theirs = v2.Compose([v2.Resize(248, v2.InterpolationMode(interpolation)), v2.CenterCrop(224), v2.PILToTensor()])
+    theirs = v2.Compose(
+        [v2.Resize(248, v2.InterpolationMode(interpolation)), v2.CenterCrop(224), v2.PILToTensor()]
+    )
     ours = read(tmp_path, fitted((224, 224), resize=248, interpolation=interpolation))
     assert np.array_equal(ours, theirs(image).permute(1, 2, 0).numpy())
 
@@ -187,7 +216,9 @@ def test_the_readable_ones_are_kept_in_order_in_memory_or_on_disk(tmp_path):
     assert len(told) > 1
     readable = [index for index in range(150) if index not in (3, 130)]
     assert torch.equal(pixels_of(now), pixels_of(later))
-    assert torch.allclose(pixels_of(now).float().mean((1, 2, 3)), torch.tensor(readable) + 4.0, atol=1.0)
+    assert torch.allclose(
+        pixels_of(now).float().mean((1, 2, 3)), torch.tensor(readable) + 4.0, atol=1.0
+    )
     for loaded in (now, later):
         assert loaded.files == tuple(files[index].name for index in readable)
         assert [skipped.file for skipped in loaded.skipped] == [str(files[3]), str(files[130])]

@@ -1,4 +1,6 @@
-"""The drawn sets: each image depends on its own number alone, with an exact mask; redrawn without distractors."""
+"""The drawn sets: each image depends on its own number alone, with an exact mask; redrawn without
+distractors.
+"""
 
 import math
 import re
@@ -80,7 +82,10 @@ def test_more_scenes_leave_the_first_ones_and_seeds_and_parts_change_them(test_d
     assert torch.equal(other, again)
     assert not torch.equal(other, first)
     assert test_digits.epoch(5) is test_digits
-    parts = [load_data("shapes", part=part, seed=seed) for part, seed in (("train", 0), ("train", 1), ("test", 0))]
+    parts = [
+        load_data("shapes", part=part, seed=seed)
+        for part, seed in (("train", 0), ("train", 1), ("test", 0))
+    ]
     images = [each.source.read(torch.arange(16)) for each in parts]
     assert len(torch.cat(images).flatten(1).unique(dim=0)) == 48
 
@@ -105,7 +110,8 @@ def test_masks_hold_the_whole_digit(test_digits):
 
 
 def test_pixels_inside_the_mask_are_one_colour_and_colours_differ_between_scenes():
-    """The mask is exact: away from the soft outline only the ink's grain is seen, never ground, bar or stroke.
+    """The mask is exact: away from the soft outline only the ink's grain is seen, never ground, bar
+    or stroke.
 
     A few digits have faint ink, through which the ground shows.
     """
@@ -115,7 +121,9 @@ def test_pixels_inside_the_mask_are_one_colour_and_colours_differ_between_scenes
     for image, values, inner in zip(pixels.float() / 255, light(pixels), grown(masks, -4)):
         ink = image[:, inner]
         even.append(bool((ink.amax(1) - ink.amin(1) <= 0.06 + 2 / 255).all()))
-        assert values.max() <= values[inner].median() + 0.07  # no stroke is lighter than the ink, but for the grain
+        assert (
+            values.max() <= values[inner].median() + 0.07
+        )  # no stroke is lighter than the ink, but for the grain
         inks.append(ink.mean(1))
     assert np.mean(even) > 0.97
     assert torch.stack(inks).std(0).min() > 0.05
@@ -141,8 +149,12 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
     for values, around in zip(light(plain), grown(masks, 2)):
         spread = values[~around].max() - values[~around].min()
         assert 0.06 < spread < 0.14 + 0.06 + 0.02  # of the texture and the grain
-    assert abs(light(other)[~masks].mean() - light(images)[~masks].mean()) < 0.01  # of the same luminance
-    assert torch.equal(split.pick(torch.tensor([5, 2])).scenes.redrawn("other ground"), other[[5, 2]])
+    assert (
+        abs(light(other)[~masks].mean() - light(images)[~masks].mean()) < 0.01
+    )  # of the same luminance
+    assert torch.equal(
+        split.pick(torch.tensor([5, 2])).scenes.redrawn("other ground"), other[[5, 2]]
+    )
     assert load_data("digits", part="train").scenes is None
     large = load_data("digits", canvas=128, limit=12)
     strokes = change(large.scenes.redrawn("without distractors"), pixels_of(large)) > 3
@@ -150,19 +162,24 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
     assert not (strokes & grown(large.masks, 1)).any()  # none touches the ink
 
 
-@pytest.mark.parametrize(("name", "pairs"), [("shapes", 70 * EYE), ("shapes-conflict", 10 * (1 - EYE))])
+@pytest.mark.parametrize(
+    ("name", "pairs"), [("shapes", 70 * EYE), ("shapes-conflict", 10 * (1 - EYE))]
+)
 def test_shapes_are_balanced_in_shape_and_texture(name, pairs):
     """Shape and texture are in the names of the files, and those of conflicts are read as such."""
     split = load_data(name)
     named = [re.findall(r"([a-z]+)\d+", file.rpartition("/")[2]) for file in split.files]
-    shapes, textures = torch.tensor([[split.classes.index(word) for word in pair] for pair in named]).T
+    shapes, textures = torch.tensor(
+        [[split.classes.index(word) for word in pair] for pair in named]
+    ).T
     assert torch.equal(shapes, split.labels)
     assert torch.equal(torch.bincount(shapes * 8 + textures, minlength=64).view(8, 8), pairs)
     assert len(load_data(name, part="train")) == 8 * 560
 
 
 def test_the_mask_is_where_the_texture_is_and_inside_the_image():
-    """The same image in two textures differs on the mask and, but for its soft edge, nowhere else."""
+    """The same image in two textures differs on the mask and, but for its soft edge, nowhere
+    else."""
     one, other = (load_data(name) for name in ("shapes", "shapes-conflict"))
     different = change(pixels_of(one), pixels_of(other)) > 8
     masks = one.masks
@@ -192,10 +209,14 @@ def test_shapes_have_their_areas_and_are_lighter_than_the_ground():
     pixels, masks = drawn(8 * 300, name="shapes")
     labels = torch.arange(8).repeat(300)
     values = light(pixels)
-    sizes = 32**2 * (0.39**2 + 0.16**2 / 12)  # mean of the square, px: uniform from 0.31 to 0.47 of the canvas
+    sizes = 32**2 * (
+        0.39**2 + 0.16**2 / 12
+    )  # mean of the square, px: uniform from 0.31 to 0.47 of the canvas
     for label, (name, area) in enumerate(AREAS.items()):
         own = labels == label
-        assert masks[own].flatten(1).sum(1).float().mean() / sizes == pytest.approx(area, rel=0.05), name
+        assert masks[own].flatten(1).sum(1).float().mean() / sizes == pytest.approx(
+            area, rel=0.05
+        ), name
         assert 0.4 < values[own][masks[own]].mean() < 0.7
     outside = values[~grown(masks, 2)]
     assert abs(outside.mean() - 0.18) < 0.02

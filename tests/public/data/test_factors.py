@@ -1,4 +1,6 @@
-"""The generating factors of the embedded scenes: what they say is in the pixels, and the planted shortcut."""
+"""The generating factors of the embedded scenes: what they say is in the pixels, and the planted
+shortcut.
+"""
 
 import pickle
 from dataclasses import replace
@@ -38,7 +40,9 @@ def without_factors(split: Split) -> Split:
 
 
 def ground_of(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean colour (n, 3) and the luminance (n,) of the pixels away from the digit and the strokes."""
+    """The mean colour (n, 3) and the luminance (n,) of the pixels away from the digit and the
+    strokes.
+    """
     images = pixels_of(split).float() / 255
     plain = split.scenes.redrawn("without distractors").float() / 255
     clear = ((images == plain).all(1) & ~split.masks).float()
@@ -48,7 +52,11 @@ def ground_of(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_factors_are_drawn_evenly_from_their_ranges(many):
     factors = many.factors
-    for name, low, high in (("height", 0.35, 0.8), ("contrast", 0.12, 0.55), ("luminance", 0.22, 0.42)):
+    for name, low, high in (
+        ("height", 0.35, 0.8),
+        ("contrast", 0.12, 0.55),
+        ("luminance", 0.22, 0.42),
+    ):
         assert kstest(factors[name], "uniform", (low, high - low)).pvalue > SURE, name
     assert chisquare(np.bincount(factors["hue"], minlength=10)).pvalue > SURE
     assert chisquare(np.bincount(factors["strokes"])[1:]).pvalue > SURE
@@ -66,16 +74,22 @@ def test_digits_lie_anywhere_and_wholly_on_the_canvas(many):
         assert centres.min() < 0.25 < 0.75 < centres.max()
 
 
-@pytest.mark.parametrize("name", ["height", "contrast", "luminance", "bar", "strokes", "across", "hue"])
+@pytest.mark.parametrize(
+    "name", ["height", "contrast", "luminance", "bar", "strokes", "across", "hue"]
+)
 def test_no_factor_of_digits_goes_with_the_class(many, name):
     values = many.factors[name]
-    steps = np.unique(np.digitize(values, np.quantile(values, (0.25, 0.5, 0.75))), return_inverse=True)[1]
+    steps = np.unique(
+        np.digitize(values, np.quantile(values, (0.25, 0.5, 0.75))), return_inverse=True
+    )[1]
     table = np.zeros((10, steps.max() + 1))
     np.add.at(table, (many.labels.numpy(), steps), 1)
     assert chi2_contingency(table).pvalue > SURE
 
 
-def test_the_hue_goes_with_the_class_in_nine_of_ten_training_scenes_and_at_random_in_the_test_part(planted, many):
+def test_the_hue_goes_with_the_class_in_nine_of_ten_training_scenes_and_at_random_in_the_test_part(
+    planted, many
+):
     hues = planted.factors["hue"]
     classes = planted.labels.numpy()
     agrees = hues == classes
@@ -91,7 +105,10 @@ def test_the_hue_goes_with_the_class_in_nine_of_ten_training_scenes_and_at_rando
 
 
 def test_both_sets_are_equal_but_for_the_hue_of_the_training_part():
-    plain, planted = (load_data(name, part="train").pick(torch.arange(300)) for name in ("digits", "digits-shortcut"))
+    plain, planted = (
+        load_data(name, part="train").pick(torch.arange(300))
+        for name in ("digits", "digits-shortcut")
+    )
     changed = plain.factors["hue"] != planted.factors["hue"]
     for name in plain.factors.keys() - {"hue", "hue_agrees"}:
         assert np.array_equal(plain.factors[name], planted.factors[name]), name
@@ -106,7 +123,8 @@ def test_both_sets_are_equal_but_for_the_hue_of_the_training_part():
 
 
 def test_the_colour_of_the_ground_has_the_hue_and_luminance_of_the_factors(test_digits):
-    """Its luminance is independent of its hue, so that greying an image removes what was planted."""
+    """Its luminance is independent of its hue, so that greying an image removes what was
+    planted."""
     split = test_digits.limit(300)
     colours, luminance = ground_of(split)
     chroma = colours - colours.amin(1, keepdim=True)
@@ -165,7 +183,9 @@ def test_factors_and_masks_that_do_not_fit_are_refused_in_one_line(test_digits):
     small = test_digits.limit(20)
     with pytest.raises(DataError, match=r"^expected factors .* 20 images, found 1800 rows$"):
         replace(small, factors=test_digits.factors)
-    with pytest.raises(DataError, match=r"^expected masks of shape \(20, 32, 32\).*found \(1800, 32, 32\)$"):
+    with pytest.raises(
+        DataError, match=r"^expected masks of shape \(20, 32, 32\).*found \(1800, 32, 32\)$"
+    ):
         replace(small, masks=test_digits.masks)
     with pytest.raises(DataError, match=r"^expected masks .*found \(20, 16, 32\)$"):
         replace(small, masks=small.masks[:, ::2])

@@ -81,12 +81,16 @@ def test_loose_images_have_no_labels_and_no_parts_and_may_share_a_size(tmp_path)
     assert load_data(str(tmp_path)).size == (4, 5)
     put(tmp_path, "c.png", size=(9, 9))
     assert load_data(str(tmp_path)).size == (224, 224)
-    put(tmp_path / "cat", "a.png", "b.png")  # images next to class folders are left out, and counted
+    put(
+        tmp_path / "cat", "a.png", "b.png"
+    )  # images next to class folders are left out, and counted
     whole = load(tmp_path, whole=True)
     assert (len(whole), "3 images" in whole.notes[0]) == (2, True)
 
 
-def test_hidden_files_and_empty_folders_are_no_classes_and_unreadable_images_lose_their_label(tmp_path):
+def test_hidden_files_and_empty_folders_are_no_classes_and_unreadable_images_lose_their_label(
+    tmp_path,
+):
     put(tmp_path / "cat", "a.png", "c.png", "._a.png")
     for name in ("dog", ".cache", "__MACOSX"):
         put(tmp_path / name, "d.png")
@@ -94,7 +98,10 @@ def test_hidden_files_and_empty_folders_are_no_classes_and_unreadable_images_los
     (tmp_path / "cat/b.png").write_text("no")
     split = load(tmp_path, whole=True)
     assert split.classes == ("cat", "dog")
-    assert (split.files, split.labels.tolist()) == (("cat/a.png", "cat/c.png", "dog/d.png"), [0, 0, 1])
+    assert (split.files, split.labels.tolist()) == (
+        ("cat/a.png", "cat/c.png", "dog/d.png"),
+        [0, 0, 1],
+    )
     assert [skipped.file for skipped in split.skipped] == [str(tmp_path / "cat/b.png")]
 
 
@@ -137,14 +144,24 @@ def tiny(tmp_path: Path) -> Path:
     size = (8, 8)
     lines = []
     for number, wnid in enumerate(WNIDS):
-        put(root / "train" / wnid / "images", f"{wnid}_0.JPEG", f"{wnid}_1.JPEG", value=40 * number, size=size)
+        put(
+            root / "train" / wnid / "images",
+            f"{wnid}_0.JPEG",
+            f"{wnid}_1.JPEG",
+            value=40 * number,
+            size=size,
+        )
         (root / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t7\t7\n")
         put(root / "val" / "images", f"val_{number}.JPEG", value=200 + 10 * number, size=size)
         lines.append(f"val_{number}.JPEG\t{WNIDS[2 - number]}\t0\t0\t7\t7\n")
     (root / "val" / "val_annotations.txt").write_text("".join(lines))
     put(root / "test" / "images", "test_0.JPEG", size=size)
     (root / "wnids.txt").write_text("\n".join(WNIDS) + "\n")
-    words = {"n02124075": "Egyptian cat", "n01443537": "goldfish, Carassius auratus", "n00000001": "entity"}
+    words = {
+        "n02124075": "Egyptian cat",
+        "n01443537": "goldfish, Carassius auratus",
+        "n00000001": "entity",
+    }
     (root / "words.txt").write_text("".join(f"{wnid}\t{name}\n" for wnid, name in words.items()))
     return root
 
@@ -186,7 +203,13 @@ def test_lines_that_are_not_so_are_refused_by_name(tiny, file, content):
 
 def test_cue_conflicts_are_labelled_by_shape(tmp_path):
     """Five images of four sources, which are groups; dogs appear as a texture alone."""
-    for name in ("cat/cat1-dog2", "cat/cat1-bear3", "cat/cat2-cat1", "bear/bear4-cat10", "bear/bear5-dog1"):
+    for name in (
+        "cat/cat1-dog2",
+        "cat/cat1-bear3",
+        "cat/cat2-cat1",
+        "bear/bear4-cat10",
+        "bear/bear5-dog1",
+    ):
         put((tmp_path / name).parent, f"{Path(name).name}.png", size=(8, 8))
     split = load_data(str(tmp_path))
     assert split.classes == ("bear", "cat", "dog")
@@ -207,11 +230,18 @@ def test_cue_conflicts_are_labelled_by_shape(tmp_path):
 
 
 def test_the_published_stimuli_and_their_sixteen_classes(real_data):
-    published = json.loads((real_data / "cue_conflict" / "category_to_imagenet_index.json").read_text())
-    lines = [line.split(" ") for line in (Path(vitlens.__file__).parent / "imagenet16.txt").read_text().splitlines()]
+    published = json.loads(
+        (real_data / "cue_conflict" / "category_to_imagenet_index.json").read_text()
+    )
+    lines = [
+        line.split(" ")
+        for line in (Path(vitlens.__file__).parent / "imagenet16.txt").read_text().splitlines()
+    ]
     for name, text in lines:  # "3,5-7" is 3, 5, 6, 7
         ends = [list(map(int, part.split("-"))) for part in text.split(",")]
-        assert [index for pair in ends for index in range(pair[0], pair[-1] + 1)] == sorted(published.pop(name))
+        assert [index for pair in ends for index in range(pair[0], pair[-1] + 1)] == sorted(
+            published.pop(name)
+        )
     assert not published
     split = load_data(str(real_data / "cue_conflict"))
     assert (len(split), set(split.classes)) == (64, {name for name, _ in lines})

@@ -27,7 +27,11 @@ def folder(tmp_path: Path) -> Path:
         Image.fromarray(pixels).save(tmp_path / "images" / f"{name}.png")
     mask = np.zeros(SIZE, np.uint8)
     mask[4:12, 8:20] = 1
-    for name, values in (("a", 255 * mask), ("b", mask), ("c", np.ones((8, 8), np.uint8))):  # both ways of saying it
+    for name, values in (
+        ("a", 255 * mask),
+        ("b", mask),
+        ("c", np.ones((8, 8), np.uint8)),
+    ):  # both ways of saying it
         Image.fromarray(values).save(tmp_path / "masks" / f"{name}.png")
     return tmp_path
 
@@ -39,7 +43,12 @@ def load(root: Path, **changes: object):
 def test_masks_fit_their_images_and_the_rest_is_named(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     split = load(Path(folder.name), preprocessing=None)
-    assert (split.name, split.title, split.files, split.labels) == (folder.name, folder.name, ("a.png", "b.png"), None)
+    assert (split.name, split.title, split.files, split.labels) == (
+        folder.name,
+        folder.name,
+        ("a.png", "b.png"),
+        None,
+    )
     assert (split.masks.sum((1, 2)) == split.masks[:, 4:12, 8:20].sum((1, 2))).all()
     assert split.masks[:, 4:12, 8:20].all()
     assert [skipped.file for skipped in split.skipped] == ["c.png", "d.png"]
@@ -47,7 +56,9 @@ def test_masks_fit_their_images_and_the_rest_is_named(folder, monkeypatch):
 
 
 def test_masks_are_cropped_and_resized_as_the_images(folder):
-    """A picture of the mask itself, taken through the same door, is the mask; one of the model's size stays whole."""
+    """A picture of the mask itself, taken through the same door, is the mask; one of the model's
+    size stays whole.
+    """
     Image.open(folder / "masks" / "a.png").convert("RGB").save(folder / "images" / "a.png")
     for how, size in ((fitted((40, 40), resize=48), (40, 40)), (fitted(SIZE, resize=48), SIZE)):
         split = load(folder, preprocessing=how)
@@ -55,7 +66,9 @@ def test_masks_are_cropped_and_resized_as_the_images(folder):
         assert split.masks.shape[1:] == size
         assert torch.equal(split.masks[0], pixels[0] > 127)
         assert any("whole" in note for note in split.notes) == (size == SIZE)
-    assert np.array_equal(pixels.permute(1, 2, 0).numpy(), np.array(Image.open(folder / "images" / "a.png")))
+    assert np.array_equal(
+        pixels.permute(1, 2, 0).numpy(), np.array(Image.open(folder / "images" / "a.png"))
+    )
 
 
 def test_a_border_around_the_image_is_no_object(folder):
@@ -69,7 +82,9 @@ def test_a_border_around_the_image_is_no_object(folder):
 
 
 def test_an_index_gives_classes(folder):
-    entries = [{"file": f"{name}.png", "imagenet_class": number} for number, name in enumerate("ab", 5)]
+    entries = [
+        {"file": f"{name}.png", "imagenet_class": number} for number, name in enumerate("ab", 5)
+    ]
     (folder / "index.json").write_text(json.dumps(entries))
     split = load(folder)
     assert (split.labels.tolist(), len(split.classes)) == ([5, 6], 1000)
@@ -81,14 +96,29 @@ def test_an_index_gives_classes(folder):
 def test_boxes_in_cocos_form(folder):
     shutil.rmtree(folder / "masks")
     assert load(folder, whole=True).masks is None
-    images = [{"id": n, "file_name": f"{name}.png", "height": 24, "width": 32} for n, name in enumerate("abc")]
+    images = [
+        {"id": n, "file_name": f"{name}.png", "height": 24, "width": 32}
+        for n, name in enumerate("abc")
+    ]
     boxes = ((0, [8, 4, 12, 8]), (1, [0, 0, 2, 2]), (1, [30, 22, 10, 10]))
-    content = {"images": images, "annotations": [{"image_id": image, "bbox": box} for image, box in boxes]}
+    content = {
+        "images": images,
+        "annotations": [{"image_id": image, "bbox": box} for image, box in boxes],
+    }
     (folder / "annotations.json").write_text(json.dumps(content))
     split = load(folder)
     assert split.files == ("a.png", "b.png")
     assert (split.masks[0, 4:12, 8:20].all(), split.masks[0].sum()) == (True, 96)
-    assert split.masks[1].nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [22, 30], [22, 31], [23, 30], [23, 31]]
+    assert split.masks[1].nonzero().tolist() == [
+        [0, 0],
+        [0, 1],
+        [1, 0],
+        [1, 1],
+        [22, 30],
+        [22, 31],
+        [23, 30],
+        [23, 31],
+    ]
     assert {skipped.file for skipped in split.skipped} == {"c.png", "d.png"}
     assert any("box" in note for note in split.notes)
     images[0]["height"] = 25
@@ -101,7 +131,9 @@ def test_boxes_in_cocos_form(folder):
 DAMAGES: dict[str, Any] = {
     "cut off": lambda file, content: file.write_bytes(content[:-30]),
     "no image": lambda file, _: file.write_bytes(b"hello"),
-    "of fractions": lambda file, _: Image.fromarray(np.ones(SIZE, np.float32)).save(file.with_suffix(".tif")),
+    "of fractions": lambda file, _: Image.fromarray(np.ones(SIZE, np.float32)).save(
+        file.with_suffix(".tif")
+    ),
     "a folder": lambda file, _: file.mkdir(),
 }
 
@@ -124,7 +156,12 @@ def test_a_damaged_mask_is_left_out_and_named_and_none_that_fits_is_refused(fold
 
 IMAGE = {"id": 1, "file_name": "a.png", "height": 24, "width": 32}
 WRONG = {
-    "index.json": ("{", "[" * 100_000, '[{"imagenet_class": 7}]', '[{"file": "a.png", "imagenet_class": 1000}]'),
+    "index.json": (
+        "{",
+        "[" * 100_000,
+        '[{"imagenet_class": 7}]',
+        '[{"file": "a.png", "imagenet_class": 1000}]',
+    ),
     "annotations.json": (
         "",
         "3",
@@ -165,7 +202,12 @@ def test_class_folders_of_images_and_masks_give_both(folder):
     assert split.files == ("cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
     assert (split.classes, split.labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
     assert split.masks.sum((1, 2)).tolist() == [96, 96, 24, 96]
-    assert [skipped.file for skipped in split.skipped] == ["cat/c.png", "cat/d.png", "dog/c.png", "dog/d.png"]
+    assert [skipped.file for skipped in split.skipped] == [
+        "cat/c.png",
+        "cat/d.png",
+        "dog/c.png",
+        "dog/d.png",
+    ]
     train, test = (load(root, part=part) for part in ("train", "test"))
     assert not set(train.files) & set(test.files)
 

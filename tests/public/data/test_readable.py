@@ -1,4 +1,6 @@
-"""Every folder, table of labels and mask of docs/readable.md is read right, noted or refused as the page says."""
+"""Every folder, table of labels and mask of docs/readable.md is read right, noted or refused as the
+page says.
+"""
 
 import json
 import shutil
@@ -44,13 +46,17 @@ def test_a_folder_is_read_by_its_classes_or_refused(tmp_path, example):
     assert bool(split.notes or split.skipped) == (example.outcome == "read, with a note")
 
 
-@pytest.mark.parametrize("names", [("Training", "Testing"), ("TRAIN", "VAL"), ("trn", "holdout"), ("train", "test1")])
+@pytest.mark.parametrize(
+    "names", [("Training", "Testing"), ("TRAIN", "VAL"), ("trn", "holdout"), ("train", "test1")]
+)
 def test_no_image_is_in_both_parts_and_none_is_lost(tmp_path, names):
     example = next(each for each in FOLDERS if "`Training/`" in each.what)
     example.make(tmp_path / "data")
     for old, new in zip(("Training", "Testing"), names):
         (tmp_path / "data" / old).rename(tmp_path / "data" / new)
-    train, test = (vitlens.load_data(str(tmp_path / "data"), part=part) for part in ("train", "test"))
+    train, test = (
+        vitlens.load_data(str(tmp_path / "data"), part=part) for part in ("train", "test")
+    )
     assert all(file.startswith(names[0]) for file in train.files)
     assert all(file.startswith(names[1]) for file in test.files)
     assert len(train) == len(test) == 4
@@ -75,7 +81,15 @@ def test_a_table_labels_the_images_of_a_flat_folder(tmp_path, example):
 def test_the_command_line_takes_a_table_and_indices_are_those_of_the_model(tmp_path, capsys):
     example = next(each for each in TABLES if each.what == "class indices")
     table = example.make(tmp_path)
-    words = ["--data", str(tmp_path / "flat"), "--labels", str(table), "--out", str(tmp_path / "out"), "--quiet"]
+    words = [
+        "--data",
+        str(tmp_path / "flat"),
+        "--labels",
+        str(table),
+        "--out",
+        str(tmp_path / "out"),
+        "--quiet",
+    ]
     assert run(["evaluate", "vit-digits", *words]) == 0
     shown = vitlens.read(str(tmp_path / "out"))
     assert shown.metrics["accuracy/vit-digits"].n == 3
@@ -106,7 +120,9 @@ def test_a_mask_is_the_object_or_refused(tmp_path, example):
 
 @pytest.mark.parametrize("orientation", range(2, 9))
 def test_a_photograph_and_its_boxes_are_turned_together(tmp_path, orientation):
-    """Boxes on the pixels as they are stored; where the turn does not change the size, a note says what is assumed."""
+    """Boxes on the pixels as they are stored; where the turn does not change the size, a note says
+    what is assumed.
+    """
     example = next(each for each in MASKS if "as stored" in each.what)
     example.make(tmp_path / "data")
     root = tmp_path / "data"
@@ -120,7 +136,9 @@ def test_a_photograph_and_its_boxes_are_turned_together(tmp_path, orientation):
 
 
 def write_turned(root: Path, orientation: int) -> None:
-    """The image again with another EXIF orientation, its mask replaced by a box on the stored pixels."""
+    """The image again with another EXIF orientation, its mask replaced by a box on the stored
+    pixels.
+    """
     shutil.rmtree(root / "masks")
     exif = Image.Exif()
     exif[0x0112] = orientation

@@ -18,7 +18,9 @@ def seen(split: Split) -> list[int]:
 @pytest.fixture
 def split() -> Split:
     labels = torch.tensor([0] * 8 + [1] * 3 + [2])
-    return numbered(labels, groups=torch.arange(12) // 2, files=tuple(f"{index}.png" for index in range(12)))
+    return numbered(
+        labels, groups=torch.arange(12) // 2, files=tuple(f"{index}.png" for index in range(12))
+    )
 
 
 def test_picking_keeps_everything_of_an_image_together(split):
@@ -38,7 +40,9 @@ def test_picking_keeps_everything_of_an_image_together(split):
     assert torch.equal((second.images[:, 0, 0, 0] * 255).round(), torch.arange(7.0, 12.0))
 
 
-@pytest.mark.parametrize(("count", "expected"), [(3, [1, 1, 1]), (5, [2, 2, 1]), (9, [5, 3, 1]), (1, [1])])
+@pytest.mark.parametrize(
+    ("count", "expected"), [(3, [1, 1, 1]), (5, [2, 2, 1]), (9, [5, 3, 1]), (1, [1])]
+)
 def test_a_limit_is_seeded_and_as_balanced_as_the_data_allow(split, count, expected):
     found = split.limit(count).labels.bincount()
     assert sorted(found[found > 0].tolist(), reverse=True) == expected
@@ -86,7 +90,9 @@ def test_a_share_of_scenes_is_held_still():
     scenes = load_data("digits", part="train", limit=40)
     for share in (0.5, 1.0):
         assert torch.equal(seen_in_share(scenes, share), seen_in_share(scenes, share, epoch=3))
-    some, every = ({image.numpy().tobytes() for image in seen_in_share(scenes, share)} for share in (0.5, 1.0))
+    some, every = (
+        {image.numpy().tobytes() for image in seen_in_share(scenes, share)} for share in (0.5, 1.0)
+    )
     assert some < every
 
 

@@ -1,4 +1,6 @@
-"""What is said of planted confidences: calibration, by plain loops over the images, and how errors stand out."""
+"""What is said of planted confidences: calibration, by plain loops over the images, and how errors
+stand out.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -20,7 +22,9 @@ N = 600
 
 
 class Planted:
-    """Images of five classes and what a model answers on them: how sure it is, and how often it is right."""
+    """Images of five classes and what a model answers on them: how sure it is, and how often it is
+    right.
+    """
 
     def __init__(self, folder: Path, *, overconfident: float) -> None:
         self.is_calibrated = not overconfident
@@ -35,11 +39,16 @@ class Planted:
         pixels = np.zeros((N, 4, 6, 3), np.uint8)
         pixels[..., 0] = 10 * self.answers[:, None, None]
         pixels[..., 1] = sure[:, None, None]
-        np.savez(folder / "data.npz", test_images=pixels, test_labels=self.labels, classes=[*"abcde"])
+        np.savez(
+            folder / "data.npz", test_images=pixels, test_labels=self.labels, classes=[*"abcde"]
+        )
         (folder / "classes.txt").write_text("a\nb\nc\nd\ne\n")
         (folder / "hand.py").write_text("from tests.kit.reader import confident as made\n")
         name = f"m={folder / 'hand.py'}:made"
-        line = f"evaluate {name} --model-file {name} --classes {folder / 'classes.txt'} --data {folder / 'data.npz'}"
+        line = (
+            f"evaluate {name} --model-file {name} --classes {folder / 'classes.txt'} --data "
+            f"{folder / 'data.npz'}"
+        )
         self.record: EvaluateRecord = ran(folder / "out", line)
 
 
@@ -55,7 +64,9 @@ def test_calibration_by_a_plain_loop(planted: Planted) -> None:
     for index, row in enumerate(planted.record.calibration):
         inside = (confidence > index / 15) & (confidence <= (index + 1) / 15)
         assert row.count == inside.sum()
-        means = (confidence[inside].mean(), planted.right[inside].mean()) if inside.any() else (0, 0)
+        means = (
+            (confidence[inside].mean(), planted.right[inside].mean()) if inside.any() else (0, 0)
+        )
         assert (row.confidence, row.accuracy) == pytest.approx(means, abs=1e-5)
         error += inside.sum() / N * abs(means[0] - means[1])
     (score,) = planted.record.scores
@@ -84,13 +95,20 @@ def test_bins_count_sources_where_several_images_show_one(groups, sources) -> No
 def test_classes_and_confusions_are_counted(planted: Planted) -> None:
     record = planted.record
     counts = Counter(zip(planted.labels.tolist(), planted.answers.tolist()))
-    found = {("abcde".index(row.truth), "abcde".index(row.prediction)): row.count for row in record.confusion}
+    found = {
+        ("abcde".index(row.truth), "abcde".index(row.prediction)): row.count
+        for row in record.confusion
+    }
     assert found == counts
     assert [row.class_name for row in record.per_class] == list("abcde")
     for index, row in enumerate(record.per_class):
         own = planted.labels == index
         assert row.n == own.sum()
-        assert row.accuracy is None if not own.any() else row.accuracy.value == pytest.approx(planted.right[own].mean())
+        assert (
+            row.accuracy is None
+            if not own.any()
+            else row.accuracy.value == pytest.approx(planted.right[own].mean())
+        )
     assert (record.per_class[4].n, record.per_class[4].accuracy) == (0, None)
     p = []
     for index, row in enumerate(record.by_prediction):
@@ -99,7 +117,9 @@ def test_classes_and_confusions_are_counted(planted: Planted) -> None:
         means = (planted.sure[own].mean(), planted.right[own].mean())
         assert (row.confidence, row.accuracy) == pytest.approx(means, abs=1e-5)
         assert row.gap.value == pytest.approx(means[0] - means[1], abs=1e-5)
-        p.append(calibration_test(planted.sure[own].clip(1e-6, 1 - 1e-6), int(planted.right[own].sum())))
+        p.append(
+            calibration_test(planted.sure[own].clip(1e-6, 1 - 1e-6), int(planted.right[own].sum()))
+        )
     assert [row.p_holm for row in record.by_prediction] == pytest.approx(holm(p), rel=1e-3)
     assert [row.p for row in record.by_prediction] == pytest.approx(p, rel=1e-3)
 
@@ -133,7 +153,9 @@ def delong(high: np.ndarray, low: np.ndarray) -> tuple[float, float]:
 
 
 def mann_whitney(high: np.ndarray, low: np.ndarray) -> float:
-    """The p of equal distributions: variance of the statistic with its correction for ties, and for continuity."""
+    """The p of equal distributions: variance of the statistic with its correction for ties, and for
+    continuity.
+    """
     n = len(high) + len(low)
     pairs = len(high) * len(low)
     ties = np.unique(np.concatenate([high, low]), return_counts=True)[1]
@@ -150,7 +172,9 @@ def test_the_area_is_mann_whitneys_and_the_interval_delongs(n, shift):
     low = values[~wrong]
     area, variance = delong(high, low)
     assert found.value == pytest.approx(area)
-    assert found.value == pytest.approx(stats.mannwhitneyu(high, low).statistic / (len(high) * len(low)))
+    assert found.value == pytest.approx(
+        stats.mannwhitneyu(high, low).statistic / (len(high) * len(low))
+    )
     error = np.sqrt(variance) / (area * (1 - area))
     centre = np.log(area / (1 - area))
     assert found.low == pytest.approx(1 / (1 + np.exp(1.959964 * error - centre)))

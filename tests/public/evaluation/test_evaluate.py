@@ -1,4 +1,6 @@
-"""`vitlens.evaluate`: answers in order, classes matched by name, accuracy with the interval that groups ask for."""
+"""`vitlens.evaluate`: answers in order, classes matched by name, accuracy with the interval that
+groups ask for.
+"""
 
 import pytest
 import torch
@@ -43,8 +45,14 @@ def test_classes_are_matched_by_name_or_where_they_are_only_numbered_by_position
 MODELS = {  # the model's classes, in the order of its logits, and the data's
     "numbers as text": (tuple(map(str, range(12))), tuple(sorted(map(str, range(12))))),
     "some of the numbers": (tuple(map(str, range(12))), ("1", "10", "2")),
-    "numbers with zeros": (tuple(map(str, range(12))), tuple(f"{number:02d}" for number in reversed(range(12)))),
-    "names in another case": (("golden_retriever", "Tabby Cat", "box-turtle"), ("BOX TURTLE", "golden retriever")),
+    "numbers with zeros": (
+        tuple(map(str, range(12))),
+        tuple(f"{number:02d}" for number in reversed(range(12))),
+    ),
+    "names in another case": (
+        ("golden_retriever", "Tabby Cat", "box-turtle"),
+        ("BOX TURTLE", "golden retriever"),
+    ),
     "wnids of the model": (("n01443537", "n01440764"), ("tench", "goldfish")),
     "wnids with names": (("tench", "goldfish", "cock"), ("n01443537-goldfish", "n01440764-tench")),
 }
@@ -60,7 +68,9 @@ def test_names_that_agree_are_matched_by_name_whatever_their_order(case):
         return name.lower().replace("_", " ").replace("-", " ").lstrip("0") or "0"
 
     logits = [[key(name) for name in model].index(key(name)) for name in data]
-    found = vitlens.evaluate(reader(model), answered([10 * logit for logit in logits], list(range(len(data))), data))
+    found = vitlens.evaluate(
+        reader(model), answered([10 * logit for logit in logits], list(range(len(data))), data)
+    )
     assert found.correct.all()
     assert found.classes[: len(data)] == data
     assert found.note == ""
@@ -73,7 +83,9 @@ def test_a_match_by_position_names_the_order_and_says_where_timm_has_another():
     assert found.correct.all()
     assert "class10" in found.note
     assert "timm" in found.note
-    indices = vitlens.evaluate(reader(("a", "b", "c")), answered([0, 10, 20], [0, 1, 2], ("0", "1", "2")))
+    indices = vitlens.evaluate(
+        reader(("a", "b", "c")), answered([0, 10, 20], [0, 1, 2], ("0", "1", "2"))
+    )
     assert (indices.correct.all().item(), "position" in indices.note) == (True, True)
     with pytest.raises(InputError):  # counted from 1: the last is none of the model's
         vitlens.evaluate(reader(("a", "b", "c")), answered([0, 10, 20], [0, 1, 2], ("1", "2", "3")))
@@ -90,7 +102,11 @@ def test_imagenet_answers_for_the_sixteen_shapes_by_the_mean_probability_of_each
     assert len(found.classes) == len(set(found.classes)) == 16
     with torch.no_grad():
         each = model(vitlens.images(split, model)).softmax(1)
-    groups = {"cat": slice(281, 287), "knife": slice(499, 500), "elephant": slice(385, 387)}  # Geirhos 2019
+    groups = {
+        "cat": slice(281, 287),
+        "knife": slice(499, 500),
+        "elephant": slice(385, 387),
+    }  # Geirhos 2019
     for name, group in groups.items():
         own = found.logits[:, found.classes.index(name)].exp()
         torch.testing.assert_close(own, each[:, group].mean(1))
@@ -106,10 +122,25 @@ REFUSED = {
     "no labels": (reader, ([0], None), DataError, "vitlens predict"),
     "no images": (reader, ([], []), DataError, None),
     "a model that breaks": (reader, ([0, 10, 255], [0, 1, 2]), NonFiniteError, "image 2"),
-    "fewer classes": (lambda: reader(("0", "1", "2")), names("cat", "dog"), InputError, "data: 'cat', 'dog'"),
-    "numbers in another order": (lambda: reader(("1", "0")), names("cat", "dog"), InputError, "model: '1', '0'"),
+    "fewer classes": (
+        lambda: reader(("0", "1", "2")),
+        names("cat", "dog"),
+        InputError,
+        "data: 'cat', 'dog'",
+    ),
+    "numbers in another order": (
+        lambda: reader(("1", "0")),
+        names("cat", "dog"),
+        InputError,
+        "model: '1', '0'",
+    ),
     "a class more": (reader, names("c", "eel"), InputError, "model: 'a', 'b'; .*classes="),
-    "many": (lambda: reader(("a",)), names(*"56789xy"), InputError, "'5', '6', '7', '8', '9' and 2 more"),
+    "many": (
+        lambda: reader(("a",)),
+        names(*"56789xy"),
+        InputError,
+        "'5', '6', '7', '8', '9' and 2 more",
+    ),
     "twice the same": (lambda: reader(("a", "a", "b")), names("b", "a"), InputError, None),
 }
 
@@ -144,4 +175,6 @@ def test_accuracy_is_wilsons_unless_images_share_a_source():
     assert half_right.high <= 1
     assert accuracy([True] * 6, [0, 0, 1, 1, 2, 2]) == Estimate(1.0, wilson(3, 3).low, 1.0, 6)
     assert accuracy([False] * 4, [0, 0, 1, 1]) == Estimate(0.0, 0.0, wilson(0, 2).high, 4)
-    assert accuracy([True, False], [0, 0]) == Estimate(0.5, 0.0, 1.0, 2)  # nothing is known about other groups
+    assert accuracy([True, False], [0, 0]) == Estimate(
+        0.5, 0.0, 1.0, 2
+    )  # nothing is known about other groups

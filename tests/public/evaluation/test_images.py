@@ -1,4 +1,6 @@
-"""`vitlens.images`: from files, PIL images, arrays and tensors the pixels that the command line gives the model."""
+"""`vitlens.images`: from files, PIL images, arrays and tensors the pixels that the command line
+gives the model.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[None, 36], ids=["whole", "cropped"])
 def model(request: pytest.FixtureRequest) -> Model:
-    made = untrained("vit-mini", classes=CLASSES, seed=1, overrides={"dim": 8, "depth": 1, "heads": 1})
+    made = untrained(
+        "vit-mini", classes=CLASSES, seed=1, overrides={"dim": 8, "depth": 1, "heads": 1}
+    )
     made.preprocessing = replace(made.preprocessing, resize=request.param)
     return made
 
@@ -77,7 +81,9 @@ def test_an_array_and_a_tensor_are_what_the_command_line_sees(folder, model, see
 
 def test_many_of_all_kinds_keep_their_order(folder, model, seen):
     with Image.open(folder / "clear.png") as opened:
-        found = vitlens.images([folder / "grey.png", opened, folder, RANDOM[..., :3], folder / "deep.png"], model)
+        found = vitlens.images(
+            [folder / "grey.png", opened, folder, RANDOM[..., :3], folder / "deep.png"], model
+        )
     parts = ["grey.png", "clear.png", *sorted(PICTURES), "colour.png", "deep.png"]
     assert torch.equal(found, torch.cat([seen[name] for name in parts]))
 
@@ -116,5 +122,7 @@ def test_what_is_no_picture_is_refused_on_one_line_and_files_by_name(tmp_path, w
     model, (make, named) = vitlens.load("cnn-digits"), WRONG[wrong]
     model.preprocessing = replace(model.preprocessing, resize=36)
     with pytest.raises(DataError, match=named) as told:
-        getattr(vitlens.images, "__wrapped__", vitlens.images)(make(tmp_path), model)  # past beartype
+        getattr(vitlens.images, "__wrapped__", vitlens.images)(
+            make(tmp_path), model
+        )  # past beartype
     assert "\n" not in str(told.value)

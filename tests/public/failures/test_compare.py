@@ -1,4 +1,6 @@
-"""Two models on the same images: cells of errors, the paired test, classes matched by name; shape bias."""
+"""Two models on the same images: cells of errors, the paired test, classes matched by name; shape
+bias.
+"""
 
 import re
 
@@ -21,7 +23,9 @@ COLUMNS = {(True, True): 0, (False, True): 1, (True, False): 2}
 
 def compared(first: list[int], second: list[int], labels: list[int], **more: object):
     """Two readers whose answers are given: each sees images of its own."""
-    one, two = (answered([10 * answer for answer in answers], labels) for answers in (first, second))
+    one, two = (
+        answered([10 * answer for answer in answers], labels) for answers in (first, second)
+    )
     return vitlens.compare(reader(), reader(**more), one, second_images=two)
 
 
@@ -34,7 +38,10 @@ def test_cells_are_what_they_say_and_the_test_is_mcnemars(rows):
     for (label, one, two), cell in zip(rows, found.cells.tolist(), strict=True):
         both_wrong = 3 if one == two else 4
         assert cell == COLUMNS.get((one == label, two == label), both_wrong)
-    only = [sum(each != label and other == label for label, each, other in own) for own in (rows, swapped(rows))]
+    only = [
+        sum(each != label and other == label for label, each, other in own)
+        for own in (rows, swapped(rows))
+    ]
     expected = stats.binomtest(min(only), sum(only), 0.5).pvalue if sum(only) else 1.0
     assert found.p == pytest.approx(expected)
     one, two = found.accuracies()
@@ -43,14 +50,18 @@ def test_cells_are_what_they_say_and_the_test_is_mcnemars(rows):
 
 
 def test_images_that_share_a_source_count_once():
-    """Two equal readers, each right on all or none of the 8 images of a source, are rarely declared different."""
+    """Two equal readers, each right on all or none of the 8 images of a source, are rarely declared
+    different.
+    """
     declared = 0
     runs = 60
     generator = torch.Generator().manual_seed(0)
     sources = torch.arange(40).repeat_interleave(8)
     for _ in range(runs):
         right = (torch.rand(2, 40, generator=generator) < 0.7).repeat_interleave(8, dim=1)
-        one, two = (answered((10 * each.long()).tolist(), [1] * 320, groups=sources) for each in right)
+        one, two = (
+            answered((10 * each.long()).tolist(), [1] * 320, groups=sources) for each in right
+        )
         found = vitlens.compare(reader(), reader(), one, second_images=two)
         declared += found.p <= 0.05
         assert found.p == pytest.approx(sign_test(right[0][::8], right[1][::8]))
@@ -82,17 +93,27 @@ class Knowing(nn.Module):
     def __init__(self, split: Split, answers: Tensor) -> None:
         super().__init__()
         pixels = split.source.read(torch.arange(len(split)))
-        self.known = {tuple(image.flatten()[:64].tolist()): answer for image, answer in zip(pixels, answers.tolist())}
+        self.known = {
+            tuple(image.flatten()[:64].tolist()): answer
+            for image, answer in zip(pixels, answers.tolist())
+        }
         self.classes = len(split.classes)
 
     def forward(self, images: Tensor) -> Tensor:
         keys = (tuple(image.flatten()[:64].tolist()) for image in (images * 255).round().byte())
-        return nn.functional.one_hot(torch.tensor([self.known.get(key, 0) for key in keys]), self.classes).float()
+        return nn.functional.one_hot(
+            torch.tensor([self.known.get(key, 0) for key in keys]), self.classes
+        ).float()
 
 
 def bias_of(answers: Tensor, split: Split):
     model = vitlens.wrap(
-        Knowing(split, answers), image_size=32, mean=(0, 0, 0), std=(1, 1, 1), classes=split.classes, alias="knowing"
+        Knowing(split, answers),
+        image_size=32,
+        mean=(0, 0, 0),
+        std=(1, 1, 1),
+        classes=split.classes,
+        alias="knowing",
     )
     return vitlens.shape_bias(model, split)
 
@@ -100,7 +121,9 @@ def bias_of(answers: Tensor, split: Split):
 def test_the_shape_bias_of_a_classifier_of_shapes_of_textures_and_of_neither():
     whole = vitlens.load_data("shapes-conflict", limit=60)
     words = [re.findall("[a-z]+(?=[0-9])", file.rpartition("/")[2]) for file in whole.files]
-    shape, texture = torch.tensor([[whole.classes.index(word) for word in pair] for pair in words]).T
+    shape, texture = torch.tensor(
+        [[whole.classes.index(word) for word in pair] for pair in words]
+    ).T
     assert (shape != texture).all()
     for answers, expected in ((shape, 1.0), (texture, 0.0)):
         found = bias_of(answers, whole)
@@ -123,9 +146,19 @@ def test_the_shape_bias_of_a_classifier_of_shapes_of_textures_and_of_neither():
     [
         (lambda: vitlens.compare(reader(("x", "y")), reader(), answered([0], [0])), InputError),
         (lambda: vitlens.compare(reader(), reader(), answered([0], None)), DataError),
-        (lambda: vitlens.compare(reader(), reader(), answered([0], [0]), second_images=answered([0], [1])), InputError),
+        (
+            lambda: vitlens.compare(
+                reader(), reader(), answered([0], [0]), second_images=answered([0], [1])
+            ),
+            InputError,
+        ),
         (lambda: vitlens.shape_bias(reader(), answered([0], [0])), DataError),
-        (lambda: vitlens.shape_bias(vitlens.load("vit-digits"), vitlens.load_data("shapes", limit=2)), DataError),
+        (
+            lambda: vitlens.shape_bias(
+                vitlens.load("vit-digits"), vitlens.load_data("shapes", limit=2)
+            ),
+            DataError,
+        ),
     ],
 )  # shape and texture agree in the last
 def test_refusals(refused, error):

@@ -1,4 +1,6 @@
-"""Planted failures are found and named first, errors at random have no cause, and the counts are of all images."""
+"""Planted failures are found and named first, errors at random have no cause, and the counts are of
+all images.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -47,10 +49,14 @@ def of_squares(rule: Rule, count: int, seed: int, *, masks: bool = True):
 
 
 def check(count: int, seed: int) -> None:
-    """Every planted cause is named first; nothing is named of errors at random, nor where no change tests the cause."""
+    """Every planted cause is named first; nothing is named of errors at random, nor where no change
+    tests the cause.
+    """
     for rule, cause in CAUSES.items():
         assert of_squares(rule, count, seed).causes[:1] == (cause,), rule.__name__
-    assert diagnosed(low_contrast, squares(count, seed=seed, masks=False, dots=0)).causes[:1] == ("contrast",)
+    assert diagnosed(low_contrast, squares(count, seed=seed, masks=False, dots=0)).causes[:1] == (
+        "contrast",
+    )
     assert not of_squares(cluttered, count, seed, masks=False).causes
     for masks in (True, False):
         found = of_squares(at_random, count, seed, masks=masks)
@@ -73,11 +79,18 @@ def test_interventions_count_the_images_that_they_change_and_go_towards_correct_
     done = []
     found = diagnosed(at_border, split, batch_size=32, advance=done.append)
     rows = {row.covariate: row for row in found.interventions}
-    separating = [row for row in found.covariates if min(row.p, 1.0 if row.p_joint is None else row.p_joint) <= 0.05]
+    separating = [
+        row
+        for row in found.covariates
+        if min(row.p, 1.0 if row.p_joint is None else row.p_joint) <= 0.05
+    ]
     assert rows.keys() == {row.covariate for row in separating if row.change}
     assert sum(done) == len(split) * (1 + 2 * len(rows))
     border = rows["border"]
-    assert (border.change, border.control) == ("moved off the border", "moved as far along the border")
+    assert (border.change, border.control) == (
+        "moved off the border",
+        "moved as far along the border",
+    )
     touching = found.values[0]["border"] == 1
     assert border.gain.n == int(touching.sum()), "no other image is changed"
     assert border.errors == int((touching & ~found.correct).sum())
@@ -93,8 +106,14 @@ def test_interventions_count_the_images_that_they_change_and_go_towards_correct_
 
 
 def test_a_change_is_tested_against_its_control_and_against_no_change_by_mcnemar():
-    """Nothing is broken by the change or its control: the pairs that differ are the errors that one of them mends."""
-    (row,) = (row for row in of_squares(low_contrast, 150, 0).interventions if row.covariate == "object_contrast")
+    """Nothing is broken by the change or its control: the pairs that differ are the errors that one
+    of them mends.
+    """
+    (row,) = (
+        row
+        for row in of_squares(low_contrast, 150, 0).interventions
+        if row.covariate == "object_contrast"
+    )
     assert row.change == "given more contrast"
     assert (row.broken, row.control_broken) == (0, 0)
     only = row.mended - row.control_mended
@@ -110,7 +129,10 @@ def test_a_shift_to_the_centre_of_a_map_counts_the_images_with_maps():
     maps = torch.rand(len(some), 8, 8, generator=torch.Generator().manual_seed(0)) ** 4
     wrong = ~vitlens.evaluate(model(at_border), split).correct[some]
     maps[wrong, 0, 0] = 4.0  # so that the places of errors' maps differ
-    rows = {row.covariate: row for row in failures_of({"a": at_border}, split, maps, some)["interventions"]}
+    rows = {
+        row.covariate: row
+        for row in failures_of({"a": at_border}, split, maps, some)["interventions"]
+    }
     row = rows["map_off_centre"]
     assert 0 < row.gain.n <= len(some)
     assert 0 < row.errors <= int(wrong.sum())
@@ -134,7 +156,9 @@ def test_two_classes_that_are_confused():
     """Digits, whose threes are called eights; then with as many errors in all classes."""
     split = vitlens.load_data("digits", limit=200)
     threes, every = (
-        vitlens.wrap(Confusing(only), image_size=32, mean=(0, 0, 0), std=(1, 1, 1), classes=split.classes)
+        vitlens.wrap(
+            Confusing(only), image_size=32, mean=(0, 0, 0), std=(1, 1, 1), classes=split.classes
+        )
         for only in (True, False)
     )
     found = vitlens.failures(threes, split, method="saliency")
@@ -155,7 +179,9 @@ def test_one_image_labels_by_hand_and_refusals():
     split = squares(1, masks=False)
     own = model(at_random).train()
     image = split.source.read(torch.tensor([0])).float() / 255
-    found = vitlens.failures(own, image, labels=split.labels, second=model(at_border, "second"), method="saliency")
+    found = vitlens.failures(
+        own, image, labels=split.labels, second=model(at_border, "second"), method="saliency"
+    )
     assert (len(found.correct), found.covariates, found.causes) == (1, (), ())
     assert own.training  # the model is left as it was
     with pytest.raises(DataError):

@@ -30,13 +30,17 @@ def test_errors_on_partly_covered_objects_have_this_cause():
     assert row.control_mended < 0.2 * row.errors
 
 
-@pytest.mark.parametrize(("rule", "split"), [(small, covered_bars()), (never, covered_bars()), (small, bars())])
+@pytest.mark.parametrize(
+    ("rule", "split"), [(small, covered_bars()), (never, covered_bars()), (small, bars())]
+)
 def test_other_errors_do_not(rule, split):
     assert "occlusion" not in vitlens.failures(failing(rule), split, method="saliency").causes
 
 
 def test_the_share_of_the_outline_that_touches_something_else():
-    """A bar, cut at one end by a dark square or with the square apart from it; the ground is not something else."""
+    """A bar, cut at one end by a dark square or with the square apart from it; the ground is not
+    something else.
+    """
     pixels = torch.full((3, 3, SIDE, SIDE), 100, dtype=torch.uint8)
     masks = torch.zeros(3, SIDE, SIDE, dtype=torch.bool)
     masks[:, 7:9, 3:10] = True

@@ -1,4 +1,6 @@
-"""Properties of images against their definitions, and what is said of them against independent statistics."""
+"""Properties of images against their definitions, and what is said of them against independent
+statistics.
+"""
 
 import math
 from collections.abc import Iterator
@@ -43,7 +45,9 @@ def test_properties_of_an_object():
     assert found["off_centre"].tolist() == pytest.approx([0, 6 / 8, 6 / 8])
     assert found["size"].tolist() == pytest.approx([16 / 256, 16 / 256, 32 / 256])
     assert found["brightness"][0].item() == pytest.approx((16 * WHITE + 240 * GREY) / 256, abs=1e-5)
-    assert not {"object_contrast", "clutter", "contrast", "map_on_object", "map_size"} & found.keys()  # all are equal
+    assert (
+        not {"object_contrast", "clutter", "contrast", "map_on_object", "map_size"} & found.keys()
+    )  # all are equal
     at_edge = (0, 6, 4, 4), (12, 6, 4, 4), (6, 0, 4, 4), (6, 12, 4, 4)
     beside = (1, 6, 4, 4), (11, 6, 4, 4), (6, 1, 4, 4), (6, 11, 4, 4)
     assert properties(boxes(*at_edge, *beside))["border"].tolist() == [1] * 4 + [0] * 4
@@ -64,7 +68,11 @@ def test_an_image_without_an_object_has_no_property_of_one():
     split = boxes((6, 6, 4, 4), (0, 2, 8, 4), (6, 6, 4, 4))
     split.masks[2] = False
     found = properties(split)
-    assert {name for name, own in found.items() if own[2].isnan()} >= {"off_centre", "size", "border"}
+    assert {name for name, own in found.items() if own[2].isnan()} >= {
+        "off_centre",
+        "size",
+        "border",
+    }
     assert found["brightness"].isfinite().all()
 
 
@@ -75,12 +83,18 @@ def test_properties_of_photographs_are_read_off_pixels_and_map():
     found = properties(split, maps)
     of_pixels = {"contrast", "brightness", "sharpness", "clutter", "confidence"}
     assert found.keys() == of_pixels | {"map_off_centre", "map_size", "map_outer"}
-    assert found["contrast"][0].item() == pytest.approx(float(split.source.pixels[0].double().std(correction=0)) / 255)
-    assert found["map_off_centre"][1].item() == pytest.approx(math.hypot(6, 6) / 8, rel=0.1)  # the centre of the cell
+    assert found["contrast"][0].item() == pytest.approx(
+        float(split.source.pixels[0].double().std(correction=0)) / 255
+    )
+    assert found["map_off_centre"][1].item() == pytest.approx(
+        math.hypot(6, 6) / 8, rel=0.1
+    )  # the centre of the cell
 
 
 def test_where_a_map_lies():
-    """Of 8 x 8 cells of 2 px, none interpolated: centre of mass, half of the mass, the middle quarter, the object."""
+    """Of 8 x 8 cells of 2 px, none interpolated: centre of mass, half of the mass, the middle
+    quarter, the object.
+    """
     split = boxes((4, 4, 4, 8), (8, 4, 6, 4))
     maps = torch.zeros(2, 16, 16)
     maps[0, 2:6, 2:6], maps[0, 12:14, 12:14] = 1.0, 2.0  # 16 and 8
@@ -94,7 +108,9 @@ def test_where_a_map_lies():
         [math.hypot(row, row) / 8, math.hypot(10.5 - 8, 15.5 - 8) / 8]
     )
     assert found["map_outer"].tolist() == pytest.approx([1 - 4 / 24, 1])
-    assert found["map_size"].tolist() == pytest.approx([(4 + 4) / 256, 0.5 / 256])  # the greatest cells first
+    assert found["map_size"].tolist() == pytest.approx(
+        [(4 + 4) / 256, 0.5 / 256]
+    )  # the greatest cells first
 
 
 def test_a_map_that_says_nothing_has_no_place():
@@ -120,13 +136,20 @@ def test_look_alike_classes_have_correlated_logits():
     pixels[:, 0, 0, 1] = (pixels[:, 0, 0, 0] + 0.1 * torch.rand(200, generator=draw)).clamp(0, 1)
     pixels = (255 * pixels).round().byte()
     reader = vitlens.wrap(
-        FirstPixels(), image_size=8, mean=(0, 0, 0), std=(1, 1, 1), classes=("a", "b", "c", "d"), alias="reader"
+        FirstPixels(),
+        image_size=8,
+        mean=(0, 0, 0),
+        std=(1, 1, 1),
+        classes=("a", "b", "c", "d"),
+        alias="reader",
     )
     splits = (split_of(pixels[:count], labels[:count], reader.classes) for count in (200, 20))
     found, few = (vitlens.failures(reader, split, method="saliency").values[0] for split in splits)
     rivals = pixels[:, 0, 0, :4].float().scatter(1, labels[:, None], -1).argmax(1)
     for label, other in ((0, 1), (1, 0)):
-        assert torch.equal(found["look_alike"][labels == label], (rivals[labels == label] == other).float())
+        assert torch.equal(
+            found["look_alike"][labels == label], (rivals[labels == label] == other).float()
+        )
     assert "look_alike" not in few  # of each class fewer than 20 images of others
     probability = (40 * pixels[:, 0, 0, :4].float() / 255).softmax(-1).amax(1)
     torch.testing.assert_close(found["confidence"], probability)
@@ -137,12 +160,18 @@ def test_luminance_weighs_green_most():
     for channel in range(3):
         pixels[channel, channel] = 1.0
     pixels[3] = 0.3
-    found = properties(split_of(pixels, torch.tensor([0, 1, 0, 1]), ("across", "down")))["brightness"]
-    assert found.tolist() == pytest.approx([0.2126, 0.7152, 0.0722, round(0.3 * 255) / 255], abs=1e-4)
+    found = properties(split_of(pixels, torch.tensor([0, 1, 0, 1]), ("across", "down")))[
+        "brightness"
+    ]
+    assert found.tolist() == pytest.approx(
+        [0.2126, 0.7152, 0.0722, round(0.3 * 255) / 255], abs=1e-4
+    )
 
 
 def test_sharpness_is_cretes():
-    """What a mean over nine pixels takes of the differences, along the axis that loses less; a plain image has none."""
+    """What a mean over nine pixels takes of the differences, along the axis that loses less; a
+    plain image has none.
+    """
     plane = (255 * torch.rand(20, 30, generator=torch.Generator().manual_seed(0))).round()
     ratios = []
     for axis in (0, 1):
@@ -172,7 +201,10 @@ def diagnosed(scenes):
 def wrong(scenes) -> dict[str, np.ndarray]:
     """Which images each model misclassifies."""
     rules = {"first": at_border, "second": low_contrast}
-    return {alias: ~vitlens.evaluate(model(rule), scenes).correct.numpy() for alias, rule in rules.items()}
+    return {
+        alias: ~vitlens.evaluate(model(rule), scenes).correct.numpy()
+        for alias, rule in rules.items()
+    }
 
 
 def test_areas_and_medians_are_those_of_ranks(diagnosed, wrong):
@@ -207,14 +239,19 @@ def test_errors_at_random_differ_in_a_rare_property_no_more_often_than_the_level
     results = chance_tests(RARE[name], 300)
     most = stats.binom.ppf(0.999, 300, 0.05)
     assert sum(p <= 0.05 for _, p in results) <= most
-    assert sum(area.low is not None and not area.low <= 0.5 <= area.high for area, _ in results) <= most
+    assert (
+        sum(area.low is not None and not area.low <= 0.5 <= area.high for area, _ in results)
+        <= most
+    )
     if name == "three values":
         assert any(area.low is None for area, _ in results), "of errors that have none of it"
 
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_images_of_one_source_hold_the_level(size):
-    assert sum(p <= 0.05 for p in chance_tests_by_source(size, 60)) <= stats.binom.ppf(0.999, 60, 0.05)
+    assert sum(p <= 0.05 for p in chance_tests_by_source(size, 60)) <= stats.binom.ppf(
+        0.999, 60, 0.05
+    )
 
 
 def test_a_property_of_two_values_has_newcombes_interval_and_fishers_test(diagnosed, wrong):
@@ -224,17 +261,27 @@ def test_a_property_of_two_values_has_newcombes_interval_and_fishers_test(diagno
         if row.known.sought:
             continue
         if row.covariate not in ("border", "look_alike"):
-            assert row.p == pytest.approx(stats.mannwhitneyu(numbers[failed], numbers[~failed]).pvalue)
+            assert row.p == pytest.approx(
+                stats.mannwhitneyu(numbers[failed], numbers[~failed]).pvalue
+            )
             continue
         sides = [(int(numbers[side].sum()), int(side.sum())) for side in (failed, ~failed)]
-        assert row.p == pytest.approx(stats.fisher_exact([[some, total - some] for some, total in sides]).pvalue)
+        assert row.p == pytest.approx(
+            stats.fisher_exact([[some, total - some] for some, total in sides]).pvalue
+        )
         gap = difference_of(*(wilson(*side) for side in sides))
-        assert (row.area.low, row.area.high) == pytest.approx((0.5 + gap.low / 200, 0.5 + gap.high / 200))
+        assert (row.area.low, row.area.high) == pytest.approx(
+            (0.5 + gap.low / 200, 0.5 + gap.high / 200)
+        )
 
 
 def test_likelihood_ratios_are_what_another_optimiser_finds(diagnosed, wrong):
     """Of the properties that no prediction decides; a small ridge keeps the coefficients finite."""
-    rows = [row for row in diagnosed.covariates if row.model == "second" and row.likelihood_ratio is not None]
+    rows = [
+        row
+        for row in diagnosed.covariates
+        if row.model == "second" and row.likelihood_ratio is not None
+    ]
     rows = [row for row in rows if not row.known.sought]
     assert "confidence" not in {row.covariate for row in rows}
     assert len(rows) == 7
@@ -264,7 +311,9 @@ def test_p_values_are_corrected_over_all_properties_and_models(diagnosed):
     tested = []
     for row in diagnosed.covariates:
         tested += [
-            (p, corrected) for p, corrected in ((row.p, row.p_holm), (row.p_joint, row.p_joint_holm)) if p is not None
+            (p, corrected)
+            for p, corrected in ((row.p, row.p_holm), (row.p_joint, row.p_joint_holm))
+            if p is not None
         ]
     assert {row.model for row in diagnosed.covariates} == {"first", "second"}
     greatest = 0.0
@@ -274,25 +323,46 @@ def test_p_values_are_corrected_over_all_properties_and_models(diagnosed):
 
 
 def test_few_errors_allow_few_properties_and_none_an_interval():
-    """One property for every five errors, the strongest alone; fewer than ten errors have neither test nor interval."""
-    some, few = (vitlens.failures(model(at_border), squares(count, seed=3), method="saliency") for count in (60, 30))
-    tested = [row for row in some.covariates if row.likelihood_ratio is not None and not row.known.sought]
+    """One property for every five errors, the strongest alone; fewer than ten errors have neither
+    test nor interval.
+    """
+    some, few = (
+        vitlens.failures(model(at_border), squares(count, seed=3), method="saliency")
+        for count in (60, 30)
+    )
+    tested = [
+        row for row in some.covariates if row.likelihood_ratio is not None and not row.known.sought
+    ]
     assert len(tested) == some.failures // 5 < 6
-    assert all((row.p is not None and row.area.low is not None) or row.area.value == 1 for row in tested)
-    assert {(row.p, row.area.low, row.likelihood_ratio) for row in few.covariates} == {(None, None, None)}
+    assert all(
+        (row.p is not None and row.area.low is not None) or row.area.value == 1 for row in tested
+    )
+    assert {(row.p, row.area.low, row.likelihood_ratio) for row in few.covariates} == {
+        (None, None, None)
+    }
     assert few.interventions == ()
 
 
 def test_images_of_one_source_count_once():
-    """Every image twice: the regression takes one of them, and the interval is as wide as without the copies."""
+    """Every image twice: the regression takes one of them, and the interval is as wide as without
+    the copies.
+    """
     one = squares(150, seed=3)
     twice = torch.arange(150).repeat(2)
-    copies = split_of(one.source.pixels[twice], one.labels[twice], one.classes, masks=one.masks[twice], groups=twice)
+    copies = split_of(
+        one.source.pixels[twice],
+        one.labels[twice],
+        one.classes,
+        masks=one.masks[twice],
+        groups=twice,
+    )
     alone, both, more = (
         vitlens.failures(model(low_contrast), each, method="saliency")
         for each in (one, copies, replace(copies, groups=None))
     )
-    for first, second, third in zip(alone.covariates, both.covariates, more.covariates, strict=True):
+    for first, second, third in zip(
+        alone.covariates, both.covariates, more.covariates, strict=True
+    ):
         assert (second.covariate, second.errors) == (first.covariate, 2 * first.errors)
         assert second.area.value == pytest.approx(first.area.value)
         if first.area.low is not None and first.area.value < 0.99:
@@ -302,7 +372,8 @@ def test_images_of_one_source_count_once():
         if first.likelihood_ratio is not None:
             assert second.likelihood_ratio == pytest.approx(first.likelihood_ratio, rel=1e-6)
     (first,), (second,) = (
-        [row for row in each.interventions if row.covariate == "object_contrast"] for each in (alone, both)
+        [row for row in each.interventions if row.covariate == "object_contrast"]
+        for each in (alone, both)
     )
     assert (second.p, second.p_change) == (first.p, first.p_change)
     assert second.mended == 2 * first.mended > 20
@@ -313,9 +384,14 @@ def test_the_difference_of_two_models_is_as_uncertain_as_delong_says(diagnosed, 
 
     def parts(own: np.ndarray) -> np.ndarray:
         """What each image adds to the area's deviation from its mean: DeLong's placements."""
-        wins = (numbers[own][:, None] > numbers[~own]) + (numbers[own][:, None] == numbers[~own]) / 2
+        wins = (numbers[own][:, None] > numbers[~own]) + (
+            numbers[own][:, None] == numbers[~own]
+        ) / 2
         added = np.empty(len(own))
-        added[own], added[~own] = (wins.mean(1) - wins.mean()) / own.sum(), (wins.mean(0) - wins.mean()) / (~own).sum()
+        added[own], added[~own] = (
+            (wins.mean(1) - wins.mean()) / own.sum(),
+            (wins.mean(0) - wins.mean()) / (~own).sum(),
+        )
         return added
 
     rows = {row.covariate: row for row in diagnosed.differences}
@@ -331,7 +407,9 @@ def test_the_difference_of_two_models_is_as_uncertain_as_delong_says(diagnosed, 
     assert rows["border"].p_holm < 1e-6
     assert rows["object_contrast"].difference.high > 0.2
     assert diagnosed.causes[0] == "border"
-    same = vitlens.failures(model(at_border, "a"), squares(100), second=model(at_border, "b"), method="saliency")
+    same = vitlens.failures(
+        model(at_border, "a"), squares(100), second=model(at_border, "b"), method="saliency"
+    )
     assert {(row.difference.value, row.p_holm) for row in same.differences} == {(0.0, 1.0)}
 
 

@@ -1,4 +1,6 @@
-"""The randomization check goes from the head down in the order of the forward pass, not of the parameters."""
+"""The randomization check goes from the head down in the order of the forward pass, not of the
+parameters.
+"""
 
 from collections.abc import Callable
 
@@ -33,7 +35,9 @@ def test_the_head_is_what_runs_behind_the_blocks_and_the_embedding_what_runs_bef
     assert list(stages)[-1] == "embedding"
 
 
-@pytest.mark.parametrize(("name", "part"), [("swin", "features.2."), ("timm's swin", "layers.1.downsample.")])
+@pytest.mark.parametrize(
+    ("name", "part"), [("swin", "features.2."), ("timm's swin", "layers.1.downsample.")]
+)
 def test_what_merges_patches_between_two_blocks_counts_with_the_block_that_follows(name, part):
     stages = cascades.new_at_each_stage(MODELS[name]())
     merging = {parameter for parameter in stages["block 2"] if parameter.startswith(part)}

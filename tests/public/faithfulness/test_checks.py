@@ -1,5 +1,6 @@
-"""`vitlens explain --verify` on a model of which it is known what each patch does, of maps that are planted; and on
-composites of images of one colour each."""
+"""`vitlens explain --verify` on a model of which it is known what each patch does, of maps that are
+planted; and on composites of images of one colour each.
+"""
 
 from itertools import combinations, pairwise
 
@@ -14,7 +15,17 @@ from torch.nn import functional as F
 from tests.kit import planted_colours as colours
 from tests.kit import planted_games as games
 from tests.kit.commands import ran
-from tests.kit.planted_games import BLOCKS, BRIGHT, CELLS, CHANGED, COUNT, FIRST, METHODS, PAIR, PASSES
+from tests.kit.planted_games import (
+    BLOCKS,
+    BRIGHT,
+    CELLS,
+    CHANGED,
+    COUNT,
+    FIRST,
+    METHODS,
+    PAIR,
+    PASSES,
+)
 from tests.kit.planted_methods import planted_methods
 from vitlens import Model
 from vitlens.commands.explain.record import ExplainRecord, LeagueRow
@@ -35,11 +46,15 @@ def record(tmp_path_factory: pytest.TempPathFactory, seen: list[Call]) -> Explai
     folder = tmp_path_factory.mktemp("game")
 
     def watched(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-        seen.append({name: value.detach().clone() for name, value in model.module.named_parameters()})
+        seen.append(
+            {name: value.detach().clone() for name, value in model.module.named_parameters()}
+        )
         return games.truth(model, images, targets)
 
     with planted_methods({**METHODS, "saliency": watched}):
-        return ran(folder / "run", f"explain {games.write(folder)} {LINE} --method {','.join(METHODS)}")
+        return ran(
+            folder / "run", f"explain {games.write(folder)} {LINE} --method {','.join(METHODS)}"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +64,9 @@ def league(record) -> dict[str, LeagueRow]:
 
 def maps_of(name: str, grid: tuple[int, int] | None = None) -> Tensor:
     """The maps of a method, as it gives them or on a grid."""
-    maps = METHODS[name](games.game(), games.pixels(), torch.zeros(COUNT, dtype=torch.long)).detach()
+    maps = METHODS[name](
+        games.game(), games.pixels(), torch.zeros(COUNT, dtype=torch.long)
+    ).detach()
     return maps if grid is None else F.adaptive_avg_pool2d(maps[:, None], grid)[:, 0]
 
 
@@ -75,7 +92,10 @@ def area(values: Tensor, counts: list[int]) -> float:
     shares = [count / CELLS**2 for count in counts]
     means = values.double().mean(0).tolist()
     steps = pairwise(zip(shares, means, strict=True))
-    return sum((after[0] - before[0]) * (after[1] + before[1]) / 2 for before, after in steps) / shares[-1]
+    return (
+        sum((after[0] - before[0]) * (after[1] + before[1]) / 2 for before, after in steps)
+        / shares[-1]
+    )
 
 
 # the other maps have ties whose order matters
@@ -97,8 +117,12 @@ def test_curves_are_those_of_removing_one_patch_after_the_other(record, league, 
     assert row.insertion.value == pytest.approx(insertion, abs=1e-5)
     assert row.gap.value == pytest.approx(insertion - deletion, abs=1e-5)
     assert row.deletion_accuracy.value == pytest.approx(area((most > 0).float(), counts), abs=1e-6)
-    assert row.insertion_accuracy.value == pytest.approx(area((least > 0).float(), counts), abs=1e-6)
-    assert row.relevance_gain.value == pytest.approx(area(least, counts) - area(most, counts), abs=1e-4)
+    assert row.insertion_accuracy.value == pytest.approx(
+        area((least > 0).float(), counts), abs=1e-6
+    )
+    assert row.relevance_gain.value == pytest.approx(
+        area(least, counts) - area(most, counts), abs=1e-4
+    )
     assert (row.gap.n, row.gap.low <= row.gap.value <= row.gap.high) == (COUNT, True)
 
 
@@ -107,7 +131,9 @@ def test_a_map_of_the_centre_has_the_middle_patches_first(record):
     middle = torch.zeros(CELLS, CELLS, dtype=torch.bool)
     middle[CELLS // 4 : 3 * CELLS // 4, CELLS // 4 : 3 * CELLS // 4] = True
     at = np.round(arrays.shares * CELLS**2).tolist().index(middle.sum())
-    without = torch.stack([games.margins(cells * ~middle.flatten(), games.worth()) for cells in games.brightness()])
+    without = torch.stack(
+        [games.margins(cells * ~middle.flatten(), games.worth()) for cells in games.brightness()]
+    )
     found = arrays.deletion[arrays.methods.tolist().index("centre"), at]
     np.testing.assert_allclose(found, without.sigmoid().mean(), atol=1e-5)
 
@@ -140,11 +166,15 @@ def test_along_a_map_the_first_length_that_changes_the_prediction_is_found(recor
 
 
 def test_no_patch_of_a_searched_set_can_be_put_back_and_no_order_has_a_smaller_one(record):
-    """Of the first image the patch that is removed first is not needed: two more change the prediction alone."""
+    """Of the first image the patch that is removed first is not needed: two more change the
+    prediction alone.
+    """
     arrays = record.sets["game"]
     cells = games.brightness()
     names = arrays.methods.tolist()
-    found = torch.from_numpy(arrays.removed[:, names.index("search")].reshape(len(arrays.removed), -1))
+    found = torch.from_numpy(
+        arrays.removed[:, names.index("search")].reshape(len(arrays.removed), -1)
+    )
     assert found[0].nonzero().flatten().tolist() == list(PAIR) != [FIRST]
     for image, removed in enumerate(found):
         assert games.margins(cells[image] * ~removed, games.worth()) < 0
@@ -162,13 +192,21 @@ def test_replacements_are_compared_by_the_rankings_that_they_give(record):
     gaps = {(row.substrate, row.method): row.gap for row in record.substrates}
     counts = [round(share * CELLS**2) for share in np.linspace(0, 1, 11)]
     for method in ("hirescam", "xgradcam"):
-        curves = [margins_by_rank(sign * maps_of(method), counts, substrate="mean").sigmoid() for sign in (-1, 1)]
+        curves = [
+            margins_by_rank(sign * maps_of(method), counts, substrate="mean").sigmoid()
+            for sign in (-1, 1)
+        ]
         expected = area(curves[0], counts) - area(curves[1], counts)
         assert gaps["mean", method].value == pytest.approx(expected, abs=5e-3)  # of other steps
     for row in record.rankings:
-        means = [[gaps[substrate, name].value for name in METHODS] for substrate in (row.first, row.second)]
+        means = [
+            [gaps[substrate, name].value for name in METHODS]
+            for substrate in (row.first, row.second)
+        ]
         assert row.tau.value == pytest.approx(stats.kendalltau(*means).statistic)
-        pairs = [pair for pair in record.swapped if (pair.first, pair.second) == (row.first, row.second)]
+        pairs = [
+            pair for pair in record.swapped if (pair.first, pair.second) == (row.first, row.second)
+        ]
         assert (row.methods, row.swapped) == (len(METHODS), len(pairs))
     for pair in record.swapped:
         for substrate, difference in ((pair.first, pair.in_first), (pair.second, pair.in_second)):
@@ -200,12 +238,16 @@ def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, metho
     # the last image has no background
     maps = maps_of(method).float()
     masks = games.objects()[:-1]
-    large = F.interpolate(maps[:, None], size=masks.shape[1:], mode="bilinear", align_corners=False)[:-1, 0]
+    large = F.interpolate(
+        maps[:, None], size=masks.shape[1:], mode="bilinear", align_corners=False
+    )[:-1, 0]
     found = [scores_by_hand(*each) for each in zip(large, masks, strict=True)]
     for name in found[0]:
         estimate = getattr(league[method], name)
         assert estimate.n == COUNT - 1
-        assert estimate.value == pytest.approx(np.mean([each[name] for each in found]), abs=1e-5), name
+        assert estimate.value == pytest.approx(np.mean([each[name] for each in found]), abs=1e-5), (
+            name
+        )
     if method == "layercam":
         assert all(getattr(league[method], name).value == 1 for name in found[0])
 
@@ -214,17 +256,28 @@ def test_power_is_that_of_the_best_method_beside_each_other(record):
     masks = games.objects()[:-1]
     values = {"rise": np.full(COUNT - 1, 0.5)}
     for name in METHODS.keys() - values.keys():
-        large = F.interpolate(maps_of(name).float()[:-1, None], size=masks.shape[1:], mode="bilinear")[:, 0]
-        values[name] = np.array([roc_auc_score(mask.flatten(), own.flatten()) for own, mask in zip(large, masks)])
+        large = F.interpolate(
+            maps_of(name).float()[:-1, None], size=masks.shape[1:], mode="bilinear"
+        )[:, 0]
+        values[name] = np.array(
+            [roc_auc_score(mask.flatten(), own.flatten()) for own, mask in zip(large, masks)]
+        )
     (row,) = (row for row in record.power if row.check == "roc_auc")
     assert values[row.best].mean() == max(own.mean() for own in values.values())
     powers = [power_of(values[row.best] - own) for name, own in values.items() if name != row.best]
-    detectable = np.median([each.detectable for each in powers if each is not None and each.error > 0])
-    assert (row.detectable.value, row.detectable.n) == (pytest.approx(detectable, rel=1e-3), COUNT - 1)
+    detectable = np.median(
+        [each.detectable for each in powers if each is not None and each.error > 0]
+    )
+    assert (row.detectable.value, row.detectable.n) == (
+        pytest.approx(detectable, rel=1e-3),
+        COUNT - 1,
+    )
 
 
 def test_a_uniform_map_scores_what_chance_does(league):
-    area = float(games.objects()[1:-1].float().mean())  # the first map is not finite and counts as uniform, too
+    area = float(
+        games.objects()[1:-1].float().mean()
+    )  # the first map is not finite and counts as uniform, too
     whole = float(games.objects()[:-1].float().mean())
     row = league["rise"]
     assert (row.roc_auc.value, row.iou.value) == (0.5, 0.0)
@@ -240,14 +293,23 @@ def test_objects_are_compared_with_maps_that_ignore_the_image(record):
     assert (row.score, row.estimate.value, row.estimate.n) == ("roc_auc", 1.0, COUNT - 1)
     assert row.baseline == "the mean mask of the other images"
     others = [(masks.sum(0) - mask) / (len(masks) - 1) for mask in masks]
-    expected = np.mean([roc_auc_score(mask.flatten(), other.flatten()) for mask, other in zip(masks, others)])
+    expected = np.mean(
+        [roc_auc_score(mask.flatten(), other.flatten()) for mask, other in zip(masks, others)]
+    )
     assert row.of_baseline.value == pytest.approx(expected, abs=1e-5)
     assert row.difference.value == pytest.approx(1 - expected, abs=1e-5)
     assert row.above
 
 
 def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
-    names = ("head", "blocks 9 to 11", "blocks 6 to 8", "blocks 3 to 5", "blocks 0 to 2", "embedding")
+    names = (
+        "head",
+        "blocks 9 to 11",
+        "blocks 6 to 8",
+        "blocks 3 to 5",
+        "blocks 0 to 2",
+        "embedding",
+    )
     rows = [row for row in record.stages if row.method == "saliency"]
     assert tuple(row.stage for row in rows) == names
     model = games.game()
@@ -259,26 +321,39 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
     assert changed[0] == {"head.weight"}
     assert all(before <= after for before, after in pairwise(changed))
     numbers = [{int(name.split(".")[1]) for name in more if "blocks" in name} for more in changed]
-    assert [min(more, default=BLOCKS) >= least for more, least in zip(numbers, (12, 9, 6, 3, 0, 0))] == [True] * 6
+    assert [
+        min(more, default=BLOCKS) >= least for more, least in zip(numbers, (12, 9, 6, 3, 0, 0))
+    ] == [True] * 6
     assert len(numbers[-1]) > BLOCKS - 3  # an identity may be permuted to itself
     assert ["stem.weight" in more for more in changed] == [False] * 5 + [True]
     for row, call in zip(rows, stages, strict=True):
-        assert all(torch.equal(call[name].flatten().sort()[0], own[name].flatten().sort()[0]) for name in own)
-        assert torch.equal(call["head.weight"], stages[0]["head.weight"])  # a tensor's draw is its own
+        assert all(
+            torch.equal(call[name].flatten().sort()[0], own[name].flatten().sort()[0])
+            for name in own
+        )
+        assert torch.equal(
+            call["head.weight"], stages[0]["head.weight"]
+        )  # a tensor's draw is its own
         model.module.load_state_dict(call)
         kept.append(float((model(games.pixels()).argmax(-1) == before).double().mean()))
-        expected = mean_rank_correlation(maps_of("saliency"), games.truth(model, games.pixels(), before))
+        expected = mean_rank_correlation(
+            maps_of("saliency"), games.truth(model, games.pixels(), before)
+        )
         assert row.similarity.value == pytest.approx(expected, abs=1e-5)
     assert [row.kept for row in rows] == pytest.approx(kept)
     assert min(kept) < 0.5 < max(kept)
     assert all(torch.equal(seen[-1][name], own[name]) for name in own)
 
 
-def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_not_judged(record, league):
+def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_not_judged(
+    record, league
+):
     weights = {row.method: row for row in record.checks if row.check == "weights"}
     for method in ("occlusion", "hirescam", "smoothgrad"):
         assert (weights[method].state, weights[method].lacks) == ("fail", ("ignores the weights",))
-        assert league[method].randomisation.value == league[method].cascade.value == pytest.approx(1.0)
+        assert (
+            league[method].randomisation.value == league[method].cascade.value == pytest.approx(1.0)
+        )
     assert weights["saliency"].state == "pass"
     last = [row.similarity.value for row in record.stages if row.method == "saliency"]
     assert league["saliency"].randomisation.value == pytest.approx(last[-1], abs=1e-6)
@@ -293,38 +368,63 @@ def test_maps_that_follow_their_images_stay_and_noise_jumps(record):
     shifts = ("shift-quarter", "shift-half", "shift-one")
     for name in ("shifts", *shifts, "flip"):
         assert rows["occlusion", name].correlation.value == pytest.approx(1.0, abs=1e-4)
-        assert (rows["occlusion", name].jumped.value, rows["occlusion", name].jumped.n) == (0.0, COUNT)
+        assert (rows["occlusion", name].jumped.value, rows["occlusion", name].jumped.n) == (
+            0.0,
+            COUNT,
+        )
     assert rows["smoothgrad", "shifts"].jumped.value > 0.9
-    assert rows["smoothgrad", "shifts"].jumped.value >= max(rows["smoothgrad", name].jumped.value for name in shifts)
+    assert rows["smoothgrad", "shifts"].jumped.value >= max(
+        rows["smoothgrad", name].jumped.value for name in shifts
+    )
     assert rows["rise", "shifts"].jumped is None
     of_shifts = np.mean([rows["hirescam", name].correlation.value for name in shifts])
     assert rows["hirescam", "shifts"].correlation.value == pytest.approx(of_shifts, abs=1e-6)
     states = {row.method: row.state for row in record.checks if row.check == "shifts"}
-    assert (states["occlusion"], states["smoothgrad"], states["rise"]) == ("pass", "fail", "inconclusive")
+    assert (states["occlusion"], states["smoothgrad"], states["rise"]) == (
+        "pass",
+        "fail",
+        "inconclusive",
+    )
 
 
-@pytest.mark.parametrize(("disturbance", "pixel"), [("shift-quarter", 0.25), ("shift-half", 0.5), ("shift-one", 1.0)])
+@pytest.mark.parametrize(
+    ("disturbance", "pixel"), [("shift-quarter", 0.25), ("shift-half", 0.5), ("shift-one", 1.0)]
+)
 def test_a_map_that_stays_is_compared_with_itself_moved_linearly(record, disturbance, pixel):
     """By half as many cells as pixels, down and to the right, the edge repeated."""
     known = games.marked(CHANGED).double().numpy()
     share = pixel * CELLS / 16
     moved = (1 - share) * known + share * np.concatenate([known[:1], known[:-1]])
     moved = (1 - share) * moved + share * np.concatenate([moved[:, :1], moved[:, :-1]], 1)
-    (row,) = (row for row in record.stability if (row.method, row.disturbance) == ("hirescam", disturbance))
-    assert row.correlation.value == pytest.approx(stats.spearmanr(known.ravel(), moved.ravel()).statistic, abs=1e-5)
+    (row,) = (
+        row
+        for row in record.stability
+        if (row.method, row.disturbance) == ("hirescam", disturbance)
+    )
+    assert row.correlation.value == pytest.approx(
+        stats.spearmanr(known.ravel(), moved.ravel()).statistic, abs=1e-5
+    )
 
 
-def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_is_not_judged_by_it(record):
+def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_is_not_judged_by_it(
+    record,
+):
     for method, place in (("hirescam", CHANGED), ("xgradcam", BRIGHT)):
-        (row,) = (row for row in record.stability if (row.method, row.disturbance) == (method, "flip"))
+        (row,) = (
+            row for row in record.stability if (row.method, row.disturbance) == (method, "flip")
+        )
         known = games.marked(place)
         expected = stats.spearmanr(known.flatten(), known.flip(1).flatten()).statistic
         assert row.correlation.value == pytest.approx(expected, abs=1e-5)
         assert row.jumped.value == 1.0
-        assert {(each.state, each.method) for each in record.checks if each.check == "shifts"} >= {("pass", method)}
+        assert {(each.state, each.method) for each in record.checks if each.check == "shifts"} >= {
+            ("pass", method)
+        }
 
 
-def test_costs_are_counted_in_forward_passes_and_a_costly_method_has_fewer_images_with_other_weights(league):
+def test_costs_are_counted_in_forward_passes_and_costly_methods_are_randomised_on_few_images(
+    league,
+):
     assert league["occlusion"].forwards.value == pytest.approx(PASSES)
     assert [league[name].randomisation.n for name in ("occlusion", "hirescam")] == [12, COUNT]
     assert [league[name].forwards.value for name in ("hirescam", "smoothgrad", "rise")] == [0.0] * 3
@@ -335,11 +435,16 @@ def test_methods_are_compared_pairwise_on_the_grid_of_patches(record):
     assert rows.keys() == set(combinations(METHODS, 2))
     for pair in (("saliency", "occlusion"), ("occlusion", "smoothgrad"), ("hirescam", "xgradcam")):
         first, second = (maps_of(name, (CELLS, CELLS)).flatten(1) for name in pair)
-        assert rows[pair].spearman.value == pytest.approx(mean_rank_correlation(first, second), abs=1e-5)
+        assert rows[pair].spearman.value == pytest.approx(
+            mean_rank_correlation(first, second), abs=1e-5
+        )
         above, other = (maps > maps.mean(1, keepdim=True) for maps in (first, second))
         shared = (above & other).sum(1) / (above | other).sum(1)
         assert rows[pair].iou.value == pytest.approx(float(shared.mean()), abs=1e-5)
-        tops = [maps.argsort(dim=1, descending=True, stable=True)[:, :6].tolist() for maps in (first, second)]
+        tops = [
+            maps.argsort(dim=1, descending=True, stable=True)[:, :6].tolist()
+            for maps in (first, second)
+        ]
         overlap = np.mean([len({*one} & {*two}) / 6 for one, two in zip(*tops)])
         assert rows[pair].top_overlap.value == pytest.approx(overlap, abs=1e-6)
     assert rows["saliency", "gradcam"].spearman.value == pytest.approx(-1)
@@ -352,7 +457,9 @@ PARTS = {  # classes, explained ones, the share of a composite that one covers
     "pasted": (2, 1, 1 / 4),
 }
 MADE = 3
-OF_COMPOSITES = f"--verify --no-counterfactuals --no-stability --other-substrates none --composite-count {MADE}"
+OF_COMPOSITES = (
+    f"--verify --no-counterfactuals --no-stability --other-substrates none --composite-count {MADE}"
+)
 
 
 def uniform(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
@@ -362,19 +469,32 @@ def uniform(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 @pytest.fixture(scope="module")
 def of_composites(tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
     folder = tmp_path_factory.mktemp("composites")
-    planted = {"saliency": colours.near, "occlusion": lambda *given: -colours.near(*given), "gradcam": uniform}
+    planted = {
+        "saliency": colours.near,
+        "occlusion": lambda *given: -colours.near(*given),
+        "gradcam": uniform,
+    }
     with planted_methods(planted):
         line = f"{OF_COMPOSITES} --method {','.join(planted)} --composites {','.join(PARTS)}"
         return ran(folder / "run", f"explain {colours.write(folder)} {line}")
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else(of_composites, kind):
+def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else(
+    of_composites, kind
+):
     (made,) = (row for row in of_composites.composite_sets if row.kind == kind)
     classes, each, chance = PARTS[kind]
     assert (made.refused, made.composites, made.maps) == ("", MADE, MADE * each)
-    assert (made.guessed, made.chance) == (pytest.approx(classes / 12, abs=1e-5), pytest.approx(chance))
-    assert (made.recognised.value, made.seen, made.labels) == (1.0, kind != "mosaic-3", "predictions")
+    assert (made.guessed, made.chance) == (
+        pytest.approx(classes / 12, abs=1e-5),
+        pytest.approx(chance),
+    )
+    assert (made.recognised.value, made.seen, made.labels) == (
+        1.0,
+        kind != "mosaic-3",
+        "predictions",
+    )
     arrays = of_composites.composite_maps[f"{kind}-hues"]
     known = (255 * colours.coloured().module.colours).round().byte().numpy()
     names = "abcdefghijkl"
@@ -387,7 +507,9 @@ def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else
         assert (away > 60).mean() > 0.9 if kind == "pasted" else (away > 60).all()
         assert len(np.unique(pixels.reshape(-1, 3), axis=0)) == classes or kind == "pasted"
     if kind.startswith("mosaic"):
-        assert np.unique(arrays.masks.sum((1, 2))).tolist() == [(colours.SIDE // int(kind[-1])) ** 2]
+        assert np.unique(arrays.masks.sum((1, 2))).tolist() == [
+            (colours.SIDE // int(kind[-1])) ** 2
+        ]
         assert len({str(target) for target in arrays.targets}) == len(arrays.targets)
         assert arrays.masks.sum(0).max() == 1  # cells share no pixel
 
@@ -396,10 +518,17 @@ def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else
 def test_an_ideal_a_uniform_and_an_opposite_map(of_composites, kind):
     rows = {row.method: row for row in of_composites.composites if row.kind == kind}
     ideal, none, even = (rows[name] for name in ("saliency", "occlusion", "gradcam"))
-    assert [each.value for each in (ideal.mass, ideal.pointing, ideal.roc_auc)] == pytest.approx([1, 1, 1], abs=1e-2)
-    assert (none.mass.value, none.roc_auc.value) == (0, pytest.approx(0, abs=1e-2))  # negative is no mass
+    assert [each.value for each in (ideal.mass, ideal.pointing, ideal.roc_auc)] == pytest.approx(
+        [1, 1, 1], abs=1e-2
+    )
+    assert (none.mass.value, none.roc_auc.value) == (
+        0,
+        pytest.approx(0, abs=1e-2),
+    )  # negative is no mass
     assert even.roc_auc.value == 0.5
-    assert even.mass.value == even.pointing.value == pytest.approx(PARTS[kind][2], abs=1e-6)  # all points tie
+    assert (
+        even.mass.value == even.pointing.value == pytest.approx(PARTS[kind][2], abs=1e-6)
+    )  # all points tie
     assert ideal.mass.n == MADE * PARTS[kind][1]
 
 
@@ -410,7 +539,8 @@ def test_too_few_classes_make_no_mosaic(tmp_path):
             (tmp_path / "data" / part / f"{index:02}.png").unlink()
     with planted_methods({"saliency": colours.near, "gradcam": uniform}):
         found = ran(
-            tmp_path / "run", f"explain {words} {OF_COMPOSITES} --method saliency,gradcam --composites mosaic-2"
+            tmp_path / "run",
+            f"explain {words} {OF_COMPOSITES} --method saliency,gradcam --composites mosaic-2",
         )
     assert all(row.refused and row.composites == 0 for row in found.composite_sets)
     assert found.composites == ()

@@ -1,4 +1,6 @@
-"""What `vitlens features` makes of features: votes, probes, maps, colours, matches; and zero-shot classification."""
+"""What `vitlens features` makes of features: votes, probes, maps, colours, matches; and zero-shot
+classification.
+"""
 
 import re
 from collections.abc import Sequence
@@ -35,7 +37,9 @@ def record(golden) -> FeaturesRecord:
 def splits(record) -> tuple[vitlens.Split, vitlens.Split]:
     """The images, and the training images that classifiers use."""
     (sizes,) = record.sets
-    return vitlens.load_data("digits", limit=sizes.test), vitlens.load_data("digits", part="train", limit=sizes.bank)
+    return vitlens.load_data("digits", limit=sizes.test), vitlens.load_data(
+        "digits", part="train", limit=sizes.bank
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +51,16 @@ def vit(tiny_vit) -> vitlens.Model:
 def read(vit, splits) -> list[dict[object, np.ndarray]]:
     """Both sets' features by layer, float64."""
     found = [vitlens.features(vit, split, embedding=True) for split in splits]
-    return [{layer: each.at(layer).double().numpy() for layer in ("embedding", 1)} for each in found]
+    return [
+        {layer: each.at(layer).double().numpy() for layer in ("embedding", 1)} for each in found
+    ]
 
 
 def only(rows: Sequence[Any], **fields: object) -> Any:
     """The one row of these values."""
-    (found,) = [row for row in rows if all(getattr(row, name) == value for name, value in fields.items())]
+    (found,) = [
+        row for row in rows if all(getattr(row, name) == value for name, value in fields.items())
+    ]
     return found
 
 
@@ -70,12 +78,18 @@ def dino(similarity: np.ndarray, known: np.ndarray, k: int) -> np.ndarray:
 
 @pytest.mark.parametrize("layer", ["embedding", 1])
 def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, layer):
-    (test, train), (queries, bank) = (split.labels.numpy() for split in splits), (each[layer] for each in read)
+    (test, train), (queries, bank) = (
+        (split.labels.numpy() for split in splits),
+        (each[layer] for each in read),
+    )
     similarity = unit(queries) @ unit(bank).T
     at = {"model": "a", "layer": None if layer == "embedding" else layer}
     for k in map(int, record.features[0].knn):
         model = KNeighborsClassifier(k, metric="cosine", algorithm="brute").fit(bank, train)
-        for votes, answers in (("majority", model.predict(queries)), ("dino", dino(similarity, train, k))):
+        for votes, answers in (
+            ("majority", model.predict(queries)),
+            ("dino", dino(similarity, train, k)),
+        ):
             row = only(record.depth, classifier=f"knn-{k}", weighting=votes, **at)
             assert row.accuracy.value == (answers == test).mean()
             assert row.chance == np.bincount(test).max() / len(test)
@@ -128,7 +142,9 @@ def test_more_neighbours_than_training_images_are_refused():
 def check_probe(
     row: DepthRow, split: vitlens.Split, train: vitlens.Split, queries: np.ndarray, bank: np.ndarray
 ) -> None:
-    """scikit-learn's on standardised features; C is the least of the best on a seeded fifth of each class's sources."""
+    """scikit-learn's on standardised features; C is the least of the best on a seeded fifth of each
+    class's sources.
+    """
     known = train.labels.numpy()
     source = np.unique(train.groups.numpy(), return_inverse=True)[1]
     order = torch.randperm(source.max() + 1, generator=torch.Generator().manual_seed(0)).numpy()
@@ -137,7 +153,9 @@ def check_probe(
         own = order[np.isin(order, source[known == label])]
         held |= np.isin(source, own[: min(max(1, round(0.2 * len(own))), len(own) - 1)])
 
-    def right(c: float, fitted: np.ndarray, labels: np.ndarray, asked: np.ndarray, truth: np.ndarray) -> float:
+    def right(
+        c: float, fitted: np.ndarray, labels: np.ndarray, asked: np.ndarray, truth: np.ndarray
+    ) -> float:
         scale = StandardScaler().fit(fitted)
         model = LogisticRegression(C=c, max_iter=1000).fit(scale.transform(fitted), labels)
         return (model.predict(scale.transform(asked)) == truth).mean()
@@ -150,20 +168,35 @@ def check_probe(
 
 
 @pytest.mark.parametrize("layer", ["embedding", 1])
-def test_the_probe_is_scikit_learns_with_the_c_that_held_out_images_choose(record, splits, read, layer):
-    row = only(record.depth, model="a", layer=None if layer == "embedding" else layer, classifier="probe")
+def test_the_probe_is_scikit_learns_with_the_c_that_held_out_images_choose(
+    record, splits, read, layer
+):
+    row = only(
+        record.depth, model="a", layer=None if layer == "embedding" else layer, classifier="probe"
+    )
     check_probe(row, *splits, *(each[layer] for each in read))
 
 
-def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_choosing_c(tiny_vit, splits, tmp_path):
+def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_choosing_c(
+    tiny_vit, splits, tmp_path
+):
     model = vitlens.load(str(tiny_vit))
     with torch.no_grad():
-        model.module.norm.weight[:3], model.module.norm.bias[:3] = 0, torch.tensor([0, 3.7, -1000.0])
+        model.module.norm.weight[:3], model.module.norm.bias[:3] = (
+            0,
+            torch.tensor([0, 3.7, -1000.0]),
+        )
     save(model, tmp_path / "model" / "model.safetensors")
     images = splits[0]
     train = vitlens.load_data("digits", part="train", limit=15)
-    line = f"features a={tmp_path / 'model'} --data digits --limit {len(images)} --bank 15 --k 1 --no-tsne --no-cache"
-    found, (queries, bank) = ran(tmp_path / "out", line), (vitlens.features(model, each) for each in (images, train))
+    line = (
+        f"features a={tmp_path / 'model'} --data digits --limit {len(images)} --bank 15 --k 1 "
+        "--no-tsne --no-cache"
+    )
+    found, (queries, bank) = (
+        ran(tmp_path / "out", line),
+        (vitlens.features(model, each) for each in (images, train)),
+    )
     row = only(found.depth, layer=1, classifier="probe")
     check_probe(row, images, train, queries.at(1).double().numpy(), bank.at(1).double().numpy())
     assert any("5 classes have a single training image" in row.note for row in found.notes)
@@ -183,7 +216,10 @@ def test_maps_are_of_unit_vectors_and_as_trustworthy_as_scikit_learn_says(record
 
 
 def test_four_images_are_mapped(tiny_vit, tmp_path):
-    line = f"features a={tiny_vit} --data digits --limit 4 --bank 10 --k 1 --no-probe --no-cache --perplexity 1"
+    line = (
+        f"features a={tiny_vit} --data digits --limit 4 --bank 10 --k 1 --no-probe --no-cache "
+        "--perplexity 1"
+    )
     found = ran(tmp_path / "out", line)
     rows = {row.method: (row.n, row.neighbours) for row in found.maps if row.of == "images"}
     assert rows == {"tsne": (4, 1), "pca": (4, 1)}
@@ -193,10 +229,14 @@ def test_four_images_are_mapped(tiny_vit, tmp_path):
 def check_components(scores: np.ndarray, values: np.ndarray, explained: float) -> None:
     """The first principal components, each with its sign."""
     model = PCA(scores.shape[1], svd_solver="full").fit(values)
-    signs = np.sign([own[np.abs(own).argmax()] for own in model.components_])  # the greatest loading is positive
+    signs = np.sign(
+        [own[np.abs(own).argmax()] for own in model.components_]
+    )  # the greatest loading is positive
     expected = signs * model.transform(values)
     for found, by_hand in zip(scores.T, expected.T, strict=True):
-        np.testing.assert_allclose(found, by_hand, atol=1e-5 * np.abs(by_hand).max() + 1e-7, rtol=1e-4)
+        np.testing.assert_allclose(
+            found, by_hand, atol=1e-5 * np.abs(by_hand).max() + 1e-7, rtol=1e-4
+        )
     assert explained == pytest.approx(model.explained_variance_ratio_.sum(), abs=1e-5)
 
 
@@ -212,7 +252,9 @@ def patches(model: vitlens.Model, images: Tensor, *, embedding: bool = False) ->
     return tokens[:, 1:].unflatten(1, model.layout.grid).double().numpy()
 
 
-def test_patches_that_enter_block_0_are_mapped_and_their_content_is_what_is_left_without_the_place(record, vit, splits):
+def test_patches_that_enter_block_0_are_mapped_and_their_content_is_what_is_left_without_the_place(
+    record, vit, splits
+):
     entering = patches(vit, vitlens.images(splits[0], vit), embedding=True)
     space = record.spaces["a"]
     content = entering - entering.mean(0)
@@ -228,17 +270,23 @@ def test_colours_are_three_components_of_the_patches_of_all_images(record, vit):
     tokens = patches(vit, torch.from_numpy(shown.pixels) / 255)
     flat = tokens.reshape(-1, tokens.shape[-1])
     model = PCA(3, svd_solver="full").fit(flat)
-    signed = model.transform(flat) * np.sign([own[np.abs(own).argmax()] for own in model.components_])
+    signed = model.transform(flat) * np.sign(
+        [own[np.abs(own).argmax()] for own in model.components_]
+    )
     expected = (signed - signed.min(0)) / np.ptp(signed, axis=0)
     np.testing.assert_allclose(shown.colours.reshape(-1, 3), expected, atol=1e-4)
-    assert record.features[0].colours == pytest.approx(model.explained_variance_ratio_.sum(), abs=1e-5)
+    assert record.features[0].colours == pytest.approx(
+        model.explained_variance_ratio_.sum(), abs=1e-5
+    )
 
 
 def test_matched_patches_are_each_others_nearest(record, vit):
     shown = record.shown["a"]
     for number, (first, second) in enumerate(zip(shown.first, shown.second, strict=True)):
         one, other = (
-            patches(vit, torch.from_numpy(image)[None] / 255).reshape(-1, vit.module.norm.weight.shape[0])
+            patches(vit, torch.from_numpy(image)[None] / 255).reshape(
+                -1, vit.module.norm.weight.shape[0]
+            )
             for image in (first, second)
         )
         cosines = unit(one) @ unit(other).T
@@ -248,7 +296,9 @@ def test_matched_patches_are_each_others_nearest(record, vit):
         mutual.sort(key=lambda cell: -cosines[cell, there[cell]])
         columns = vit.layout.grid[1]
         assert shown.sources[number].tolist() == [list(divmod(cell, columns)) for cell in mutual]
-        assert shown.targets[number].tolist() == [list(divmod(int(there[cell]), columns)) for cell in mutual]
+        assert shown.targets[number].tolist() == [
+            list(divmod(int(there[cell]), columns)) for cell in mutual
+        ]
         expected = [cosines[cell, there[cell]] for cell in mutual]
         np.testing.assert_allclose(shown.alike[number], expected, atol=1e-5)
 
@@ -265,7 +315,9 @@ def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, 
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :10]
     place = np.stack(np.divmod(cell, columns), 1) / (rows, columns)
     near = np.linalg.norm(place[nearest] - place[:, None], axis=-1) <= 0.125 + 1e-9
-    found = {row.share: row for row in record.patches if (row.model, row.layer) == ("a", "embedding")}
+    found = {
+        row.share: row for row in record.patches if (row.model, row.layer) == ("a", "embedding")
+    }
     assert found["position"].value.value == pytest.approx(near.mean())
     assert found["position"].chance == pytest.approx(1 / (rows * columns))
     same = labels[image][nearest] == labels[image][:, None]
@@ -298,7 +350,10 @@ def clip() -> vitlens.Model:
 
 def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
     split = vitlens.load_data("digits", limit=40)
-    line = f"features clip={CLIP} --data digits --limit 40 --bank 10 --k 1 --no-probe --no-tsne --no-cache --quiet"
+    line = (
+        f"features clip={CLIP} --data digits --limit 40 --bank 10 --k 1 --no-probe --no-tsne "
+        "--no-cache --quiet"
+    )
     templates = [word for template in TEMPLATES for word in ("--clip-templates", template)]
     assert run([*line.split(), *templates, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
     record = read_folder(tmp_path / "out")
@@ -332,8 +387,23 @@ def test_a_zero_shot_report_says_among_how_many_classes_and_what_chance_is(clip,
     names.write_text("\n".join(imagenet_classes()[:count]))
     common = ["--data", str(tmp_path / "data"), "--device", "cpu", "--quiet"]
     less = ["--no-probe", "--no-tsne", "--no-cache", "--k", "1"]
-    assert run(["features", f"clip={CLIP}", *common, *less, "--out", str(tmp_path / "features")]) == 0
-    assert run(["evaluate", f"clip={CLIP}", *common, "--classes", str(names), "--out", str(tmp_path / "evaluate")]) == 0
+    assert (
+        run(["features", f"clip={CLIP}", *common, *less, "--out", str(tmp_path / "features")]) == 0
+    )
+    assert (
+        run(
+            [
+                "evaluate",
+                f"clip={CLIP}",
+                *common,
+                "--classes",
+                str(names),
+                "--out",
+                str(tmp_path / "evaluate"),
+            ]
+        )
+        == 0
+    )
     for folder in ("features", "evaluate"):
         report = (tmp_path / folder / "report.md").read_text()
         assert f"{count} classes" in report

@@ -1,4 +1,6 @@
-"""`vitlens.features`: what the classifier reads, pooling, norm, layers, what enters block 0; and receptive fields."""
+"""`vitlens.features`: what the classifier reads, pooling, norm, layers, what enters block 0; and
+receptive fields.
+"""
 
 from pathlib import Path
 
@@ -15,7 +17,11 @@ from vitlens import Model
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 
-POOLED = ("siglip", "perception-encoder", "cait")  # their classifier reads an attention pooling, which is no layer
+POOLED = (
+    "siglip",
+    "perception-encoder",
+    "cait",
+)  # their classifier reads an attention pooling, which is no layer
 
 
 def cnn() -> Model:
@@ -43,7 +49,9 @@ def model_named(name: str) -> Model:
     return tiny(name)
 
 
-@pytest.mark.parametrize("name", [*EACH_FAMILY, "cnn-digits", "tiny-clip", "tiny-sigmoid", "tiny-resnet"])
+@pytest.mark.parametrize(
+    "name", [*EACH_FAMILY, "cnn-digits", "tiny-clip", "tiny-sigmoid", "tiny-resnet"]
+)
 def test_the_first_features_enter_block_0_and_the_last_the_classifier(name):
     model = model_named(name)
     batch = images(model.input_size, batch=3)
@@ -57,7 +65,9 @@ def test_the_first_features_enter_block_0_and_the_last_the_classifier(name):
     torch.testing.assert_close(found.at("embedding"), patches.mean(1), atol=1e-6, rtol=1e-5)
     if name in POOLED or name.startswith("tiny-"):
         return
-    outputs = {module: getattr(each, "out_features", 0) for module, each in model.module.named_modules()}
+    outputs = {
+        module: getattr(each, "out_features", 0) for module, each in model.module.named_modules()
+    }
     head = next(module for module, width in outputs.items() if width == len(model.classes))
     torch.testing.assert_close(found.at(-1), entering(model, head, batch), atol=1e-5, rtol=1e-5)
     parts = vitlens.features(model, batch, batch_size=2)
@@ -84,13 +94,17 @@ def test_every_pooling_before_and_after_the_norm(pool, norm):
     batch = images(model.input_size, batch=3)
     found = vitlens.features(model, batch, pool=pool, norm=norm, embedding=True)
     assert found.pool == pool
-    for layer, values, tokens in zip(found.layers[1:], found.values[1:], by_hand(model, batch), strict=True):
+    for layer, values, tokens in zip(
+        found.layers[1:], found.values[1:], by_hand(model, batch), strict=True
+    ):
         read = model.module.norm(tokens) if norm else tokens
         parts = {"cls": read[:, 0], "mean": read[:, 4:].mean(1)}  # CLS, three registers, patches
         expected = torch.cat([parts[word] for word in pool.split("+")], 1)
         torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-5)
         assert (layer.dim, layer.norm) == (values.shape[1], "norm" if norm else None)
-    embedding = entering(model, "blocks.0", batch)[:, 4:].mean(1)  # its CLS token is the same for all images
+    embedding = entering(model, "blocks.0", batch)[:, 4:].mean(
+        1
+    )  # its CLS token is the same for all images
     torch.testing.assert_close(found.at("embedding"), embedding)
     assert (found.layers[0].dim, found.layers[0].norm) == (16, None)
 
@@ -104,7 +118,10 @@ def test_a_norm_of_the_pooled_vector_comes_after_the_mean():
     assert not torch.allclose(first, model.module.fc_norm(tokens).mean(1), atol=1e-3)
 
 
-TITLES = {"vit": ["embedding", "block 0", "block 1"], "cnn": ["stem", "stage 0", "stage 1", "stage 2"]}
+TITLES = {
+    "vit": ["embedding", "block 0", "block 1"],
+    "cnn": ["stem", "stage 0", "stage 1", "stage 2"],
+}
 
 
 @pytest.mark.parametrize("family", TITLES)
@@ -122,11 +139,15 @@ def test_layers_can_be_chosen_and_keep_their_numbers(family):
     assert [layer.title for layer in with_it.layers] == TITLES[family]
     assert (whole.embedded, with_it.embedded, len(whole)) == (False, True, 5)
     assert with_it.layers[1:] == whole.layers
-    assert all(torch.equal(one, other) for one, other in zip(with_it.values[1:], whole.values, strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(with_it.values[1:], whole.values, strict=True)
+    )
 
 
 def plain() -> Model:
-    return model_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 900, 5)).eval(), alias="plain")
+    return model_of(
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 900, 5)).eval(), alias="plain"
+    )
 
 
 def broken() -> Model:
@@ -164,18 +185,37 @@ def test_a_layer_that_was_not_read_is_said():
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["still", "shifted"])
-def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AttentionRecord]:
+def measured(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, AttentionRecord]:
     """A Swin of two stages, 4 x 4 patches of 2 x 4 px in a window, on one image."""
-    shape = {"dim": 16, "depths": [2, 2], "heads": [2, 2], "patch_size": [2, 4], "shift": request.param}
+    shape = {
+        "dim": 16,
+        "depths": [2, 2],
+        "heads": [2, 2],
+        "patch_size": [2, 4],
+        "shift": request.param,
+    }
     folder = tmp_path_factory.mktemp("swin")
-    save(untrained("swin-micro", classes=CLASSES, overrides=shape), folder / "model" / "model.safetensors")
-    return folder / "model", ran(folder / "out", f"attention {folder / 'model'} --data digits --limit 1")
+    save(
+        untrained("swin-micro", classes=CLASSES, overrides=shape),
+        folder / "model" / "model.safetensors",
+    )
+    return folder / "model", ran(
+        folder / "out", f"attention {folder / 'model'} --data digits --limit 1"
+    )
 
 
-def test_windows_without_shift_see_one_window_and_with_shift_more(measured: tuple[Path, AttentionRecord]) -> None:
+def test_windows_without_shift_see_one_window_and_with_shift_more(
+    measured: tuple[Path, AttentionRecord],
+) -> None:
     fields = measured[1].receptive_fields
     shifted = vitlens.load(str(measured[0])).module.config.shift
-    seen = [8 * 16 / 32**2, (16 * 32 if shifted else 8 * 16) / 32**2, 16 * 32 / 32**2]  # a shifted one touches four
+    seen = [
+        8 * 16 / 32**2,
+        (16 * 32 if shifted else 8 * 16) / 32**2,
+        16 * 32 / 32**2,
+    ]  # a shifted one touches four
     assert [row.seen for row in fields][:2] == seen[:2]
     if not shifted:
         assert [row.seen for row in fields][2:] == seen[2:] * 2  # merged patches are twice as large
@@ -194,14 +234,21 @@ def test_numbers_are_those_of_the_map(measured: tuple[Path, AttentionRecord]) ->
         assert row.distance.value == pytest.approx((field * apart).sum() / field.sum(), rel=1e-4)
         assert row.uniform == pytest.approx(apart.mean(), rel=1e-6)
         held = np.sort(field.ravel())[::-1].cumsum()
-        assert row.half.value == pytest.approx(((held < field.sum() / 2).sum() + 1) / 1024, abs=2 / 1024)
+        assert row.half.value == pytest.approx(
+            ((held < field.sum() / 2).sum() + 1) / 1024, abs=2 / 1024
+        )
         assert row.seen == (field > 0).mean()
         assert (row.distance.n, row.distance.low) == (1, None)
 
 
-def test_the_map_is_the_norm_of_the_gradients_of_the_middle_patch(measured: tuple[Path, AttentionRecord]) -> None:
+def test_the_map_is_the_norm_of_the_gradients_of_the_middle_patch(
+    measured: tuple[Path, AttentionRecord],
+) -> None:
     """Up to the noise of four random directions, which falls with a mean over pixels."""
-    model, (image,) = vitlens.load(str(measured[0])), vitlens.load_data("digits", limit=1).batches(1)
+    model, (image,) = (
+        vitlens.load(str(measured[0])),
+        vitlens.load_data("digits", limit=1).batches(1),
+    )
     pixels = image.images.clone().requires_grad_()
     kept = []
     block = model.module.get_submodule(model.anatomy.blocks[0])

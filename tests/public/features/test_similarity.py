@@ -1,4 +1,6 @@
-"""`vitlens.similarity`: CKA of full Gram matrices in float64, its interval; and the rank correlation of distances."""
+"""`vitlens.similarity`: CKA of full Gram matrices in float64, its interval; and the rank
+correlation of distances.
+"""
 
 from collections.abc import Sequence
 
@@ -17,9 +19,17 @@ from vitlens.errors import InputError
 
 @pytest.mark.parametrize(
     ("count", "biased", "offset"),
-    [(40, True, 0), (40, False, 0), (1030, False, 0), (50, True, 3000), (50, False, 3000)],  # in batches of 1,024
+    [
+        (40, True, 0),
+        (40, False, 0),
+        (1030, False, 0),
+        (50, True, 3000),
+        (50, False, 3000),
+    ],  # in batches of 1,024
 )
-def test_cka_is_that_of_whole_gram_matrices_and_large_means_cancel_no_digits(count, biased, offset) -> None:
+def test_cka_is_that_of_whole_gram_matrices_and_large_means_cancel_no_digits(
+    count, biased, offset
+) -> None:
     """Features far from 0, as an unnormalised stream has them."""
     first = layers(count, 5, 60, offset=offset)
     second = layers(count, 8, 3, 30, seed=1, offset=-offset / 4)
@@ -63,7 +73,10 @@ def test_the_interval_is_the_jackknife_of_groups() -> None:
     ends = (found.values.item(), found.low.item(), found.high.item())
     assert ends == pytest.approx((value, value - half, min(1, value + half)), abs=1e-6)
     sources = torch.arange(60) // 3
-    copies = [similarity(of([x[sources]]), of([y[sources]]), groups=20, sources=each) for each in (None, sources)]
+    copies = [
+        similarity(of([x[sources]]), of([y[sources]]), groups=20, sources=each)
+        for each in (None, sources)
+    ]
     widths = [float(each.high - each.low) for each in copies]
     assert widths[1] > 1.2 * widths[0]  # copies of an image tell nothing new
     assert similarity(of([x]), of([y]), sources=torch.zeros(60)).low is None
@@ -79,11 +92,15 @@ def rank_correlation(x: Tensor, y: Tensor) -> float:
     return float(stats.spearmanr(one, other).statistic)
 
 
-def test_the_rank_correlation_of_distances_within_a_model_and_between_two(golden, tiny_vit, tiny_cnn) -> None:
+def test_the_rank_correlation_of_distances_within_a_model_and_between_two(
+    golden, tiny_vit, tiny_cnn
+) -> None:
     record = golden("features").record
     split = vitlens.load_data("digits", limit=record.sets[0].test)
     models = {"a": vitlens.load(str(tiny_vit)), "b": vitlens.load(str(tiny_cnn))}
-    read = {alias: vitlens.features(model, split, embedding=True) for alias, model in models.items()}
+    read = {
+        alias: vitlens.features(model, split, embedding=True) for alias, model in models.items()
+    }
 
     def at(alias: str, layer: str) -> Tensor:
         return read[alias].at(layer if layer == "embedding" else int(layer))
@@ -102,14 +119,22 @@ def test_of_many_images_the_distances_of_a_seeded_thousand_are_ranked(tiny_vit, 
     data = tmp_path / "noise.npz"
     pixels = np.random.default_rng(0).integers(0, 256, (1030, 32, 32, 3), dtype=np.uint8)
     np.savez(data, test_images=pixels, test_labels=np.arange(1030) % 10)
-    record = ran(tmp_path / "out", f"features a={tiny_vit} --data {data} --no-probe --no-tsne --no-cache --seed 5")
+    record = ran(
+        tmp_path / "out",
+        f"features a={tiny_vit} --data {data} --no-probe --no-tsne --no-cache --seed 5",
+    )
     chosen = torch.randperm(1030, generator=torch.Generator().manual_seed(5))[:1000].sort().values
     read = vitlens.features(model, torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255)
     [row] = [row for row in record.within if (row.layer, row.other) == ("0", "1")]
-    assert row.rank == pytest.approx(rank_correlation(read.at(0)[chosen], read.at(1)[chosen]), abs=1e-6)
+    assert row.rank == pytest.approx(
+        rank_correlation(read.at(0)[chosen], read.at(1)[chosen]), abs=1e-6
+    )
 
 
 def test_other_images_and_too_few_are_refused() -> None:
-    for wrong in (lambda: similarity(of(layers(9, 3)), of(layers(8, 3))), lambda: similarity(of(layers(3, 3)))):
+    for wrong in (
+        lambda: similarity(of(layers(9, 3)), of(layers(8, 3))),
+        lambda: similarity(of(layers(3, 3))),
+    ):
         with pytest.raises(InputError):
             wrong()

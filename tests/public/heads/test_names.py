@@ -1,4 +1,6 @@
-"""`vitlens.name_heads` on heads made by hand, of which it is known by what they attend, what they look at and write."""
+"""`vitlens.name_heads` on heads made by hand, of which it is known by what they attend, what they
+look at and write.
+"""
 
 import gc
 from dataclasses import replace
@@ -33,12 +35,17 @@ ATTENDS = {
 
 
 def forms(bench: Bench) -> list[torch.Tensor]:
-    """The heads of ATTENDS; the last but two ask by the red of a patch for one of two places, and by the half of the
-    image that a patch is in for red or for green."""
+    """The heads of ATTENDS; the last but two ask by the red of a patch for one of two places, and
+    by the half of the image that a patch is in for red or for green.
+    """
     known = bench.heads()
     patches = slice(2, bench.tokens)
-    left = torch.where(torch.arange(bench.patches) % bench.grid[1] < bench.grid[1] // 2, STRONG, -STRONG)
-    known["asks by content"] = bench.form([bench.tokens], [3], STRONG) + bench.form([bench.tokens], [9], -STRONG)
+    left = torch.where(
+        torch.arange(bench.patches) % bench.grid[1] < bench.grid[1] // 2, STRONG, -STRONG
+    )
+    known["asks by content"] = bench.form([bench.tokens], [3], STRONG) + bench.form(
+        [bench.tokens], [9], -STRONG
+    )
     known["asks by position"] = bench.form(patches, bench.tokens, left)
     return [known[name] for name in ATTENDS]
 
@@ -46,7 +53,9 @@ def forms(bench: Bench) -> list[torch.Tensor]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_the_test(seed):
     drawn = scenes(GRID, COUNT, seed)
-    found = vitlens.name_heads(planted(forms(Bench(GRID, seed)), GRID, seed=seed), drawn.images, masks=drawn.masks)
+    found = vitlens.name_heads(
+        planted(forms(Bench(GRID, seed)), GRID, seed=seed), drawn.images, masks=drawn.masks
+    )
     assert {name: head.attends.word for name, head in zip(ATTENDS, found.heads)} == ATTENDS
     assert [head.holds for head in found.heads] == [True] * 6 + [None]
     told = dict(zip(ATTENDS, (head.words for head in found.heads)))
@@ -63,7 +72,10 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
     looks = {name: head.looks for name, head in zip(ATTENDS, found.heads)}
     for name in ("position", "object", "next", "similar"):
         assert (looks[name].word, looks[name].holds) == (name, True)
-    assert (looks["uniform"].word, looks["uniform"].holds) == ("uniform", None)  # no pattern that could move
+    assert (looks["uniform"].word, looks["uniform"].holds) == (
+        "uniform",
+        None,
+    )  # no pattern that could move
 
 
 def test_a_dead_head_has_no_pattern_that_is_tested():
@@ -77,7 +89,8 @@ def test_a_dead_head_has_no_pattern_that_is_tested():
 
 @pytest.mark.slow  # looking through all objects takes long
 def test_queries_and_keys_of_all_images_are_not_kept():
-    """What is alive when the last image passes grows by little more than the pixels of the images."""
+    """What is alive when the last image passes grows by little more than the pixels of the
+    images."""
     alive: dict[int, int] = {}
     for count in (16, 64):
         model = ours()
@@ -85,10 +98,18 @@ def test_queries_and_keys_of_all_images_are_not_kept():
 
         last = model.prepare(pixels[-1:])[0]
 
-        def note(_: object, given: tuple[torch.Tensor, ...], count: int = count, last: torch.Tensor = last) -> None:
+        def note(
+            _: object,
+            given: tuple[torch.Tensor, ...],
+            count: int = count,
+            last: torch.Tensor = last,
+        ) -> None:
             if torch.equal(given[0][-1], last):
                 tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
-                storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+                storages = {
+                    each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+                    for each in tensors
+                }
                 alive[count] = max(alive.get(count, 0), sum(storages.values()))
 
         handle = model.module.register_forward_pre_hook(note)
@@ -100,7 +121,10 @@ def test_queries_and_keys_of_all_images_are_not_kept():
 def test_images_of_another_size_are_shuffled_by_the_patches_of_the_model():
     drawn = scenes(GRID, COUNT, 0)
     model = planted(forms(Bench(GRID, 0)), GRID)
-    large = [each.repeat_interleave(2, -1).repeat_interleave(2, -2) for each in (drawn.images, drawn.masks)]
+    large = [
+        each.repeat_interleave(2, -1).repeat_interleave(2, -2)
+        for each in (drawn.images, drawn.masks)
+    ]
     found = vitlens.name_heads(model, large[0], masks=large[1])
     assert {name: head.attends.word for name, head in zip(ATTENDS, found.heads)} == ATTENDS
     assert [head.holds for head in found.heads] == [True] * 6 + [None]
@@ -114,14 +138,18 @@ def test_every_head_is_there_though_it_may_have_no_word():
     assert {(head.attends, head.looks, head.writes) for head in found.heads} == {(None, None, None)}
 
 
-@pytest.mark.parametrize("family", ["ours", "beit"])  # the second adds a bias for every pair of positions
+@pytest.mark.parametrize(
+    "family", ["ours", "beit"]
+)  # the second adds a bias for every pair of positions
 def test_shares_are_those_of_the_logits_that_the_model_computes(family):
     """The same keys whoever asks: the variance of the mean row."""
     model = FAMILIES[family]()
     batch = images(model.input_size, batch=12)
     found = vitlens.name_heads(model, batch)
     prefix = len(model.layout.prefix)
-    scores = vitlens.capture(model, batch, "blocks.1.attention.scores")["blocks.1.attention.scores"].double()
+    scores = vitlens.capture(model, batch, "blocks.1.attention.scores")[
+        "blocks.1.attention.scores"
+    ].double()
     logits = scores[..., prefix:, prefix:]
     logits = logits - logits.mean(-1, keepdim=True)
     for head in [head for head in found.heads if head.layer == 1]:
@@ -163,28 +191,42 @@ def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed
         assert head.writes.p < 0.05
         of_class = vitlens.direct_logit_attribution(model, pixels, name).heads[:, 0, head.head]
         others = [
-            vitlens.direct_logit_attribution(model, pixels, each).heads[:, 0, head.head] for each in model.classes
+            vitlens.direct_logit_attribution(model, pixels, each).heads[:, 0, head.head]
+            for each in model.classes
         ]
-        expected = roc_auc_score(labels == model.classes.index(name), of_class - torch.stack(others).mean(0))
+        expected = roc_auc_score(
+            labels == model.classes.index(name), of_class - torch.stack(others).mean(0)
+        )
         assert head.writes.auc.value == pytest.approx(expected)
         assert head.writes.auc.low <= expected <= head.writes.auc.high
 
 
 def test_the_p_of_what_a_head_writes_is_welchs_one_sided_one_corrected_for_the_heads_with_a_word():
-    """All images are said to be red: without the heads of green and blue, images of these lose less than the others."""
-    model, (pixels, colours) = writers([(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.02)]), pictures(60, 0)
+    """All images are said to be red: without the heads of green and blue, images of these lose less
+    than the others.
+    """
+    model, (pixels, colours) = (
+        writers([(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.02)]),
+        pictures(60, 0),
+    )
     attributes = {name: colours == at for at, name in enumerate(model.classes[:3])}
-    found = vitlens.name_heads(model, pixels, torch.zeros_like(colours), attributes=attributes).heads
+    found = vitlens.name_heads(
+        model, pixels, torch.zeros_like(colours), attributes=attributes
+    ).heads
     words = [head.writes for head in found]
     assert [each.word for each in words] == ["red", "green", "blue", "red"]
     plain = []
     for each in words:
         held = attributes[each.word]
-        test = ttest_ind(each.falls[held], each.falls[~held], equal_var=False, alternative="greater")
+        test = ttest_ind(
+            each.falls[held], each.falls[~held], equal_var=False, alternative="greater"
+        )
         plain.append(test.pvalue)
     assert max(plain) > 0.5
     ranked = sorted(range(len(plain)), key=lambda at: plain[at])
-    corrected = np.maximum.accumulate([(len(plain) - rank) * plain[at] for rank, at in enumerate(ranked)]).clip(0, 1)
+    corrected = np.maximum.accumulate(
+        [(len(plain) - rank) * plain[at] for rank, at in enumerate(ranked)]
+    ).clip(0, 1)
     assert [words[at].p for at in ranked] == pytest.approx(list(corrected))
 
 
@@ -205,10 +247,14 @@ def test_copies_of_an_image_in_one_source_make_no_word_more_certain():
 
 
 def false_words(seed: int, copies: int) -> int:
-    """How many of four heads have a word for labels at random; so many images of each of 30 sources are alike."""
+    """How many of four heads have a word for labels at random; so many images of each of 30 sources
+    are alike.
+    """
     draw = torch.Generator().manual_seed(seed)
     groups = torch.arange(30).repeat_interleave(copies)
-    colours = torch.rand(30, 3, 1, 1, generator=draw)[groups] + 0.1 * torch.rand(len(groups), 3, 1, 1, generator=draw)
+    colours = torch.rand(30, 3, 1, 1, generator=draw)[groups] + 0.1 * torch.rand(
+        len(groups), 3, 1, 1, generator=draw
+    )
     labels = (torch.randperm(30, generator=draw) % 3)[groups]
     model = writers([(0, 4.0), (1, 4.0), (2, 4.0), (1, 0.4)])
     split = split_of((colours / 1.1).expand(-1, -1, 16, 16), labels, model.classes, groups=groups)
@@ -217,7 +263,11 @@ def false_words(seed: int, copies: int) -> int:
 
 @pytest.mark.parametrize(
     ("copies", "runs"),
-    [(4, 10), pytest.param(2, 200, marks=pytest.mark.slow), pytest.param(4, 200, marks=pytest.mark.slow)],
+    [
+        (4, 10),
+        pytest.param(2, 200, marks=pytest.mark.slow),
+        pytest.param(4, 200, marks=pytest.mark.slow),
+    ],
 )
 def test_images_of_one_source_are_no_evidence_for_a_word(copies, runs):
     wrong = sum(false_words(seed, copies) > 0 for seed in range(runs))
@@ -225,7 +275,9 @@ def test_images_of_one_source_are_no_evidence_for_a_word(copies, runs):
 
 
 def several_classes(gains: list[list[tuple[int, float]]]) -> vitlens.Model:
-    """A head for each list of (channel, gain): it adds gain times the mean of each of these colours to its class."""
+    """A head for each list of (channel, gain): it adds gain times the mean of each of these colours
+    to its class.
+    """
     model = writers([(0, 0.0) for _ in gains])
     attention = model.module.blocks[0].attn
     classifier = model.module.head
@@ -270,7 +322,9 @@ def test_a_word_names_up_to_three_attributes_of_which_none_is_clearly_best(count
     for at, name in enumerate("bcd"[: count - 1], 1):
         attributes[name] = attributes[name].clone()
         attributes[name][at] = True  # a green or a blue image
-    (head,) = vitlens.name_heads(model, pixels, torch.zeros_like(colours), attributes=attributes).heads
+    (head,) = vitlens.name_heads(
+        model, pixels, torch.zeros_like(colours), attributes=attributes
+    ).heads
     assert {*head.writes.alike} == {*attributes}
     if count > 3:
         assert (head.writes.word, head.writes.state, head.writes.p) == (None, "several", None)
@@ -292,7 +346,9 @@ def test_what_a_certain_model_loses_without_a_head_is_not_lost_to_rounding():
         odds = []
         for logits in (model(pixels), without):
             label = torch.nn.functional.one_hot(labels, logits.shape[1]).bool()
-            odds.append(logits.double()[label] - logits.double().masked_fill(label, -torch.inf).logsumexp(1))
+            odds.append(
+                logits.double()[label] - logits.double().masked_fill(label, -torch.inf).logsumexp(1)
+            )
         assert odds[0].min() > 30
         assert head.writes.falls == pytest.approx((odds[0] - odds[1]).detach(), rel=1e-3, abs=1e-2)
         assert head.writes.state == "shown to matter"
@@ -315,7 +371,9 @@ def test_a_rare_attribute_takes_no_word_away():
     found = vitlens.name_heads(model, pixels, labels, attributes=attributes)
     plain = vitlens.name_heads(model, pixels, labels)
     assert [head.writes.word for head in found.heads] == [head.writes.word for head in plain.heads]
-    assert [head.writes.state for head in found.heads] == [head.writes.state for head in plain.heads]
+    assert [head.writes.state for head in found.heads] == [
+        head.writes.state for head in plain.heads
+    ]
     (note,) = found.notes
     assert "too rare" in note
     assert "uneven" not in note
@@ -327,7 +385,9 @@ def test_nothing_is_invented_where_labels_are_permuted():
     named = 0
     for seed in range(20):
         order = torch.randperm(60, generator=torch.Generator().manual_seed(seed))
-        found = vitlens.name_heads(model, pixels, labels[order], attributes={"first": labels[order] == 0}, seed=seed)
+        found = vitlens.name_heads(
+            model, pixels, labels[order], attributes={"first": labels[order] == 0}, seed=seed
+        )
         named += any(head.writes.word for head in found.heads)
     assert named <= 1
 
@@ -335,7 +395,9 @@ def test_nothing_is_invented_where_labels_are_permuted():
 def test_an_attribute_of_the_images_is_written_as_a_class_is():
     model, (pixels, labels) = writers(GAINS), pictures(60, 0)
     held = labels != 1
-    (head, *_) = vitlens.name_heads(model, pixels, torch.zeros_like(labels), attributes={"not green": held}).heads[1:]
+    (head, *_) = vitlens.name_heads(
+        model, pixels, torch.zeros_like(labels), attributes={"not green": held}
+    ).heads[1:]
     assert head.writes.word == "not green"
     assert head.writes.auc.value > 0.95
 
@@ -344,11 +406,15 @@ def test_predictions_stand_for_labels_and_heads_of_windows_write_nothing_that_is
     model, (pixels, _) = writers(GAINS), pictures(60, 0)
     with torch.no_grad():
         predicted = model(pixels).argmax(-1)
-    found, same = (vitlens.name_heads(model, pixels, labels).heads for labels in ("predicted", predicted))
+    found, same = (
+        vitlens.name_heads(model, pixels, labels).heads for labels in ("predicted", predicted)
+    )
     assert [head.writes.auc for head in found] == [head.writes.auc for head in same]
     windowed = FAMILIES["torchvision-swin"]()
     batch = images(windowed.input_size, batch=50)
-    given = vitlens.name_heads(windowed, batch, torch.zeros(50).long(), attributes={"odd": torch.arange(50) % 2 == 1})
+    given = vitlens.name_heads(
+        windowed, batch, torch.zeros(50).long(), attributes={"odd": torch.arange(50) % 2 == 1}
+    )
     assert "what heads write" in given.notes[-1]
     assert all(head.writes is None for head in given.heads)
 

@@ -1,4 +1,6 @@
-"""Every statistic of `vitlens.statistics` against a naive reference in float64, also of windows and pooled queries."""
+"""Every statistic of `vitlens.statistics` against a naive reference in float64, also of windows and
+pooled queries.
+"""
 
 import math
 import pickle
@@ -42,7 +44,9 @@ def of_rows(rows: np.ndarray) -> dict[str, np.ndarray]:
     root = math.sqrt(keys)
     rank = 2 * np.arange(1, keys + 1) - keys - 1
     nats = -np.where(rows > 0, rows * np.log(np.maximum(rows, 1e-300)), 0).sum(-1)
-    sparse = (root - rows.sum(-1) / np.sqrt((rows**2).sum(-1))) / (root - 1) if keys > 1 else 0 * nats
+    sparse = (
+        (root - rows.sum(-1) / np.sqrt((rows**2).sum(-1))) / (root - 1) if keys > 1 else 0 * nats
+    )
     return {
         "entropy": nats,
         "normalised_entropy": nats / math.log(keys) if keys > 1 else nats,
@@ -55,11 +59,18 @@ def of_rows(rows: np.ndarray) -> dict[str, np.ndarray]:
 def possible(name: str, keys: int) -> tuple[float, float]:
     """The least and the largest value of a statistic, where its intervals end."""
     name = name.removeprefix("cls_")
-    ends = {"entropy": (0, math.log(keys)), "effective_keys": (1, keys), "distance": (0, np.inf), "sinks": (0, np.inf)}
+    ends = {
+        "entropy": (0, math.log(keys)),
+        "effective_keys": (1, keys),
+        "distance": (0, np.inf),
+        "sinks": (0, np.inf),
+    }
     return ends.get(name, (0, 1))
 
 
-def of_head(attention: np.ndarray, place: Place, *, renormalise: bool) -> tuple[dict[str, float], np.ndarray]:
+def of_head(
+    attention: np.ndarray, place: Place, *, renormalise: bool
+) -> tuple[dict[str, float], np.ndarray]:
     """All statistics of one head on one image, and its mass by offset."""
     (rows, columns), (height, width), prefix = place.grid, place.pitch, place.prefix
     queries = attention[prefix:]
@@ -82,16 +93,24 @@ def of_head(attention: np.ndarray, place: Place, *, renormalise: bool) -> tuple[
     }
     sums |= {name: each.mean() for name, each in of_rows(queries).items()}
     if prefix:
-        sums |= {"prefix_mass": received[:prefix].sum(), "cls_mass": received[list(place.cls)].sum()}
+        sums |= {
+            "prefix_mass": received[:prefix].sum(),
+            "cls_mass": received[list(place.cls)].sum(),
+        }
         sums["register_mass"] = received[list(place.others)].sum()
     for at in place.cls:
         sums |= {f"cls_{name}": each for name, each in of_rows(attention[at]).items()}
-        sums |= {"cls_self_mass": attention[at, at], "cls_register_mass": attention[at, list(place.others)].sum()}
+        sums |= {
+            "cls_self_mass": attention[at, at],
+            "cls_register_mass": attention[at, list(place.others)].sum(),
+        }
     return sums, offsets
 
 
 def exact_weights(model: Model, batch: Tensor) -> list[np.ndarray]:
-    """Softmax in float64 of the queries and keys that the lens shows, (images, heads, query, key) by layer."""
+    """Softmax in float64 of the queries and keys that the lens shows, (images, heads, query, key)
+    by layer.
+    """
     found: list[np.ndarray] = []
 
     def keep(call: vitlens.AttentionCall) -> None:
@@ -106,12 +125,21 @@ def exact_weights(model: Model, batch: Tensor) -> list[np.ndarray]:
 
 
 def check(
-    table: vitlens.Statistics, weights: list[np.ndarray], place: Place, *, renormalise: bool = True, sinks: bool = True
+    table: vitlens.Statistics,
+    weights: list[np.ndarray],
+    place: Place,
+    *,
+    renormalise: bool = True,
+    sinks: bool = True,
 ) -> None:
-    """Means, Student's intervals and mass by offset are those of the reference; sinks: of which no key is doubtful."""
+    """Means, Student's intervals and mass by offset are those of the reference; sinks: of which no
+    key is doubtful.
+    """
     values: dict[tuple[str, int], list[list[float]]] = {}
     for layer, of_layer in enumerate(weights):
-        found = [[of_head(head, place, renormalise=renormalise) for head in image] for image in of_layer]
+        found = [
+            [of_head(head, place, renormalise=renormalise) for head in image] for image in of_layer
+        ]
         offsets = np.mean([[mass for _, mass in heads] for heads in found], 0)
         np.testing.assert_allclose(table.offset_mass[layer].numpy(), offsets, rtol=1e-5, atol=1e-12)
         for heads in found:
@@ -122,8 +150,13 @@ def check(
         assert getattr(table, name).isnan().all(), name
     for (name, layer), each in exact.items():
         if sinks or "sink" not in name:
-            # a weight near 1 has lost its last digits in fp32 whatever is made of it: 1e-6 nats are the floor
-            close = {"rtol": 1e-5, "atol": 1e-6 if "entropy" in name else 1e-9, "err_msg": f"{name} {layer}"}
+            # a weight near 1 has lost its last digits in fp32 whatever is made of it: 1e-6 nats are
+            # the floor
+            close = {
+                "rtol": 1e-5,
+                "atol": 1e-6 if "entropy" in name else 1e-9,
+                "err_msg": f"{name} {layer}",
+            }
             mean = each.mean(0)
             half = stats.t.ppf(0.975, len(each) - 1) * stats.sem(each)
             np.testing.assert_allclose(getattr(table, name)[layer].numpy(), mean, **close)
@@ -131,10 +164,16 @@ def check(
             for end, sign in ((table.high(name), 1), (table.low(name), -1)):
                 expected = np.clip(mean + sign * half, *possible(name, table.sites[layer].keys))
                 np.testing.assert_allclose(end[layer].numpy(), expected, **spread)
-    together = np.concatenate([each for (name, _), each in exact.items() if name == "entropy"], 1).mean(1)
-    assert table.overall.mean(("entropy", 0)).item() == pytest.approx(together.mean(), rel=1e-5, abs=1e-6)
+    together = np.concatenate(
+        [each for (name, _), each in exact.items() if name == "entropy"], 1
+    ).mean(1)
+    assert table.overall.mean(("entropy", 0)).item() == pytest.approx(
+        together.mean(), rel=1e-5, abs=1e-6
+    )
     half = stats.t.ppf(0.975, len(together) - 1) * stats.sem(together)
-    assert table.overall.half_width(("entropy", 0)).item() == pytest.approx(half, rel=1e-3, abs=1e-5)
+    assert table.overall.half_width(("entropy", 0)).item() == pytest.approx(
+        half, rel=1e-3, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,12 +196,19 @@ def test_statistics_equal_the_naive_reference(more, cls, others, bf16):
     check(table, weights, place, renormalise=renormalise, sinks=False)
     assert (table.images, table.renormalised) == (6, renormalise)
     for each in table.geometries:
-        assert (each.grid, each.pitch, each.cls, each.registers) == (place.grid, place.pitch, cls, others)
+        assert (each.grid, each.pitch, each.cls, each.registers) == (
+            place.grid,
+            place.pitch,
+            cls,
+            others,
+        )
 
 
 @pytest.mark.parametrize(("prefix", "of_heads"), [(0, ((3,), (5, 11))), (5, ((1,), (0, 9)))])
 def test_clear_sinks_are_counted_exactly(prefix, of_heads):
-    """Two heads: one key that all look at, and two of them; what is left is spread with a little noise."""
+    """Two heads: one key that all look at, and two of them; what is left is spread with a little
+    noise.
+    """
     spread = random_weights(6, 2, 12 + prefix, sharpness=0.1)
     for head, sinks in enumerate(of_heads):
         spread[:, head] *= 0.3
@@ -170,7 +216,11 @@ def test_clear_sinks_are_counted_exactly(prefix, of_heads):
             spread[:, head, :, key] += 0.7 / len(sinks)
     model = made_model(spread, grid=(3, 4), prefix=prefix)
     table = vitlens.statistics(model, numbered(model, 6))
-    check(table, [spread.double().numpy()], Place((3, 4), (4.0, 4.0), (0,)[:prefix], tuple(range(1, prefix))))
+    check(
+        table,
+        [spread.double().numpy()],
+        Place((3, 4), (4.0, 4.0), (0,)[:prefix], tuple(range(1, prefix))),
+    )
     assert table.sinks.tolist() == [[1.0, 2.0]]
     assert (table.sink_mass > 0.7).all()
 
@@ -197,37 +247,52 @@ def test_a_model_that_looks_evenly_has_the_published_distance():
     """Of patches of 16 px in 224 px."""
     model = made_model(uniform(1, 1, 197), grid=(14, 14), prefix=1, patch_size=(16, 16))
     table = vitlens.statistics(model, numbered(model, 1))
-    assert [table.distance.item(), table.uniform_distance().item()] == pytest.approx([116.492] * 2, abs=1e-3)
+    assert [table.distance.item(), table.uniform_distance().item()] == pytest.approx(
+        [116.492] * 2, abs=1e-3
+    )
     assert table.low("distance").isnan().all()  # one image has no interval
 
 
 @pytest.mark.parametrize("spread", [1e-3, 1.0])
 def test_nearly_uniform_rows_in_fp32_keep_their_precision(spread):
     """Where the textbooks' formulas subtract almost equal numbers."""
-    weights = (spread * torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))).softmax(-1)
+    weights = (
+        spread * torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    ).softmax(-1)
     model = made_model(weights, grid=(4, 4))
     table = vitlens.statistics(model, numbered(model, 2))
     exact = weights.double() / weights.double().sum(-1, keepdim=True)
     expected = of_rows(exact.numpy())
     for name in ("entropy", "hoyer", "gini"):
-        assert getattr(table, name).item() == pytest.approx(expected[name].mean(), rel=3e-6 + 1e-7 / spread)
+        assert getattr(table, name).item() == pytest.approx(
+            expected[name].mean(), rel=3e-6 + 1e-7 / spread
+        )
 
 
 def test_batches_change_nothing_and_memory_does_not_grow_with_the_images():
     layers = [random_weights(9, 3, 17, seed=seed).double() for seed in range(2)]
     model = made_model(*layers, grid=(4, 3), prefix=5)
     whole, parts, few = (
-        vitlens.statistics(model, numbered(model, count), batch_size=size) for count, size in ((9, 9), (9, 4), (2, 2))
+        vitlens.statistics(model, numbered(model, count), batch_size=size)
+        for count, size in ((9, 9), (9, 4), (2, 2))
     )
     for name in STATISTICS:
-        torch.testing.assert_close(parts.low(name), whole.low(name), atol=1e-12, rtol=1e-9, equal_nan=True)
-    sizes = [len(pickle.dumps((each.moments, each.overall, each.evidence))) for each in (few, whole, parts)]
-    # torch names a pickled storage by its address, of more or fewer digits; seven more images of 6 heads take 336 bytes
+        torch.testing.assert_close(
+            parts.low(name), whole.low(name), atol=1e-12, rtol=1e-9, equal_nan=True
+        )
+    sizes = [
+        len(pickle.dumps((each.moments, each.overall, each.evidence)))
+        for each in (few, whole, parts)
+    ]
+    # torch names a pickled storage by its address, of more or fewer digits; seven more images of 6
+    # heads take 336 bytes
     assert max(sizes) - min(sizes) < 64
 
 
 def test_intervals_of_a_split_with_groups_are_over_groups():
-    """Students over the means of groups: three scenes of two images each, of which one pair is alike."""
+    """Students over the means of groups: three scenes of two images each, of which one pair is
+    alike.
+    """
     model = ours()
     batch = images((32, 48), batch=6)
     batch[1] = batch[0]
@@ -262,7 +327,8 @@ def test_weights_that_are_not_finite_name_their_layer(weight):
 
 
 @pytest.mark.parametrize(
-    ("build", "prefix"), [(partial(ours, registers=4), 5), (partial(timm_model, "swin_tiny_patch4_window7_224"), 0)]
+    ("build", "prefix"),
+    [(partial(ours, registers=4), 5), (partial(timm_model, "swin_tiny_patch4_window7_224"), 0)],
 )
 def test_token_norms_are_of_each_blocks_output(build, prefix):
     """Also of tokens far out of line, among the prefix and among the patches."""
@@ -271,9 +337,13 @@ def test_token_norms_are_of_each_blocks_output(build, prefix):
     factors = torch.ones(1, 400, 1).index_fill(1, torch.tensor([0, 7, 9]), 100)
     for index, block in enumerate(map(model.module.get_submodule, model.anatomy.blocks)):
         if index == 1:
-            block.register_forward_hook(lambda _block, _inputs, x: x * factors[:, : x.shape[1]] if x.dim() == 3 else x)
+            block.register_forward_hook(
+                lambda _block, _inputs, x: x * factors[:, : x.shape[1]] if x.dim() == 3 else x
+            )
         block.register_forward_hook(
-            lambda _block, _inputs, x, index=index: streams.__setitem__(index, x.clone().flatten(1, -2).double())
+            lambda _block, _inputs, x, index=index: streams.__setitem__(
+                index, x.clone().flatten(1, -2).double()
+            )
         )
     batch = images(model.input_size, batch=4)
     table = vitlens.statistics(model, batch)
@@ -284,7 +354,12 @@ def test_token_norms_are_of_each_blocks_output(build, prefix):
         middle = np.median(lengths, 1, keepdims=True)
         high = lengths > middle + 5 * np.median(np.abs(lengths - middle), 1, keepdims=True)
         expected = middle, lengths.max(1), high[:, prefix:].sum(1), high[:, :prefix].sum(1)
-        found = table.token_norm, table.greatest_norm, table.high_norm_patches, table.high_norm_prefix
+        found = (
+            table.token_norm,
+            table.greatest_norm,
+            table.high_norm_patches,
+            table.high_norm_prefix,
+        )
         for of_tokens, by_hand in zip(found, expected, strict=True):
             assert of_tokens[index].tolist() == pytest.approx([by_hand.mean()], rel=1e-5)
 
@@ -316,16 +391,21 @@ def weights_of(model: Model, batch: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["swin, padded", "torchvision, padded", "maxvit"])
 def test_windows_are_measured_in_image_coordinates(name):
-    """A sink stands out among all keys, beside what uniform attention gives them; offsets are of neighbours in
-    the image, not across a seam."""
+    """A sink stands out among all keys, beside what uniform attention gives them; offsets are of
+    neighbours in the image, not across a seam.
+    """
     model = WINDOWED[name]()
     batch = images(model.input_size, batch=2)
     table = vitlens.statistics(model, batch)
     assert len({place.pitch for place in table.geometries}) > 1  # stages are coarser and coarser
-    for layer, (site, weights) in enumerate(zip(table.sites, weights_of(model, batch), strict=True)):
+    for layer, (site, weights) in enumerate(
+        zip(table.sites, weights_of(model, batch), strict=True)
+    ):
         place, (rows, columns) = table.geometries[layer], site.windows.resolution
         full = unwindow(weights, site.windows).numpy()
-        allowed = (weights[: site.windows.count] > 1e-20).double()  # a masked key has a score of -100 more
+        allowed = (
+            weights[: site.windows.count] > 1e-20
+        ).double()  # a masked key has a score of -100 more
         even = unwindow(allowed / allowed.sum(-1, keepdim=True), site.windows)[0].numpy()
         row, column = np.divmod(np.arange(rows * columns), columns)
         down = row - row[:, None]
@@ -336,17 +416,24 @@ def test_windows_are_measured_in_image_coordinates(name):
         middle = np.median(received, -1, keepdims=True)
         sinks = received > middle + 5 * np.median(np.abs(received - middle), -1, keepdims=True)
         for statistic, value in {
-            "distance": ((full * np.hypot(down * height, across * width)).sum(-1) / full.sum(-1)).mean(-1),
+            "distance": (
+                (full * np.hypot(down * height, across * width)).sum(-1) / full.sum(-1)
+            ).mean(-1),
             "self_mass": full.diagonal(axis1=-2, axis2=-1).mean(-1),
-            "neighbour_mass": full[..., np.abs(down) + np.abs(across) == 1].sum(-1) / (rows * columns),
+            "neighbour_mass": full[..., np.abs(down) + np.abs(across) == 1].sum(-1)
+            / (rows * columns),
             "sinks": sinks.sum(-1),
             "sink_mass": (full.sum(-2) * sinks).sum(-1) / (rows * columns),
         }.items():
             measured = getattr(table, statistic)[layer, : site.heads].numpy()
-            np.testing.assert_allclose(measured, value.mean(0), rtol=1e-5, atol=1e-9, err_msg=f"{statistic} {site}")
+            np.testing.assert_allclose(
+                measured, value.mean(0), rtol=1e-5, atol=1e-9, err_msg=f"{statistic} {site}"
+            )
             assert getattr(table, statistic)[layer, site.heads :].isnan().all()
         near = unwindow(place.pairs()[:, None].double(), site.windows)[0, 0].numpy()
-        tall, wide = (each.shape[-1] // 2 for each in (table.offset_mass[layer].mT, table.offset_mass[layer]))
+        tall, wide = (
+            each.shape[-1] // 2 for each in (table.offset_mass[layer].mT, table.offset_mass[layer])
+        )
         sums = np.zeros((site.heads, 2 * tall + 1, 2 * wide + 1))
         for query, key in np.argwhere(near):
             offset = down[query, key] + tall, across[query, key] + wide
@@ -371,7 +458,10 @@ def with_even_attention(model: Model) -> Model:
     return model
 
 
-EVEN = {name: WINDOWED[name] for name in ("swin", "swin, padded", "swinv2, padded", "torchvision, padded")}
+EVEN = {
+    name: WINDOWED[name]
+    for name in ("swin", "swin, padded", "swinv2, padded", "torchvision, padded")
+}
 EVEN["swin-micro, padded"] = padded_swin_micro
 
 
@@ -396,9 +486,16 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
     assert (last.kind, table.geometries[-1], table.offset_mass[-1]) == ("class", None, None)
     assert table.uniform_distance()[-1].isnan()
     assert table.token_norm[-1].isnan()  # of a block that puts out CLS alone
-    assert all(getattr(table, each)[-1].isnan().all() for each in ("distance", "entropy", "self_mass", "sinks"))
+    assert all(
+        getattr(table, each)[-1].isnan().all()
+        for each in ("distance", "entropy", "self_mass", "sinks")
+    )
     first = table.geometries[0]
-    assert (first.grid, first.pitch, first.prefix) == ((4, 4), (8.0, 8.0), 0)  # CLS that comes in later is no patch
+    assert (first.grid, first.pitch, first.prefix) == (
+        (4, 4),
+        (8.0, 8.0),
+        0,
+    )  # CLS that comes in later is no patch
     for name, expected in of_rows(weights[:, :, 0].numpy()).items():
         found = getattr(table, f"cls_{name}")[-1, : last.heads].numpy()
         np.testing.assert_allclose(found, expected.mean(0), rtol=1e-5, atol=1e-7)
@@ -406,8 +503,17 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
 
 def test_attention_of_channels_has_no_statistics():
     """XCiT's blocks attend over channels, its class attention at the end over tokens."""
-    shape = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 5}
-    table = vitlens.statistics(model_of(timm.create_model("xcit_nano_12_p16_224", **shape)), images())
+    shape = {
+        "img_size": 32,
+        "patch_size": 16,
+        "embed_dim": 32,
+        "depth": 1,
+        "num_heads": 2,
+        "num_classes": 5,
+    }
+    table = vitlens.statistics(
+        model_of(timm.create_model("xcit_nano_12_p16_224", **shape)), images()
+    )
     kinds = [site.kind for site in table.sites]
     assert kinds == ["channel", "class", "class"]
     assert table.entropy.isnan().all()
@@ -419,7 +525,9 @@ def test_a_head_that_is_changed_after_its_attention_counts_as_changed():
     model = ours()
     batch = images(model.input_size, batch=3)
     plain = vitlens.statistics(model, batch).evidence.sums["output", 1]
-    with vitlens.intervene(model, {"blocks.1.head.0": "zero", "blocks.1.head.1": lambda head: 2 * head}):
+    with vitlens.intervene(
+        model, {"blocks.1.head.0": "zero", "blocks.1.head.1": lambda head: 2 * head}
+    ):
         changed = vitlens.statistics(model, batch).evidence.sums["output", 1]
     torch.testing.assert_close(changed, plain * torch.tensor([0.0, 2.0]))
 
@@ -432,6 +540,8 @@ def test_a_mask_of_queries_and_keys_alone_does_not_count():
     mask[:, [1, 3]] = False
     model.module.blocks[1].attn.register_forward_pre_hook(lambda _attention, args: (*args, mask))
     found = vitlens.statistics(model, batch).normalised_entropy[1]
-    entropy = torch.special.entr(weights_of(model, batch)[1]).sum(-1)[:, :, len(model.layout.prefix) :]
+    entropy = torch.special.entr(weights_of(model, batch)[1]).sum(-1)[
+        :, :, len(model.layout.prefix) :
+    ]
     expected = entropy.mean((0, 2)) / math.log(tokens - 2)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,6 @@
-"""What an observed call holds: attention by its definition, whatever the mask, the layout of the axes or the call."""
+"""What an observed call holds: attention by its definition, whatever the mask, the layout of the
+axes or the call.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +22,8 @@ Options = Callable[[Tensor], dict[str, object]]  # of attention, from its tokens
 
 
 class Attends(nn.Module):
-    """Calls scaled dot-product attention exactly as told; keeps what it was given and what it gave."""
+    """Calls scaled dot-product attention exactly as told; keeps what it was given and what it
+    gave."""
 
     num_heads = 4
 
@@ -39,7 +42,9 @@ class Attends(nn.Module):
         if self.layout == "plain":
             return heads.transpose(1, 2)
         windows = heads.unflatten(1, (-1, 6))  # (batch, windows, tokens, heads, head_dim)
-        return windows.permute((0, 1, 3, 2, 4) if self.layout == "windows first" else (0, 3, 1, 2, 4))
+        return windows.permute(
+            (0, 1, 3, 2, 4) if self.layout == "windows first" else (0, 3, 1, 2, 4)
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         if tokens.dim() == 4:  # a map
@@ -64,7 +69,11 @@ class One(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         grid = self.stem(pixels)
-        given = {"tokens": grid.flatten(2).mT, "channels first": grid, "channels last": grid.permute(0, 2, 3, 1)}
+        given = {
+            "tokens": grid.flatten(2).mT,
+            "channels first": grid,
+            "channels last": grid.permute(0, 2, 3, 1),
+        }
         return self.head(self.attn(given[self.entered]).mean(1))
 
 
@@ -73,7 +82,12 @@ def one(attn: Callable[[], nn.Module], size: Pair = (16, 24), entered: str = "to
 
 
 def attending(
-    options: Options = lambda _: {}, *, layout: str = "plain", every: int = 1, size: Pair = (16, 24), **entered: str
+    options: Options = lambda _: {},
+    *,
+    layout: str = "plain",
+    every: int = 1,
+    size: Pair = (16, 24),
+    **entered: str,
 ) -> Model:
     return one(lambda: Attends(options, layout, every), size, **entered)
 
@@ -90,13 +104,20 @@ def by_image(tokens: Tensor) -> Tensor:
     return (tokens[:, None, :, :6] > 0) | torch.eye(6, dtype=torch.bool)
 
 
-CASES: dict[str, tuple[Options, object, object, float]] = {  # options, which keys take part, bias, scale
+CASES: dict[
+    str, tuple[Options, object, object, float]
+] = {  # options, which keys take part, bias, scale
     "none": (lambda _: {}, ALL, 0.0, SCALE),
     "boolean": (lambda _: {"attn_mask": BOOLEAN}, BOOLEAN, 0.0, SCALE),
     "boolean per image": (lambda tokens: {"attn_mask": by_image(tokens)}, by_image, 0.0, SCALE),
     "one row for all queries": (lambda _: {"attn_mask": BOOLEAN[:1]}, BOOLEAN[:1], 0.0, SCALE),
     "an empty row": (lambda _: {"attn_mask": NOTHING}, NOTHING, 0.0, SCALE),
-    "an empty row of numbers": (lambda _: {"attn_mask": NOTHING.float().log()}, NOTHING, 0.0, SCALE),
+    "an empty row of numbers": (
+        lambda _: {"attn_mask": NOTHING.float().log()},
+        NOTHING,
+        0.0,
+        SCALE,
+    ),
     "additive": (lambda _: {"attn_mask": ADDITIVE}, ALL, ADDITIVE, SCALE),
     "causal": (lambda _: {"is_causal": True}, ALL.tril(), 0.0, SCALE),
     "a scale of its own": (lambda _: {"scale": 0.5}, ALL, 0.0, 0.5),
@@ -116,9 +137,13 @@ LAYOUTS = [
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize(("case", "layout"), LAYOUTS)
 def test_weights_are_those_of_the_definition(case, layout, explicit):
-    """exp(score) over the sum of the allowed keys; zeros where there is none, with a finite gradient."""
+    """exp(score) over the sum of the allowed keys; zeros where there is none, with a finite
+    gradient.
+    """
     (options, allowed, bias, scale), rows = CASES[case], 6 if "first" in layout else 2
-    model = attending(options, layout=layout, every=2 if case == "grouped" else 1, size=(8 * rows, 24))
+    model = attending(
+        options, layout=layout, every=2 if case == "grouped" else 1, size=(8 * rows, 24)
+    )
     batch = images(model.input_size, batch=3)
     (call,) = calls_of(model, batch, explicit=explicit)
     tokens = model.module.stem(model.prepare(batch)).flatten(2).mT
@@ -126,7 +151,9 @@ def test_weights_are_those_of_the_definition(case, layout, explicit):
     query, key, value, output = model.module.attn.seen
     if case == "grouped":  # two queries share a key, in order
         key, value = (each.repeat_interleave(2, 1) for each in (key, value))
-    exponentials = (query @ key.mT * scale + bias).exp() * (allowed(tokens) if callable(allowed) else allowed)
+    exponentials = (query @ key.mT * scale + bias).exp() * (
+        allowed(tokens) if callable(allowed) else allowed
+    )
     weights = exponentials / exponentials.sum(-1, keepdim=True).clamp_min(1e-30)
     torch.testing.assert_close(weights @ value, output, atol=1e-5, rtol=1e-5)
     weights = (weights.transpose(1, 2) if layout == "heads first" else weights).reshape(-1, 4, 6, 6)
@@ -148,7 +175,9 @@ def test_the_call_of_one_image_has_its_windows_and_its_bias():
             parts = torch.cat([part.weights() for _, part in call.parts()])
             torch.testing.assert_close(parts, call.weights(), **CLOSE)
             if call.output is not None:
-                torch.testing.assert_close(call.pick(0).output, call.output.unflatten(0, (3, -1))[0], **CLOSE)
+                torch.testing.assert_close(
+                    call.pick(0).output, call.output.unflatten(0, (3, -1))[0], **CLOSE
+                )
 
 
 PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1)}
@@ -163,7 +192,10 @@ XCIT = {"patch_size": 16, "embed_dim": 32}
         (partial(attending, entered="channels first"), ["patch"]),
         (partial(attending, entered="channels last"), ["patch"]),
         (partial(of_timm, "pvt_v2_b0", **PVT), ["pooled", "pooled", "pooled", "patch"]),
-        (partial(timm_model, "xcit_nano_12_p16_224", **XCIT), ["channel", "channel", "class", "class"]),
+        (
+            partial(timm_model, "xcit_nano_12_p16_224", **XCIT),
+            ["channel", "channel", "class", "class"],
+        ),
     ],
 )
 def test_what_attends_to_what(make, kinds):
@@ -171,30 +203,44 @@ def test_what_attends_to_what(make, kinds):
     assert [call.site.kind for call in calls_of(model, images(model.input_size))] == kinds
 
 
-@pytest.mark.parametrize(("size", "grid"), [((32, 32), (4, 4)), ((16, 64), (2, 8)), ((64, 16), (8, 2))])
+@pytest.mark.parametrize(
+    ("size", "grid"), [((32, 32), (4, 4)), ((16, 64), (2, 8)), ((64, 16), (8, 2))]
+)
 def test_without_a_layout_the_grid_of_a_map_follows_the_images_shape(size, grid):
-    """16 patches could be 4 x 4 as well as 2 x 8; a map of the wrong shape would be wrong in silence."""
-    assert vitlens.explain(attending(size=size), images(size), method="attention").shape == (2, *grid)
+    """16 patches could be 4 x 4 as well as 2 x 8; a map of the wrong shape would be wrong in
+    silence.
+    """
+    assert vitlens.explain(attending(size=size), images(size), method="attention").shape == (
+        2,
+        *grid,
+    )
 
 
 class Multihead(nn.Module):
     """nn.MultiheadAttention called as told; keeps the weights that it returns."""
 
-    def __init__(self, options: dict[str, object], mask: Tensor | None, average: bool, itself: bool) -> None:
+    def __init__(
+        self, options: dict[str, object], mask: Tensor | None, average: bool, itself: bool
+    ) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(32, 4, **options)
         self.mask = mask
         self.average = average
-        self.key = nn.Identity() if itself else nn.Linear(32, 32)  # of itself, its projections are one product
+        self.key = (
+            nn.Identity() if itself else nn.Linear(32, 32)
+        )  # of itself, its projections are one product
 
     def forward(self, tokens: Tensor) -> Tensor:
         mask = self.mask
         if mask is not None and mask.dim() == 3:
             mask = mask.repeat(len(tokens), 1, 1)
         query, key = (
-            (each if self.attention.batch_first else each.transpose(0, 1)) for each in (tokens, self.key(tokens))
+            (each if self.attention.batch_first else each.transpose(0, 1))
+            for each in (tokens, self.key(tokens))
         )
-        output, self.returned = self.attention(query, key, key, attn_mask=mask, average_attn_weights=self.average)
+        output, self.returned = self.attention(
+            query, key, key, attn_mask=mask, average_attn_weights=self.average
+        )
         return output if self.attention.batch_first else output.transpose(0, 1)
 
 
@@ -216,20 +262,26 @@ def test_multihead_attention_has_its_own_logits_and_weights(mask, average, itsel
     weights = model.module.attn.returned
     (call,) = calls_of(model, batch)
     torch.testing.assert_close(model.module.attn.returned, weights, **CLOSE)
-    torch.testing.assert_close(call.weights().mean(1) if average else call.weights(), weights, **CLOSE)
+    torch.testing.assert_close(
+        call.weights().mean(1) if average else call.weights(), weights, **CLOSE
+    )
     torch.testing.assert_close(vitlens.observe(model, batch, lambda _: None), plain, **CLOSE)
     assert (call.site.module, call.site.heads) == ("attn.attention", 4)
 
 
 class Direct(nn.MultiheadAttention):
-    """Calls torch's function itself, whose boolean mask says who is left out (the module turns it into numbers)."""
+    """Calls torch's function itself, whose boolean mask says who is left out (the module turns it
+    into numbers).
+    """
 
     def forward(self, tokens: Tensor) -> Tensor:
         projections = (self.in_proj_weight, self.in_proj_bias, None, None, False, 0.0)
         out = (self.out_proj.weight, self.out_proj.bias)
         options = {"need_weights": False, "attn_mask": ~BOOLEAN}
         given = [tokens.transpose(0, 1)] * 3
-        found = F.multi_head_attention_forward(*given, 32, 4, *projections, *out, training=False, **options)
+        found = F.multi_head_attention_forward(
+            *given, 32, 4, *projections, *out, training=False, **options
+        )
         return found[0].transpose(0, 1)
 
 

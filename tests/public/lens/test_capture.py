@@ -38,10 +38,22 @@ def seen_by_hand(model: Model, batch: Tensor) -> dict[str, Tensor]:
     for handle in handles:
         handle.remove()
     for index, block in enumerate(model.module.blocks):
-        qkv = found.pop(f"{index}.qkv").unflatten(-1, (3, block.attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        heads = found.pop(f"{index}.joined").unflatten(-1, (block.attn.num_heads, -1)).transpose(1, 2)
+        qkv = (
+            found.pop(f"{index}.qkv")
+            .unflatten(-1, (3, block.attn.num_heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
+        heads = (
+            found.pop(f"{index}.joined").unflatten(-1, (block.attn.num_heads, -1)).transpose(1, 2)
+        )
         scores = qkv[0] @ qkv[1].mT * block.attn.scale
-        inside = {"queries": qkv[0], "keys": qkv[1], "values": qkv[2], "scores": scores, "weights": scores.softmax(-1)}
+        inside = {
+            "queries": qkv[0],
+            "keys": qkv[1],
+            "values": qkv[2],
+            "scores": scores,
+            "weights": scores.softmax(-1),
+        }
         found |= {f"blocks.{index}.attention.{part}": tensor for part, tensor in inside.items()}
         found |= {f"blocks.{index}.heads": heads}
         found |= {f"blocks.{index}.head.{head}": heads[:, head] for head in range(heads.shape[1])}
@@ -77,14 +89,23 @@ def test_rows_alone_are_the_rows_of_all_weights(name):
     first = len(model.layout.prefix)
     wanted = [WEIGHTS, "blocks.1.attention.scores", "blocks.1.mlp"]
     whole = vitlens.capture(model, batch, wanted)
-    for rows, index in (("cls", [0]), (2, [2]), ([3, 1], [3, 1]), ("patch", list(range(first, model.layout.tokens)))):
+    for rows, index in (
+        ("cls", [0]),
+        (2, [2]),
+        ([3, 1], [3, 1]),
+        ("patch", list(range(first, model.layout.tokens))),
+    ):
         some = vitlens.capture(model, batch, wanted, rows=rows)
         assert torch.equal(some.logits, whole.logits)
         assert torch.equal(some["blocks.1.mlp"], whole["blocks.1.mlp"])
         for place in wanted[:2]:
             torch.testing.assert_close(some[place], whole[place][:, :, index], atol=1e-6, rtol=0)
-    pooled = vitlens.capture(shared_model("cait"), images(), "blocks.*.attention.weights", rows=[2]).values()
-    assert [layer.shape[2:] for layer in pooled] == [(1, 16)] * 2 + [(1, 17)] * 2  # a pooling query has one row
+    pooled = vitlens.capture(
+        shared_model("cait"), images(), "blocks.*.attention.weights", rows=[2]
+    ).values()
+    assert [layer.shape[2:] for layer in pooled] == [(1, 16)] * 2 + [
+        (1, 17)
+    ] * 2  # a pooling query has one row
 
 
 @pytest.mark.parametrize("name", ["ours-unfused", "torchvision-vit", "swin", "cnn"])
@@ -96,12 +117,18 @@ def test_gradients_of_every_place_are_those_of_a_difference_quotient(name):
     captured = vitlens.capture(model, batch, names, graph=True)
     gradients = torch.autograd.grad(captured.logits[:, 1].sum(), list(captured.values()))
     for place, gradient in zip(names, gradients):
-        direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(1), dtype=torch.double)
+        direction = torch.randn(
+            gradient.shape, generator=torch.Generator().manual_seed(1), dtype=torch.double
+        )
         forth, back = (
-            changed(model, batch, {place: partial(torch.add, other=direction, alpha=step)})[:, 1].sum()
+            changed(model, batch, {place: partial(torch.add, other=direction, alpha=step)})[
+                :, 1
+            ].sum()
             for step in (1e-5, -1e-5)
         )
-        torch.testing.assert_close((gradient * direction).sum(), (forth - back) / 2e-5, atol=1e-7, rtol=1e-4, msg=place)
+        torch.testing.assert_close(
+            (gradient * direction).sum(), (forth - back) / 2e-5, atol=1e-7, rtol=1e-4, msg=place
+        )
 
 
 def test_the_graph_starts_at_the_images():
@@ -113,8 +140,14 @@ def test_the_graph_starts_at_the_images():
 
 
 def test_what_was_captured_is_a_mapping_in_the_order_that_was_asked_for():
-    captured = vitlens.capture(ours(), images((32, 48)), ["blocks.1", "blocks.0.mlp[cls]", "logits"])
-    assert list(captured) == ["blocks.1.residual", "blocks.0.mlp[cls]", "logits"] == [p.name for p in captured.places]
+    captured = vitlens.capture(
+        ours(), images((32, 48)), ["blocks.1", "blocks.0.mlp[cls]", "logits"]
+    )
+    assert (
+        list(captured)
+        == ["blocks.1.residual", "blocks.0.mlp[cls]", "logits"]
+        == [p.name for p in captured.places]
+    )
     assert len(captured) == 3
     assert captured["blocks.1"] is captured["blocks.1.residual"]
     assert captured["logits"] is captured.logits
@@ -122,7 +155,9 @@ def test_what_was_captured_is_a_mapping_in_the_order_that_was_asked_for():
         captured["blocks.0.mlp"]
 
 
-@pytest.mark.parametrize("options", [{"rows": 13}, {"rows": "register"}, {"rows": 0, "graph": True}])
+@pytest.mark.parametrize(
+    "options", [{"rows": 13}, {"rows": "register"}, {"rows": 0, "graph": True}]
+)
 def test_rows_that_are_not_there_and_rows_of_a_graph_are_refused(options):
     with pytest.raises(InputError):
         vitlens.capture(ours(), images((32, 48)), WEIGHTS, **options)

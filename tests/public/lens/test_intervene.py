@@ -1,4 +1,6 @@
-"""Changes of places against models that are cut by hand, hooks on timm's modules, and attention written out."""
+"""Changes of places against models that are cut by hand, hooks on timm's modules, and attention
+written out.
+"""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -33,7 +35,9 @@ from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 WEIGHTS, SCORES, VALUES = (f"blocks.0.attention.{part}" for part in ("weights", "scores", "values"))
 
 
-def seen(model: Model, batch: Tensor, place: str, changes: Mapping[str, object] = MappingProxyType({})) -> Tensor:
+def seen(
+    model: Model, batch: Tensor, place: str, changes: Mapping[str, object] = MappingProxyType({})
+) -> Tensor:
     """What stands at a place under changes."""
     with vitlens.intervene(model, changes):
         return vitlens.capture(model, batch, place)[place]
@@ -41,7 +45,11 @@ def seen(model: Model, batch: Tensor, place: str, changes: Mapping[str, object] 
 
 # timm's ViT has the parts of dinov2-registers, the registers of which ours has
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("vit", "registers") else ()) for name in EVERY]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("vit", "registers") else ())
+        for name in EVERY
+    ],
 )
 def test_what_was_captured_changes_nothing_and_another_images_does(name):
     model = EVERY[name]()
@@ -49,18 +57,26 @@ def test_what_was_captured_changes_nothing_and_another_images_does(name):
     plain = changed(model, batch, {})
     listed = changeable(model)
     captured = vitlens.capture(model, batch, listed)
-    cloned = changed(model, batch, dict.fromkeys(listed, torch.clone))  # what one does wrong, the next ones read
+    cloned = changed(
+        model, batch, dict.fromkeys(listed, torch.clone)
+    )  # what one does wrong, the next ones read
     torch.testing.assert_close(cloned, plain, atol=1e-6, rtol=1e-6)
     for place in listed:
         found = changed(model, batch, {place: captured[place]})
         torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-6, msg=place)
-        if not torch.equal(captured[place][0], captured[place][1]):  # the query of attention pooling is a parameter
+        if not torch.equal(
+            captured[place][0], captured[place][1]
+        ):  # the query of attention pooling is a parameter
             moved = changed(model, batch, {place: captured[place].flip(0) + 0.1})
             assert not torch.allclose(moved, plain, atol=1e-6), place
 
 
-def cut_by_hand(model: Model, layer: int, batch: Tensor) -> Iterator[tuple[dict[str, object], Tensor]]:
-    """Changes of a layer, each with the logits of a copy of the model that is cut, or with a hook of plain torch."""
+def cut_by_hand(
+    model: Model, layer: int, batch: Tensor
+) -> Iterator[tuple[dict[str, object], Tensor]]:
+    """Changes of a layer, each with the logits of a copy of the model that is cut, or with a hook
+    of plain torch.
+    """
     name, (unit, _, mlp) = f"blocks.{layer}", module_paths(model, layer)
     for place in (place for place in model.places() if place.name.startswith(f"{name}.head.")):
         head = int(place.name.rpartition(".")[2])
@@ -72,12 +88,20 @@ def cut_by_hand(model: Model, layer: int, batch: Tensor) -> Iterator[tuple[dict[
     for place in (place for place in model.places() if place.name == f"{name}.mlp"):
         ramp = torch.linspace(-1, 1, place.shape[-1])
         yield {place.name: "zero"}, hooked(model, batch, mlp, torch.zeros_like, before=False)
-        yield {place.name: ramp}, hooked(model, batch, mlp, lambda out, ramp=ramp: ramp.expand_as(out), before=False)
+        yield (
+            {place.name: ramp},
+            hooked(model, batch, mlp, lambda out, ramp=ramp: ramp.expand_as(out), before=False),
+        )
     if removable(model, layer):
         entered = entering(model, layer, batch)
         yield {name: "remove"}, hooked(model, batch, unit, lambda _output: entered, before=False)
-    if model.alias in FAMILIES and not unit.startswith("blocks_token_only"):  # CaiT's CLS: beside the patches
-        yield {f"{name}.tokens": entering(model, layer, batch).flatten(1, -2).flip(0)}, model(batch).flip(0)
+    if model.alias in FAMILIES and not unit.startswith(
+        "blocks_token_only"
+    ):  # CaiT's CLS: beside the patches
+        yield (
+            {f"{name}.tokens": entering(model, layer, batch).flatten(1, -2).flip(0)},
+            model(batch).flip(0),
+        )
 
 
 @pytest.mark.parametrize("name", [*EACH_FAMILY, *HANDWRITTEN])
@@ -89,7 +113,9 @@ def test_changes_are_those_of_a_model_that_is_cut_by_hand(name):
     assert removable(model, 0) == (name not in ("einsum", "encoder"))
     for layer in range(len(heads_by_layer(model))):
         for changes, expected in cut_by_hand(model, layer, batch):
-            torch.testing.assert_close(changed(model, batch, changes), expected, **SAME, msg=str(changes))
+            torch.testing.assert_close(
+                changed(model, batch, changes), expected, **SAME, msg=str(changes)
+            )
             assert not torch.allclose(expected, plain, atol=1e-6)
 
 
@@ -103,14 +129,18 @@ def test_changes_are_those_of_a_model_that_is_cut_by_hand(name):
         ("swin", "blocks.1.tokens", "layers.0.blocks.1", "0,5", [0, 5]),  # of a map
     ],
 )
-def test_some_tokens_of_a_place_are_those_that_a_hook_on_timms_module_writes(name, place, path, which, tokens):
+def test_some_tokens_of_a_place_are_those_that_a_hook_on_timms_module_writes(
+    name, place, path, which, tokens
+):
     model = shared_model(name)
     batch = of(model)
     ramp = torch.linspace(-1, 1, 32 if name == "vit" else 16)
 
     def write(tensor: Tensor) -> Tensor:
         sequence = tensor.flatten(1, -2)
-        return sequence.index_copy(1, torch.tensor(tokens), sequence[:, tokens] + ramp).view(tensor.shape)
+        return sequence.index_copy(1, torch.tensor(tokens), sequence[:, tokens] + ramp).view(
+            tensor.shape
+        )
 
     expected = hooked(model, batch, path, write, before=path == "blocks.1" or name == "swin")
     found = changed(model, batch, {f"{place}[{which}]": lambda some: some + ramp})
@@ -119,8 +149,15 @@ def test_some_tokens_of_a_place_are_those_that_a_hook_on_timms_module_writes(nam
 
 
 def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
-    """MaxViT's projection reads (calls, rows, columns, width): zero for one head is zero for its columns."""
-    shape = {"img_size": 32, "num_classes": 5, "depths": (1, 1, 1, 1), "embed_dim": (32, 32, 64, 64)}
+    """MaxViT's projection reads (calls, rows, columns, width): zero for one head is zero for its
+    columns.
+    """
+    shape = {
+        "img_size": 32,
+        "num_classes": 5,
+        "depths": (1, 1, 1, 1),
+        "embed_dim": (32, 32, 64, 64),
+    }
     module = shaken(lambda: timm.create_model("maxvit_rmlp_pico_rw_256", **shape), scale=0.01)
     model = model_of(module, alias="maxvit")
     batch = images()
@@ -140,7 +177,9 @@ def test_heads_before_a_projection_whose_weights_are_computed_again_in_each_pass
         return torch.cat([heads[..., :8], torch.zeros_like(heads[..., 8:])], -1)
 
     expected = hooked(model, of(model), "blocks.0.attn.proj", cut, before=True)
-    torch.testing.assert_close(changed(model, of(model), {"blocks.0.head.1": "zero"}), expected, **SAME)
+    torch.testing.assert_close(
+        changed(model, of(model), {"blocks.0.head.1": "zero"}), expected, **SAME
+    )
 
 
 @pytest.mark.parametrize("name", ["ours", "swin", "cnn"])
@@ -150,10 +189,14 @@ def test_the_mean_is_that_of_all_reference_images(name):
     batch = of(model)
     reference = of(model, batch=35, seed=3)
     chosen = [place for place in changeable(model) if not place.endswith(("heads", "input"))]
-    means = {place: tensor.mean(0) for place, tensor in vitlens.capture(model, reference, chosen).items()}
+    means = {
+        place: tensor.mean(0) for place, tensor in vitlens.capture(model, reference, chosen).items()
+    }
     for place in chosen[::3]:
         found = changed(model, batch, {place: "mean"}, reference=reference)
-        torch.testing.assert_close(found, changed(model, batch, {place: means[place]}), **SAME, msg=place)
+        torch.testing.assert_close(
+            found, changed(model, batch, {place: means[place]}), **SAME, msg=place
+        )
 
 
 def test_the_mean_of_a_model_in_16_bits_is_rounded_once():
@@ -196,7 +239,9 @@ def test_what_comes_first_in_the_model_is_changed_first(case, fused):
     model = ours(fused=fused)
     batch = images((32, 48))
     for first, second in (NESTED[case], NESTED[case][::-1]):
-        if set(first) | set(second) <= set(model.places().names):  # unfused attention has no queries and values
+        if set(first) | set(second) <= set(
+            model.places().names
+        ):  # unfused attention has no queries and values
             with vitlens.intervene(model, first):
                 nested = changed(model, batch, second)
             assert not torch.equal(nested, changed(model, batch, first))
@@ -218,7 +263,10 @@ def test_a_knock_out_comes_before_any_change_of_the_weights():
     batch = images((32, 48))
     knocked = {WEIGHTS: KnockOut(keys=0)}
     expected = 2 * seen(model, batch, WEIGHTS, knocked)
-    for outer, inner in ((knocked, {WEIGHTS: lambda weights: 2 * weights}), ({WEIGHTS: lambda w: 2 * w}, knocked)):
+    for outer, inner in (
+        (knocked, {WEIGHTS: lambda weights: 2 * weights}),
+        ({WEIGHTS: lambda w: 2 * w}, knocked),
+    ):
         with vitlens.intervene(model, outer):
             torch.testing.assert_close(seen(model, batch, WEIGHTS, inner), expected, **SAME)
 
@@ -241,8 +289,9 @@ def test_gradients_flow_through_a_change_and_into_what_is_given(place):
 
 @pytest.mark.parametrize("name", ATTENTIVE)
 def test_attention_that_is_knocked_out_sharpened_or_replaced_is_as_written_out(name):
-    """The other keys are scaled to one; scores go through the softmax; even weights give the mean of the values, half
-    of them half of it; and observers see them."""
+    """The other keys are scaled to one; scores go through the softmax; even weights give the mean
+    of the values, half of them half of it; and observers see them.
+    """
     model = MODELS[name]()
     batch = of(model)
     clean = seen(model, batch, WEIGHTS)
@@ -253,7 +302,9 @@ def test_attention_that_is_knocked_out_sharpened_or_replaced_is_as_written_out(n
     with vitlens.intervene(model, {SCORES: lambda scores: 2 * scores}):
         sharper = seen(model, batch, WEIGHTS)
         scores = seen(model, batch, SCORES)
-        torch.testing.assert_close(vitlens.attention(model, batch)[0], sharper.flatten(0, -4), **SAME)
+        torch.testing.assert_close(
+            vitlens.attention(model, batch)[0], sharper.flatten(0, -4), **SAME
+        )
     torch.testing.assert_close(sharper, clean**2 / (clean**2).sum(-1, keepdim=True), **SAME)
     torch.testing.assert_close(scores.softmax(-1), sharper, **SAME)
     for total in (1.0, 0.5):
@@ -275,7 +326,9 @@ def test_a_query_that_attends_to_nothing_reads_zeros(name):
     shapes = {place.name: place.shape for place in model.places()}
     for layer in range(len(heads_by_layer(model))):
         weights = f"blocks.{layer}.attention.weights"
-        if name != "cait" or shapes[weights][-2] == 1:  # talking heads: a bias joins the weights after the softmax
+        if (
+            name != "cait" or shapes[weights][-2] == 1
+        ):  # talking heads: a bias joins the weights after the softmax
             zero = changed(model, batch, {f"blocks.{layer}.head.*": "zero"})
             torch.testing.assert_close(changed(model, batch, {weights: KnockOut()}), zero, **SAME)
 

@@ -21,7 +21,9 @@ class Weighs(type(ours().module.blocks[0].attn)):
     """Our attention with weights that are made of the scores in another way."""
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        query, key, value = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         weights = self.weigh(query @ key.mT * query.shape[-1] ** -0.5)
         return self.proj((weights @ value).transpose(1, 2).flatten(2))
 
@@ -64,10 +66,18 @@ CNN = (nn.Conv2d(3, 5, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Softmax(-1)
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (partial(weighing, lambda scores: F.normalize(scores.abs(), p=1, dim=-1)), LensError, "blocks.1.attn"),
+        (
+            partial(weighing, lambda scores: F.normalize(scores.abs(), p=1, dim=-1)),
+            LensError,
+            "blocks.1.attn",
+        ),
         (partial(weighing, other_each_time), LensError, "unchanged under observation"),
         (partial(weighing, infinite), NonFiniteError, r"layer 1 \(blocks.1.attn\)"),
-        (partial(weighing, lambda scores: (scores + scores.flip(0)).softmax(-1)), LensError, "others of its batch"),
+        (
+            partial(weighing, lambda scores: (scores + scores.flip(0)).softmax(-1)),
+            LensError,
+            "others of its batch",
+        ),
         (partial(ours, attention=False), UnsupportedError, "found none"),
         (lambda: model_of(nn.Sequential(*CNN)), UnsupportedError, "found none"),
     ],
@@ -87,7 +97,9 @@ def test_calls_come_in_order_with_the_heads_output():
     assert sites == [(0, "blocks.0.attn", 0, "patch"), (1, "blocks.1.attn", 0, "patch")]
     entered = vitlens.capture(model, batch, "blocks.*.attention").values()
     for call, block, output in zip(calls, model.module.blocks, entered):
-        torch.testing.assert_close(call.weights() @ call.inputs.value, call.output, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            call.weights() @ call.inputs.value, call.output, atol=1e-5, rtol=1e-5
+        )
         joined = call.output.transpose(1, 2).flatten(2)
         torch.testing.assert_close(block.attn.proj(joined), output, atol=1e-6, rtol=1e-5)
 
@@ -96,7 +108,11 @@ def test_another_model_can_be_observed_from_within_a_reducer():
     outside = ours()
     inside = shared_model("vit")
     found: list[int] = []
-    vitlens.observe(outside, images((32, 48)), lambda _call: found.append(len(vitlens.attention(inside, images()))))
+    vitlens.observe(
+        outside,
+        images((32, 48)),
+        lambda _call: found.append(len(vitlens.attention(inside, images()))),
+    )
     assert found == [2, 2]
 
 
@@ -137,7 +153,9 @@ def test_a_difference_of_softmaxes_is_not_read_as_either(read, blocks, fused, wr
 
 @pytest.mark.parametrize("blocks", DIFFERENTIAL)
 def test_heads_of_a_difference_are_those_that_the_projection_reads(blocks):
-    """Replaced by zero, a head is as if its columns were zero; of the four softmaxes of two heads, none is a head."""
+    """Replaced by zero, a head is as if its columns were zero; of the four softmaxes of two heads,
+    none is a head.
+    """
     model = with_kernel(DIFFERENTIAL[blocks](), fused=True)
     batch = images()
     projection = model.module.get_submodule(module_paths(model, 1)[1])

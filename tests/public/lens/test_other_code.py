@@ -1,5 +1,6 @@
-"""Models with other code than their names say: subclasses, hooks, forwards put in, parametrizations, adapters. What is
-computed in a quicker way gives what full forward passes give."""
+"""Models with other code than their names say: subclasses, hooks, forwards put in,
+parametrizations, adapters. What is computed in a quicker way gives what full forward passes give.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,14 +18,19 @@ import vitlens
 from tests.kit.tiny import images, ours, timm_model
 from vitlens import Model
 
-MODELS: dict[str, Callable[[], Model]] = {"ours": ours, "timm": lambda: timm_model("vit_tiny_patch16_224")}
+MODELS: dict[str, Callable[[], Model]] = {
+    "ours": ours,
+    "timm": lambda: timm_model("vit_tiny_patch16_224"),
+}
 
 
 def mixed(tokens: Tensor) -> Tensor:
     return 1.5 * tokens - tokens.mean(1, keepdim=True)
 
 
-def with_forward(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def with_forward(
+    module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
     """Give the module a subclass of its class, of the same name, with another forward."""
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"forward": wrap(kind.forward)})
@@ -42,14 +48,18 @@ def adapted(linear: nn.Linear) -> None:
     """Of rank 1, as a subclass of nn.Linear whose weight is not all that it computes."""
     down = torch.linspace(-1, 1, linear.in_features)
     up = torch.linspace(1, -0.5, linear.out_features)
-    with_forward(linear, lambda forward: lambda self, x: forward(self, x) + (x @ down).unsqueeze(-1) * up)
+    with_forward(
+        linear, lambda forward: lambda self, x: forward(self, x) + (x @ down).unsqueeze(-1) * up
+    )
 
 
 def normed(linear: nn.Linear, way: Callable[[nn.Module], nn.Module]) -> None:
     """Its weight is computed in every pass, from a factor that changes afterwards."""
     way(linear)
     with torch.no_grad():
-        factor = next(value for name, value in linear.named_parameters() if name.endswith(("_g", "original0")))
+        factor = next(
+            value for name, value in linear.named_parameters() if name.endswith(("_g", "original0"))
+        )
         factor.mul_(torch.linspace(0.5, 2, len(factor)).view_as(factor))
 
 
@@ -61,23 +71,45 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "class of the MLP": lambda block: with_forward(block.mlp, after(mixed)),
     "class of the attention": lambda block: with_forward(block.attn, after(mixed)),
     "class of the block": lambda block: with_forward(block, after(mixed)),
-    "class of the activation": lambda block: with_forward(activation_of(block), after(torch.square)),
+    "class of the activation": lambda block: with_forward(
+        activation_of(block), after(torch.square)
+    ),
     "adapter of the MLP": lambda block: adapted(block.mlp.fc1),
     "adapter of the queries": lambda block: adapted(block.attn.qkv),
     "adapter of the projection": lambda block: adapted(block.attn.proj),
-    "hook of the MLP": lambda block: block.mlp.register_forward_hook(lambda _m, _a, output: mixed(output)),
+    "hook of the MLP": lambda block: block.mlp.register_forward_hook(
+        lambda _m, _a, output: mixed(output)
+    ),
     "hook of the activation": lambda block: activation_of(block).register_forward_hook(dropped),
-    "hook of the attention": lambda block: block.attn.register_forward_hook(lambda _m, _a, output: mixed(output)),
+    "hook of the attention": lambda block: block.attn.register_forward_hook(
+        lambda _m, _a, output: mixed(output)
+    ),
     "hook of the projection": lambda block: block.attn.proj.register_forward_hook(dropped),
-    "hook of the queries": lambda block: block.attn.qkv.register_forward_hook(lambda _m, _a, output: mixed(output)),
-    "hook of the block": lambda block: block.register_forward_hook(lambda _m, _a, output: mixed(output)),
-    "hook before the MLP's layer": lambda block: block.mlp.fc1.register_forward_pre_hook(lambda _m, args: mixed(*args)),
-    "hook before the attention": lambda block: block.attn.register_forward_pre_hook(lambda _m, args: mixed(*args)),
-    "hook before the block": lambda block: block.register_forward_pre_hook(lambda _m, args: mixed(*args)),
-    "forward of the MLP": lambda block: setattr(block.mlp, "forward", lambda x, f=block.mlp.forward: mixed(f(x))),
-    "forward of the block": lambda block: setattr(block, "forward", lambda x, f=block.forward: mixed(f(x))),
+    "hook of the queries": lambda block: block.attn.qkv.register_forward_hook(
+        lambda _m, _a, output: mixed(output)
+    ),
+    "hook of the block": lambda block: block.register_forward_hook(
+        lambda _m, _a, output: mixed(output)
+    ),
+    "hook before the MLP's layer": lambda block: block.mlp.fc1.register_forward_pre_hook(
+        lambda _m, args: mixed(*args)
+    ),
+    "hook before the attention": lambda block: block.attn.register_forward_pre_hook(
+        lambda _m, args: mixed(*args)
+    ),
+    "hook before the block": lambda block: block.register_forward_pre_hook(
+        lambda _m, args: mixed(*args)
+    ),
+    "forward of the MLP": lambda block: setattr(
+        block.mlp, "forward", lambda x, f=block.mlp.forward: mixed(f(x))
+    ),
+    "forward of the block": lambda block: setattr(
+        block, "forward", lambda x, f=block.forward: mixed(f(x))
+    ),
     "parametrization of the MLP": lambda block: normed(block.mlp.fc1, parametrizations.weight_norm),
-    "parametrization of the queries": lambda block: normed(block.attn.qkv, parametrizations.weight_norm),
+    "parametrization of the queries": lambda block: normed(
+        block.attn.qkv, parametrizations.weight_norm
+    ),
     "weight norm of the MLP": lambda block: normed(block.mlp.fc1, weight_norm),
     "weight norm of the queries": lambda block: normed(block.attn.qkv, weight_norm),
     "pruned weights": lambda block: prune.l1_unstructured(block.attn.qkv, "weight", amount=0.5),
@@ -130,7 +162,9 @@ def every_change() -> list[object]:
     ]
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")  # of torch: some models still have it
+@pytest.mark.filterwarnings(
+    "ignore:.*weight_norm:FutureWarning"
+)  # of torch: some models still have it
 @pytest.mark.parametrize(("change", "layer", "name"), every_change())
 def test_other_code_of_a_block_is_what_runs(change, layer, name):
     """Also where it comes after the model was used."""
@@ -186,6 +220,8 @@ def test_a_first_convolution_that_is_not_affine_is_no_stem():
     found = vitlens.explain(model, batch, method="integrated-gradients", targets=targets, steps=200)
     path = (torch.arange(200) + 0.5).div(200).view(-1, 1, 1, 1, 1)
     leaf = (path * batch).flatten(0, 1).requires_grad_()
-    (gradient,) = torch.autograd.grad(model(leaf).gather(1, targets.repeat(200)[:, None]).sum(), leaf)
+    (gradient,) = torch.autograd.grad(
+        model(leaf).gather(1, targets.repeat(200)[:, None]).sum(), leaf
+    )
     expected = (batch * gradient.unflatten(0, (200, -1)).mean(0)).sum(1)
     torch.testing.assert_close(found, expected, atol=2e-3, rtol=0.05)

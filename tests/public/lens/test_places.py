@@ -21,7 +21,11 @@ def test_every_place_of_our_vit_is_listed_in_forward_order():
     model = ours()
     listed = {place.name: dict(zip(place.axes, place.shape)) for place in vitlens.places(model)}
     assert model.places() == vitlens.places(model)
-    assert list(listed) == ["patches", *(f"blocks.{block}.{part}" for block in (0, 1) for part in BLOCK), "logits"]
+    assert list(listed) == [
+        "patches",
+        *(f"blocks.{block}.{part}" for block in (0, 1) for part in BLOCK),
+        "logits",
+    ]
     assert listed["patches"] == {"patches": 12, "dim": 16}
     assert listed["blocks.1.residual"] == listed["blocks.0.mlp"] == {"tokens": 13, "dim": 16}
     assert listed["blocks.0.attention.weights"] == {"heads": 2, "query": 13, "key": 13}
@@ -42,7 +46,9 @@ def test_every_place_has_the_shape_that_is_listed_and_reading_it_changes_nothing
     for place in listed:
         assert captured[place.name].shape == (3, *place.shape), place
         assert len(place.axes) == len(place.shape)
-    exact = 1e-5 if name in ("torchvision-vit", "multihead", "encoder") else 0  # another kernel when unobserved
+    exact = (
+        1e-5 if name in ("torchvision-vit", "multihead", "encoder") else 0
+    )  # another kernel when unobserved
     torch.testing.assert_close(captured.logits, changed(model, batch, {}), atol=exact, rtol=0)
     assert not any(tensor.requires_grad for tensor in captured.values())
     for pattern, shape, words in listed.lines():
@@ -55,16 +61,27 @@ def test_every_place_has_the_shape_that_is_listed_and_reading_it_changes_nothing
 
 
 def test_what_a_model_does_not_have_is_not_listed():
-    """No queries where the model computes its own softmax, windows as an axis, maps alone in a CNN, pooling last."""
+    """No queries where the model computes its own softmax, windows as an axis, maps alone in a CNN,
+    pooling last.
+    """
     listed = {name: set(vitlens.places(make()).names) for name, make in EVERY.items()}
     convnext = model_of(timm.create_model("convnext_atto", num_classes=5).eval())
-    listed["convnext"] = {name for name in vitlens.places(convnext).names if name.startswith("blocks.")}
-    assert listed["cnn"] == {f"{part}.{index}" for part in ("blocks", "stages") for index in range(3)} | {"logits"}
+    listed["convnext"] = {
+        name for name in vitlens.places(convnext).names if name.startswith("blocks.")
+    }
+    assert listed["cnn"] == {
+        f"{part}.{index}" for part in ("blocks", "stages") for index in range(3)
+    } | {"logits"}
     assert len(listed["convnext"]) == 2 + 2 + 6 + 2  # its stages are none
     for name, some, none in (
         ("ours-unfused", {"blocks.0.attention.scores"}, {"blocks.0.attention.queries"}),
-        ("siglip", {"blocks.2", "blocks.2.attention.weights"}, {"blocks.2.residual", "blocks.2.attention"}),
-        # attention in no block has its output alone; attention and MLP in one module are a block; tokens may be first
+        (
+            "siglip",
+            {"blocks.2", "blocks.2.attention.weights"},
+            {"blocks.2.residual", "blocks.2.attention"},
+        ),
+        # attention in no block has its output alone; attention and MLP in one module are a block;
+        # tokens may be first
         ("einsum", {"blocks.0.attention"}, {"blocks.0", "blocks.0.residual", "blocks.0.input"}),
         ("inline", {"blocks.2.input", "blocks.2.residual", "blocks.2.mlp"}, {"blocks.2.attention"}),
         ("encoder", {"blocks.1.residual", "blocks.1.attention", "blocks.1.mlp"}, set()),
@@ -75,14 +92,21 @@ def test_what_a_model_does_not_have_is_not_listed():
     windows = {place.name: place.axes for place in vitlens.places(shared_model("swin"))}
     assert windows["blocks.0.attention.weights"] == ("windows", "heads", "query", "key")
     assert windows["blocks.0.residual"] == ("rows", "columns", "dim")
-    assert vitlens.places(model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)))).names == ("logits",)
+    assert vitlens.places(
+        model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)))
+    ).names == ("logits",)
 
 
 PATTERNS = {
     "blocks.1.mlp": ["blocks.1.mlp"],
     "blocks.{0,1}.head.1": ["blocks.0.head.1", "blocks.1.head.1"],
     "blocks.1.head.*": ["blocks.1.head.0", "blocks.1.head.1"],
-    "blocks.{0..1}.{mlp,head.0}": ["blocks.0.head.0", "blocks.0.mlp", "blocks.1.head.0", "blocks.1.mlp"],
+    "blocks.{0..1}.{mlp,head.0}": [
+        "blocks.0.head.0",
+        "blocks.0.mlp",
+        "blocks.1.head.0",
+        "blocks.1.mlp",
+    ],
     "blocks.1": ["blocks.1.residual"],
     "blocks.*": ["blocks.0.residual", "blocks.1.residual"],
     "blocks.*.head.0[0,5]": ["blocks.0.head.0[0,5]", "blocks.1.head.0[0,5]"],
@@ -99,10 +123,20 @@ def test_a_pattern_names_its_places():
 def test_positions_by_word_and_by_number():
     model = ours(registers=2)  # CLS, two registers, 12 patches
     batch = of(model)
-    words = {"cls": [0], "register": [1, 2], "patch": list(range(3, 15)), "3..5": [3, 4, 5], "0,14": [0, 14]}
-    captured = vitlens.capture(model, batch, ["blocks.1.residual", *(f"blocks.1.residual[{word}]" for word in words)])
+    words = {
+        "cls": [0],
+        "register": [1, 2],
+        "patch": list(range(3, 15)),
+        "3..5": [3, 4, 5],
+        "0,14": [0, 14],
+    }
+    captured = vitlens.capture(
+        model, batch, ["blocks.1.residual", *(f"blocks.1.residual[{word}]" for word in words)]
+    )
     for word, tokens in words.items():
-        assert torch.equal(captured[f"blocks.1.residual[{word}]"], captured["blocks.1.residual"][:, tokens])
+        assert torch.equal(
+            captured[f"blocks.1.residual[{word}]"], captured["blocks.1.residual"][:, tokens]
+        )
     names = ["patches", "blocks.0.input", "patches[0,11]", "blocks.0.input[all]"]
     patches, tokens, some, every = vitlens.capture(model, batch, names).values()
     assert torch.equal(patches, tokens[:, 3:])
@@ -144,7 +178,9 @@ def test_features_are_read_from_every_block_of_every_family(name):
     assert [(layer.module, layer.title) for layer in found.layers] == [
         (block, f"block {index}") for index, block in enumerate(blocks)
     ]
-    streams = vitlens.capture(model, batch, [f"blocks.{layer.index}.residual" for layer in found.layers]).values()
+    streams = vitlens.capture(
+        model, batch, [f"blocks.{layer.index}.residual" for layer in found.layers]
+    ).values()
     for layer, values, stream in zip(found.layers, found.values, streams, strict=True):
         tokens = stream.flatten(1, -2)
         torch.testing.assert_close(values, tokens[:, prefix:].mean(1), atol=1e-5, rtol=1e-5)
@@ -157,15 +193,26 @@ def test_the_stages_of_a_cnn_are_what_each_resolution_ends_with():
     assert [(layer.title, layer.module, layer.dim, layer.norm) for layer in found.layers] == [
         (f"stage {index}", f"layer{index + 1}.0", 16 << index, None) for index in range(3)
     ]
-    for values, tensor in zip(found.values, vitlens.capture(model, of(model), "stages.*").values(), strict=True):
+    for values, tensor in zip(
+        found.values, vitlens.capture(model, of(model), "stages.*").values(), strict=True
+    ):
         torch.testing.assert_close(values, tensor.mean((2, 3)), atol=1e-6, rtol=1e-5)
 
 
 def test_a_model_of_another_family_has_a_stage_for_each_resolution_or_its_blocks():
     trunk = torchvision.models.vgg.make_layers([8, "M", 16, 16, "M", 24])
     vgg = nn.Sequential(trunk, nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(24 * 49, 5)).eval()
-    assert [layer.dim for layer in vitlens.features(model_of(vgg), images()).layers] == [8, 16, 24, 24]
-    for name, size in (("mixer_s32_224", 224), ("convnext_atto", 64), ("mobilenetv3_small_050", 64)):
+    assert [layer.dim for layer in vitlens.features(model_of(vgg), images()).layers] == [
+        8,
+        16,
+        24,
+        24,
+    ]
+    for name, size in (
+        ("mixer_s32_224", 224),
+        ("convnext_atto", 64),
+        ("mobilenetv3_small_050", 64),
+    ):
         model = model_of(timm.create_model(name, num_classes=5).eval(), size=(size, size))
         found = vitlens.features(model, of(model, batch=1))
         assert len(found.layers) >= 4
@@ -190,8 +237,12 @@ def test_the_norms_of_a_stream_of_maps_are_those_of_its_channels(build, channels
     seen = list[Tensor]()
     table = vitlens.statistics(model, images((64, 64)))
     for block in model.anatomy.blocks:
-        model.module.get_submodule(block).register_forward_hook(lambda _m, _i, output: seen.append(output))
+        model.module.get_submodule(block).register_forward_hook(
+            lambda _m, _i, output: seen.append(output)
+        )
     model(images((64, 64)))
     assert all(output.dim() == 4 and output.shape[channels] != output.shape[2] for output in seen)
-    expected = [float(output.norm(dim=channels).flatten(1).quantile(0.5, dim=1).mean()) for output in seen]
+    expected = [
+        float(output.norm(dim=channels).flatten(1).quantile(0.5, dim=1).mean()) for output in seen
+    ]
     assert table.token_norm[:, 0].tolist() == pytest.approx(expected, rel=1e-4)

@@ -1,4 +1,5 @@
-"""The replay and patching against the model run in full, and against models that are cut by hand."""
+"""The replay and patching against the model run in full, and against models that are cut by
+hand."""
 
 from typing import Any
 
@@ -7,12 +8,25 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.kit.lens import EVERY, HANDWRITTEN, SAME, changeable, changed, heads_by_layer, of, removable, without_head
+from tests.kit.lens import (
+    EVERY,
+    HANDWRITTEN,
+    SAME,
+    changeable,
+    changed,
+    heads_by_layer,
+    of,
+    removable,
+    without_head,
+)
 from tests.kit.tiny import FAMILIES, model_of, ours, shared_model, timm_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError
 
-TIGHT = {"atol": 2e-6, "rtol": 1e-5}  # what is really reached on these models, where it tells a mistake
+TIGHT = {
+    "atol": 2e-6,
+    "rtol": 1e-5,
+}  # what is really reached on these models, where it tells a mistake
 Sets = list[dict[str, object]]
 
 
@@ -29,7 +43,11 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
     """All that can be done at each layer, and some of it at once; {} is the last."""
     heads = heads_by_layer(model)
     generator = torch.Generator().manual_seed(1)
-    outputs = [*vitlens.capture(model, batch, [f"blocks.{layer}.heads" for layer in range(len(heads))]).values()]
+    outputs = [
+        *vitlens.capture(
+            model, batch, [f"blocks.{layer}.heads" for layer in range(len(heads))]
+        ).values()
+    ]
 
     def given(layer: int) -> Tensor:
         """The output of one head."""
@@ -43,7 +61,11 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
             ways = ("zero", mean.select(-3, head), "resample", given(layer))
             sets.append({f"{name}.head.{head}": ways[(layer * count + head) % 4]})
         stream = vitlens.capture(model, batch, f"{name}.tokens")[f"{name}.tokens"][:, :1].flip(0)
-        sets += [{f"{name}.tokens[0]": stream}, {f"{name}.mlp": torch.tensor(0.1)}, {f"{name}.mlp": "zero"}]
+        sets += [
+            {f"{name}.tokens[0]": stream},
+            {f"{name}.mlp": torch.tensor(0.1)},
+            {f"{name}.mlp": "zero"},
+        ]
         sets += [{f"{name}.heads": outputs[layer].flip(0)}]
         sets += [{f"{name}.attention.weights": KnockOut(queries=0, keys=[1, 2])}]
         sets += [{name: "remove"}] if removable(model, layer) else []
@@ -51,14 +73,25 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
     mean = outputs[0].mean(0)
     knock = KnockOut(keys=1)
     # the values of functions and means may depend on all images
-    sets += [{f"blocks.{block}.{part}": torch.neg} for block in (0, 1) for part in ("attention", "mlp")]
+    sets += [
+        {f"blocks.{block}.{part}": torch.neg} for block in (0, 1) for part in ("attention", "mlp")
+    ]
     return [
         *sets,
         {"blocks.0.head.0": "zero", "blocks.0.head.1": mean.select(-3, 1), f"{last}.heads": "zero"},
         {"blocks.0.head.1": "resample", "blocks.1.head.0": "resample", "blocks.0.mlp": "zero"},
-        {"blocks.0.head.0": "zero", "blocks.0.attention.weights": knock, "blocks.1": "remove", f"{last}.mlp": "zero"},
+        {
+            "blocks.0.head.0": "zero",
+            "blocks.0.attention.weights": knock,
+            "blocks.1": "remove",
+            f"{last}.mlp": "zero",
+        },
         {"blocks.0.tokens[0]": "zero", "blocks.1.tokens[0]": "zero", "blocks.0.head.0": given(0)},
-        {f"{last}.attention.weights": KnockOut(queries=0, keys=1), f"{last}.head.0": "zero", "blocks.0.mlp": "zero"},
+        {
+            f"{last}.attention.weights": KnockOut(queries=0, keys=1),
+            f"{last}.head.0": "zero",
+            "blocks.0.mlp": "zero",
+        },
         {"blocks.1.attention.weights": torch.square},
         {"blocks.1": torch.neg},
         {"blocks.1": "resample"},
@@ -73,7 +106,11 @@ def keeps_the_models_own(replay: Any) -> None:
     """What is kept of the clean pass, or computed again."""
     model = replay.model
     batch = replay.images
-    places = [f"blocks.{layer}.{part}" for layer in range(len(heads_by_layer(model))) for part in ("heads", "tokens")]
+    places = [
+        f"blocks.{layer}.{part}"
+        for layer in range(len(heads_by_layer(model)))
+        for part in ("heads", "tokens")
+    ]
     for place, tensor in vitlens.capture(model, batch, places).items():
         torch.testing.assert_close(replay.tensor(place), tensor, **TIGHT)
 
@@ -112,7 +149,9 @@ def test_logits_are_those_of_the_full_forward(name, chunks):
         keeps_the_models_own(replay)
     expected = full(model, batch, sets)
     torch.testing.assert_close(found, expected, **TIGHT)
-    touched = [what for what in range(len(sets)) if not torch.allclose(expected[what], expected[-1])]
+    touched = [
+        what for what in range(len(sets)) if not torch.allclose(expected[what], expected[-1])
+    ]
     assert len(touched) > 0.6 * len(sets)
 
 
@@ -135,7 +174,9 @@ def test_with_little_memory_the_rest_is_computed_again_and_said(family):
 
 
 def test_the_work_is_what_counting_says():
-    """ours: 13 tokens of 16 numbers, 2 blocks of 12 dim², 5 classes; CLS alone after keys and values of the last."""
+    """ours: 13 tokens of 16 numbers, 2 blocks of 12 dim², 5 classes; CLS alone after keys and
+    values of the last.
+    """
     model = ours()
     square = 16 * 16
     full_forward = 2 * 13 * 12 * square + 16 * 5
@@ -148,14 +189,23 @@ def test_the_work_is_what_counting_says():
         for changes in ({"blocks.0.head.0": "zero"}, {"blocks.1.head.0": "zero"}, {}):
             replay.run([changes])
             spent.append(replay.forward_equivalents)
-    expected = [full_forward, full_forward + first, full_forward + first + only_rows, full_forward + first + only_rows]
+    expected = [
+        full_forward,
+        full_forward + first,
+        full_forward + first + only_rows,
+        full_forward + first + only_rows,
+    ]
     assert spent == pytest.approx([work / full_forward for work in expected])
 
 
 def test_interventions_in_force_around_a_replay_stay_in_force():
     model = ours()
     batch = of(model)
-    outer = {"blocks.0.head.0": "zero", "blocks.1.mlp": "zero", "blocks.0.attention.weights": torch.square}
+    outer = {
+        "blocks.0.head.0": "zero",
+        "blocks.1.mlp": "zero",
+        "blocks.0.attention.weights": torch.square,
+    }
     more: Sets = [
         {"blocks.0.head.1": "zero"},
         {"blocks.1.head.0": "zero"},
@@ -170,14 +220,20 @@ def test_interventions_in_force_around_a_replay_stay_in_force():
 
 
 RAMP = torch.linspace(-1, 1, 16)
-AROUND: dict[str, dict[str, object]] = {  # of the first and the last block, of which a replay keeps or computes parts
+AROUND: dict[
+    str, dict[str, object]
+] = {  # of the first and the last block, of which a replay keeps or computes parts
     "attention": {"blocks.0.attention": torch.neg},
-    "last attention": {"blocks.1.attention": lambda tokens: 0.5 * tokens - tokens.mean(1, keepdim=True)},
+    "last attention": {
+        "blocks.1.attention": lambda tokens: 0.5 * tokens - tokens.mean(1, keepdim=True)
+    },
     "input": {"blocks.1.input": lambda tokens: 1.3 * tokens},
     "residual": {"blocks.1.residual": lambda tokens: tokens - tokens.mean(1, keepdim=True) + RAMP},
     "remove": {"blocks.1": "remove"},
     "mlp": {"blocks.1.mlp": lambda tokens: tokens.flip(1)},
-    "queries": {"blocks.1.attention.queries": lambda queries: queries - queries.mean(2, keepdim=True)},
+    "queries": {
+        "blocks.1.attention.queries": lambda queries: queries - queries.mean(2, keepdim=True)
+    },
     "patches": {"patches": lambda tokens: tokens.flip(1)},
 }
 HOOKED = ("blocks.0.attn", "blocks.1.attn", "blocks.1.attn.proj", "blocks.1.mlp", "blocks.1")
@@ -194,7 +250,9 @@ def test_a_change_around_a_replay_reaches_every_set_of_changes(change):
     model = ours()
     batch = of(model, batch=4)
     sets = of_every_kind(model, batch)
-    with vitlens.replay(model, batch) as replay:  # what is kept of the model is kept before it changes
+    with vitlens.replay(
+        model, batch
+    ) as replay:  # what is kept of the model is kept before it changes
         replayed(replay, sets[:1])
     if change in AROUND:
         context = vitlens.intervene(model, AROUND[change])
@@ -216,7 +274,9 @@ def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family)
 
 
 class Reaches(nn.Module):
-    """A ViT whose head reads the first block's output too, past the blocks: a replay from the second would miss it."""
+    """A ViT whose head reads the first block's output too, past the blocks: a replay from the
+    second would miss it.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -227,7 +287,9 @@ class Reaches(nn.Module):
     def forward(self, batch: Tensor) -> Tensor:
         tokens = self.inner.tokens(batch)
         first = self.inner.blocks[0](tokens)
-        return self.inner.forward_head(self.inner.norm(self.inner.blocks[1](first) + first.mean(1, keepdim=True)))
+        return self.inner.forward_head(
+            self.inner.norm(self.inner.blocks[1](first) + first.mean(1, keepdim=True))
+        )
 
 
 class Other(type(ours().module.blocks[0])):
@@ -239,7 +301,8 @@ class Other(type(ours().module.blocks[0])):
 
 
 class Goes(type(ours().module.blocks[0].attn)):
-    """Attention that goes on after its projection: a change of heads cannot be added to its output."""
+    """Attention that goes on after its projection: a change of heads cannot be added to its
+    output."""
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(tokens, mask).tanh()
@@ -265,7 +328,9 @@ def test_a_model_that_cannot_be_replayed_is_run_in_full_and_says_so():
         assert not replay.exact
         assert "reaches is run by full forwards" in replay.note
         found = replayed(replay, sets)
-        assert replay.forward_equivalents == pytest.approx(len(sets))  # the clean pass is that of {}
+        assert replay.forward_equivalents == pytest.approx(
+            len(sets)
+        )  # the clean pass is that of {}
     torch.testing.assert_close(found, full(model, batch, sets), **TIGHT)
     assert not vitlens.patch(model, batch, batch.flip(0), "blocks.1").exact
 
@@ -281,7 +346,9 @@ def test_blocks_that_only_look_like_ours_are_run_as_they_are(change):
             torch.testing.assert_close(found, without_head(model, layer, head)(of(model)), **TIGHT)
 
 
-@pytest.mark.parametrize("name", ["ours", "ours-unfused", "siglip", "cait", "torchvision-swin", "cnn", *HANDWRITTEN])
+@pytest.mark.parametrize(
+    "name", ["ours", "ours-unfused", "siglip", "cait", "torchvision-swin", "cnn", *HANDWRITTEN]
+)
 def test_patching_a_place_is_a_full_forward_with_the_others_tensor_there(name):
     model = EVERY[name]()
     clean = of(model)
@@ -294,7 +361,9 @@ def test_patching_a_place_is_a_full_forward_with_the_others_tensor_there(name):
     torch.testing.assert_close(patched.clean, changed(model, clean, {}), **SAME)
     torch.testing.assert_close(patched.other, changed(model, other, {}), **SAME)
     for place in listed:
-        torch.testing.assert_close(patched[place], changed(model, clean, {place: captured[place]}), **SAME, msg=place)
+        torch.testing.assert_close(
+            patched[place], changed(model, clean, {place: captured[place]}), **SAME, msg=place
+        )
 
 
 def test_what_was_captured_may_be_patched_in_and_places_together():
@@ -303,7 +372,9 @@ def test_what_was_captured_may_be_patched_in_and_places_together():
     other = of(model, seed=1)
     captured = vitlens.capture(model, other, "blocks.*.mlp")
     by_images = vitlens.patch(model, clean, other, "blocks.*.mlp")
-    assert torch.equal(vitlens.patch(model, clean, captured, "blocks.*.mlp").logits, by_images.logits)
+    assert torch.equal(
+        vitlens.patch(model, clean, captured, "blocks.*.mlp").logits, by_images.logits
+    )
     together = vitlens.patch(model, clean, other, [("blocks.0", "blocks.1")])
     torch.testing.assert_close(together.logits[0], together.other, **SAME)
     with pytest.raises(UnknownNameError, match=r"blocks.0.residual"):

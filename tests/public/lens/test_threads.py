@@ -63,19 +63,26 @@ FUNCTIONS: dict[str, Callable[[vitlens.Model, torch.Tensor], torch.Tensor]] = {
     "ablate": lambda model, batch: vitlens.ablate(model, batch, LABELS, replace="zero").delta_loss,
     "rollout": vitlens.rollout,
     "relevance": vitlens.relevance,
-    "occlusion": lambda model, batch: vitlens.explain(model, batch, method="occlusion", targets=LABELS),
+    "occlusion": lambda model, batch: vitlens.explain(
+        model, batch, method="occlusion", targets=LABELS
+    ),
     "forward": lambda model, batch: model(batch).detach(),
 }
 
 
-@pytest.mark.parametrize(("first", "second"), [*pairwise(FUNCTIONS), ("ablate", "ablate"), ("rollout", "rollout")])
+@pytest.mark.parametrize(
+    ("first", "second"), [*pairwise(FUNCTIONS), ("ablate", "ablate"), ("rollout", "rollout")]
+)
 def test_two_functions_on_one_model_give_what_each_gives_alone(first, second):
     model = ours()
     batches = [images(model.input_size, batch=3, seed=seed) for seed in (1, 2)]
     pairs = list(zip((first, second), batches))
     alone = [FUNCTIONS[name](ours(), batch) for name, batch in pairs]
     modules = [set(vars(module)) for module in model.modules()]
-    tasks = [lambda name=name, batch=batch: [FUNCTIONS[name](model, batch) for _ in range(3)] for name, batch in pairs]
+    tasks = [
+        lambda name=name, batch=batch: [FUNCTIONS[name](model, batch) for _ in range(3)]
+        for name, batch in pairs
+    ]
     for found, expected in zip(together(*tasks), alone):
         assert isinstance(found, list), found
         assert all(torch.equal(each, expected) for each in found)
@@ -83,7 +90,9 @@ def test_two_functions_on_one_model_give_what_each_gives_alone(first, second):
 
 
 def test_two_threads_that_would_wait_for_each_other_are_told():
-    """Each has changed a model that the other one runs: one of them is refused, and the other goes on."""
+    """Each has changed a model that the other one runs: one of them is refused, and the other goes
+    on.
+    """
     models = ours(), ours()
     both = threading.Barrier(2)
 
@@ -100,7 +109,11 @@ def test_two_threads_that_would_wait_for_each_other_are_told():
 def test_contexts_of_one_thread_nest_and_an_exception_gives_the_turn_back():
     model = ours()
     batch = images(model.input_size)
-    with pytest.raises(KeyError), vitlens.intervene(model, {"blocks.0": "zero"}), vitlens.replay(model, batch):
+    with (
+        pytest.raises(KeyError),
+        vitlens.intervene(model, {"blocks.0": "zero"}),
+        vitlens.replay(model, batch),
+    ):
         raise KeyError
     (logits,) = together(lambda: model(batch))
     assert torch.equal(logits, model(batch))

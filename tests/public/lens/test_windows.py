@@ -1,4 +1,6 @@
-"""Windows in image coordinates: where the libraries' own partitions put each patch, and where attention is known."""
+"""Windows in image coordinates: where the libraries' own partitions put each patch, and where
+attention is known.
+"""
 
 from functools import partial
 
@@ -14,7 +16,11 @@ from tests.kit.windows import WINDOWED, numbered, of_timm, unwindow, window_plac
 ONE_WINDOW = "torchvision, one window"
 OURS = "ours, padded"
 MODELS = {
-    **{name: make for name, make in WINDOWED.items() if name not in ("swin", "swinv2, padded", "torchvision")},
+    **{
+        name: make
+        for name, make in WINDOWED.items()
+        if name not in ("swin", "swinv2, padded", "torchvision")
+    },
     ONE_WINDOW: partial(torchvision_swin, (12, 12)),  # 3x3 patches padded into one of 4x4
     OURS: partial(our_swin, size=(33, 47)),
 }
@@ -22,8 +28,10 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_windows_are_read_from_the_model_and_a_map_is_what_each_patch_receives(name):
-    """Put back, no weight joins patches a window apart: the mask of a shifted window keeps far corners apart. A map is
-    the mean over the patches of a window; padding neither gives nor receives."""
+    """Put back, no weight joins patches a window apart: the mask of a shifted window keeps far
+    corners apart. A map is the mean over the patches of a window; padding neither gives nor
+    receives.
+    """
     model = MODELS[name]()
     batch = images(model.input_size)
     for layer, call in enumerate(calls_of(model, batch)):
@@ -33,7 +41,9 @@ def test_windows_are_read_from_the_model_and_a_map_is_what_each_patch_receives(n
         assert len(call.weights()) == 2 * len(index)
         assert (whole.sum(-1) <= 1 + 1e-5).all()
         if "maxvit" not in name and "hiera" not in name:
-            assert windows.resolution == tuple(-(-side // (2, 2, 4, 4)[layer]) for side in model.input_size)
+            assert windows.resolution == tuple(
+                -(-side // (2, 2, 4, 4)[layer]) for side in model.input_size
+            )
             assert name == OURS or windows.pad_first == name.startswith("torchvision")
         if -1 not in index:
             torch.testing.assert_close(whole.sum(-1), torch.ones_like(whole[..., 0]))
@@ -46,7 +56,9 @@ def test_windows_are_read_from_the_model_and_a_map_is_what_each_patch_receives(n
             mates[real] += len(real)
         maps = vitlens.explain(model, batch, method="attention", layer=layer)
         assert maps.shape[1:] == windows.resolution
-        torch.testing.assert_close(maps.flatten(1), whole.mean(1).sum(-2) / mates, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            maps.flatten(1), whole.mean(1).sum(-2) / mates, atol=1e-6, rtol=1e-5
+        )
 
 
 def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
@@ -60,7 +72,9 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
         places = window_places(windows)  # row by row in each window
         raw = call.weights()[0, 0]
         placed = call.placed()[0, 0]
-        pooled = site.keys // site.queries  # a query stands at each of the patches of which timm takes the maximum
+        pooled = (
+            site.keys // site.queries
+        )  # a query stands at each of the patches of which timm takes the maximum
         for place, query in enumerate(inside[:, 0].tolist()):
             for other, key in enumerate(inside[:, 0].tolist()):
                 at = [(places[0] == patch).nonzero().item() for patch in (query, key)]
@@ -70,16 +84,25 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
 
 
 DAVIT = {"depths": (1, 1, 1, 1), "embed_dims": (20, 24, 40, 48), "num_heads": (1, 1, 1, 1)}
-TINY = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 1, 2, 2), "window_sizes": (7, 7, 5, 3)}
+TINY = {
+    "depths": (1, 1, 1, 1),
+    "embed_dims": (16, 16, 32, 32),
+    "num_heads": (1, 1, 2, 2),
+    "window_sizes": (7, 7, 5, 3),
+}
 
 
 @pytest.mark.parametrize(  # the first map; the first stage of TinyViT are convolutions
     ("name", "shape", "first", "sides"),
     [("davit_tiny", DAVIT, (16, 24), [7, 7, 7, 7]), ("tiny_vit_5m_224", TINY, (8, 12), [7, 5, 3])],
 )
-def test_windows_that_are_never_shifted_are_padded_below_and_on_the_right(name, shape, first, sides):
+def test_windows_that_are_never_shifted_are_padded_below_and_on_the_right(
+    name, shape, first, sides
+):
     calls = calls_of(of_timm(name, size=(64, 96), **shape), images((64, 96)))
-    windows = [call.site.windows for call in calls if call.site.kind != "channel"]  # every second layer of DaViT
+    windows = [
+        call.site.windows for call in calls if call.site.kind != "channel"
+    ]  # every second layer of DaViT
     found = [(each.resolution, each.window, each.shift) for each in windows]
     maps = [tuple(side >> stage for side in first) for stage in range(len(sides))]
     assert found == [(place, (side, side), (0, 0)) for place, side in zip(maps, sides)]

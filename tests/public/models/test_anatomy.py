@@ -1,4 +1,6 @@
-"""What a model is made of, as its modules tell it; and Model: pixels in, normalisation inside, its own size."""
+"""What a model is made of, as its modules tell it; and Model: pixels in, normalisation inside, its
+own size.
+"""
 
 import pytest
 import timm
@@ -33,7 +35,11 @@ PLACED = {  # grid, patch, prefix and readout
 def test_patches_of_an_inner_module_are_placed(case):
     build, grid, patch, prefix, readout = PLACED[case]
     model = build()
-    assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (grid, patch, prefix)
+    assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (
+        grid,
+        patch,
+        prefix,
+    )
     assert model.anatomy.readout == readout
     assert {layer.shape[-1] for layer in vitlens.attention(model, images(model.input_size))} == {
         grid[0] * grid[1] + len(prefix)
@@ -49,7 +55,11 @@ CNNS = {
 @pytest.mark.parametrize("blocks", CNNS)
 def test_a_cnn_has_its_residual_blocks(blocks):
     model = CNNS[blocks]()
-    assert (model.anatomy.family, model.anatomy.layout, model.anatomy.readout) == ("cnn", None, None)
+    assert (model.anatomy.family, model.anatomy.layout, model.anatomy.readout) == (
+        "cnn",
+        None,
+        None,
+    )
     assert len(model.anatomy.blocks) == blocks
     assert len({type(model.module.get_submodule(name)) for name in model.anatomy.blocks}) == 1
     with pytest.raises(UnsupportedError, match="cnn"):
@@ -57,11 +67,18 @@ def test_a_cnn_has_its_residual_blocks(blocks):
 
 
 def test_blocks_of_windows_and_grids_are_the_modules_that_hold_their_attention():
-    layers = [f"blocks.{stage}.layers.0.layers.{kind}_attention" for stage in (0, 1) for kind in ("window", "grid")]
+    layers = [
+        f"blocks.{stage}.layers.0.layers.{kind}_attention"
+        for stage in (0, 1)
+        for kind in ("window", "grid")
+    ]
     assert WINDOWED["torchvision's maxvit"]().anatomy.blocks == tuple(layers)
 
 
-WITHOUT = {"windowed": torchvision_swin, "other": lambda: model_of(nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)))}
+WITHOUT = {
+    "windowed": torchvision_swin,
+    "other": lambda: model_of(nn.Sequential(nn.Flatten(), nn.Linear(3072, 5))),
+}
 
 
 @pytest.mark.parametrize("family", WITHOUT)
@@ -93,7 +110,8 @@ def test_a_distilled_model_in_training_mode_answers_with_one():
     torch.testing.assert_close(model(images()), (first + second) / 2)
 
 
-# ---- our ResNets: parameter counts from arithmetic, shortcuts, stems, initial weights, torchvision's weights
+# ---- our ResNets: parameter counts from arithmetic, shortcuts, stems, initial weights,
+# torchvision's weights
 
 
 def test_resnet20_has_its_parameters_and_layers():
@@ -101,13 +119,18 @@ def test_resnet20_has_its_parameters_and_layers():
         return 9 * channels * wider + 2 * wider  # with the two numbers a channel of its batch norm
 
     stages = sum(
-        convolution(before, width) + 5 * convolution(width, width) for before, width in ((16, 16), (16, 32), (32, 64))
+        convolution(before, width) + 5 * convolution(width, width)
+        for before, width in ((16, 16), (16, 32), (32, 64))
     )
     model = vitlens.load("resnet20@random")
     maps = torch.randn(2, 16, 5, 6)
     assert model.parameter_count() == convolution(3, 16) + stages + 64 * 10 + 10 == 269_722
     seen = vitlens.capture(model, images(), "stages.*")
-    assert [tuple(value.shape[1:]) for value in seen.values()] == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    assert [tuple(value.shape[1:]) for value in seen.values()] == [
+        (16, 32, 32),
+        (32, 16, 16),
+        (64, 8, 8),
+    ]
     shortcut = model.module.layer2[0].downsample(maps)  # every second pixel, and channels of zeros
     assert torch.equal(shortcut[:, :16], maps[:, :, ::2, ::2])
     assert (shortcut.shape, bool(shortcut[:, 16:].any())) == ((2, 32, 3, 3), False)
@@ -115,7 +138,9 @@ def test_resnet20_has_its_parameters_and_layers():
 
 def test_convolutions_begin_as_he_says():
     for name, count in (("resnet20", 19), ("resnet18", 20)):
-        convolutions = [part for part in vitlens.load(f"{name}@random").modules() if isinstance(part, nn.Conv2d)]
+        convolutions = [
+            part for part in vitlens.load(f"{name}@random").modules() if isinstance(part, nn.Conv2d)
+        ]
         assert len(convolutions) == count
         for part in convolutions[:3]:
             fan_out = part.out_channels * part.kernel_size[0] ** 2
@@ -128,7 +153,9 @@ def test_small_images_keep_their_pixels_and_large_ones_get_torchvisions_model(tm
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     for size in (63, 64):
         model = vitlens.load("resnet18@random", image_size=(size, size + 8))
-        model.module.layer1.register_forward_pre_hook(lambda _m, seen, size=size: rows.update({size: seen[0].shape[2]}))
+        model.module.layer1.register_forward_pre_hook(
+            lambda _m, seen, size=size: rows.update({size: seen[0].shape[2]})
+        )
         assert model(images((size, size + 8))).shape == (2, 10)
     assert rows == {63: 63, 64: 16}
     model = vitlens.load("resnet18", weights=tmp_path / "w.pth", image_size=64)

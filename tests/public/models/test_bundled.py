@@ -1,4 +1,6 @@
-"""The models that come with the package: how good they are, and what the planted shortcut does to a pair."""
+"""The models that come with the package: how good they are, and what the planted shortcut does to a
+pair.
+"""
 
 from pathlib import Path
 

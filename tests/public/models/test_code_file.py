@@ -1,4 +1,6 @@
-"""--model-file FILE.py:FUNCTION: the user's code, run only where the option names it; every error is one line."""
+"""--model-file FILE.py:FUNCTION: the user's code, run only where the option names it; every error
+is one line.
+"""
 
 import hashlib
 import json
@@ -38,11 +40,17 @@ def test_the_function_s_model_under_its_own_name(here, capsys):
     model = load("my.py:vit")
     images = torch.rand(2, 3, 32, 32)
     assert torch.equal(model(images), vitlens.load("vit-digits")(images))
-    assert (model.alias, model.provenance.name, model.provenance.weights) == ("vit", "my.py:vit", "my.py")
+    assert (model.alias, model.provenance.name, model.provenance.weights) == (
+        "vit",
+        "my.py:vit",
+        "my.py",
+    )
     assert model.provenance.sha256 == hashlib.sha256((here / "my.py").read_bytes()).hexdigest()
     assert any("code was run" in note for note in model.provenance.notes)
     assert str(here) not in sys.path
-    assert load("./my.py:cnn").alias == "cnn"  # the code runs once, and is read again when it changes
+    assert (
+        load("./my.py:cnn").alias == "cnn"
+    )  # the code runs once, and is read again when it changes
     assert capsys.readouterr() == ("", "to stderr\n")
     (here / "my.py").write_text(CODE + "NAME = 1\n")
     load("my.py:vit")
@@ -84,7 +92,12 @@ def test_code_is_run_only_where_the_option_names_it_and_decides_weights_and_size
     for allowed in ((), ("my.py:other",), ("your.py:vit",)):
         with pytest.raises(InputError, match=r"code_files=\('my\.py:vit',\)"):
             vitlens.load("my.py:vit", code_files=allowed)
-    for more in ({"weights": "w.safetensors"}, {"random_weights": True}, {"image_size": 64}, {"mean": (0.5,) * 3}):
+    for more in (
+        {"weights": "w.safetensors"},
+        {"random_weights": True},
+        {"image_size": 64},
+        {"mean": (0.5,) * 3},
+    ):
         with pytest.raises(InputError, match="leave"):
             load("my.py:vit", **more)
 
@@ -112,7 +125,21 @@ def test_lines_that_are_refused(here, line, capsys):
 
 
 def trained(line, here, name):
-    assert run(["train", "--model-file", "my.py:small", *line.split(), "--batch-size", "32", "--out", name]) == 0
+    assert (
+        run(
+            [
+                "train",
+                "--model-file",
+                "my.py:small",
+                *line.split(),
+                "--batch-size",
+                "32",
+                "--out",
+                name,
+            ]
+        )
+        == 0
+    )
     return vitlens.load(str(here / name), code_files=("my.py:small",))
 
 
@@ -122,13 +149,18 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
     assert (model.classes, model.anatomy.family) == (tuple("0123456789"), "vit")
     assert any("code was run" in note for note in model.provenance.notes)
     folder = str(written(model, here / "again"))
-    assert torch.equal(model(images), vitlens.load(folder, code_files=("no/none.py:x", "./my.py:small"))(images))
+    assert torch.equal(
+        model(images), vitlens.load(folder, code_files=("no/none.py:x", "./my.py:small"))(images)
+    )
     for more in ({"image_size": 64}, {"random_weights": True}):
         with pytest.raises(InputError):
             vitlens.load(folder, code_files=("my.py:small",), **more)
     line = "evaluate run cnn-digits --model-file my.py:small --limit 16 --out judged --quiet"
     assert run(line.split()) == 0
-    before, after = (json.loads((here / name / "results.json").read_text())["metrics"] for name in ("run", "judged"))
+    before, after = (
+        json.loads((here / name / "results.json").read_text())["metrics"]
+        for name in ("run", "judged")
+    )
     assert after["accuracy/run"]["value"] == before["accuracy/small"]["value"]
     config = json.loads((here / "judged" / "config.json").read_text())
     assert config["options"]["model_options"]["model_file"] == ["my.py:small"]
@@ -139,16 +171,22 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
     assert not any("has changed" in note for note in model.provenance.notes)
     (here / "my.py").write_text(CODE + "\n# changed\n")
     changed = vitlens.load(str(here / "run"), code_files=("my.py:small",))
-    assert any("has changed since the weights were saved" in note for note in changed.provenance.notes)
+    assert any(
+        "has changed since the weights were saved" in note for note in changed.provenance.notes
+    )
 
 
 def test_a_part_of_a_module_is_trained_and_the_training_resumed(here):
     whole = trained("--epochs 2 --limit 16 --quiet --train-last 1", here, "whole")
     made = state(whole)
     given = state(load("my.py:small"))
-    changed = {name for name, value in made.items() if not torch.equal(value, given.get(name, value))}
+    changed = {
+        name for name, value in made.items() if not torch.equal(value, given.get(name, value))
+    }
     assert made["head.weight"].any()
-    assert all(name.startswith(("head.", "blocks.1.")) or name == "again.weight" for name in changed)
+    assert all(
+        name.startswith(("head.", "blocks.1.")) or name == "again.weight" for name in changed
+    )
     assert run(["train", "--resume", "whole", "--model-file", "my.py:small", "--quiet"]) == 0
     again = vitlens.load(str(here / "whole"), code_files=("my.py:small",))
     assert all(torch.equal(made[name], value) for name, value in state(again).items())

@@ -1,7 +1,7 @@
 """The number of a layer is that of its block, also where blocks without attention lie between.
 
-Blocks that add nothing are put between those of a model: every result of a layer is then the one that the layer had
-without them, under the number of its block.
+Blocks that add nothing are put between those of a model: every result of a layer is then the one
+that the layer had without them, under the number of its block.
 """
 
 import math
@@ -32,7 +32,9 @@ class Flat(nn.Sequential):
         model = plain()
         first, second, third = model.layers
         stem = Stem(model)
-        super().__init__(stem, first, Silent(), second, third, Silent(), model.ln, First(), model.out)
+        super().__init__(
+            stem, first, Silent(), second, third, Silent(), model.ln, First(), model.out
+        )
 
 
 class Stem(nn.Module):
@@ -60,7 +62,9 @@ class Pairs(ViT):
         own = list(self.layers)
         members = []
         for kind in places:
-            members.append(nn.ModuleList([own[0].norm_a, own.pop(0).att] if kind == "a" else silent_branch()))
+            members.append(
+                nn.ModuleList([own[0].norm_a, own.pop(0).att] if kind == "a" else silent_branch())
+            )
         self.layers = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,11 +79,28 @@ def silent_branch() -> list[nn.Module]:
     return [part.norm, part.mlp]
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[int, ...], dict[str, Any]]] = {
+MODELS: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[int, ...], dict[str, Any]]
+] = {
     "one between": (plain, partial(listed, None, Silent, None, None), (0, 2, 3), {}),
-    "around": (plain, partial(listed, Silent, None, Silent, Silent, None, None, Silent), (1, 4, 5), {}),
-    "every second": (plain, partial(listed, None, Silent, None, Silent, None, Silent), (0, 2, 4), {}),
-    "another class": (plain, partial(listed, SilentMixer, None, None, SilentMixer, None), (1, 2, 4), {}),
+    "around": (
+        plain,
+        partial(listed, Silent, None, Silent, Silent, None, None, Silent),
+        (1, 4, 5),
+        {},
+    ),
+    "every second": (
+        plain,
+        partial(listed, None, Silent, None, Silent, None, Silent),
+        (0, 2, 4),
+        {},
+    ),
+    "another class": (
+        plain,
+        partial(listed, SilentMixer, None, None, SilentMixer, None),
+        (1, 2, 4),
+        {},
+    ),
     "without weights": (plain, partial(listed, None, Clipped, None, None, Clipped), (0, 2, 3), {}),
     "identity": (plain, partial(listed, None, nn.Identity, None, None), (0, 2, 3), {}),
     "a sequence": (plain, Flat, (0, 2, 3), {}),
@@ -189,7 +210,11 @@ def test_heads_are_drawn_and_named_under_the_numbers_of_their_blocks(twins):
     assert [text for text in drawn if text.isdecimal()] == list(map(str, numbers))
     explorer = vitlens.explorer(after, noise(), statistics=vitlens.statistics(after, noise()))
     assert list(explorer.explorer.layers) == numbers
-    assert len(explorer.explorer.labels) == explorer.explorer.images[0].weights.shape[0] == len(numbers)
+    assert (
+        len(explorer.explorer.labels)
+        == explorer.explorer.images[0].weights.shape[0]
+        == len(numbers)
+    )
 
 
 def test_contributions_and_depths_have_the_numbers_of_blocks():
@@ -217,13 +242,17 @@ def test_a_block_without_attention_can_be_changed_and_removed():
     with vitlens.replay(model, noise()) as replay:
         logits = replay.run([{"blocks.1": "remove"}, {"blocks.1.residual": "zero"}])
         assert replay.exact
-    for change, found in zip(({"blocks.1": "remove"}, {"blocks.1.residual": "zero"}), logits, strict=True):
+    for change, found in zip(
+        ({"blocks.1": "remove"}, {"blocks.1.residual": "zero"}), logits, strict=True
+    ):
         with vitlens.intervene(model, change):
             same(found, model(noise()))
     assert (logits[0] - model(noise())).abs().max() > 1e-4
 
 
-HYBRIDS: dict[str, dict[str, Any]] = {  # of timm: the first blocks of each are convolutions, pooling or separable
+HYBRIDS: dict[
+    str, dict[str, Any]
+] = {  # of timm: the first blocks of each are convolutions, pooling or separable
     "caformer_s18": {},
     "edgenext_xx_small": {},
     "efficientformer_l1": {},

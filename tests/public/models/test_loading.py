@@ -1,4 +1,6 @@
-"""Each way to name a model, what it is called, and each way in which loading fails: one line that says what to type."""
+"""Each way to name a model, what it is called, and each way in which loading fails: one line that
+says what to type.
+"""
 
 import hashlib
 import json
@@ -36,7 +38,9 @@ def for_five(module: torch.nn.Module) -> torch.nn.Module:
 @pytest.mark.parametrize("name", ["vit-micro", TEST_VIT])
 def test_random_weights_are_seeded_and_leave_the_callers_state_alone(name):
     before = torch.random.get_rng_state()
-    one, again, other = (vitlens.load(f"{name}@random", image_size=32, seed=seed)(images()) for seed in (0, 0, 1))
+    one, again, other = (
+        vitlens.load(f"{name}@random", image_size=32, seed=seed)(images()) for seed in (0, 0, 1)
+    )
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -77,14 +81,20 @@ def test_models_of_libraries_have_their_own_preprocessing():
     transforms = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
     for size, resize in ((None, transforms.resize_size[0]), (64, None)):
         found = vitlens.load(f"{SQUEEZENET}@random", image_size=size).preprocessing
-        assert (found.size[0], found.resize, found.interpolation) == (size or 224, resize, "bilinear")
+        assert (found.size[0], found.resize, found.interpolation) == (
+            size or 224,
+            resize,
+            "bilinear",
+        )
 
 
 def test_timm_positions_are_resized_as_timm_does_and_noted(tmp_path):
     module = THEIRS[TEST_VIT]()
     save_file(module.state_dict(), tmp_path / "w.safetensors")
     model = vitlens.load(f"{TEST_VIT}@{tmp_path / 'w.safetensors'}", image_size=(64, 96))
-    expected = timm.layers.resample_abs_pos_embed(module.pos_embed, new_size=[4, 6], num_prefix_tokens=1)
+    expected = timm.layers.resample_abs_pos_embed(
+        module.pos_embed, new_size=[4, 6], num_prefix_tokens=1
+    )
     torch.testing.assert_close(model.module.pos_embed, expected)
     assert model.layout.grid == (4, 6)
     assert model.provenance.notes == ("resized 'pos_embed' from (1, 101, 64) to (1, 25, 64)",)
@@ -94,12 +104,16 @@ def test_told_preprocessing_classes_and_size():
     names = tuple("abcdefghij")
     mean = (0.1, 0.2, 0.3)
     std = (1.0, 2.0, 3.0)
-    model = vitlens.load("vit-micro", random_weights=True, mean=mean, std=std, classes=names, image_size=16)
+    model = vitlens.load(
+        "vit-micro", random_weights=True, mean=mean, std=std, classes=names, image_size=16
+    )
     assert (model.preprocessing.mean, model.preprocessing.std) == (mean, std)
     assert (model.classes, model.input_size) == (names, (16, 16))
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    expected = (torch.zeros(1, 3, 16, 16) - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    expected = (torch.zeros(1, 3, 16, 16) - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(
+        std
+    ).view(3, 1, 1)
     torch.testing.assert_close(model.prepare(torch.zeros(1, 3, 16, 16)), expected)
     only = vitlens.load("vit-micro@random", mean=mean)
     assert (only.preprocessing.mean, only.preprocessing.std) == (mean, (0.5, 0.5, 0.5))
@@ -107,7 +121,8 @@ def test_told_preprocessing_classes_and_size():
 
 # ---- what cannot
 
-WRONG = [  # names, options, and what the message says to type; FILE has a state dict, RUN is a run folder
+# names, options, and what the message says to type; FILE has a state dict, RUN is a run folder
+WRONG = [
     ("timm:vit_tiny_patch16_224.nonsense@random", {}, "did you mean"),
     ("timm:@random", {}, "no timm model ''"),
     ("torchvision:maskrcnn_resnet50_fpn@random", {}, "torchvision"),
@@ -122,7 +137,11 @@ WRONG = [  # names, options, and what the message says to type; FILE has a state
     ("FILE", {"arch": "vit-digits"}, "'vit-digits', which has its own"),
     ("FILE", {"arch": "vit-micro", "weights": "other.pth"}, "which has its own"),
     ("FILE@random", {"arch": "vit-micro"}, "@random"),
-    ("vit-micro", {"weights": "w.pth", "random_weights": True}, "either weights or random_weights=True"),
+    (
+        "vit-micro",
+        {"weights": "w.pth", "random_weights": True},
+        "either weights or random_weights=True",
+    ),
     ("RUN", {"random_weights": True}, "which has its own"),
     ("vit-digits", {"weights": "w.pth"}, "which has its own"),
     ("vit-micro@random", {"classes": ("a", "b")}, "classes="),
@@ -132,7 +151,9 @@ WRONG = [  # names, options, and what the message says to type; FILE has a state
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "words"), WRONG, ids=[f"{name} {told}" for name, told, _ in WRONG])
+@pytest.mark.parametrize(
+    ("name", "options", "words"), WRONG, ids=[f"{name} {told}" for name, told, _ in WRONG]
+)
 def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch, name, options, words):
     monkeypatch.chdir(tmp_path)
     save_file({"head.weight": torch.zeros(7, 128)}, "w.safetensors")
@@ -166,8 +187,12 @@ def test_a_state_dict_that_does_not_fit_names_the_keys(tmp_path, name):
     state = {key: value.clone() for key, value in THEIRS[name]().state_dict().items()}
     lost = list(state)[6]
     del state[lost]
-    torch.save(state | {"zz.first": torch.zeros(1), "zz.second": torch.zeros(1)}, tmp_path / "w.pth")
-    with one_line(ModelError, rf"1 missing \('{lost}'\); 2 unexpected \('zz\.first', 'zz\.second'\)"):
+    torch.save(
+        state | {"zz.first": torch.zeros(1), "zz.second": torch.zeros(1)}, tmp_path / "w.pth"
+    )
+    with one_line(
+        ModelError, rf"1 missing \('{lost}'\); 2 unexpected \('zz\.first', 'zz\.second'\)"
+    ):
         vitlens.load(name, weights=tmp_path / "w.pth")
 
 
@@ -194,12 +219,16 @@ ALIASES = {  # folders and files are those of a tiny model
 
 
 @pytest.mark.parametrize("text", ALIASES)
-def test_a_model_is_called_by_its_alias_or_the_last_part_of_its_name(text, tiny_vit, tmp_path, monkeypatch):
+def test_a_model_is_called_by_its_alias_or_the_last_part_of_its_name(
+    text, tiny_vit, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     if "/" in text:
         place = Path(text.partition("@")[0].removeprefix("a.b-c_1="))
         place.parent.mkdir()
-        place.symlink_to(tiny_vit / "model.safetensors" if place.suffix == ".safetensors" else tiny_vit)
+        place.symlink_to(
+            tiny_vit / "model.safetensors" if place.suffix == ".safetensors" else tiny_vit
+        )
     model = vitlens.load(text)
     assert model.alias == ALIASES[text]
     assert (model.provenance.weights == "random") == text.endswith("@random")
@@ -251,15 +280,26 @@ def test_the_source_of_a_name_by_its_form_alone(name):
     assert (source and source.kind) == KINDS[name]
 
 
-def test_a_folder_comes_before_a_preset_of_its_name_and_after_a_bundled_model(tmp_path, monkeypatch):
+def test_a_folder_comes_before_a_preset_of_its_name_and_after_a_bundled_model(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for name in ("vit-micro", "vit-digits"):
         Path(name).mkdir()
-    assert [require_source(name).kind for name in ("vit-micro", "vit-digits", ".")] == ["run", "bundled", "run"]
+    assert [require_source(name).kind for name in ("vit-micro", "vit-digits", ".")] == [
+        "run",
+        "bundled",
+        "run",
+    ]
 
 
 def test_names_and_kinds_in_files_stay_as_they_are():
     """`kind` is written into model.safetensors: files of earlier versions have these."""
-    assert {kind for kind, source in SOURCES.items() if source.build} == {"preset", "timm", "torchvision", "hf"}
+    assert {kind for kind, source in SOURCES.items() if source.build} == {
+        "preset",
+        "timm",
+        "torchvision",
+        "hf",
+    }
     assert SOURCES["bundled"].all_names() == list(BUNDLED)
     assert SOURCES["preset"].all_names() == list(PRESETS)

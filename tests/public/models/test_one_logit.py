@@ -50,7 +50,9 @@ def test_the_two_logits_are_symmetric_and_the_second_has_the_sigmoid(shape: str)
     assert model(noise()[:1]).shape == (1, 2)
 
 
-@pytest.mark.parametrize("method", ["gradcam", "hirescam", "input-x-gradient", "integrated-gradients", "occlusion"])
+@pytest.mark.parametrize(
+    "method", ["gradcam", "hirescam", "input-x-gradient", "integrated-gradients", "occlusion"]
+)
 def test_the_map_of_one_class_is_minus_that_of_the_other(method: str):
     model = one_logit("squeeze(1)")
     batch = noise()
@@ -78,7 +80,9 @@ def test_an_attack_moves_images_to_the_other_class():
     assert (model(result.images).argmax(1) == 1 - labels).all()
 
 
-@pytest.mark.parametrize("shape", [torch.sigmoid, lambda z: z.sigmoid().squeeze(1)], ids=["sigmoid", "squeezed"])
+@pytest.mark.parametrize(
+    "shape", [torch.sigmoid, lambda z: z.sigmoid().squeeze(1)], ids=["sigmoid", "squeezed"]
+)
 def test_one_probability_is_refused(shape):
     with one_line(ModelError, "found probabilities, as its last step is a sigmoid; drop it"):
         half(nn.Sequential(seeded(OneLogit), Shaped(shape)))
@@ -100,7 +104,9 @@ def test_one_name_is_not_enough():
 
 def timm_file(folder) -> str:
     module = timm.create_model("vit_tiny_patch16_224", num_classes=1, img_size=32, depth=2)
-    state = {key: value + 0.05 * torch.randn(value.shape) for key, value in module.state_dict().items()}
+    state = {
+        key: value + 0.05 * torch.randn(value.shape) for key, value in module.state_dict().items()
+    }
     deeper = timm.create_model("vit_tiny_patch16_224", num_classes=1, img_size=32).state_dict()
     torch.save(deeper | state, folder / "single.pth")
     return f"timm:vit_tiny_patch16_224@{folder / 'single.pth'}"
@@ -119,7 +125,13 @@ def test_weights_of_one_output_are_two_classes_also_after_saving(tmp_path):
     torch.testing.assert_close(again(batch), model(batch))
 
 
-HF = {"image_size": 32, "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+HF = {
+    "image_size": 32,
+    "patch_size": 8,
+    "hidden_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 FIELDS = {
     "a number": ({"num_labels": 1}, ("0", "1")),
     "a name": ({"id2label": {0: "sick"}, "label2id": {"sick": 0}}, ("not sick", "sick")),
@@ -130,7 +142,9 @@ def hf_folder(folder, **fields) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = transformers.ViTForImageClassification(transformers.ViTConfig(**HF, intermediate_size=32, **fields))
+        module = transformers.ViTForImageClassification(
+            transformers.ViTConfig(**HF, intermediate_size=32, **fields)
+        )
     module.save_pretrained(folder)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
     return module.eval()

@@ -1,4 +1,6 @@
-"""Language-image models as models: the numbers of open_clip itself, their own settings, errors of one line."""
+"""Language-image models as models: the numbers of open_clip itself, their own settings, errors of
+one line.
+"""
 
 import sys
 
@@ -11,7 +13,9 @@ from tests.kit.models.files import one_line
 from vitlens.errors import InputError, ModelError, UnknownNameError, UnsupportedError
 from vitlens.models.sources.registry import SOURCES
 
-open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+open_clip = pytest.importorskip(
+    "open_clip", reason="needs the extra clip: pip install open_clip_torch"
+)
 
 from tests.kit.models.clip import registered, tiny  # noqa: E402
 from tests.kit.tiny import images as noise  # noqa: E402
@@ -62,7 +66,9 @@ def test_embeddings_logits_and_ensembles_are_the_librarys(arch):
 
 
 def test_relevance_for_a_text_is_that_of_its_similarity():
-    """The map for a text is the same whatever other texts stand beside it, and another for another text."""
+    """The map for a text is the same whatever other texts stand beside it, and another for another
+    text.
+    """
     model = tiny("tiny-sigmoid")
     images = pictures(model)
     alone, among, other = (
@@ -102,14 +108,18 @@ def test_weights_of_a_file(tmp_path):
     model = tiny(seed=5)
     images = torch.rand(2, 3, 32, 32)
     weights = model.module.text.model.state_dict()
-    save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "clip.safetensors")
+    save_file(
+        {key: value.contiguous() for key, value in weights.items()}, tmp_path / "clip.safetensors"
+    )
     found = vitlens.load(f"mine=open-clip:tiny-clip@{tmp_path / 'clip.safetensors'}")
     assert torch.equal(tiny(seed=5)(images), model(images))
     assert not torch.equal(tiny()(images), model(images))
     torch.testing.assert_close(found(images), model(images))
     assert (found.alias, found.provenance.weights) == ("mine", "clip.safetensors")
     torch.save(weights, tmp_path / "clip.pt")
-    again = vitlens.load("open-clip:tiny-clip", weights=tmp_path / "clip.pt", classes=("cat", "dog"))
+    again = vitlens.load(
+        "open-clip:tiny-clip", weights=tmp_path / "clip.pt", classes=("cat", "dog")
+    )
     assert again.classes == ("cat", "dog")
     torch.testing.assert_close(again(images), vitlens.zero_shot(model, ("cat", "dog"))(images))
     torch.save(weights | {"logit_scale": torch.tensor(float("nan"))}, tmp_path / "nan.pt")
@@ -125,24 +135,60 @@ def test_weights_of_a_file(tmp_path):
 
 
 REFUSED = {
-    "an unknown architecture": (UnknownNameError, lambda: vitlens.load("open-clip:ViT-B-33/openai"), "'ViT-B-32'"),
-    "unknown weights": (UnknownNameError, lambda: vitlens.load("open-clip:ViT-B-32/opnai"), "'openai'"),
-    "no weights": (ModelError, lambda: vitlens.load("open-clip:ViT-B-32"), "write open-clip:ViT-B-32/TAG"),
-    "nothing like it": (UnknownNameError, lambda: vitlens.load("open-clip:nothing@random"), "open_clip"),
-    "no weights known": (ModelError, lambda: vitlens.load("open-clip:tiny-clip/tag"), "weights='FILE'"),
+    "an unknown architecture": (
+        UnknownNameError,
+        lambda: vitlens.load("open-clip:ViT-B-33/openai"),
+        "'ViT-B-32'",
+    ),
+    "unknown weights": (
+        UnknownNameError,
+        lambda: vitlens.load("open-clip:ViT-B-32/opnai"),
+        "'openai'",
+    ),
+    "no weights": (
+        ModelError,
+        lambda: vitlens.load("open-clip:ViT-B-32"),
+        "write open-clip:ViT-B-32/TAG",
+    ),
+    "nothing like it": (
+        UnknownNameError,
+        lambda: vitlens.load("open-clip:nothing@random"),
+        "open_clip",
+    ),
+    "no weights known": (
+        ModelError,
+        lambda: vitlens.load("open-clip:tiny-clip/tag"),
+        "weights='FILE'",
+    ),
     "a patch of no image": (
         ModelError,
         lambda: vitlens.load("open-clip:tiny-clip@random", image_size=4),
         "check image_size=",
     ),
-    "settings": (InputError, lambda: vitlens.load("open-clip:tiny-clip@random", mean=(0.5,) * 3), "mean="),
+    "settings": (
+        InputError,
+        lambda: vitlens.load("open-clip:tiny-clip@random", mean=(0.5,) * 3),
+        "mean=",
+    ),
     "an empty text": (InputError, lambda: prompted(tiny(), " ", "dog"), "found an empty one"),
     "a long text": (InputError, lambda: prompted(tiny(), "dog " * 40), "24 tokens"),
     "a text twice": (InputError, lambda: prompted(tiny(), "dog", "dog"), "each once"),
-    "no place": (InputError, lambda: vitlens.zero_shot(tiny(), ["dog"], templates=["a photo"]), r"\{\}"),
+    "no place": (
+        InputError,
+        lambda: vitlens.zero_shot(tiny(), ["dog"], templates=["a photo"]),
+        r"\{\}",
+    ),
     "no classes": (InputError, lambda: vitlens.zero_shot(tiny(), []), "found 1 and 0"),
-    "no templates": (InputError, lambda: vitlens.zero_shot(tiny(), ["dog"], templates=()), "found 0 and 1"),
-    "no tower": (UnsupportedError, lambda: vitlens.zero_shot(vitlens.load("vit-digits"), ["a"]), "open-clip:ViT-B-32"),
+    "no templates": (
+        InputError,
+        lambda: vitlens.zero_shot(tiny(), ["dog"], templates=()),
+        "found 0 and 1",
+    ),
+    "no tower": (
+        UnsupportedError,
+        lambda: vitlens.zero_shot(vitlens.load("vit-digits"), ["a"]),
+        "open-clip:ViT-B-32",
+    ),
 }
 
 
@@ -152,7 +198,9 @@ def test_refused(case):
     kind, call, words = REFUSED[case]
     with one_line(kind, words):
         call()
-    assert case != "a long text" or prompted(tiny(), "dog " * 22).classes  # with a start and an end just 24
+    assert (
+        case != "a long text" or prompted(tiny(), "dog " * 22).classes
+    )  # with a start and an end just 24
 
 
 def test_without_open_clip_it_is_said_what_to_type(monkeypatch):

@@ -1,4 +1,6 @@
-"""Attention that is seen in part, that is changed after its softmax, or whose heads stand elsewhere."""
+"""Attention that is seen in part, that is changed after its softmax, or whose heads stand
+elsewhere.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -27,7 +29,9 @@ def test_a_softmax_of_scores_is_seen_wherever_it_is_written(kind):
     build = of_layers(None, kind, None)
     model = wrapped(build)
     weights = vitlens.attention(model, noise())
-    assert [part.module for part in model.anatomy.attention] == [f"layers.{layer}.att" for layer in range(3)]
+    assert [part.module for part in model.anatomy.attention] == [
+        f"layers.{layer}.att" for layer in range(3)
+    ]
     assert vitlens.rollout(model, noise()).shape == (3, 3, 4)
     values, outputs = recorded_mixing(seeded(build))
     gate = model.module.layers[1].att.gate.sigmoid() if kind is kinds.gated_outputs else 1.0

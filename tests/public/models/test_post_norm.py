@@ -1,5 +1,6 @@
-"""Post-norm blocks against torch's own nn.TransformerEncoderLayer(norm_first=False) with the same weights: logits,
-gradients and every analysis; what assumes pre-norm refuses them in one line."""
+"""Post-norm blocks against torch's own nn.TransformerEncoderLayer(norm_first=False) with the same
+weights: logits, gradients and every analysis; what assumes pre-norm refuses them in one line.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -29,8 +30,15 @@ class Oracle(nn.Module):
         self.head = vit.head
         self.cls = vit.cls_token
         self.positions = vit.pos_embed
-        options = {"dropout": 0.0, "activation": "gelu", "layer_norm_eps": 1e-6, "batch_first": True}
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 64, **options) for _ in vit.blocks)
+        options = {
+            "dropout": 0.0,
+            "activation": "gelu",
+            "layer_norm_eps": 1e-6,
+            "batch_first": True,
+        }
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 64, **options) for _ in vit.blocks
+        )
         for block, layer in zip(vit.blocks, self.layers):
             state = block.state_dict()
             for own, theirs in (

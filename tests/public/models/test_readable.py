@@ -35,7 +35,12 @@ def tiny() -> dict[str, torch.Tensor]:
 
 
 def test_a_folder_of_timms_hub_gives_preprocessing_and_class_names(tmp_path):
-    fields = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "interpolation": "bilinear", "crop_pct": 0.7}
+    fields = {
+        "mean": [0.5, 0.4, 0.3],
+        "std": [0.2, 0.3, 0.4],
+        "interpolation": "bilinear",
+        "crop_pct": 0.7,
+    }
     names = ["ant", "bee", "cow"]
     file = hub_folder(tmp_path, tiny(), **fields, label_names=names, input_size=[3, 224, 224])
     model = vitlens.load("timm:vit_tiny_patch16_224", weights=file)
@@ -49,7 +54,8 @@ def test_a_folder_of_timms_hub_gives_preprocessing_and_class_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"mean": [0.5]}, {"crop_pct": "x"}, {"interpolation": "evil"}, {"input_size": [3, 0, 0]}]
+    "fields",
+    [{"mean": [0.5]}, {"crop_pct": "x"}, {"interpolation": "evil"}, {"input_size": [3, 0, 0]}],
 )
 def test_a_damaged_configuration_of_timm_is_refused_in_one_line(tmp_path, fields):
     file = hub_folder(tmp_path, tiny(), **fields)
@@ -59,13 +65,17 @@ def test_a_damaged_configuration_of_timm_is_refused_in_one_line(tmp_path, fields
 
 def test_weights_of_timm_without_a_classifier_are_features(tmp_path):
     state = {name: value for name, value in tiny().items() if not name.startswith("head.")}
-    torch.save({"net": {f"encoder.{name}": value for name, value in state.items()}}, tmp_path / "w.pth")
+    torch.save(
+        {"net": {f"encoder.{name}": value for name, value in state.items()}}, tmp_path / "w.pth"
+    )
     model = vitlens.load("timm:vit_tiny_patch16_224", weights=tmp_path / "w.pth")
     assert not model.has_classifier
     assert all(torch.equal(value, state[name]) for name, value in model.module.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["epoch=12.pth", "model_best.pth.tar", "last.ckpt", "v@2/w.pth", "a=b@c/w.pth"])
+@pytest.mark.parametrize(
+    "name", ["epoch=12.pth", "model_best.pth.tar", "last.ckpt", "v@2/w.pth", "a=b@c/w.pth"]
+)
 def test_an_existing_file_is_a_model_whatever_its_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / name
@@ -91,10 +101,18 @@ def described_as(folder: Path, content: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("typed", ["weights", "after @", "after the prefix", "as MODEL"])
 @pytest.mark.parametrize("library", ["transformers", "timm"])
 def test_a_folder_of_another_library_is_named_wherever_it_is_typed(tmp_path, typed, library):
-    content = {"model_type": "vit"} if library == "transformers" else {"architecture": "vit_tiny", "pretrained_cfg": {}}
+    content = (
+        {"model_type": "vit"}
+        if library == "transformers"
+        else {"architecture": "vit_tiny", "pretrained_cfg": {}}
+    )
     file = described_as(tmp_path, content)
     right = f"hf:{tmp_path}" if library == "transformers" else f"timm:vit_tiny@{file}"
-    name = {"weights": HUB, "after @": f"{HUB}@{tmp_path}", "after the prefix": f"timm:{tmp_path}"}.get(typed)
+    name = {
+        "weights": HUB,
+        "after @": f"{HUB}@{tmp_path}",
+        "after the prefix": f"timm:{tmp_path}",
+    }.get(typed)
     with one_line(ModelError, right):
         vitlens.load(name or str(tmp_path), weights=tmp_path if typed == "weights" else None)
 
@@ -102,7 +120,9 @@ def test_a_folder_of_another_library_is_named_wherever_it_is_typed(tmp_path, typ
 def test_another_architecture_beside_the_weights_is_noted_or_named(tmp_path):
     content = {"architecture": "deit_tiny_patch16_224", "pretrained_cfg": {}}
     file = described_as(tmp_path, content)
-    assert any("deit_tiny_patch16_224" in note for note in vitlens.load(HUB, weights=file).provenance.notes)
+    assert any(
+        "deit_tiny_patch16_224" in note for note in vitlens.load(HUB, weights=file).provenance.notes
+    )
     with one_line(ModelError, "timm:deit_tiny_patch16_224@"):
         vitlens.load("timm:vit_small_patch16_224", weights=file)
     described_as(tmp_path, {**content, "architecture": "vit_tiny_patch16_224.augreg_in21k"})

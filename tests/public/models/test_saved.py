@@ -1,4 +1,6 @@
-"""A model written to a file and read again is the same model; a file that is damaged or of others is one line."""
+"""A model written to a file and read again is the same model; a file that is damaged or of others
+is one line.
+"""
 
 import hashlib
 import random
@@ -19,7 +21,9 @@ from vitlens.errors import ModelError, StorageError
 FILE = "model.safetensors"
 
 
-@pytest.mark.parametrize("name", ["vit-micro", "resnet20", "timm:test_vit", "torchvision:squeezenet1_1"])
+@pytest.mark.parametrize(
+    "name", ["vit-micro", "resnet20", "timm:test_vit", "torchvision:squeezenet1_1"]
+)
 def test_equal_logits_and_everything_known_of_it(tmp_path, name):
     model = vitlens.load(name, random_weights=True, image_size=32) if ":" in name else small(name)
     if name == "resnet20":  # running statistics are part of it
@@ -31,9 +35,17 @@ def test_equal_logits_and_everything_known_of_it(tmp_path, name):
     batch = images(model.input_size)
     assert torch.equal(torch.random.get_rng_state(), state)  # the caller's random state is kept
     assert torch.equal(loaded(batch), model(batch))
-    assert (loaded.classes, loaded.preprocessing, loaded.anatomy) == (model.classes, model.preprocessing, model.anatomy)
+    assert (loaded.classes, loaded.preprocessing, loaded.anatomy) == (
+        model.classes,
+        model.preprocessing,
+        model.anatomy,
+    )
     digest = hashlib.sha256((run_folder / FILE).read_bytes()).hexdigest()
-    assert (loaded.alias, loaded.provenance.weights, loaded.provenance.sha256) == ("run", FILE, digest)
+    assert (loaded.alias, loaded.provenance.weights, loaded.provenance.sha256) == (
+        "run",
+        FILE,
+        digest,
+    )
     assert set(loaded.provenance.versions) == {"vitlens", "torch", "torchvision", "timm"}
     assert torch.equal(vitlens.load(str(run_folder / FILE))(batch), model(batch))
     again = written(loaded, tmp_path / "again")
@@ -50,7 +62,9 @@ def test_a_file_of_an_earlier_version_has_no_crop_rule_and_crops_the_centre(tmp_
     assert (preprocessing.crop_mode, preprocessing.crop_offset) == ("center", "round")
 
 
-@pytest.mark.parametrize("rule", [{"crop_mode": "border"}, {"resize": 40, "box": [40, 40]}], ids=str)
+@pytest.mark.parametrize(
+    "rule", [{"crop_mode": "border"}, {"resize": 40, "box": [40, 40]}], ids=str
+)
 def test_a_crop_rule_without_its_numbers_is_refused(tmp_path, rule):
     written(small(), tmp_path)
     rewrite(tmp_path, {"preprocessing": description(tmp_path)["preprocessing"] | rule})
@@ -65,7 +79,9 @@ def test_half_precision_is_half_the_size_and_nearly_the_same(tmp_path):
         for key, value in model.module.state_dict().items():
             half = load_file(tmp_path / FILE)[key]
             assert half.dtype == (torch.float16 if value.is_floating_point() else value.dtype)
-            torch.testing.assert_close(half.float(), value.float(), atol=1e-7, rtol=2**-11)  # rounded to 11 bits
+            torch.testing.assert_close(
+                half.float(), value.float(), atol=1e-7, rtol=2**-11
+            )  # rounded to 11 bits
         assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
         torch.testing.assert_close(loaded(batch), model(batch), atol=atol, rtol=0)
 
@@ -83,7 +99,9 @@ def test_other_weights_than_its_own_and_random_ones(tmp_path):
 def test_preprocessing_and_classes_that_were_told_are_kept(tmp_path):
     model = small()
     told = {"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1), "classes": ("x", "y", "z")}
-    again = vitlens.load(str(written(vitlens.load(str(written(model, tmp_path)), **told), tmp_path / "b")))
+    again = vitlens.load(
+        str(written(vitlens.load(str(written(model, tmp_path)), **told), tmp_path / "b"))
+    )
     assert again.preprocessing == replace(model.preprocessing, mean=told["mean"], std=told["std"])
     assert again.classes == told["classes"]
 
@@ -128,7 +146,9 @@ DESCRIPTIONS = {
 }
 
 
-@pytest.mark.parametrize("case", [*DESCRIPTIONS, "[" * 100_000, "{}", "null", "no json"], ids=lambda case: case[:40])
+@pytest.mark.parametrize(
+    "case", [*DESCRIPTIONS, "[" * 100_000, "{}", "null", "no json"], ids=lambda case: case[:40]
+)
 def test_a_damaged_description_is_refused(tmp_path, case):
     about = description(written(small(), tmp_path))
     rewrite(tmp_path, damaged(about, *DESCRIPTIONS[case]) if case in DESCRIPTIONS else case)
@@ -155,10 +175,24 @@ def test_cut_and_flipped_files_are_refused_or_harmless(tiny_vit, tmp_path, capsy
     for seed in range(8):
         (tmp_path / FILE).write_bytes((tiny_vit / FILE).read_bytes())
         damage_bytes(tmp_path / FILE, random.Random(seed))
-        code = run(["predict", str(tmp_path), "--data", "digits", "--limit", "1", "--quiet", "--device", "cpu"])
+        code = run(
+            [
+                "predict",
+                str(tmp_path),
+                "--data",
+                "digits",
+                "--limit",
+                "1",
+                "--quiet",
+                "--device",
+                "cpu",
+            ]
+        )
         said = capsys.readouterr().err
         # a flipped exponent may make a weight finite and the logits infinite: found while running
-        assert served_or_refused(code, said) or (code == 1 and "expected finite logits" in said), seed
+        assert served_or_refused(code, said) or (code == 1 and "expected finite logits" in said), (
+            seed
+        )
     (tmp_path / FILE).write_bytes((tiny_vit / FILE).read_bytes())
     rewrite(tmp_path, damaged(description(tiny_vit), *DESCRIPTIONS["a deep model"]))
     assert refused(run(["predict", str(tmp_path), "--data", "digits"]), capsys.readouterr().err)

@@ -1,4 +1,6 @@
-"""Swin: timm's weights, logits and windows; which patches meet, by gradients; padding; what cannot be built."""
+"""Swin: timm's weights, logits and windows; which patches meet, by gradients; padding; what cannot
+be built.
+"""
 
 import pytest
 import timm
@@ -13,7 +15,9 @@ from vitlens.errors import InputError
 TIMM = "swin_tiny_patch4_window7_224"
 
 
-@pytest.mark.parametrize(("name", "stated"), [("swin-micro", 1_267_670), ("swin-tiny-224", 28_288_354)])
+@pytest.mark.parametrize(
+    ("name", "stated"), [("swin-micro", 1_267_670), ("swin-tiny-224", 28_288_354)]
+)
 def test_a_preset_has_its_parameters(name, stated):
     with torch.device("meta"):
         assert vitlens.load(f"{name}@random", device="meta").parameter_count() == stated
@@ -55,7 +59,9 @@ def test_logits_and_the_weights_of_every_window_are_timms(twin: str):
     seen: list[list[Tensor]] = [[], []]
     logits = []
     for model, kept in zip((own, wrapped), seen):
-        vitlens.observe(model, images(own.input_size), lambda call, kept=kept: kept.append(call.weights()))
+        vitlens.observe(
+            model, images(own.input_size), lambda call, kept=kept: kept.append(call.weights())
+        )
         logits.append(model(images(own.input_size)))
     torch.testing.assert_close(*logits, atol=1e-5, rtol=0)
     assert len(seen[0]) == len(seen[1]) == 4
@@ -66,11 +72,20 @@ def test_logits_and_the_weights_of_every_window_are_timms(twin: str):
 # ---- which patches meet
 
 
-def patches_that_meet(size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> set[tuple[int, int]]:
-    """Pairs of patches in one window of the shifted map whose offset in it is that in the map, by loops."""
+def patches_that_meet(
+    size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
+) -> set[tuple[int, int]]:
+    """Pairs of patches in one window of the shifted map whose offset in it is that in the map, by
+    loops.
+    """
     rows, columns = (-(-side // part) * part for side, part in zip(size, window))
     place = {
-        row * size[1] + column: ((row - shift[0]) % rows, (column - shift[1]) % columns, row, column)
+        row * size[1] + column: (
+            (row - shift[0]) % rows,
+            (column - shift[1]) % columns,
+            row,
+            column,
+        )
         for row in range(size[0])
         for column in range(size[1])
     }
@@ -83,7 +98,9 @@ def patches_that_meet(size: tuple[int, int], window: tuple[int, int], shift: tup
     }
 
 
-MAPS = [  # patches of the map, of a window, and by how many the second block shifts (none where one window holds all)
+# patches of the map, of a window, and by how many the second block shifts (none where one window
+# holds all)
+MAPS = [
     ((7, 9), (4, 4), (2, 2), 1, True),
     ((3, 12), (4, 4), (0, 2), 1, True),
     ((12, 4), (4, 4), (2, 0), 1, True),
@@ -97,15 +114,25 @@ MAPS = [  # patches of the map, of a window, and by how many the second block sh
 
 
 @pytest.mark.parametrize(("size", "window", "shift", "index", "shifts"), MAPS)
-def test_a_patch_depends_on_those_that_share_its_window_and_were_neighbours(size, window, shift, index, shifts):
-    """By gradients of the whole branch: pad, shift, cut, attend and back; every second block shifts."""
-    block = our_swin(dim=8, depths=(2,), heads=(1,), window=window, shift=shifts).module.layers[0].blocks[index]
+def test_a_patch_depends_on_those_that_share_its_window_and_were_neighbours(
+    size, window, shift, index, shifts
+):
+    """By gradients of the whole branch: pad, shift, cut, attend and back; every second block
+    shifts.
+    """
+    block = (
+        our_swin(dim=8, depths=(2,), heads=(1,), window=window, shift=shifts)
+        .module.layers[0]
+        .blocks[index]
+    )
     maps = torch.randn(2, *size, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     output = block.attend(maps)
     assert output.shape == maps.shape
     depends = set()
     for query in range(size[0] * size[1]):
-        (gradient,) = torch.autograd.grad(output.flatten(1, 2)[1, query].sum(), maps, retain_graph=True)
+        (gradient,) = torch.autograd.grad(
+            output.flatten(1, 2)[1, query].sum(), maps, retain_graph=True
+        )
         assert not gradient[0].any()  # of another image
         depends |= {(query, int(key)) for key in gradient[1].abs().sum(-1).flatten().nonzero()}
     assert depends == patches_that_meet(size, window, shift)
@@ -113,10 +140,14 @@ def test_a_patch_depends_on_those_that_share_its_window_and_were_neighbours(size
 
 def test_padding_changes_no_patch():
     """One window that is larger than the map gives what a window of the map's size gives."""
-    large, small = (our_swin(dim=8, depths=(1,), heads=(2,), window=side).module for side in ((5, 6), (3, 4)))
+    large, small = (
+        our_swin(dim=8, depths=(1,), heads=(2,), window=side).module for side in ((5, 6), (3, 4))
+    )
     state = large.state_dict()
     name = "layers.0.blocks.0.position_bias.bias_table"
-    state[name] = state[name].view(9, 11, 2)[2:-2, 2:-2].reshape(-1, 2)  # offsets up to 2 rows and 3 columns
+    state[name] = (
+        state[name].view(9, 11, 2)[2:-2, 2:-2].reshape(-1, 2)
+    )  # offsets up to 2 rows and 3 columns
     small.load_state_dict(state)
     maps = torch.randn(2, 3, 4, 8)
     torch.testing.assert_close(large.layers(maps), small.layers(maps), atol=1e-6, rtol=0)
@@ -131,7 +162,9 @@ def test_padding_is_said():
 
 def test_drop_path_grows_with_depth():
     layers = our_swin(drop_path=0.3).module.layers
-    assert [block.drop_path.p for stage in layers for block in stage.blocks] == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert [block.drop_path.p for stage in layers for block in stage.blocks] == pytest.approx(
+        [0, 0.1, 0.2, 0.3]
+    )
 
 
 @pytest.mark.parametrize(

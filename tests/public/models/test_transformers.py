@@ -1,5 +1,6 @@
-"""Models of transformers against transformers itself: outputs, labels, sizes, attention under sdpa, texts, how images
-are prepared; folders that are refused."""
+"""Models of transformers against transformers itself: outputs, labels, sizes, attention under sdpa,
+texts, how images are prepared; folders that are refused.
+"""
 
 import copy
 import hashlib
@@ -15,17 +16,30 @@ from PIL import Image
 import vitlens
 from tests.kit.models.files import description, one_line, rewrite, written
 from tests.kit.models.handwritten import half
-from tests.kit.models.transformers import FAMILIES, FEATURES, LABELS, changed, folder_of, pixels, save_family, tower
+from tests.kit.models.transformers import (
+    FAMILIES,
+    FEATURES,
+    LABELS,
+    changed,
+    folder_of,
+    pixels,
+    save_family,
+    tower,
+)
 from tests.kit.windows import unwindow
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.names import imagenet_classes
 
-transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
+transformers = pytest.importorskip(
+    "transformers", minversion="5", reason="the extra hf is not installed"
+)
 
 PROCESSOR = "preprocessor_config.json"
 REGISTERS = ["register"] * 4
 SEQUENCES = {  # family -> the prefix of its tokens, and what reads them
-    **dict.fromkeys(("vit", "vit-features", "dinov2-features", "clip-projected", "clip"), (("cls",), "cls")),
+    **dict.fromkeys(
+        ("vit", "vit-features", "dinov2-features", "clip-projected", "clip"), (("cls",), "cls")
+    ),
     **dict.fromkeys(("beit", "clip-classifier"), (("cls",), "mean")),
     "deit": (("cls", "distillation"), "cls"),
     "deit-distilled": (("cls", "distillation"), "cls+distillation"),
@@ -34,7 +48,15 @@ SEQUENCES = {  # family -> the prefix of its tokens, and what reads them
     "siglip-classifier": ((), "mean"),  # its pooling head runs, but is not read
 }
 OTHERS = {"swin": "windowed", "swinv2": "windowed", "convnext": "cnn"}
-HIDDEN = ("vit", "deit-distilled", "dinov3", "clip", "siglip", "swin", "swinv2")  # whose first hidden state is read
+HIDDEN = (
+    "vit",
+    "deit-distilled",
+    "dinov3",
+    "clip",
+    "siglip",
+    "swin",
+    "swinv2",
+)  # whose first hidden state is read
 
 
 @cache
@@ -43,29 +65,44 @@ def loaded(name):
     return vitlens.load(f"hf:{folder_of(name)[0]}")
 
 
-TWINS = {"vit-features": "dinov2-features", "deit": "deit-distilled", "siglip-classifier": "clip-classifier"}
+TWINS = {
+    "vit-features": "dinov2-features",
+    "deit": "deit-distilled",
+    "siglip-classifier": "clip-classifier",
+}
 
 
 @pytest.mark.parametrize(  # of two with the same parts, one
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in TWINS else ()) for name in FAMILIES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in TWINS else ()) for name in FAMILIES],
 )
 def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(name, tmp_path):
-    """And those of the model that is saved and loaded again without the folder; another image size is taken, too."""
+    """And those of the model that is saved and loaded again without the folder; another image size
+    is taken, too.
+    """
     folder, own = folder_of(name)
     model = loaded(name)
     larger = vitlens.load(f"hf:{folder}", image_size=48)
     images = pixels()
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
-    inputs = processor(list(images), do_rescale=False, do_resize=False, return_tensors="pt")["pixel_values"]
+    inputs = processor(list(images), do_rescale=False, do_resize=False, return_tensors="pt")[
+        "pixel_values"
+    ]
     again = vitlens.load(str(written(model, tmp_path)))
     with torch.no_grad():
         theirs = tower(name, own)(pixel_values=inputs, output_hidden_states=True)
-        expected = FEATURES[name](theirs) if name in FEATURES else theirs.get("logits", theirs.get("pooler_output"))
+        expected = (
+            FEATURES[name](theirs)
+            if name in FEATURES
+            else theirs.get("logits", theirs.get("pooler_output"))
+        )
         torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(again(images), model(images))
         assert larger(pixels(size=48)).shape == expected.shape
         if name == "vit":
-            resized = own(pixel_values=larger.prepare(pixels(size=48)), interpolate_pos_encoding=True).logits
+            resized = own(
+                pixel_values=larger.prepare(pixels(size=48)), interpolate_pos_encoding=True
+            ).logits
             torch.testing.assert_close(larger(pixels(size=48)), resized, rtol=1e-5, atol=1e-5)
     classifier = "Classification" in FAMILIES[name][1]
     assert (model.input_size, larger.input_size) == ((32, 32), (48, 48))
@@ -77,7 +114,9 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
     if name in HIDDEN:
         prefix = len(SEQUENCES[name][0]) if name in SEQUENCES else 0
         found = vitlens.features(model, images, embedding=True).at("embedding")
-        torch.testing.assert_close(found, theirs.hidden_states[0][:, prefix:].mean(1), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            found, theirs.hidden_states[0][:, prefix:].mean(1), atol=1e-5, rtol=1e-4
+        )
 
 
 def eager_attention(name):
@@ -85,7 +124,9 @@ def eager_attention(name):
     own = folder_of(name)[1]
     own.set_attn_implementation("eager")
     with torch.no_grad():
-        found = tower(name, own)(pixel_values=loaded(name).prepare(pixels()), output_attentions=True).attentions
+        found = tower(name, own)(
+            pixel_values=loaded(name).prepare(pixels()), output_attentions=True
+        ).attentions
     own.set_attn_implementation("sdpa" if type(own)._supports_sdpa else "eager")
     return found
 
@@ -93,13 +134,21 @@ def eager_attention(name):
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_attention_under_sdpa_is_transformers_own_eager_attention(name):
     model, (prefix, readout) = loaded(name), SEQUENCES[name]
-    assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (prefix, (4, 4), readout)
+    assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (
+        prefix,
+        (4, 4),
+        readout,
+    )
     assert len(model.anatomy.blocks) == 2
     expected = eager_attention(name)
     observed = vitlens.attention(model, pixels())
-    assert {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
+    assert {
+        part.config._attn_implementation for part in model.modules() if hasattr(part, "config")
+    } == {"sdpa"}
     pooled = readout == "pool"  # by attention of one query, which transformers does not return
-    assert [layer.shape[-2] for layer in observed] == [layer.shape[-2] for layer in expected] + [1] * pooled
+    assert [layer.shape[-2] for layer in observed] == [layer.shape[-2] for layer in expected] + [
+        1
+    ] * pooled
     for theirs, ours in zip(expected, observed):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -133,12 +182,16 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
         torch.manual_seed(0)
         own = getattr(transformers, family + kind)(config).eval()
     model = half(own, 32)
-    for layer, weights in zip(model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]):  # the second one is shifted
+    for layer, weights in zip(
+        model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]
+    ):  # the second one is shifted
         block = model.module.get_submodule(layer)
         tokens = torch.randn(1, 256, 16).requires_grad_()
         output = block(tokens, (16, 16))[0]
         for patch in (0, 37, 255):
-            (gradient,) = torch.autograd.grad(output[0, patch].square().sum(), tokens, retain_graph=True)
+            (gradient,) = torch.autograd.grad(
+                output[0, patch].square().sum(), tokens, retain_graph=True
+            )
             placed = weights[0].mean(0)[patch] > 1e-12  # masked by -100, not by -inf
             assert torch.equal(gradient[0].abs().sum(1) > 1e-12, placed)
 
@@ -173,12 +226,16 @@ def test_zero_shot_logits_are_transformers_own(name, tmp_path):
     classifier = vitlens.zero_shot(model, texts, templates=["{}"])
     with torch.no_grad():
         inputs = model.prepare(pixels())
-        torch.testing.assert_close(model(pixels()), own.get_image_features(pixel_values=inputs).pooler_output)
+        torch.testing.assert_close(
+            model(pixels()), own.get_image_features(pixel_values=inputs).pooler_output
+        )
         expected = own(input_ids=ids, pixel_values=inputs).logits_per_image
     torch.testing.assert_close(classifier(pixels()), expected, rtol=1e-4, atol=1e-4)
     assert (model.classes, classifier.classes, classifier.layout.grid) == ((), tuple(texts), (4, 4))
     assert "image tower" in model.supports("train")
-    assert vitlens.zero_shot(model, ["a b c d e f g h i j k l m n"], templates=["{}"])  # 14, a start and an end
+    assert vitlens.zero_shot(
+        model, ["a b c d e f g h i j k l m n"], templates=["{}"]
+    )  # 14, a start and an end
     with pytest.raises(InputError, match="at most 16 tokens"):
         vitlens.zero_shot(model, ["a b c d e f g h i j k l m n o"], templates=["{}"])
 
@@ -199,13 +256,19 @@ def test_without_a_tokenizer_the_tower_of_images_is_a_model_of_features(tmp_path
 def test_provenance_has_the_sha256_of_one_file_and_of_several(tmp_path):
     folder, own = folder_of("vit")
     whole = loaded("vit")
-    assert whole.provenance.sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert (
+        whole.provenance.sha256
+        == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    )
     own.save_pretrained(tmp_path, max_shard_size="20KB")
     shutil.copy(folder / PROCESSOR, tmp_path)
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 1
     model = vitlens.load(f"hf:{tmp_path}")
-    assert model.provenance.sha256 == hashlib.sha256(b"".join(shard.read_bytes() for shard in shards)).hexdigest()
+    assert (
+        model.provenance.sha256
+        == hashlib.sha256(b"".join(shard.read_bytes() for shard in shards)).hexdigest()
+    )
     assert torch.equal(model(pixels()), whole(pixels()))
 
 
@@ -213,7 +276,9 @@ def test_random_weights_are_seeded_and_need_no_file_and_weights_are_taken_from_a
     folder = changed(tmp_path)
     images = pixels()
     (folder / "model.safetensors").unlink()
-    first, second = (vitlens.load(f"hf:{folder}", random_weights=True, seed=seed)(images) for seed in (0, 1))
+    first, second = (
+        vitlens.load(f"hf:{folder}", random_weights=True, seed=seed)(images) for seed in (0, 1)
+    )
     assert torch.equal(first, vitlens.load(f"hf:{folder}@random", seed=0)(images))
     assert not torch.equal(first, second)
     taken = vitlens.load(f"hf:{folder}@{folder_of('vit')[0] / 'model.safetensors'}")
@@ -222,7 +287,13 @@ def test_random_weights_are_seeded_and_need_no_file_and_weights_are_taken_from_a
 
 def test_labels(tmp_path):
     numbered = {str(index): f"LABEL_{index}" for index in range(5)}
-    assert vitlens.load(f"hf:{changed(tmp_path, id2label=numbered)}").classes == ("0", "1", "2", "3", "4")
+    assert vitlens.load(f"hf:{changed(tmp_path, id2label=numbered)}").classes == (
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+    )
     longer = {str(index): f"{name}, another name" for index, name in enumerate(imagenet_classes())}
     folder = changed(tmp_path, id2label=longer | {"999": "toilet tissue, toilet paper"})
     assert vitlens.load(f"hf:{folder}@random").classes == imagenet_classes()
@@ -230,7 +301,9 @@ def test_labels(tmp_path):
 
 def test_what_a_configuration_cannot_choose_is_said_and_nothing_is_printed(tmp_path, capfd):
     folder = changed(
-        tmp_path, auto_map={"AutoModelForImageClassification": "evil.Model"}, attn_implementation="flash_attention_2"
+        tmp_path,
+        auto_map={"AutoModelForImageClassification": "evil.Model"},
+        attn_implementation="flash_attention_2",
     )
     (folder / "evil.py").write_text("raise SystemExit('ran')")
     capfd.readouterr()
@@ -247,7 +320,9 @@ def photo(size):
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize(("name", "size"), [("vit", (40, 60)), ("convnext", (60, 40)), ("dinov2-features", (33, 50))])
+@pytest.mark.parametrize(
+    ("name", "size"), [("vit", (40, 60)), ("convnext", (60, 40)), ("dinov2-features", (33, 50))]
+)
 def test_a_photograph_is_prepared_as_by_transformers(name, size, tmp_path):
     image = photo(size).resize((size[1] * 4, size[0] * 4), Image.Resampling.BICUBIC)
     image.save(tmp_path / "photo.png")
@@ -272,15 +347,23 @@ def test_normalisation_of_pixels_from_0_to_1(fields, mean, std, tmp_path):
     image = photo((32, 32))
     assert model.preprocessing.mean == pytest.approx((mean,) * 3)
     assert model.preprocessing.std == pytest.approx((std,) * 3)
-    theirs = transformers.AutoImageProcessor.from_pretrained(folder)(image, return_tensors="pt")["pixel_values"]
+    theirs = transformers.AutoImageProcessor.from_pretrained(folder)(image, return_tensors="pt")[
+        "pixel_values"
+    ]
     ours = model.prepare(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float() / 255)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 EARLIER = {"image_processor_type": None, "rescale_factor": None, "do_rescale": None}
-SQUASHED = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 40, "crop_size": 32, "do_center_crop": True}
+SQUASHED = {
+    "feature_extractor_type": "DeiTFeatureExtractor",
+    "size": 40,
+    "crop_size": 32,
+    "do_center_crop": True,
+}
 CONVNEXT = {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32}
-PREPARED = {  # family, fields of the processor's file, side, short side or box before a crop, word of a note
+# family, fields of the processor's file, side, short side or box before a crop, word of a note
+PREPARED = {
     "as earlier versions wrote it": ("vit", EARLIER | {"size": 32}, 32, None, ""),
     "squashed": ("vit", EARLIER | SQUASHED, 32, (40, 40), ""),
     "with a short side alone": ("clip", {"do_center_crop": False}, 32, 32, "does not crop"),
@@ -318,9 +401,15 @@ REFUSED = {  # fields of config.json, or of the image processor's, and a word of
     "tower": ({"model_type": "clip", "vision_config": "wide"}, "a dict as vision_config"),
     "more layers": ({"num_hidden_layers": 3}, "missing"),
     "fewer labels": ({"id2label": {"0": "one"}}, "another shape"),
-    "a label left out": ({"id2label": {number: number for number in "01235"}}, "id2label from 0 to 4"),
+    "a label left out": (
+        {"id2label": {number: number for number in "01235"}},
+        "id2label from 0 to 4",
+    ),
     "resampling": ({"file": PROCESSOR, "resample": 6}, "0 to 5"),
-    "two edges": ({"file": PROCESSOR, "size": {"shortest_edge": 32, "longest_edge": 64}}, "longest_edge"),
+    "two edges": (
+        {"file": PROCESSOR, "size": {"shortest_edge": 32, "longest_edge": 64}},
+        "longest_edge",
+    ),
     "padding": ({"file": PROCESSOR, "do_pad": True}, "do_pad"),
     "size": ({"file": PROCESSOR, "size": {"longest_edge": 5}}, "`int`"),
     "huge size": ({"file": PROCESSOR, "size": {"height": 10**6, "width": 32}}, "4096"),
@@ -337,14 +426,18 @@ def test_configurations_and_processors_that_are_refused(tmp_path, case):
 
 
 @pytest.mark.parametrize("kind", ["Owlv2ImageProcessor", ""])
-def test_a_processor_that_is_missing_or_not_plain_is_replaced_by_mean_std_and_image_size(tmp_path, kind):
+def test_a_processor_that_is_missing_or_not_plain_is_replaced_by_mean_std_and_image_size(
+    tmp_path, kind
+):
     folder = changed(tmp_path, file=PROCESSOR, image_processor_type=kind)
     if not kind:
         (folder / PROCESSOR).unlink()
     given = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "image_size": 32}
     for missing in given:
         with pytest.raises(UnsupportedError, match="mean=, std= and image_size="):
-            vitlens.load(f"hf:{folder}", **{key: value for key, value in given.items() if key != missing})
+            vitlens.load(
+                f"hf:{folder}", **{key: value for key, value in given.items() if key != missing}
+            )
     model = vitlens.load(f"hf:{folder}", **given)
     mean, std = (torch.tensor(given[key])[:, None, None] for key in ("mean", "std"))
     with torch.no_grad():
@@ -357,10 +450,16 @@ FOLDERS = {  # files written into a folder (None: removed), and a word of the me
     "no configuration": ({"config.json": None}, "save_pretrained"),
     "no JSON": ({"config.json": "{" * 100}, "JSON"),
     "no weights": ({"model.safetensors": None}, "found none"),
-    "a pickle": ({"model.safetensors": None, "pytorch_model.bin": "x"}, r"pytorch_model\.bin alone.*save_pretrained"),
+    "a pickle": (
+        {"model.safetensors": None, "pytorch_model.bin": "x"},
+        r"pytorch_model\.bin alone.*save_pretrained",
+    ),
     "an adapter": ({"adapter_config.json": "{}"}, "merge_and_unload"),
     "an index of other files": (
-        {"model.safetensors": None, "model.safetensors.index.json": '{"weight_map": {"a": "../vit/w.safetensors"}}'},
+        {
+            "model.safetensors": None,
+            "model.safetensors.index.json": '{"weight_map": {"a": "../vit/w.safetensors"}}',
+        },
         "found none",
     ),
 }
@@ -382,7 +481,9 @@ def test_names_that_are_neither(name):
         vitlens.load(name)
 
 
-@pytest.mark.parametrize("changes", [{"class": "AutoModel"}, {"config": "[]"}, {"class": 3}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"class": "AutoModel"}, {"config": "[]"}, {"class": 3}], ids=str
+)
 def test_a_saved_file_that_is_not_what_vitlens_wrote(tmp_path, changes):
     about = description(written(loaded("vit"), tmp_path))
     about["architecture"]["overrides"] |= changes

@@ -1,4 +1,6 @@
-"""What is read of a model from trial passes: also where its weights are zeros, and not after they have changed."""
+"""What is read of a model from trial passes: also where its weights are zeros, and not after they
+have changed.
+"""
 
 import copy
 from collections.abc import Callable
@@ -33,8 +35,9 @@ class Block(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Patches of 8 px, CLS first; the classifier reads what `pool` says. stem: "patches", or "mixing" for a convolution
-    that reaches over the patches' edges, whose tokens cannot be mixed."""
+    """Patches of 8 px, CLS first; the classifier reads what `pool` says. stem: "patches", or
+    "mixing" for a convolution that reaches over the patches' edges, whose tokens cannot be mixed.
+    """
 
     def __init__(self, pool: str = "mean", stem: str = "patches") -> None:
         super().__init__()
@@ -126,7 +129,9 @@ CHANGES: dict[str, Callable[[Pooled, dict[str, Tensor]], object]] = {
     "loaded by assignment": lambda net, state: net.load_state_dict(state, assign=True),
     "an optimiser's step": optimised,
     "data assigned": assigned,
-    "data copied": lambda net, state: [value.data.copy_(state[name]) for name, value in net.named_parameters()],
+    "data copied": lambda net, state: [
+        value.data.copy_(state[name]) for name, value in net.named_parameters()
+    ],
     "copied": copied,
     "modules exchanged": exchanged,
 }
@@ -135,7 +140,9 @@ CHANGES: dict[str, Callable[[Pooled, dict[str, Tensor]], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("stem", ["patches", "mixing"])
 def test_what_was_tried_with_zeros_is_not_believed_of_other_weights(stem, change):
-    """Occlusion, which mixes tokens where a trial allows it, and the replay, are those of a new wrap."""
+    """Occlusion, which mixes tokens where a trial allows it, and the replay, are those of a new
+    wrap.
+    """
     net = built(stem=stem)
     state = copy.deepcopy(net.state_dict())
     ZEROS["everything"](net)
@@ -166,7 +173,9 @@ def test_what_was_tried_with_zeros_is_not_believed_of_other_weights(stem, change
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_tried_with_some_weights_is_not_believed_of_others(change):
-    """A convolution that reaches over the patches' edges with weights of zeros there, which is no weight of zeros."""
+    """A convolution that reaches over the patches' edges with weights of zeros there, which is no
+    weight of zeros.
+    """
     net = built(stem="mixing")
     state = copy.deepcopy(net.state_dict())
     with torch.no_grad():

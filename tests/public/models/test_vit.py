@@ -1,4 +1,6 @@
-"""Our vision transformer: its parameters, timm's weights, its tokens, parts and attention, what cannot be built."""
+"""Our vision transformer: its parameters, timm's weights, its tokens, parts and attention, what
+cannot be built.
+"""
 
 import pytest
 import timm
@@ -30,8 +32,13 @@ def pictures(height: int = 8, width: int = 12, *, batch: int = 2) -> Tensor:
     ],
 )
 def test_a_preset_has_its_parameters(name, depth, dim, heads, side, patch, classes):
-    """12 d² + 13 d a block (MLP ratio 4), the map of patches, CLS, positions, final norm and head."""
-    expected = depth * (12 * dim**2 + 13 * dim) + (3 * patch**2 + 1) * dim + ((side // patch) ** 2 + 4) * dim
+    """12 d² + 13 d a block (MLP ratio 4), the map of patches, CLS, positions, final norm and
+    head."""
+    expected = (
+        depth * (12 * dim**2 + 13 * dim)
+        + (3 * patch**2 + 1) * dim
+        + ((side // patch) ** 2 + 4) * dim
+    )
     with torch.device("meta"):
         model = vitlens.load(f"{name}@random", device="meta")
     assert model.parameter_count() == expected + (dim + 1) * classes
@@ -46,7 +53,8 @@ TWINS = {
         {"pooling": "mean", "registers": 2},
         {"global_pool": "avg", "class_token": False, "reg_tokens": 2, "no_embed_class": True},
     ),
-    # timm: no_embed_class takes positions from all prefix tokens; ours keeps CLS its own, set to 0 to compare
+    # timm: no_embed_class takes positions from all prefix tokens; ours keeps CLS its own, set to 0
+    # to compare
     "registers": ({"registers": 4}, {"reg_tokens": 4, "no_embed_class": True}),
     "distilled": ({"distillation": True}, {}),
 }
@@ -55,9 +63,24 @@ TWINS = {
 @pytest.mark.parametrize("name", TWINS)
 def test_a_tiny_model_equals_timms(name: str):
     change, options = TWINS[name]
-    kind = timm.models.deit.VisionTransformerDistilled if name == "distilled" else timm.models.VisionTransformer
-    shape = {"img_size": (8, 12), "patch_size": (4, 2), "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
-    theirs, own, images = shaken(lambda: kind(**shape, **options), scale=0.2), ours(**NARROW, **change), pictures()
+    kind = (
+        timm.models.deit.VisionTransformerDistilled
+        if name == "distilled"
+        else timm.models.VisionTransformer
+    )
+    shape = {
+        "img_size": (8, 12),
+        "patch_size": (4, 2),
+        "embed_dim": 16,
+        "depth": 2,
+        "num_heads": 2,
+        "num_classes": 5,
+    }
+    theirs, own, images = (
+        shaken(lambda: kind(**shape, **options), scale=0.2),
+        ours(**NARROW, **change),
+        pictures(),
+    )
     state = theirs.state_dict()
     if name == "registers":
         state["pos_embed"] = torch.cat((torch.zeros(1, 1, 16), state["pos_embed"]), dim=1)
@@ -66,17 +89,23 @@ def test_a_tiny_model_equals_timms(name: str):
     torch.testing.assert_close(own(images), theirs(prepared), atol=1e-5, rtol=0)
     if name == "distilled":
         theirs.set_distilled_training(True)
-        torch.testing.assert_close(own.module.forward_heads(prepared), theirs.train()(prepared), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            own.module.forward_heads(prepared), theirs.train()(prepared), atol=1e-5, rtol=0
+        )
 
 
-@pytest.mark.parametrize(("change", "prefix"), [({}, 1), ({"distillation": True}, 2), ({"pooling": "mean"}, 0)])
+@pytest.mark.parametrize(
+    ("change", "prefix"), [({}, 1), ({"distillation": True}, 2), ({"pooling": "mean"}, 0)]
+)
 @pytest.mark.parametrize("size", [(4, 2), (12, 24)])
 def test_for_other_sizes_positions_are_resampled_as_timms(change, prefix, size):
     module = ours(**NARROW, **change).module
     images = pictures(*size)
     grid = [size[0] // 4, size[1] // 2]
     added = module.tokens(images)[:, prefix:] - module.patch_embed(images)
-    expected = resample_abs_pos_embed(module.pos_embed, grid, [2, 6], num_prefix_tokens=prefix)[:, prefix:]
+    expected = resample_abs_pos_embed(module.pos_embed, grid, [2, 6], num_prefix_tokens=prefix)[
+        :, prefix:
+    ]
     torch.testing.assert_close(added, expected.expand_as(added), atol=1e-6, rtol=0)
     assert module(images).shape == (2, 5)
 
@@ -84,7 +113,10 @@ def test_for_other_sizes_positions_are_resampled_as_timms(change, prefix, size):
 PREFIXES = {  # and what the classifier reads
     ("cls", "register"): ({"registers": 1}, "cls"),
     ("register", "register"): ({"pooling": "mean", "registers": 2}, "mean"),
-    ("cls", "distillation", "register"): ({"distillation": True, "registers": 1}, "cls+distillation"),
+    ("cls", "distillation", "register"): (
+        {"distillation": True, "registers": 1},
+        "cls+distillation",
+    ),
 }
 
 
@@ -92,7 +124,11 @@ PREFIXES = {  # and what the classifier reads
 def test_tokens_stand_as_the_layout_says_and_no_position_is_added_to_a_register(prefix):
     change, readout = PREFIXES[prefix]
     model = ours(**NARROW, **change)
-    assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (prefix, (2, 6), readout)
+    assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (
+        prefix,
+        (2, 6),
+        readout,
+    )
     tokens = model.module.tokens(pictures())
     module = model.module
     assert tokens.shape == module.forward_features(pictures()).shape == (2, 12 + len(prefix), 16)
@@ -101,7 +137,9 @@ def test_tokens_stand_as_the_layout_says_and_no_position_is_added_to_a_register(
 
 def test_without_positions_the_order_of_patches_is_lost():
     images = pictures()
-    swapped = torch.cat((images[..., 6:], images[..., :6]), dim=-1)  # three columns of patches change places
+    swapped = torch.cat(
+        (images[..., 6:], images[..., :6]), dim=-1
+    )  # three columns of patches change places
     for positions in ("learned", "none"):
         model = ours(**NARROW, positions=positions)
         assert torch.allclose(model(images), model(swapped), atol=1e-5) is (positions == "none")
@@ -111,17 +149,25 @@ def test_one_dimension_of_sines_is_the_formula_of_vaswani_and_no_parameter():
     model = ours(**NARROW, positions="sine")
     angles = torch.arange(12)[:, None] / 10_000 ** (torch.arange(0, 16, 2) / 16)
     expected = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
-    torch.testing.assert_close(model.module.pos_embed, torch.cat((torch.zeros(1, 16), expected))[None])
+    torch.testing.assert_close(
+        model.module.pos_embed, torch.cat((torch.zeros(1, 16), expected))[None]
+    )
     assert model.parameter_count() == ours(**NARROW, positions="none").parameter_count()
     assert "pos_embed" not in model.module.state_dict()
 
 
-@pytest.mark.parametrize("change", [{"pooling": "mean"}, {"distillation": True, "registers": 2}], ids=str)
-@pytest.mark.parametrize(("size", "grid"), [((8, 12), (2, 6)), ((16, 12), (4, 6)), ((4, 4), (1, 2))])
+@pytest.mark.parametrize(
+    "change", [{"pooling": "mean"}, {"distillation": True, "registers": 2}], ids=str
+)
+@pytest.mark.parametrize(
+    ("size", "grid"), [((8, 12), (2, 6)), ((16, 12), (4, 6)), ((4, 4), (1, 2))]
+)
 def test_two_dimensions_of_sines_are_maes_and_computed_again_for_another_size(change, size, grid):
     """MAE's are timm's with rows and columns exchanged; registers have none, CLS has zeros."""
     module = ours(**NARROW, positions="sine-2d", **change).module
-    rows, columns = build_sincos2d_pos_embed(list(grid), dim=16, interleave_sin_cos=True).chunk(2, dim=1)
+    rows, columns = build_sincos2d_pos_embed(list(grid), dim=16, interleave_sin_cos=True).chunk(
+        2, dim=1
+    )
     expected = torch.cat((columns, rows), dim=1)
     images = pictures(*size)
     layout = module.layout
@@ -145,7 +191,10 @@ def test_degenerate_models_run_and_learn(change: dict[str, object]):
     logits = model(pictures(batch=1))
     assert logits.shape == (1, change.get("classes", 5))
     logits.square().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all()
+        for parameter in model.parameters()
+    )
 
 
 def test_parts_taken_away_are_gone_and_without_attention_a_patch_changes_its_own_token_alone():
@@ -162,7 +211,9 @@ def test_parts_taken_away_are_gone_and_without_attention_a_patch_changes_its_own
     changed = images.clone()
     assert (model.anatomy.family, model.anatomy.blocks) == ("vit", ("blocks.0", "blocks.1"))
     changed[:, :, 4:8, 2:4] += 1  # row 1, column 1 of a grid of 2 rows and 6 columns, after CLS
-    moved = (model.module.forward_features(images) - model.module.forward_features(changed)).abs().amax((0, 2)) > 0
+    moved = (
+        model.module.forward_features(images) - model.module.forward_features(changed)
+    ).abs().amax((0, 2)) > 0
     assert moved.nonzero().flatten().tolist() == [1 + 1 * 6 + 1]
 
 
@@ -174,7 +225,9 @@ def test_drop_path_grows_with_depth_and_drops_whole_images():
     torch.manual_seed(0)
     untouched = (block(tokens) == tokens).all(dim=2).float()
     assert (untouched.mean(1).unique().tolist()) == [0, 1]  # an image's tokens go together
-    assert untouched.mean().item() == pytest.approx(0.4**2, abs=4 * (0.16 * 0.84 / 400) ** 0.5)  # both branches out
+    assert untouched.mean().item() == pytest.approx(
+        0.4**2, abs=4 * (0.16 * 0.84 / 400) ** 0.5
+    )  # both branches out
     assert (block.eval()(tokens) != tokens).any(dim=2).all()
 
 
@@ -250,7 +303,8 @@ def test_what_a_model_does_not_have_is_refused():
             call()
 
 
-# ---- its attention against torch's own module: fused and by matrix products, masks, dropout, gradients
+# ---- its attention against torch's own module: fused and by matrix products, masks, dropout,
+# gradients
 
 
 TOKENS = 5
@@ -287,11 +341,17 @@ def test_output_and_gradients_are_those_of_torchs_module(fused: bool, bias: bool
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     found.square().sum().backward()
     expected.square().sum().backward()
-    torch.testing.assert_close(own.qkv.weight.grad, theirs.in_proj_weight.grad, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(own.proj.weight.grad, theirs.out_proj.weight.grad, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        own.qkv.weight.grad, theirs.in_proj_weight.grad, atol=1e-4, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        own.proj.weight.grad, theirs.out_proj.weight.grad, atol=1e-4, rtol=1e-4
+    )
 
 
-@pytest.mark.parametrize("mask", [EMPTY, torch.zeros(TOKENS, TOKENS).masked_fill(~EMPTY, -torch.inf)])
+@pytest.mark.parametrize(
+    "mask", [EMPTY, torch.zeros(TOKENS, TOKENS).masked_fill(~EMPTY, -torch.inf)]
+)
 def test_a_token_that_may_attend_to_nothing_reads_nothing_and_has_no_gradient(mask: Tensor):
     own = attention().requires_grad_(True)
     given = tokens().requires_grad_()
@@ -305,11 +365,16 @@ def test_a_token_that_may_attend_to_nothing_reads_nothing_and_has_no_gradient(ma
 
 
 def test_dropout_falls_on_the_weights():
-    """With equal keys and one-hot values, twice, the output is the weights twice: each 1/tokens, or dropped; dropout of
-    the output instead would treat the two copies differently."""
+    """With equal keys and one-hot values, twice, the output is the weights twice: each 1/tokens, or
+    dropped; dropout of the output instead would treat the two copies differently.
+    """
     count = 64
     dropout = 0.25
-    own = ours(dim=2 * count, heads=1, attention_dropout=dropout, fused=False).module.blocks[0].attn.train()
+    own = (
+        ours(dim=2 * count, heads=1, attention_dropout=dropout, fused=False)
+        .module.blocks[0]
+        .attn.train()
+    )
     for parameter in own.parameters():
         parameter.zero_()
     own.qkv.weight.view(3, 2 * count, 2 * count)[2, :, :count] = torch.eye(count).repeat(2, 1)
@@ -319,6 +384,12 @@ def test_dropout_falls_on_the_weights():
     weights, twice = own(one_hot).chunk(2, dim=-1)
     assert torch.equal(weights, twice)
     dropped = weights == 0
-    torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / count / (1 - dropout)))
-    assert dropped.float().mean().item() == pytest.approx(dropout, abs=4 * (dropout * (1 - dropout) / count**2) ** 0.5)
-    torch.testing.assert_close(own.eval()(one_hot)[..., :count], torch.full((1, count, count), 1 / count))
+    torch.testing.assert_close(
+        weights[~dropped], torch.full_like(weights[~dropped], 1 / count / (1 - dropout))
+    )
+    assert dropped.float().mean().item() == pytest.approx(
+        dropout, abs=4 * (dropout * (1 - dropout) / count**2) ** 0.5
+    )
+    torch.testing.assert_close(
+        own.eval()(one_hot)[..., :count], torch.full((1, count, count), 1 / count)
+    )

@@ -1,5 +1,6 @@
-"""Weights from files: wrappers taken off and said, misfits named, no pickle ever run; whatever is wrong with a file is
-one line, quickly and in little memory."""
+"""Weights from files: wrappers taken off and said, misfits named, no pickle ever run; whatever is
+wrong with a file is one line, quickly and in little memory.
+"""
 
 import json
 import pickle
@@ -38,7 +39,9 @@ def loaded(path: Path) -> vitlens.Model:
 
 def has_them(model: vitlens.Model) -> bool:
     found = model.module.state_dict()
-    return found.keys() == whole().keys() and all(torch.equal(found[key], whole()[key]) for key in whole())
+    return found.keys() == whole().keys() and all(
+        torch.equal(found[key], whole()[key]) for key in whole()
+    )
 
 
 def refused(path: Path, words: str = "") -> None:
@@ -50,7 +53,11 @@ FORMS = {  # the file's name, what is stored, and what is said to be taken off
     "legacy": ("legacy.pth", lambda: whole(), []),
     "safetensors": ("w.safetensors", lambda: whole(), []),
     "ema before model": ("w.pth", lambda: {"model": LITTLE, "model_ema": whole()}, ["'model_ema'"]),
-    "two deep": ("w.pth", lambda: {"state_dict": {"model": whole()}, "epoch": 3}, ["'state_dict'", "'model'"]),
+    "two deep": (
+        "w.pth",
+        lambda: {"state_dict": {"model": whole()}, "epoch": 3},
+        ["'state_dict'", "'model'"],
+    ),
     "all of it": (
         "w.pth",
         lambda: {"state_dict": whole("module._orig_mod.")},
@@ -96,13 +103,19 @@ def test_a_pickle_that_runs_code_is_refused_and_nothing_runs(tmp_path, form):
         path = tmp_path / "w.pth"
         path.write_bytes(pickle.dumps({"a": evil}))
     else:
-        content = {"state_dict": LITTLE, "extra": evil} if form == "hidden in a wrapper" else {**LITTLE, "b": evil}
+        content = (
+            {"state_dict": LITTLE, "extra": evil}
+            if form == "hidden in a wrapper"
+            else {**LITTLE, "b": evil}
+        )
         path = stored(tmp_path, content, legacy=form == "legacy")
     for name in ("vit-micro", "timm:vit_tiny_patch16_224", "torchvision:resnet18"):
         with pytest.raises(ModelError, match="would run code: refused"):
             vitlens.load(name, weights=path)
     assert not target.exists()
-    torch.load(path, weights_only=False) if form != "bare pickle" else pickle.loads(path.read_bytes())
+    torch.load(path, weights_only=False) if form != "bare pickle" else pickle.loads(
+        path.read_bytes()
+    )
     assert target.exists()  # it would have
 
 
@@ -119,11 +132,23 @@ CONTENTS = {
     "sparse": ({"a": torch.eye(3).to_sparse()}, "real numbers"),
     "more than the file": ({"a": torch.zeros(1).expand(10**6, 10**6)}, "more than the file holds"),
     "8 MB in a small file": ({"a": torch.zeros(1).expand(2_000_000)}, "more than the file holds"),
-    "NaN": ({"b": torch.ones(3), "a": torch.full((10, 16), float("nan"))}, r"NaN in 'a' \(160 of 160"),
+    "NaN": (
+        {"b": torch.ones(3), "a": torch.full((10, 16), float("nan"))},
+        r"NaN in 'a' \(160 of 160",
+    ),
     "infinite": ({"a": torch.tensor([1.0, float("-inf")])}, r"infinity in 'a' \(1 of 2"),
-    "NaN in half precision": ({"a": torch.tensor([0, float("nan")], dtype=torch.float16)}, "found NaN"),
-    "a mask, which may be infinite": ({"attn_mask": torch.full((2, 2), float("-inf"))}, "do not fit"),
-    "a prefix of some names alone": ({"module.a": torch.zeros(1), "b": torch.zeros(1)}, r"unexpected \('module\.a'"),
+    "NaN in half precision": (
+        {"a": torch.tensor([0, float("nan")], dtype=torch.float16)},
+        "found NaN",
+    ),
+    "a mask, which may be infinite": (
+        {"attn_mask": torch.full((2, 2), float("-inf"))},
+        "do not fit",
+    ),
+    "a prefix of some names alone": (
+        {"module.a": torch.zeros(1), "b": torch.zeros(1)},
+        r"unexpected \('module\.a'",
+    ),
     "a sum that overflows alone": ({"a": torch.full((4,), 3e38)}, "do not fit"),
 }
 
@@ -135,7 +160,9 @@ def test_anything_but_finite_tensors_is_refused(tmp_path, case):
     refused(stored(tmp_path, content), words)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello world\n", b"\x89PNG\r\n\x1a\n" + bytes(100), b"PK\x03\x04 no zip"])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello world\n", b"\x89PNG\r\n\x1a\n" + bytes(100), b"PK\x03\x04 no zip"]
+)
 def test_another_kind_of_file(tmp_path, content):
     for name in ("w.pth", "w.safetensors"):
         (tmp_path / name).write_bytes(content)
@@ -158,7 +185,9 @@ def test_a_zip_of_something_else_and_a_packed_one(tmp_path):
 
 def test_a_header_of_272_tebibytes(tmp_path):
     numbers = 37 * 10**12
-    header = json.dumps({"a": {"dtype": "F64", "shape": [numbers], "data_offsets": [0, 8 * numbers]}}).encode()
+    header = json.dumps(
+        {"a": {"dtype": "F64", "shape": [numbers], "data_offsets": [0, 8 * numbers]}}
+    ).encode()
     (tmp_path / "w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     refused(tmp_path / "w.safetensors", "expected safetensors")
 

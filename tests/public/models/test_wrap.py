@@ -1,4 +1,6 @@
-"""wrap: what is read of a user's module from forward passes is the module's own; nothing in it changes."""
+"""wrap: what is read of a user's module from forward passes is the module's own; nothing in it
+changes.
+"""
 
 import copy
 import pickle
@@ -53,9 +55,17 @@ def test_anatomy_and_weights_are_the_modules_own_and_a_head_at_zero_is_its_colum
     own = own_weights(seeded(build), noise())
     anatomy = model.anatomy
     parts = model.anatomy.attention
-    assert (anatomy.family, anatomy.readout, anatomy.blocks[:1]) == ("vit", readout, (block,) if block else ())
+    assert (anatomy.family, anatomy.readout, anatomy.blocks[:1]) == (
+        "vit",
+        readout,
+        (block,) if block else (),
+    )
     assert len(anatomy.blocks) == (len(own) - (readout == "pool") if block else 0)
-    assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (GRID, (8, 8), prefix)
+    assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (
+        GRID,
+        (8, 8),
+        prefix,
+    )
     assert [part.heads for part in parts] == [heads] * len(own)
     assert (parts[0].projection, parts[0].mlp) == (projection, mlp)
     for ours, weights in zip(vitlens.attention(model, batch), own, strict=True):
@@ -64,13 +74,17 @@ def test_anatomy_and_weights_are_the_modules_own_and_a_head_at_zero_is_its_colum
     if readout == "pool":
         return
     with vitlens.replay(model, batch) as kept:
-        assert kept.exact == (style not in ("einsum", "encoder"))  # no module is a block; tokens first
+        assert kept.exact == (
+            style not in ("einsum", "encoder")
+        )  # no module is a block; tokens first
         replayed = kept.run([{f"blocks.{layer}.head.1": "zero"} for layer in range(len(parts))])
     for part, logits in zip(parts, replayed, strict=True):
         cut = seeded(build)
         linear = cut.get_submodule(part.projection)
         columns = torch.arange(linear.in_features) // (linear.in_features // heads) == 1
-        linear.register_forward_pre_hook(lambda _, inputs, columns=columns: inputs[0].masked_fill(columns, 0.0))
+        linear.register_forward_pre_hook(
+            lambda _, inputs, columns=columns: inputs[0].masked_fill(columns, 0.0)
+        )
         with torch.no_grad():
             if "weight" in linear._parameters:  # nn.MultiheadAttention does not call its projection
                 linear.weight[:, columns] = 0.0
@@ -79,7 +93,16 @@ def test_anatomy_and_weights_are_the_modules_own_and_a_head_at_zero_is_its_colum
         assert (expected - model(batch)).abs().max() > 1e-4  # the head matters
 
 
-KNOWN = ("ours", "torchvision-vit", "torchvision-swin", "deit-distilled", "dinov2-registers", "siglip", "beit", "swin")
+KNOWN = (
+    "ours",
+    "torchvision-vit",
+    "torchvision-swin",
+    "deit-distilled",
+    "dinov2-registers",
+    "siglip",
+    "beit",
+    "swin",
+)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -90,7 +113,8 @@ def test_the_traced_anatomy_of_a_librarys_model_is_that_of_its_names(name: str):
     for field in ("family", "blocks", "layout", "readout"):
         assert getattr(traced, field) == getattr(known, field)
     assert {part.module: (part.heads, part.projection) for part in traced.attention} == {
-        module: (known.parts[module].heads, known.parts[module].projection) for module in known.attention_modules
+        module: (known.parts[module].heads, known.parts[module].projection)
+        for module in known.attention_modules
     }
     mlps = {part.mlp for part in traced.attention}
     assert known.family != "vit" or mlps >= {f"{block}.mlp" for block in known.blocks}
@@ -101,7 +125,13 @@ def eva(kind: type[nn.Module]) -> nn.Module:
     model = Eva(**VIT, use_rot_pos_emb=True)
     for block in model.blocks:
         block.attn = kind(
-            32, num_heads=2, qkv_bias=True, gated=True, scale_norm=True, norm_layer=nn.LayerNorm, num_prefix_tokens=1
+            32,
+            num_heads=2,
+            qkv_bias=True,
+            gated=True,
+            scale_norm=True,
+            norm_layer=nn.LayerNorm,
+            num_prefix_tokens=1,
         )
     return model
 
@@ -111,7 +141,10 @@ GATED = {  # and whether the anatomy is traced, or known by the names
     "normed": (partial(VisionTransformer, **VIT, scale_attn_norm=True), at_32),
     "eva": (partial(eva, EvaAttention), model_of),
     "rope": (partial(eva, AttentionRope), at_32),
-    "norms after the branches": (partial(VisionTransformer, **VIT, block_fn=ResPostBlock), model_of),
+    "norms after the branches": (
+        partial(VisionTransformer, **VIT, block_fn=ResPostBlock),
+        model_of,
+    ),
 }
 
 
@@ -140,9 +173,15 @@ def test_heads_that_are_normed_or_gated_are_read_at_the_input_of_their_projectio
 def is_untouched(module: nn.Module) -> bool:
     parts = list(module.modules())
     parameters = list(module.parameters())
-    hooked = any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in parts)
+    hooked = any(
+        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in parts
+    )
     training = all(part.training for part in parts)
-    return not hooked and training and all(each.requires_grad and each.grad is None for each in parameters)
+    return (
+        not hooked
+        and training
+        and all(each.requires_grad and each.grad is None for each in parameters)
+    )
 
 
 @pytest.mark.parametrize("style", [plain.EncoderViT, plain.SmallCNN])
@@ -215,20 +254,26 @@ def test_a_module_in_bf16_takes_images_in_fp32():
 IN_16_BITS = {
     "forward": lambda model, images: model(images),
     "capture": lambda model, images: vitlens.capture(model, images, places=["blocks.0.residual"]),
-    "saliency": lambda model, images: vitlens.explain(model, images, method="saliency", targets=LABELS),
+    "saliency": lambda model, images: vitlens.explain(
+        model, images, method="saliency", targets=LABELS
+    ),
     "features": lambda model, images: vitlens.features(model, images),
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("function", IN_16_BITS)
-def test_a_module_in_16_bits_sees_fp32_pixels_that_are_normalised_before_they_are_rounded(function, dtype):
+def test_a_module_in_16_bits_sees_fp32_pixels_that_are_normalised_before_they_are_rounded(
+    function, dtype
+):
     mean = (0.485, 0.456, 0.406)
     std = (0.229, 0.224, 0.225)
     module = plain.SoftmaxViT().eval().to(dtype)
     batch = noise()
     model = vitlens.wrap(module, image_size=tuple(batch.shape[2:]), mean=mean, std=std)
-    expected = ((batch - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)).to(dtype)
+    expected = ((batch - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)).to(
+        dtype
+    )
     seen: list[Tensor] = []
     with module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach())):
         IN_16_BITS[function](model, batch)
@@ -238,7 +283,9 @@ def test_a_module_in_16_bits_sees_fp32_pixels_that_are_normalised_before_they_ar
 def test_one_logit_is_two_classes_by_its_sigmoid():
     layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
     model, batch = wrapped(lambda: nn.Sequential(*layers), classes=("no", "yes")), noise()
-    torch.testing.assert_close(model(batch).softmax(1)[:, 1], model.module((batch - 0.5) / 0.5).sigmoid()[:, 0])
+    torch.testing.assert_close(
+        model(batch).softmax(1)[:, 1], model.module((batch - 0.5) / 0.5).sigmoid()[:, 0]
+    )
     assert (model.classes, model.anatomy.family) == (("no", "yes"), "cnn")
 
 
@@ -247,7 +294,9 @@ def in_one_sequence() -> nn.Module:
     mean = nn.Identity()
     transposed.forward, mean.forward = (lambda x: x.mT), (lambda x: x.mean(1))
     tokens = nn.Sequential(nn.Conv2d(3, DIM, 8, 8), nn.Flatten(2), transposed)
-    return nn.Sequential(tokens, plain.Block(), plain.Block(), nn.LayerNorm(DIM), mean, nn.Linear(DIM, 5))
+    return nn.Sequential(
+        tokens, plain.Block(), plain.Block(), nn.LayerNorm(DIM), mean, nn.Linear(DIM, 5)
+    )
 
 
 def test_the_logit_lens_leaves_stem_and_classifier_out():

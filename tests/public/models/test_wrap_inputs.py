@@ -1,4 +1,6 @@
-"""wrap judges a module by what its forward takes: three channels, or a line that says what to put before it."""
+"""wrap judges a module by what its forward takes: three channels, or a line that says what to put
+before it.
+"""
 
 import re
 
@@ -10,12 +12,24 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.models.files import one_line
-from tests.kit.models.handwritten import DIM, PATCH, SIZE, SmallCNN, ViT, half, noise, seeded, wrapped
+from tests.kit.models.handwritten import (
+    DIM,
+    PATCH,
+    SIZE,
+    SmallCNN,
+    ViT,
+    half,
+    noise,
+    seeded,
+    wrapped,
+)
 from vitlens.errors import ModelError, UnsupportedError
 
 
 def cnn(channels: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(channels, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    )
 
 
 class Grey(nn.Module):
@@ -65,7 +79,14 @@ class SpaceToDepth(nn.Module):
         LinearPatches,
         NeckFirst,
     ],
-    ids=["grey by code", "grey by torchvision", "13 by a convolution", "space to depth", "linear", "neck first"],
+    ids=[
+        "grey by code",
+        "grey by torchvision",
+        "13 by a convolution",
+        "space to depth",
+        "linear",
+        "neck first",
+    ],
 )
 def test_a_module_that_runs_on_colour_images_is_taken_whatever_its_first_convolution(build):
     model = wrapped(build)
@@ -105,15 +126,25 @@ class OfVideo(nn.Module):
 
     def forward(self, video: Tensor) -> Tensor:
         batch, frames, channels, height, width = video.shape
-        return self.inside(video.reshape(batch * frames, channels, height, width)).unflatten(0, (batch, -1)).mean(1)
+        return (
+            self.inside(video.reshape(batch * frames, channels, height, width))
+            .unflatten(0, (batch, -1))
+            .mean(1)
+        )
 
 
 INPUTS = {
     "a further argument": (Masked, "needs mask, too"),
     "a dict": (OfDict, r"\{'pixels': images\}"),
     "frames": (OfVideo, "it takes video"),
-    "a convolution over time": (lambda: nn.Sequential(nn.Conv3d(3, 4, 3), nn.Flatten()), "it takes video"),
-    "another size": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 30 * 30, 3)), "check image_size="),
+    "a convolution over time": (
+        lambda: nn.Sequential(nn.Conv3d(3, 4, 3), nn.Flatten()),
+        "it takes video",
+    ),
+    "another size": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 30 * 30, 3)),
+        "check image_size=",
+    ),
 }
 
 

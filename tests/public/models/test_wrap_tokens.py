@@ -1,4 +1,6 @@
-"""wrap: where special tokens and patches stand, what is said of a module, the order of its tokens; what is refused."""
+"""wrap: where special tokens and patches stand, what is said of a module, the order of its tokens;
+what is refused.
+"""
 
 import sys
 import threading
@@ -40,9 +42,13 @@ FUNCTIONS = {
     "relevance": lambda model, images: vitlens.relevance(model, images, targets=LABELS),
     "statistics": lambda model, images: vitlens.statistics(model, images).distance,
     "ablate": lambda model, images: vitlens.ablate(model, images, LABELS).delta_loss,
-    "gradcam": lambda model, images: vitlens.explain(model, images, targets=LABELS, method="gradcam"),
+    "gradcam": lambda model, images: vitlens.explain(
+        model, images, targets=LABELS, method="gradcam"
+    ),
     "contribution": lambda model, images: vitlens.direct_logit_attribution(model, images).total(),
-    "features": lambda model, images: vitlens.features(model, images, layer=1, pool="mean").values[0],
+    "features": lambda model, images: vitlens.features(model, images, layer=1, pool="mean").values[
+        0
+    ],
 }
 
 
@@ -57,11 +63,15 @@ def test_special_tokens_may_stand_anywhere(style: type[nn.Module]):
     assert (model.layout.prefix, model.anatomy.readout) == (kinds, readout)
     assert wrapped(style, grid=GRID, prefix=kinds).layout == model.layout
     with torch.no_grad():
-        torch.testing.assert_close(model(images), model.module((images - 0.5) / 0.5), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            model(images), model.module((images - 0.5) / 0.5), atol=1e-5, rtol=1e-5
+        )
     for name, function in FUNCTIONS.items():
         own = function(model, images)
         expected = function(twin, images)
-        torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            own, expected, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
     changes = {
         "blocks.1.head.2": "zero",
         "blocks.0.attention.weights": vitlens.KnockOut(keys=[1]),
@@ -96,8 +106,13 @@ def test_the_order_of_tokens_changes_in_its_own_run_alone():
     handle = model.module.layers[1].register_forward_hook(again)
     found.append(model(images))
     handle.remove()
-    threads = [threading.Thread(target=lambda: found.extend(model(images) for _ in range(8))) for _ in range(4)]
-    sys.setswitchinterval(1e-6)  # so that threads meet between any two steps of torch's calls of hooks
+    threads = [
+        threading.Thread(target=lambda: found.extend(model(images) for _ in range(8)))
+        for _ in range(4)
+    ]
+    sys.setswitchinterval(
+        1e-6
+    )  # so that threads meet between any two steps of torch's calls of hooks
     try:
         for thread in threads:
             thread.start()
@@ -139,7 +154,10 @@ ORDERS = {  # and the words of the reason
     "upside down": (lambda x: x.flip(-2), "from the bottom"),
     "reversed": (lambda x: x.flip(-1, -2), "from the last to the first"),
     "a snake": (snake, "not row by row"),
-    "a permutation": (lambda x: x.flatten(2)[:, :, [*range(1, 16, 2), *range(0, 16, 2)]].view_as(x), "not row by row"),
+    "a permutation": (
+        lambda x: x.flatten(2)[:, :, [*range(1, 16, 2), *range(0, 16, 2)]].view_as(x),
+        "not row by row",
+    ),
 }
 
 
@@ -187,7 +205,11 @@ CUTS = {  # the image, how it is cut, the grid and the pixels from patch to patc
 def test_patches_need_not_tile_the_image(case: str):
     size, how, grid, pitch = CUTS[case]
     model = half(seeded(cut(*how, grid[0] * grid[1])), size)
-    assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (grid, pitch, ("cls",))
+    assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (
+        grid,
+        pitch,
+        ("cls",),
+    )
     assert vitlens.rollout(model, torch.rand(2, 3, *size)).shape == (2, *grid)
 
 
@@ -225,7 +247,8 @@ def test_a_class_token_that_depends_on_the_image_is_said():
 
 @pytest.mark.parametrize("told", [{}, {"grid": GRID}], ids=str)
 def test_patches_cut_from_the_map_of_a_cnn_are_in_its_grid(told):
-    """Each depends on most of the image: the grid is that of the last map, or the one that is said."""
+    """Each depends on most of the image: the grid is that of the last map, or the one that is
+    said."""
     layout = wrapped(rare.hybrid, **told).layout
     assert (layout.grid, layout.prefix, layout.patch_size) == (GRID, ("cls",), (8, 8))
 
@@ -277,7 +300,9 @@ SAID = [  # what is said, the error, and the word that its message holds
 ]
 
 
-@pytest.mark.parametrize(("style", "told", "error", "word"), SAID, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("style", "told", "error", "word"), SAID, ids=lambda value: str(value)[:40]
+)
 def test_what_is_said_is_checked(style, told, error, word):
     with pytest.raises(error, match=word):
         wrapped(style, **told)
@@ -289,12 +314,16 @@ def test_blocks_that_are_said_are_the_blocks():
     assert vitlens.features(model, noise()).values[0].shape[0] == 3
 
 
-# ---- attention that cannot be read is said to be so, and modules that are no models are refused in one line
+# ---- attention that cannot be read is said to be so, and modules that are no models are refused in
+# one line
 
 UNSEEN = {  # and what the message names
     "heads last": (rare.styled(rare.heads_last), r"axis 2 of \(2, 13, 13, 3\) in layers\.1\.att"),
     "linear attention": (rare.styled(rare.linearised), "found none in a forward pass"),
-    "a softmax for each head": (rare.styled(rare.one_by_one), r"3 attention calls side by side in layers\.0\.att"),
+    "a softmax for each head": (
+        rare.styled(rare.one_by_one),
+        r"3 attention calls side by side in layers\.0\.att",
+    ),
     "a module for each head": (of(rare.HeadModules), r"heads\.1 beside layers\.0\.att\.heads\.0"),
     "one block three times": (rare.shared, r"layers\.0\.att called 3 times"),
 }
@@ -308,7 +337,10 @@ def test_attention_that_is_not_seen_is_said_to_be_so_and_the_rest_works(case: st
     assert (model.anatomy.family, model.anatomy.attention) == ("other", ())
     with pytest.raises(UnsupportedError, match=reason):
         vitlens.attention(model, images)
-    assert vitlens.explain(model, images, targets=[0, 1, 2], method="saliency").shape == (3, *plain.SIZE)
+    assert vitlens.explain(model, images, targets=[0, 1, 2], method="saliency").shape == (
+        3,
+        *plain.SIZE,
+    )
 
 
 @pytest.mark.parametrize("heads", [3, 6])  # 6: three times a batch of two, and twice one of three
@@ -332,7 +364,9 @@ def test_heads_before_the_batch_on_one_axis_are_found_by_the_self_check():
         (vitlens.logit_lens, rare.OptionalViT, r"layers\.0; return the tensor alone"),
     ],
 )
-def test_what_needs_the_residual_stream_is_refused_without_one(function, style: plain.Build, word: str):
+def test_what_needs_the_residual_stream_is_refused_without_one(
+    function, style: plain.Build, word: str
+):
     with pytest.raises(UnsupportedError, match=word):
         function(wrapped(style), noise())
 
@@ -411,7 +445,9 @@ def compiled_in_place(*parts: str) -> nn.Module:
 
 def replace_part(model: vitlens.Model, name: str) -> None:
     owner, _, last = name.rpartition(".")
-    setattr(model.get_submodule(owner), last, torch.compile(model.get_submodule(name), backend="eager"))
+    setattr(
+        model.get_submodule(owner), last, torch.compile(model.get_submodule(name), backend="eager")
+    )
 
 
 def replace_forward(model: vitlens.Model) -> None:
@@ -438,10 +474,15 @@ def test_what_is_compiled_in_place_after_wrapping_changes_nothing(what, is_used)
     if is_used:
         vitlens.attention(model, noise())
     IN_PLACE[what](model)
-    for function in (vitlens.relevance, partial(vitlens.explain, targets=[0, 1, 2], method="gradcam")):
+    for function in (
+        vitlens.relevance,
+        partial(vitlens.explain, targets=[0, 1, 2], method="gradcam"),
+    ):
         torch.testing.assert_close(function(model, noise()), function(plain, noise()))
     assert len(vitlens.attention(model, noise())) == len(vitlens.attention(plain, noise()))
-    assert any(part._compiled_call_impl is not None for part in model.modules())  # outside it stays compiled
+    assert any(
+        part._compiled_call_impl is not None for part in model.modules()
+    )  # outside it stays compiled
 
 
 @pytest.mark.parametrize("what", REPLACED)
@@ -462,7 +503,9 @@ class CompiledForward(SmallCNN):
 
 
 def exported() -> nn.Module:
-    return torch.export.export(nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 32, 3)).eval(), (noise(),)).module()
+    return torch.export.export(
+        nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 32, 3)).eval(), (noise(),)
+    ).module()
 
 
 def inferred() -> nn.Module:
@@ -473,7 +516,11 @@ def inferred() -> nn.Module:
 MODULES = {
     "the meta device": (lambda: SmallCNN().to("meta"), ModelError, "to_empty"),
     "weights made for inference": (inferred, ModelError, "inference_mode"),
-    "a traced module": (lambda: torch.jit.trace(seeded(SmallCNN), noise()), ModelError, "scripted or traced"),
+    "a traced module": (
+        lambda: torch.jit.trace(seeded(SmallCNN), noise()),
+        ModelError,
+        "scripted or traced",
+    ),
     "a compiled module": (compiled, ModelError, "_orig_mod"),
     "a compiled forward": (CompiledForward, ModelError, "build the model again"),
     "attention of no module": (Central, UnsupportedError, "submodule for each attention layer"),
@@ -496,14 +543,18 @@ def test_a_module_compiled_in_place_is_observed_and_changed_as_one_that_is_not(p
     plain = SoftmaxViT()
     plain.load_state_dict(module.state_dict())
     model, expected = wrapped(lambda: module), wrapped(lambda: plain)
-    for layer, same in zip(vitlens.attention(model, noise()), vitlens.attention(expected, noise()), strict=True):
+    for layer, same in zip(
+        vitlens.attention(model, noise()), vitlens.attention(expected, noise()), strict=True
+    ):
         torch.testing.assert_close(layer, same)
     logits = []
     for each in (model, expected):
         with vitlens.intervene(each, {"blocks.0.attention": "zero"}), torch.no_grad():
             logits.append(each(noise()))
     torch.testing.assert_close(*logits)
-    assert all(module.get_submodule(part)._compiled_call_impl is not None for part in parts)  # still compiled
+    assert all(
+        module.get_submodule(part)._compiled_call_impl is not None for part in parts
+    )  # still compiled
 
 
 def test_an_exported_module_is_refused_in_one_line():
@@ -519,7 +570,9 @@ def test_a_function_is_refused():
 class Pooled(ViT):
     """Special tokens before the patches; the classifier reads what `pool` makes of all tokens."""
 
-    def __init__(self, special: int, pool: Callable[[Tensor], Tensor], *, frozen: bool = False) -> None:
+    def __init__(
+        self, special: int, pool: Callable[[Tensor], Tensor], *, frozen: bool = False
+    ) -> None:
         super().__init__(prefix=special)
         self.pool = pool
         self.frozen = frozen
@@ -565,7 +618,9 @@ def test_the_user_may_call_an_unread_token_cls():
 
 
 class OnItsGrid(plain.Attention):
-    """The keys of the patches, which come first, are scaled by their position: no other order gives these logits."""
+    """The keys of the patches, which come first, are scaled by their position: no other order gives
+    these logits.
+    """
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = torch.linspace(0.5, 2, 12)[:, None]
@@ -577,5 +632,8 @@ def test_registers_behind_the_patches_that_cannot_be_moved_are_refused_everywher
     model = wrapped(partial(rare.RegistersLast, OnItsGrid), **told)
     questions = (vitlens.statistics, vitlens.rollout, vitlens.relevance, vitlens.name_heads)
     for question in questions:
-        with one_line(UnsupportedError, r"tokens \[12, 13\] do not depend on the image and are not the first ones"):
+        with one_line(
+            UnsupportedError,
+            r"tokens \[12, 13\] do not depend on the image and are not the first ones",
+        ):
             question(model, noise())

@@ -1,4 +1,6 @@
-"""Direct contributions sum to the logit and are what a plain formula says; the logit lens ends in the logits."""
+"""Direct contributions sum to the logit and are what a plain formula says; the logit lens ends in
+the logits.
+"""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -27,12 +29,17 @@ from vitlens import Model
 from vitlens.errors import InputError, UnsupportedError
 
 READ = {
-    **{name: partial(shared_model, name) for name in ("deit3", "deit-distilled", "beit", "eva02", "torchvision-vit")},
+    **{
+        name: partial(shared_model, name)
+        for name in ("deit3", "deit-distilled", "beit", "eva02", "torchvision-vit")
+    },
     "ours-mean": partial(ours, pooling="mean", registers=2),
     "ours-distilled": partial(ours, distillation=True, registers=1),
     "ours-without-mlp": partial(ours, mlp=False),
     "ours-without-norm": partial(ours, norm=False),
-    "vit-mean-before-norm": partial(timm_model, "vit_tiny_patch16_224", global_pool="avg", fc_norm=False),
+    "vit-mean-before-norm": partial(
+        timm_model, "vit_tiny_patch16_224", global_pool="avg", fc_norm=False
+    ),
 }
 TARGETS = torch.tensor([0, 3, 4])
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
@@ -58,7 +65,9 @@ def test_the_parts_sum_to_the_logit_and_the_lens_ends_in_the_logits(name):
     assert torch.equal(lens.predictions, lens.logits.argmax(-1))
     assert lens.places == ("blocks.0.input", "blocks.0.residual", "blocks.1.residual")
     for depth, stream in enumerate(vitlens.capture(model, batch, lens.places).values()):
-        with vitlens.intervene(model, {"blocks.1.residual": stream}):  # the stream put behind the last block
+        with vitlens.intervene(
+            model, {"blocks.1.residual": stream}
+        ):  # the stream put behind the last block
             torch.testing.assert_close(lens.logits[:, depth], model(batch), atol=1e-5, rtol=1e-4)
     assert (lens.logits[:, 1:] - lens.logits[:, :-1]).abs().amax((0, 2)).min() > 1e-3
 
@@ -66,14 +75,22 @@ def test_the_parts_sum_to_the_logit_and_the_lens_ends_in_the_logits(name):
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @torch.no_grad()
 def test_heads_and_mlps_of_ours_by_hand(pooling):
-    """Elhage 2021: what a part writes where the classifier reads, centred and scaled by the norm, times the head."""
+    """Elhage 2021: what a part writes where the classifier reads, centred and scaled by the norm,
+    times the head.
+    """
     model = ours(pooling=pooling)
     module = model.module
     batch = of(model)
     norm = module.norm if pooling == "cls" else module.fc_norm
     head = module.head
     found = attributed(model, batch, TARGETS)
-    places = ["blocks.1.residual", "blocks.0.input", "blocks.0.mlp", "blocks.1.mlp", "blocks.*.heads"]
+    places = [
+        "blocks.1.residual",
+        "blocks.0.input",
+        "blocks.0.mlp",
+        "blocks.1.mlp",
+        "blocks.*.heads",
+    ]
     last, before, *mlps, first, second = vitlens.capture(model, batch, places).values()
 
     def read(tokens: Tensor) -> Tensor:
@@ -90,7 +107,9 @@ def test_heads_and_mlps_of_ours_by_hand(pooling):
         bias = bias + to_logit(block.attn.proj.bias.expand(3, -1))
         own = [to_logit(read(heads[:, number] @ columns[number].T)) for number in (0, 1)]
         torch.testing.assert_close(found.heads[:, layer], torch.stack(own, 1), atol=1e-6, rtol=1e-4)
-        torch.testing.assert_close(found.mlps[:, layer], to_logit(read(mlps[layer])), atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            found.mlps[:, layer], to_logit(read(mlps[layer])), atol=1e-6, rtol=1e-4
+        )
     torch.testing.assert_close(found.embedding, to_logit(read(before)), atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(found.bias, bias, atol=1e-6, rtol=1e-4)
 
@@ -110,16 +129,26 @@ def test_the_prediction_unless_a_class_is_given_also_inside_an_intervention():
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("ours", torch.bfloat16), ("eva02", torch.bfloat16), ("torchvision-vit", torch.float16)]
+    ("name", "dtype"),
+    [("ours", torch.bfloat16), ("eva02", torch.bfloat16), ("torchvision-vit", torch.float16)],
 )
 def test_a_model_in_16_bits_is_attributed_up_to_its_rounding(name, dtype):
-    """As near its own logit as its number format allows: by 2 eps of the numbers that are summed; and near fp32."""
+    """As near its own logit as its number format allows: by 2 eps of the numbers that are summed;
+    and near fp32.
+    """
     model = deepcopy(shared_model(name))
     batch = of(model)
     exact = attributed(model, batch, TARGETS)
     found = attributed(model.to(dtype), batch, TARGETS)
-    summed = exact.heads.abs().nansum((1, 2)) + exact.mlps.abs().sum(1) + exact.embedding.abs() + exact.bias.abs()
-    assert ((found.total() - found.logit).abs() <= 2 * torch.finfo(dtype).eps * summed.clamp_min(1)).all()
+    summed = (
+        exact.heads.abs().nansum((1, 2))
+        + exact.mlps.abs().sum(1)
+        + exact.embedding.abs()
+        + exact.bias.abs()
+    )
+    assert (
+        (found.total() - found.logit).abs() <= 2 * torch.finfo(dtype).eps * summed.clamp_min(1)
+    ).all()
     torch.testing.assert_close(found.heads, exact.heads, atol=8 * torch.finfo(dtype).eps, rtol=0)
     assert found.heads.dtype == torch.float32
 
@@ -173,7 +202,10 @@ NOT_READ = {
     "cnn": (small_cnn, "found a cnn model"),
     "two-lists": (lambda: half(TwoLists(ours().module), (32, 48)), "found blocks in 2 places"),
     "tokens-first": (HANDWRITTEN["encoder"], r"\(tokens, batch, width\)|norm"),
-    "norm-after-branch": (partial(timm_model, "vit_base_patch16_rpn_224", alias="rpn", class_token=False), ADDED),
+    "norm-after-branch": (
+        partial(timm_model, "vit_base_patch16_rpn_224", alias="rpn", class_token=False),
+        ADDED,
+    ),
     "no-residual": (partial(ours, residual=False), ADDED),
     "tanh": (with_pre_logits, ADDED),
 }

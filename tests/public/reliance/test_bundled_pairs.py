@@ -14,7 +14,9 @@ def scenes():
 
 @pytest.mark.parametrize("name", ["vit-shortcut", "cnn-shortcut"])
 def test_the_planted_cue_misleads_the_pair_that_was_trained_with_it(name, scenes):
-    result = vitlens.reliance(vitlens.load(name), scenes, cues=["background-colour"], thorough=False)
+    result = vitlens.reliance(
+        vitlens.load(name), scenes, cues=["background-colour"], thorough=False
+    )
     (row,) = result.rows
     assert result.relied_on() == ("background-colour",)
     assert row.misleads

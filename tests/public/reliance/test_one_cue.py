@@ -4,7 +4,16 @@ import pytest
 import torch
 
 import vitlens
-from tests.kit.planted_places import CLASSES, SIDE, bars, failing, never, off_centre, reads_saturation, small
+from tests.kit.planted_places import (
+    CLASSES,
+    SIDE,
+    bars,
+    failing,
+    never,
+    off_centre,
+    reads_saturation,
+    small,
+)
 from tests.kit.splits import split_of
 
 OTHERS = ["position", "size", "border", "contrast", "brightness", "fine-detail", "coarse-detail"]
@@ -21,7 +30,9 @@ def test_halving_contrast_keeps_colours():
     labels = torch.randint(0, 2, (80,), generator=generator)
     grey = 0.3 + 0.3 * torch.rand(80, 1, SIDE, SIDE, generator=generator)
     tint = torch.tensor([0.1, 0.0, -0.1])[None, :, None, None] * (0.5 + labels[:, None, None, None])
-    result = vitlens.reliance(reads_saturation(), split_of(grey + tint, labels, CLASSES), cues=["contrast", "colour"])
+    result = vitlens.reliance(
+        reads_saturation(), split_of(grey + tint, labels, CLASSES), cues=["contrast", "colour"]
+    )
     assert result.relied_on() == ("colour",)
     (row,) = (row for row in result.rows if row.cue == "contrast")
     assert row.changed_by.value < 0.05

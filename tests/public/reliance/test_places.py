@@ -1,4 +1,6 @@
-"""Position and size: each is found where a model depends on it, and neither where it depends on the other."""
+"""Position and size: each is found where a model depends on it, and neither where it depends on the
+other.
+"""
 
 import pytest
 
@@ -34,7 +36,10 @@ def test_without_masks_position_and_size_are_found_too(rule, cue):
 
 
 def test_without_masks_a_shift_that_cuts_objects_off_is_no_position():
-    assert "position" not in vitlens.reliance(failing(never), bars(masks=False), cues=GEOMETRY).relied_on()
+    assert (
+        "position"
+        not in vitlens.reliance(failing(never), bars(masks=False), cues=GEOMETRY).relied_on()
+    )
 
 
 def test_images_without_masks_are_changed_as_a_whole():

@@ -1,4 +1,6 @@
-"""What models rely on: planted cues come first, controls are matched, and nothing is said without them."""
+"""What models rely on: planted cues come first, controls are matched, and nothing is said without
+them.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -9,12 +11,25 @@ from PIL import Image
 
 import vitlens
 from tests.kit.batches import SEEN_AT_ONCE, counted
-from tests.kit.planted_reliance import CLASSES, SIDE, images, labelled_by, reads, trained_on, wrapped
+from tests.kit.planted_reliance import (
+    CLASSES,
+    SIDE,
+    images,
+    labelled_by,
+    reads,
+    trained_on,
+    wrapped,
+)
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.uncertainty import LEVEL
 
 SPLIT, FACTORS = images(120)
-PLANTED = {"hue": "background-colour", "texture": "fine-detail", "brightness": "brightness", "shape": "layout"}
+PLANTED = {
+    "hue": "background-colour",
+    "texture": "fine-detail",
+    "brightness": "brightness",
+    "shape": "layout",
+}
 # what is changed together with a cue, by construction of the images
 TOGETHER = {"hue": (), "texture": ("background",), "brightness": (), "shape": ()}
 
@@ -43,19 +58,31 @@ def test_images_in_every_form_give_the_same_rows(form, tmp_path):
         place = tmp_path / split.classes[label]
         place.mkdir(exist_ok=True)
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(place / f"{index:02}.png")
-    forms = {"8-bit tensor": pixels, "array": pixels.permute(0, 2, 3, 1).numpy(), "class folders": tmp_path}
+    forms = {
+        "8-bit tensor": pixels,
+        "array": pixels.permute(0, 2, 3, 1).numpy(),
+        "class folders": tmp_path,
+    }
     labels = None if form == "class folders" else batch.labels
     (row,) = vitlens.reliance(reads("brightness"), forms[form], labels, cues=["brightness"]).rows
     (expected,) = vitlens.reliance(reads("brightness"), split, cues=["brightness"]).rows
     assert row.n == 24
     assert row.size == pytest.approx(expected.size)
-    assert (row.changed_by, row.lost, row.gained) == (expected.changed_by, expected.lost, expected.gained)
+    assert (row.changed_by, row.lost, row.gained) == (
+        expected.changed_by,
+        expected.lost,
+        expected.gained,
+    )
 
 
 def test_no_more_than_a_batch_of_a_split_is_read_at_once(monkeypatch):
-    monkeypatch.setattr("vitlens.data.identity._AT_ONCE", SEEN_AT_ONCE)  # of which the content decides the order
+    monkeypatch.setattr(
+        "vitlens.data.identity._AT_ONCE", SEEN_AT_ONCE
+    )  # of which the content decides the order
     split = counted((SIDE, SIDE), CLASSES, count=24)
-    rows = vitlens.reliance(reads("brightness"), split, cues=["brightness"], batch_size=SEEN_AT_ONCE).rows
+    rows = vitlens.reliance(
+        reads("brightness"), split, cues=["brightness"], batch_size=SEEN_AT_ONCE
+    ).rows
     assert rows[0].n == 24
     assert max(split.source.asked) <= SEEN_AT_ONCE
 
@@ -83,15 +110,21 @@ def test_controls_are_matched_by_distance():
 
 
 def test_a_model_that_ignores_colour_never_changes_its_predictions():
-    rows = vitlens.reliance(reads("luminance"), SPLIT, cues=["colour", "background-colour", "object-colour"]).rows
-    assert {row.changed_by.value for row in rows} == {0.0}, "greying and turning hues keep luminance"
+    rows = vitlens.reliance(
+        reads("luminance"), SPLIT, cues=["colour", "background-colour", "object-colour"]
+    ).rows
+    assert {row.changed_by.value for row in rows} == {0.0}, (
+        "greying and turning hues keep luminance"
+    )
     assert {(row.fixed, row.broken) for row in rows} == {(0, 0)}
     assert not any(row.is_relied_on for row in rows)
 
 
 def test_a_misleading_hue_is_named_with_what_greying_fixes():
     """The model reads the hue, which has nothing to do with the label."""
-    result = vitlens.reliance(reads("hue"), labelled_by("shape", SPLIT, FACTORS), cues=["background-colour"])
+    result = vitlens.reliance(
+        reads("hue"), labelled_by("shape", SPLIT, FACTORS), cues=["background-colour"]
+    )
     assert result.relied_on() == ("background-colour",)
     for row in result.rows:
         moved = row.changed_by.value * row.n
@@ -117,7 +150,9 @@ def test_the_order_of_the_images_has_no_effect():
     order = torch.randperm(len(SPLIT), generator=torch.Generator().manual_seed(1))
     cues = ["background-colour", "background", "layout", "parts"]
     usual = found("shape", cues=cues)
-    mixed = vitlens.reliance(reads("shape"), labelled_by("shape", SPLIT, FACTORS).pick(order), cues=cues)
+    mixed = vitlens.reliance(
+        reads("shape"), labelled_by("shape", SPLIT, FACTORS).pick(order), cues=cues
+    )
     assert mixed.rows == usual.rows
 
 
@@ -131,13 +166,22 @@ def test_what_is_unmatched_supports_no_sentence():
 
 def test_of_two_models_the_one_that_relies_more_is_named():
     pair = [reads("hue"), reads("texture")]
-    result = vitlens.reliance(pair, labelled_by("hue", SPLIT, FACTORS), cues=["background-colour", "fine-detail"])
-    assert set(result.differences) == {("reads-hue", "background-colour"), ("reads-texture", "fine-detail")}
+    result = vitlens.reliance(
+        pair, labelled_by("hue", SPLIT, FACTORS), cues=["background-colour", "fine-detail"]
+    )
+    assert set(result.differences) == {
+        ("reads-hue", "background-colour"),
+        ("reads-texture", "fine-detail"),
+    }
     effects = {(row.model, row.cue, row.intervention): row.changed.value for row in result.rows}
     for row in result.pairs:
-        one, other = (effects[model, row.cue, row.intervention] for model in (row.first, row.second))
+        one, other = (
+            effects[model, row.cue, row.intervention] for model in (row.first, row.second)
+        )
         assert row.changed.value == pytest.approx(one - other)
-    same = vitlens.reliance([reads("hue"), twin()], labelled_by("hue", SPLIT, FACTORS), cues=["background-colour"])
+    same = vitlens.reliance(
+        [reads("hue"), twin()], labelled_by("hue", SPLIT, FACTORS), cues=["background-colour"]
+    )
     assert same.differences == ()
     assert {row.p for row in same.pairs} == {1.0}
 
@@ -149,7 +193,9 @@ def twin():
 def test_grey_images_are_left_out_and_counted():
     grey, _ = images(60, grey=True)
     mixed = SPLIT.pick(torch.arange(80))
-    pixels = torch.cat([batch.images for part in (mixed, grey) for batch in part.batches(len(part))])
+    pixels = torch.cat(
+        [batch.images for part in (mixed, grey) for batch in part.batches(len(part))]
+    )
     masks = torch.cat([mixed.masks, grey.masks])
     labels = torch.cat([FACTORS["hue"][:80], FACTORS["hue"][:60]])
     result = vitlens.reliance(reads("hue"), pixels, labels, masks=masks, cues=["colour"])
@@ -161,10 +207,19 @@ def test_what_cannot_be_changed_is_one_line_and_the_others_go_on():
     grey, factors = images(120, grey=True)
     split = replace(labelled_by("texture", grey, factors), masks=None)
     result = vitlens.reliance(reads("texture"), split)
-    assert {row.cue for row in result.left_out} == {"colour", "background-colour", "object-colour", "background"}
+    assert {row.cue for row in result.left_out} == {
+        "colour",
+        "background-colour",
+        "object-colour",
+        "background",
+    }
     assert "fine-detail" in result.relied_on()
-    assert len([row for row in result.left_out if row.cue == "colour"]) == 3, "one for each intervention"
-    few = vitlens.reliance(reads("texture"), split.pick(torch.arange(7)), cues=["brightness", "contrast"])
+    assert len([row for row in result.left_out if row.cue == "colour"]) == 3, (
+        "one for each intervention"
+    )
+    few = vitlens.reliance(
+        reads("texture"), split.pick(torch.arange(7)), cues=["brightness", "contrast"]
+    )
     assert not few.rows
     assert {row.cue for row in few.left_out} == {"brightness", "contrast"}
 
@@ -173,7 +228,9 @@ def test_masks_that_do_not_fit_are_one_line_and_the_others_go_on():
     pixels = next(iter(SPLIT.batches(40))).images
     masks = torch.ones(39, 8, 8, dtype=torch.bool)
     cues = ["background", "object-colour", "brightness"]
-    result = vitlens.reliance(reads("brightness"), pixels, FACTORS["brightness"][:40], masks=masks, cues=cues)
+    result = vitlens.reliance(
+        reads("brightness"), pixels, FACTORS["brightness"][:40], masks=masks, cues=cues
+    )
     assert {row.cue for row in result.left_out} == {"background", "object-colour"}
     assert all("(39, 8, 8)" in row.reason for row in result.left_out)
     assert [row.cue for row in result.rows] == ["brightness"]

@@ -1,4 +1,6 @@
-"""What enters the model: every image once an epoch, augmented each by its own draws, and the targets of mixtures."""
+"""What enters the model: every image once an epoch, augmented each by its own draws, and the
+targets of mixtures.
+"""
 
 import multiprocessing
 import os
@@ -67,14 +69,19 @@ def test_the_views_of_an_image_are_in_one_batch_and_augmented_differently(tmp_pa
     assert len(erased.unique(dim=0)) == 6
 
 
-@pytest.mark.parametrize("kind", [{"crop_padding": 2, "flip": True}, {"randaugment": 2}, {"erasing": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{"crop_padding": 2, "flip": True}, {"randaugment": 2}, {"erasing": 0.5}], ids=str
+)
 def test_a_view_depends_on_seed_epoch_and_image_and_not_on_its_batch(kind, tmp_path):
     before = PIXELS.clone()
     whole, _ = shown(MANY, tmp_path, steps=2, batch_size=40, **kind)
     parts, _ = shown(MANY, tmp_path, steps=8, batch_size=10, **kind)
     assert torch.equal(whole, parts)
     same = split_of(PIXELS[:1].expand(40, -1, -1, -1))
-    each, *others = (shown(same, tmp_path, steps=2, batch_size=40, seed=seed, **kind)[0] for seed in (0, 4, 1 << 32))
+    each, *others = (
+        shown(same, tmp_path, steps=2, batch_size=40, seed=seed, **kind)[0]
+        for seed in (0, 4, 1 << 32)
+    )
     by_index = len(each[:40].unique(dim=0))
     assert len(each.unique(dim=0)) > by_index > 15  # and by epoch
     assert not any(torch.equal(each.sort(0).values, other.sort(0).values) for other in others)
@@ -87,7 +94,13 @@ def test_shifts_and_flips_are_all_equally_likely(flip, tmp_path):
     padded = nn.functional.pad(image[0], (1, 1, 1, 1))
     expected = torch.stack([padded[:, y : y + 8, x : x + 12] for y in range(3) for x in range(3)])
     expected = torch.cat([expected, expected.flip(3)]) if flip else expected
-    images, _ = shown(split_of(image.expand(3000, -1, -1, -1)), tmp_path, batch_size=3000, crop_padding=1, flip=flip)
+    images, _ = shown(
+        split_of(image.expand(3000, -1, -1, -1)),
+        tmp_path,
+        batch_size=3000,
+        crop_padding=1,
+        flip=flip,
+    )
     views, counts = (255 * images).round().to(torch.uint8).unique(dim=0, return_counts=True)
     assert torch.equal(views, expected.unique(dim=0))
     usual = 3000 / len(expected)
@@ -106,7 +119,9 @@ def test_randaugment_draws_torchvisions_operations_equally_often(magnitude, tmp_
         signs = (1, -1) if signed else (1,)
         for sign in signs:
             value = 0.0 if steps is None else float(steps[magnitude]) * sign
-            found = theirs._apply_image_or_video_transform(noise, name, value, InterpolationMode.NEAREST, theirs._fill)
+            found = theirs._apply_image_or_video_transform(
+                noise, name, value, InterpolationMode.NEAREST, theirs._fill
+            )
             expected.append(found[0])
             chances.append(1 / len(operations) / len(signs))
     many = split_of(noise.expand(2500, -1, -1, -1))
@@ -116,7 +131,9 @@ def test_randaugment_draws_torchvisions_operations_equally_often(magnitude, tmp_
     wanted, index = torch.stack(expected).unique(dim=0, return_inverse=True)
     assert torch.equal(views, wanted)
     usual = 2500 * torch.zeros(len(wanted)).index_add(0, index, torch.tensor(chances))
-    assert ((counts - usual) ** 2 / usual).sum() < 50  # chi-squared with at most 22 degrees: p > 0.0006
+    assert (
+        (counts - usual) ** 2 / usual
+    ).sum() < 50  # chi-squared with at most 22 degrees: p > 0.0006
 
 
 def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images(tmp_path):
@@ -129,7 +146,9 @@ def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images(tmp_pat
     across = changed[hit].any(1)
     tall = down.sum(1)
     wide = across.sum(1)
-    assert torch.equal(changed[hit], down[:, :, None] & across[:, None])  # a rectangle without holes
+    assert torch.equal(
+        changed[hit], down[:, :, None] & across[:, None]
+    )  # a rectangle without holes
     areas = tall * wide / (16 * 24)
     aspects = tall / wide
     assert 0.01 < areas.min() < 0.05
@@ -148,14 +167,20 @@ def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images(tmp_pat
 
 @pytest.mark.parametrize("kind", ["mixup", "cutmix"])
 def test_targets_are_the_shares_of_the_images_in_the_mixture(kind, tmp_path):
-    """Constant images, as bright as their class: the mean of a mixture is linear in the shares, as its targets are."""
-    shades = split_of((100 * (torch.arange(96) % 3)).byte()[:, None, None, None].expand(-1, 3, 8, 12).contiguous())
+    """Constant images, as bright as their class: the mean of a mixture is linear in the shares, as
+    its targets are.
+    """
+    shades = split_of(
+        (100 * (torch.arange(96) % 3)).byte()[:, None, None, None].expand(-1, 3, 8, 12).contiguous()
+    )
     images, targets = shown(shades, tmp_path, steps=12, batch_size=8, **{kind: 1.0})
     assert targets.sum(1).tolist() == pytest.approx([1.0] * 96)
     means = targets @ torch.tensor([0.0, 100.0, 200.0]) / 255
     assert images.mean((1, 2, 3)).tolist() == pytest.approx(means.tolist(), abs=1e-4)
     assert len(targets[:, 0].unique()) > 8
-    assert torch.isin((255 * images).round(), torch.tensor([0.0, 100.0, 200.0])).all() == (kind == "cutmix")
+    assert torch.isin((255 * images).round(), torch.tensor([0.0, 100.0, 200.0])).all() == (
+        kind == "cutmix"
+    )
 
 
 def test_a_batch_is_mixed_with_the_given_probability_by_one_of_two(tmp_path):
@@ -163,7 +188,9 @@ def test_a_batch_is_mixed_with_the_given_probability_by_one_of_two(tmp_path):
     showing = Showing(120)
     recipe = plain_recipe(mixup=0.8, cutmix=1.0, mix_chance=0.5)
     with pytest.raises(EnoughError):
-        trained(tmp_path, train=few.pick(torch.arange(8 * 120) % 8), recipe=recipe, objective=showing)
+        trained(
+            tmp_path, train=few.pick(torch.arange(8 * 120) % 8), recipe=recipe, objective=showing
+        )
     pixels = few.source.read(torch.arange(8)).float() / 255
     kinds = {"whole": 0, "mixed": 0, "cut": 0}
     for images, targets in zip(showing.images, showing.targets):
@@ -196,7 +223,9 @@ class OnDisk:
         return self.pixels[indices]
 
 
-def test_workers_read_the_same_pixels_in_the_same_order_and_what_they_cannot_read_is_one_line(tmp_path):
+def test_workers_read_the_same_pixels_in_the_same_order_and_what_they_cannot_read_is_one_line(
+    tmp_path,
+):
     expected, _ = shown(MANY, tmp_path, steps=10, batch_size=8)
     for source in (OnDisk(PIXELS), OnDisk(PIXELS / 255)):  # floats are rounded to 8 bits
         found, _ = shown(replace(MANY, source=source), tmp_path, steps=10, batch_size=8)
@@ -215,11 +244,14 @@ shown(replace(MANY, source=OnDisk(PIXELS, "killed")), Path("{folder}"), steps=10
 """
 
 
-@pytest.mark.slow  # in a process of its own, as PyTorch's handler of the signal may raise at any later time
+# in a process of its own, as PyTorch's handler of the signal may raise at any later time
+@pytest.mark.slow
 def test_a_killed_worker_is_an_error_with_how_to_resume(tmp_path):
     command = [sys.executable, "-c", KILLED.format(folder=tmp_path)]
     root = Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANGS, check=False)
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=HANGS, check=False
+    )
     assert "RunError" in done.stderr
     assert "continue with resume=True" in done.stderr
 
@@ -228,7 +260,10 @@ def test_errors_of_a_user_are_not_changed_and_those_of_lost_workers_are(tmp_path
     for error in (RuntimeError("of its own"), ValueError("of its own"), DataError("of its own")):
         with pytest.raises(type(error), match=r"^of its own$"):
             trained(tmp_path, objective=Showing(error=error))
-    for error in (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), ConnectionResetError()):
+    for error in (
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+        ConnectionResetError(),
+    ):
         with pytest.raises(RunError, match="resume=True"):
             trained(tmp_path, objective=Showing(error=error))
 
@@ -260,7 +295,10 @@ MIXED = "--set cutmix=1.0 --set mixup=0.8 --set randaugment=2 --set erasing=0.5 
 )
 def test_the_first_batch_of_a_report_is_what_enters_the_model(size, more, words, still, tmp_path):
     """Its first twelve images as given and as trained on, with their targets."""
-    line = f"train vit-mini --data {still} --epochs 1 --batch-size {size} --seed 3 --dim 16 --depth 1 --heads 2"
+    line = (
+        f"train vit-mini --data {still} --epochs 1 --batch-size {size} --seed 3 --dim 16 "
+        "--depth 1 --heads 2"
+    )
     none = "--set crop_padding=1 --set randaugment=0 --set cutmix=0 --set mix_chance=1"
     record = ran(tmp_path / "out", f"{line} {none} {more}")
     split = load_data(str(still), part="train", seed=3)
@@ -268,7 +306,15 @@ def test_the_first_batch_of_a_report_is_what_enters_the_model(size, more, words,
     showing = Showing()
     recipe = recipe_of({row.setting: row.value for row in record.recipe})
     with pytest.raises(EnoughError):
-        trained(tmp_path, vitlens.load("vit-digits"), train=split, test=split, recipe=recipe, seed=3, objective=showing)
+        trained(
+            tmp_path,
+            vitlens.load("vit-digits"),
+            train=split,
+            test=split,
+            recipe=recipe,
+            seed=3,
+            objective=showing,
+        )
     images = showing.images[0]
     targets = showing.targets[0]
     count = min(12, size)
@@ -283,4 +329,6 @@ def test_the_first_batch_of_a_report_is_what_enters_the_model(size, more, words,
     (setup,) = record.setup
     assert (setup.augmentation, setup.shown) == (words, count)
     assert setup.mixed == ((shown.targets > 0).sum(1) > 1).sum()
-    assert (record.scores[0].gap is None) == ("mixup" in more)  # mixed images say nothing of overfitting
+    assert (record.scores[0].gap is None) == (
+        "mixup" in more
+    )  # mixed images say nothing of overfitting

@@ -1,4 +1,6 @@
-"""Trainings beside the same loop written out with torch's optimisers, and shares of a batch beside the whole."""
+"""Trainings beside the same loop written out with torch's optimisers, and shares of a batch beside
+the whole.
+"""
 
 import math
 
@@ -38,17 +40,26 @@ def rate(step: int, warmup: int, minimum: float) -> float:
 
 def layer(name: str) -> int:
     """BEiT's: embeddings 0, block i layer i + 1, norm and head depth + 1."""
-    return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 3 * name.startswith(("norm", "head"))
+    return (
+        int(name.split(".")[1]) + 1
+        if name.startswith("blocks.")
+        else 3 * name.startswith(("norm", "head"))
+    )
 
 
-def optimisers(module, *, kind, betas, weight_decay, decay) -> list[tuple[torch.optim.Optimizer, float]]:
-    """AdamW, and Muon of the blocks' matrices, each with its share of the rate; matrices decay, tokens, positions and
-    vectors do not."""
+def optimisers(
+    module, *, kind, betas, weight_decay, decay
+) -> list[tuple[torch.optim.Optimizer, float]]:
+    """AdamW, and Muon of the blocks' matrices, each with its share of the rate; matrices decay,
+    tokens, positions and vectors do not.
+    """
     made: list[tuple[torch.optim.Optimizer, float]] = []
     for name, parameter in module.named_parameters():
         own = weight_decay if parameter.ndim > 1 and name not in TOKENS else 0.0
         if kind == "muon" and parameter.ndim == 2 and name.startswith("blocks."):
-            one = torch.optim.Muon([parameter], weight_decay=own, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+            one = torch.optim.Muon(
+                [parameter], weight_decay=own, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+            )
         else:
             one = torch.optim.AdamW([parameter], weight_decay=own, betas=betas)
         made.append((one, decay ** (3 - layer(name))))
@@ -69,12 +80,16 @@ def by_hand(
     accumulate=1,
     **shape,
 ):
-    """The weights after the last step, averaged where they are; loss, gradient norm, rate and accuracy of each step."""
+    """The weights after the last step, averaged where they are; loss, gradient norm, rate and
+    accuracy of each step.
+    """
     model = tiny_model(drop_path=0.0, dropout=0.0, **shape).requires_grad_(True)
     module = model.module.train()
     rows = []
     averages = state(model)
-    parts = optimisers(module, kind=optimiser, betas=betas, weight_decay=weight_decay, decay=layer_decay)
+    parts = optimisers(
+        module, kind=optimiser, betas=betas, weight_decay=weight_decay, decay=layer_decay
+    )
     for step in range(STEPS):
         logits = model(IMAGES)
         now = rate(step, round(warmup * STEPS), minimum)
@@ -88,13 +103,21 @@ def by_hand(
             one.step()
             one.zero_grad()
         keep = min(average, (1 + step) / (10 + step))
-        averages = {name: keep * averages[name] + (1 - keep) * value for name, value in state(model).items()}
-        rows.append((loss.item(), norm, now, (logits.argmax(1) == FEW.labels).float().mean().item()))
+        averages = {
+            name: keep * averages[name] + (1 - keep) * value for name, value in state(model).items()
+        }
+        rows.append(
+            (loss.item(), norm, now, (logits.argmax(1) == FEW.labels).float().mean().item())
+        )
     return averages, rows
 
 
-def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float) -> None:
-    """Equal weights, but for the bias of the keys: softmax ignores it, and its gradient is rounding."""
+def close(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float
+) -> None:
+    """Equal weights, but for the bias of the keys: softmax ignores it, and its gradient is
+    rounding.
+    """
     for name, value in found.items():
         differs = (value - expected[name]).abs()
         if name.endswith("qkv.bias"):
@@ -142,13 +165,17 @@ def test_a_training_is_the_loop_written_out(changes, shape, tmp_path):
         logits = model.eval()(next(TEST.batches(12)).images)
     last = result.history[-1]
     assert last.test_loss == pytest.approx(F.cross_entropy(logits, TEST.labels).item(), rel=1e-4)
-    assert last.test_accuracy == pytest.approx((logits.argmax(1) == TEST.labels).float().mean().item())
+    assert last.test_accuracy == pytest.approx(
+        (logits.argmax(1) == TEST.labels).float().mean().item()
+    )
 
 
 def kept(folder, **how: bool) -> tuple[int, dict[str, torch.Tensor]]:
     """How many numbers are kept for the backward passes, and the weights after them."""
     saved: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each.numel()) or each, lambda each: each):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda each: saved.append(each.numel()) or each, lambda each: each
+    ):
         model, _ = trained(folder, precision="fp32", recipe=plain_recipe(epochs=1), **how)
     return sum(saved), state(model)
 
@@ -161,13 +188,18 @@ def test_recomputed_blocks_drop_the_same_and_keep_fewer_tensors(tmp_path):
 
 @pytest.mark.usefixtures("progress_every_step")
 @pytest.mark.parametrize(
-    ("epochs", "compiler", "compiled"), [(400, "g++", 1), (400, "clang++", 1), (399, "g++", 0), (400, "", 0)]
+    ("epochs", "compiler", "compiled"),
+    [(400, "g++", 1), (400, "clang++", 1), (399, "g++", 0), (400, "", 0)],
 )
-def test_long_trainings_are_compiled_where_there_is_a_compiler(epochs, compiler, compiled, tmp_path, monkeypatch):
+def test_long_trainings_are_compiled_where_there_is_a_compiler(
+    epochs, compiler, compiled, tmp_path, monkeypatch
+):
     asked: list[nn.Module] = []
     monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
     monkeypatch.setattr(torch, "compile", lambda module: asked.append(module) or module)
-    with pytest.raises(EnoughError):  # of five steps an epoch, and of 2,000 from which it is worth it
+    with pytest.raises(
+        EnoughError
+    ):  # of five steps an epoch, and of 2,000 from which it is worth it
         trained(tmp_path, recipe=plain_recipe(epochs=epochs), on_progress=interrupting(1))
     assert len(asked) == compiled
 
@@ -183,10 +215,14 @@ def test_averaged_gradients_of_shares_are_that_of_the_whole_batch(processes, acc
     found = []
     losses = []
     for count, index in ((1, 0), *((processes, index) for index in range(processes))):
-        recipe = plain_recipe(epochs=1, batch_size=7, accumulate=accumulate if count > 1 else 1, label_smoothing=0.1)
+        recipe = plain_recipe(
+            epochs=1, batch_size=7, accumulate=accumulate if count > 1 else 1, label_smoothing=0.1
+        )
         model = tiny_model(drop_path=0.0, dropout=0.0)
         with one_of(count, index, model) as gradients:
-            _, result = trained(tmp_path, model, train=tiny_split("train", 7), recipe=recipe, precision="fp32")
+            _, result = trained(
+                tmp_path, model, train=tiny_split("train", 7), recipe=recipe, precision="fp32"
+            )
         found.append(dict(gradients))
         losses.append(result.history[0].train_loss * len(range(index, 7, count)))
     whole, *parts = found

@@ -17,7 +17,17 @@ from safetensors.torch import load_file
 
 import vitlens
 from tests.kit import trainings
-from tests.kit.trainings import TEST, TRAIN, EnoughError, interrupting, plain_recipe, same, state, tiny_model, trained
+from tests.kit.trainings import (
+    TEST,
+    TRAIN,
+    EnoughError,
+    interrupting,
+    plain_recipe,
+    same,
+    state,
+    tiny_model,
+    trained,
+)
 from tests.kit.waiting import HANGS
 from vitlens import Model
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
@@ -38,7 +48,9 @@ def as_before(model: Model) -> bool:
     modes = any(module.training or module._forward_hooks for module in model.modules())
     blocks = model.module.blocks
     plain = all(block.attn.fused and "forward" not in block.__dict__ for block in blocks)
-    return plain and not modes and not any(parameter.requires_grad for parameter in model.parameters())
+    return (
+        plain and not modes and not any(parameter.requires_grad for parameter in model.parameters())
+    )
 
 
 def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
@@ -46,9 +58,16 @@ def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
     assert same(load_file(result.weights), state(model))
     assert accuracy_of(result.weights) == pytest.approx(result.accuracy)
     assert accuracy_of(result.best_weights) == pytest.approx(result.best_accuracy)
-    assert [(metrics.epoch, metrics.images) for metrics in result.history] == [(0, 40), (1, 80), (2, 120)]
+    assert [(metrics.epoch, metrics.images) for metrics in result.history] == [
+        (0, 40),
+        (1, 80),
+        (2, 120),
+    ]
     accuracies = [metrics.test_accuracy for metrics in result.history]
-    assert (result.best_accuracy, result.best_epoch) == (max(accuracies), accuracies.index(max(accuracies)))
+    assert (result.best_accuracy, result.best_epoch) == (
+        max(accuracies),
+        accuracies.index(max(accuracies)),
+    )
     assert (result.accuracy, result.seconds) == (accuracies[-1], result.history[-1].seconds)
     files = {"best.safetensors", "model.safetensors", "metrics.jsonl", "checkpoint"}
     assert {path.name for path in tmp_path.iterdir()} == files
@@ -70,7 +89,9 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optim
     with pytest.raises(EnoughError):
         trained(cut, on_progress=interrupting(at), **given)
     more = {"resume": True, **given}
-    resumed, result = trained(cut, tiny_model(seed=7), on_progress=lambda told: steps.append(told.step), **more)
+    resumed, result = trained(
+        cut, tiny_model(seed=7), on_progress=lambda told: steps.append(told.step), **more
+    )
     assert min(steps) == again
     assert same(state(resumed), state(whole))
     assert trainings.timeless(cut) == trainings.timeless(tmp_path / "whole")
@@ -83,13 +104,20 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optim
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"recipe": plain_recipe(epochs=1, learning_rate=1.0)}, r"recipe\.learning_rate = 0.003, found 1.0"),
+        (
+            {"recipe": plain_recipe(epochs=1, learning_rate=1.0)},
+            r"recipe\.learning_rate = 0.003, found 1.0",
+        ),
         ({"seed": 3}, "seed = 0, found 3"),
         ({"train": trainings.tiny_split("train", 39)}, r"data\.train = 40, found 39"),
         ({"test": trainings.tiny_split("test", 11)}, r"data\.test = 12, found 11"),
         *(
             (
-                {part: trainings.split_of(255 - next(split.batches(40)).images.mul(255).byte(), part=part)},
+                {
+                    part: trainings.split_of(
+                        255 - next(split.batches(40)).images.mul(255).byte(), part=part
+                    )
+                },
                 "found others",
             )
             for part, split in (("train", TRAIN), ("test", TEST))
@@ -131,7 +159,10 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
 
 
 BARE = replace(TRAIN, labels=None)
-ONE = [replace(each, classes=("a",), labels=torch.zeros(len(each), dtype=torch.long)) for each in (TRAIN, TEST)]
+ONE = [
+    replace(each, classes=("a",), labels=torch.zeros(len(each), dtype=torch.long))
+    for each in (TRAIN, TEST)
+]
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"train": BARE}, DataError, "train images in random, found images without labels"),
     ({"test": replace(TEST, labels=None)}, DataError, "test images in random"),
@@ -140,7 +171,11 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"train": replace(TRAIN, labels=torch.full((40,), 3))}, DataError, "0 to 2"),
     ({"test": replace(TEST, labels=TEST.labels - 1)}, DataError, "-1 to 1"),
     ({"train": replace(TRAIN, labels=torch.arange(40) % 2)}, DataError, r"none of 1 \(c\)"),
-    ({"model": tiny_model(classes=("a",)), "train": ONE[0], "test": ONE[1]}, DataError, "at least 2 classes"),
+    (
+        {"model": tiny_model(classes=("a",)), "train": ONE[0], "test": ONE[1]},
+        DataError,
+        "at least 2 classes",
+    ),
     ({"keep_every": 0}, InputError, "keep_every="),
     ({"train_last": 3}, InputError, "train_last= from 1 to 2"),
     ({"train_last": -1}, InputError, "train_last="),
@@ -201,7 +236,9 @@ def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path, at):
             trained(tmp_path / "full", on_progress=fill, checkpoint_every=3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [path.name for path in (tmp_path / "full" / "checkpoint").iterdir()] == ["state.safetensors"]
+    assert [path.name for path in (tmp_path / "full" / "checkpoint").iterdir()] == [
+        "state.safetensors"
+    ]
     resumed, _ = trained(tmp_path / "full", tiny_model(seed=7), resume=True)
     assert same(state(resumed), state(whole))
 
@@ -209,7 +246,9 @@ def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path, at):
 def test_progress_counts_up_to_the_end(tmp_path):
     heard: list[Any] = []
     times = [perf_counter()]
-    _, result = trained(tmp_path, on_progress=lambda told: heard.append(told) or times.append(perf_counter()))
+    _, result = trained(
+        tmp_path, on_progress=lambda told: heard.append(told) or times.append(perf_counter())
+    )
     steps = [progress.step for progress in heard]
     last = heard[-1]
     assert steps == sorted(steps)
@@ -257,7 +296,9 @@ class Notes:
 
 
 def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_path):
-    """Watching changes no bit, nor do the caller's random numbers; it sees the averaged weights, which are tested."""
+    """Watching changes no bit, nor do the caller's random numbers; it sees the averaged weights,
+    which are tested.
+    """
     notes = Notes()
     first = Notes()
     second = Notes()
@@ -270,12 +311,16 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
     assert not same(state(model), state(trained(tmp_path / "other", seed=1)[0]))
     assert trainings.timeless(tmp_path / "whole") == trainings.timeless(tmp_path / "alone")
     assert same(notes.weights, state(model))
-    assert [(facts.step, facts.epoch) for facts in notes.steps] == [(step + 1, step // 5) for step in range(STEPS)]
+    assert [(facts.step, facts.epoch) for facts in notes.steps] == [
+        (step + 1, step // 5) for step in range(STEPS)
+    ]
     assert tuple(notes.epochs) == result.history
     for metrics in notes.epochs:
         mine = [facts for facts in notes.steps if facts.epoch == metrics.epoch]
         assert metrics.train_loss == pytest.approx(sum(facts.loss for facts in mine) / 5, rel=1e-6)
-        assert metrics.gradient_norm == pytest.approx(sum(facts.gradient_norm for facts in mine) / 5, rel=1e-6)
+        assert metrics.gradient_norm == pytest.approx(
+            sum(facts.gradient_norm for facts in mine) / 5, rel=1e-6
+        )
         assert metrics.learning_rate == mine[-1].learning_rate
     assert all(0 < facts.images_per_second < math.inf for facts in notes.steps)
     with pytest.raises(EnoughError):
@@ -292,10 +337,16 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
         ("step", {}, ZeroDivisionError),
         ("close", {}, ZeroDivisionError),
         ("", {"train": BARE}, DataError),  # before anything begins
-        ("", {"recipe": plain_recipe(optimiser="muon")}, InputError),  # which torch before 2.9 does not have
+        (
+            "",
+            {"recipe": plain_recipe(optimiser="muon")},
+            InputError,
+        ),  # which torch before 2.9 does not have
     ],
 )
-def test_all_watchers_are_closed_though_something_fails(tmp_path, fails, changes, error, monkeypatch):
+def test_all_watchers_are_closed_though_something_fails(
+    tmp_path, fails, changes, error, monkeypatch
+):
     monkeypatch.delattr(torch.optim, "Muon")
     order: list[str] = []
     watchers = [Notes("a", "", order), Notes("b", fails, order), Notes("c", "", order)]
@@ -334,4 +385,8 @@ def test_a_resumed_run_has_each_once_and_another_training_anew(tmp_path, at):
     for name in ("epoch-12345.safetensors", "mine.safetensors"):
         (folder / name).write_bytes(b"mine")
     trained(cut, recipe=trainings.tiny_recipe(epochs=1), keep_every=1)
-    assert sorted(kept("cut")) == ["epoch-0000.safetensors", "epoch-0001.safetensors", "mine.safetensors"]
+    assert sorted(kept("cut")) == [
+        "epoch-0000.safetensors",
+        "epoch-0001.safetensors",
+        "mine.safetensors",
+    ]

@@ -1,4 +1,6 @@
-"""`train --objective mae|dino|clip`: files, resuming, what is measured and said, captions, and what is refused."""
+"""`train --objective mae|dino|clip`: files, resuming, what is measured and said, captions, and what
+is refused.
+"""
 
 import csv
 from pathlib import Path
@@ -12,7 +14,15 @@ from safetensors.torch import load_file
 import vitlens
 from tests.kit.commands import ran, refusal, report
 from tests.kit.objectives import NAMES, captions_of, headless, pretrained, scenes, text_classifier
-from tests.kit.trainings import EnoughError, interrupting, one_of, plain_recipe, same, state, timeless
+from tests.kit.trainings import (
+    EnoughError,
+    interrupting,
+    one_of,
+    plain_recipe,
+    same,
+    state,
+    timeless,
+)
 from vitlens.errors import InputError
 from vitlens.training.objectives.registry import COLLAPSE, OBJECTIVES
 
@@ -27,7 +37,10 @@ SMALL = {"mae": "--set decoder_dim=8", "dino": "--set outputs=12", "clip": "--se
 def folders(tmp_path_factory):
     """A run of each objective."""
     return {
-        name: ran(tmp_path_factory.mktemp("runs") / name, f"{LINE} --objective {name} {SMALL[name]}") for name in NAMES
+        name: ran(
+            tmp_path_factory.mktemp("runs") / name, f"{LINE} --objective {name} {SMALL[name]}"
+        )
+        for name in NAMES
     }
 
 
@@ -40,7 +53,9 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
     torch.manual_seed(5)  # on which nothing depends
     with pytest.raises(EnoughError):
         pretrained(name, cut, recipe=recipe, checkpoint_every=1, on_progress=interrupting(4))
-    resumed, _ = pretrained(name, cut, headless(seed=7), recipe=recipe, checkpoint_every=1, resume=True)
+    resumed, _ = pretrained(
+        name, cut, headless(seed=7), recipe=recipe, checkpoint_every=1, resume=True
+    )
     assert same(state(resumed), state(whole))
     for file in (STATE, "model.safetensors", *(["text.safetensors"] if name == "clip" else [])):
         assert same(load_file(cut / file), load_file(tmp_path / "whole" / file)), file
@@ -50,7 +65,9 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
 def test_the_parts_beside_the_model_are_in_the_checkpoint(folders):
     names = {name: set(load_file(folders[name].folder / STATE)) for name in NAMES}
     assert {"model/mask_token", "model/head.weight"} < names["mae"]
-    assert {"model/centre", "model/teacher.last.weight", "model/student.last.weight"} < names["dino"]
+    assert {"model/centre", "model/teacher.last.weight", "model/student.last.weight"} < names[
+        "dino"
+    ]
     assert {"model/logit_scale", "model/text.embed.weight"} < names["clip"]
 
 
@@ -77,7 +94,9 @@ def test_a_run_folder_is_a_model_and_its_report_says_what_was_measured(name, fol
 
 @pytest.mark.slow  # three more commands on folders that other tests read
 def test_features_of_a_run_without_classes_are_read_and_it_is_fine_tuned(folders, tmp_path):
-    record = ran(tmp_path / "f", f"features {folders['mae'].folder} --data shapes --limit 24 --bank 24 --k 5")
+    record = ran(
+        tmp_path / "f", f"features {folders['mae'].folder} --data shapes --limit 24 --bank 24 --k 5"
+    )
     assert record.aliases == ("mae",)
     line = f"train {folders['dino'].folder} --data shapes --limit 24 --epochs 1 --freeze-backbone"
     tuned = vitlens.load(str(ran(tmp_path / "t", line).folder))
@@ -95,14 +114,19 @@ def test_the_classifier_of_a_run_is_that_of_its_texts(folders):
     assert texts.norm(dim=-1) == pytest.approx(1, abs=1e-5)
     cosines = vitlens.features(model, images).at(-1) @ texts.mean(0).T
     assert torch.equal(model(images).argmax(1), cosines.argmax(1))
-    two = text_classifier(folder, ("ring", "a ring and words that nobody wrote"), ("a photo of a {}",))
+    two = text_classifier(
+        folder, ("ring", "a ring and words that nobody wrote"), ("a photo of a {}",)
+    )
     assert two.shape == (1, 2, 16)
     (score,) = folders["clip"].scores
     assert (score.role, score.accuracy.n) == ("zero-shot", 24)
 
 
 def test_a_teacher_that_is_not_centred_collapses_and_the_report_says_so(tmp_path):
-    line = LINE.replace("--epochs 2", "--epochs 12") + " --objective dino --set outputs=12 --learning-rate 0.01"
+    line = (
+        LINE.replace("--epochs 2", "--epochs 12")
+        + " --objective dino --set outputs=12 --learning-rate 0.01"
+    )
     record = ran(tmp_path / "out", f"{line} --set centring=false --set momentum=0.5 --warmup 0")
     (row,) = record.pretraining
     assert row.information.value < COLLAPSE
@@ -133,7 +157,9 @@ def test_captions_name_the_class_and_are_the_same_again(data):
     train = scenes("train", data=data)
     keys = torch.arange(24)
     told = captions_of(train)(keys, 0)
-    assert all(train.classes[label] in text.split() for label, text in zip(train.labels.tolist(), told))
+    assert all(
+        train.classes[label] in text.split() for label, text in zip(train.labels.tolist(), told)
+    )
     assert len(set(told)) > 12
     assert captions_of(train)(keys.flip(0), 0) == told[::-1]
     assert captions_of(train)(keys, 1) != told
@@ -142,7 +168,9 @@ def test_captions_name_the_class_and_are_the_same_again(data):
 
 def test_captions_say_where_the_object_is():
     test = scenes("test", 560)
-    test = test.pick((test.labels % 4 == 1).nonzero()[:, 0])  # crosses and squares, whose middle is their centre
+    test = test.pick(
+        (test.labels % 4 == 1).nonzero()[:, 0]
+    )  # crosses and squares, whose middle is their centre
     said = captions_of(test)(torch.arange(len(test)), 0)
     rows, columns = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
     area = test.masks.sum((1, 2))
@@ -169,7 +197,10 @@ def images_in(folder: Path, count: int = 8) -> list[str]:
 
 def test_captions_of_a_folder_are_read_from_its_file(tmp_path, capsys):
     names = images_in(tmp_path / "data")
-    line = f"train vit-mini --data {tmp_path / 'data'} --objective clip --epochs 1 --batch-size 4 {SHAPE}"
+    line = (
+        f"train vit-mini --data {tmp_path / 'data'} --objective clip --epochs 1 --batch-size 4 "
+        f"{SHAPE}"
+    )
     assert "captions.csv" in refusal(capsys, f"{line} --out {tmp_path / 'none'}")
     rows = [[name, f"a grey square of {at % 8}"] for at, name in enumerate(names)]
     with (tmp_path / "data" / "captions.csv").open("w", newline="") as file:
@@ -210,7 +241,9 @@ def test_what_an_objective_cannot_do_is_refused_in_one_line(line, tmp_path, caps
 
 def test_a_run_is_resumed_under_its_own_objective_alone(folders, tmp_path, capsys):
     folder = folders["mae"].folder
-    assert "objective, mae, found dino" in refusal(capsys, f"train --resume {folder} --objective dino")
+    assert "objective, mae, found dino" in refusal(
+        capsys, f"train --resume {folder} --objective dino"
+    )
     pretrained("mae", tmp_path)
     with pytest.raises(InputError, match=r"objective\.\w+ = "):
         pretrained("dino", tmp_path, resume=True)

@@ -1,4 +1,6 @@
-"""Partial fine-tuning, and a head on cached features, which is the head trained with the backbone run each time."""
+"""Partial fine-tuning, and a head on cached features, which is the head trained with the backbone
+run each time.
+"""
 
 import math
 from pathlib import Path
@@ -15,8 +17,10 @@ from tests.kit.trainings import plain_recipe, recipe_of, state, tiny_cnn, tiny_m
 from vitlens import load_data
 
 PLAIN = (
-    "--data digits --limit 40 --batch-size 8 --precision fp32 --freeze-backbone --warmup 0 --clip 0 --average 0 "
-    "--label-smoothing 0 --weight-decay 0.1 --learning-rate 0.03 --set minimum=1 --set crop_padding=0 --set flip=false"
+    "--data digits --limit 40 --batch-size 8 --precision fp32 --freeze-backbone --warmup 0 --clip "
+    "0 --average 0 "
+    "--label-smoothing 0 --weight-decay 0.1 --learning-rate 0.03 --set minimum=1 --set "
+    "crop_padding=0 --set flip=false"
 )
 
 
@@ -39,7 +43,9 @@ def test_everything_the_last_blocks_or_the_head_is_trained(tmp_path):
         (1, ("blocks.1.", "norm.", "head.")),
         (2, ("blocks.", "norm.", "head.")),
     ):
-        assert changed(tiny_model(), last, tmp_path) == {name for name in names if name.startswith(start)}
+        assert changed(tiny_model(), last, tmp_path) == {
+            name for name in names if name.startswith(start)
+        }
     assert changed(tiny_model(distillation=True), 0, tmp_path) == {
         f"{head}.{part}" for head in ("head", "head_dist") for part in ("weight", "bias")
     }
@@ -62,7 +68,9 @@ def test_frozen_modules_are_in_evaluation_mode_and_modes_are_restored(last, tmp_
     names = ("pos_drop", "blocks.0.mlp", "blocks.1.mlp", "head")
     for name in names:
         model.module.get_submodule(name).register_forward_hook(
-            lambda module, *_, name=name: modes.update({name: module.training} if name not in modes else {})
+            lambda module, *_, name=name: modes.update(
+                {name: module.training} if name not in modes else {}
+            )
         )
     trained(tmp_path, model, train_last=last, recipe=plain_recipe(epochs=1))
     assert [modes[name] for name in names] == [False, False, last == 1, True]
@@ -71,15 +79,25 @@ def test_frozen_modules_are_in_evaluation_mode_and_modes_are_restored(last, tmp_
 
 
 @pytest.mark.parametrize(
-    "more", ["--epochs 3", "--epochs 2 --average 0.9", "--epochs 3 --set crop_padding=1 --cached-views 3"]
+    "more",
+    ["--epochs 3", "--epochs 2 --average 0.9", "--epochs 3 --set crop_padding=1 --cached-views 3"],
 )
-def test_a_head_on_cached_features_is_the_head_trained_with_the_backbone(more, still, tiny_vit, tmp_path):
-    """With as many cached views as epochs, each epoch sees what a training without a cache would see."""
+def test_a_head_on_cached_features_is_the_head_trained_with_the_backbone(
+    more, still, tiny_vit, tmp_path
+):
+    """With as many cached views as epochs, each epoch sees what a training without a cache would
+    see.
+    """
     line = f"{PLAIN} {more}".replace("--data digits --limit 40", f"--data {still}")
     record = ran(tmp_path / "cached", f"train {tiny_vit} {line}")
     data = {"train": load_data(str(still), part="train"), "test": load_data(str(still))}
-    how = {"recipe": recipe_of({row.setting: row.value for row in record.recipe}), "precision": "fp32"}
-    model, expected = trained(tmp_path / "uncached", vitlens.load(str(tiny_vit)), train_last=0, **how, **data)
+    how = {
+        "recipe": recipe_of({row.setting: row.value for row in record.recipe}),
+        "precision": "fp32",
+    }
+    model, expected = trained(
+        tmp_path / "uncached", vitlens.load(str(tiny_vit)), train_last=0, **how, **data
+    )
     before, one = (state(vitlens.load(str(place))) for place in (tiny_vit, record.folder))
     assert different(one, before) == different(state(model), before) == {"head.weight", "head.bias"}
     for name, value in state(model).items():
@@ -90,12 +108,18 @@ def test_a_head_on_cached_features_is_the_head_trained_with_the_backbone(more, s
         assert epoch.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-3)
         assert (epoch.step, epoch.images) == (wanted.step, wanted.images)
     best = state(vitlens.load(str(record.folder / "best.safetensors")))
-    assert torch.equal(best["head.weight"], one["head.weight"]) == (expected.best_epoch == len(record.history) - 1)
+    assert torch.equal(best["head.weight"], one["head.weight"]) == (
+        expected.best_epoch == len(record.history) - 1
+    )
 
 
 def test_a_new_head_starts_at_zero(learned, tmp_path):
-    """Of three classes the head is replaced by one of ten: the first loss is that of equal probabilities."""
-    record = ran(tmp_path / "out", f"train {learned} {PLAIN.replace('size 8', 'size 40')} --epochs 1")
+    """Of three classes the head is replaced by one of ten: the first loss is that of equal
+    probabilities.
+    """
+    record = ran(
+        tmp_path / "out", f"train {learned} {PLAIN.replace('size 8', 'size 40')} --epochs 1"
+    )
     assert record.history[0].train_loss == pytest.approx(math.log(10), rel=1e-6)
     assert len(vitlens.load(str(record.folder)).classes) == 10
     (row,) = record.started
@@ -108,7 +132,9 @@ SHAPE = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [8, 8], "distillation"
 KINDS = {
     "two heads": lambda: untrained("vit-mini", classes=CLASSES, overrides=SHAPE),
     "a CNN": lambda: untrained("resnet20", classes=CLASSES),
-    "timm, two heads": lambda: vitlens.load("timm:deit_tiny_distilled_patch16_224@random", image_size=32),
+    "timm, two heads": lambda: vitlens.load(
+        "timm:deit_tiny_distilled_patch16_224@random", image_size=32
+    ),
     "torchvision": lambda: vitlens.load("torchvision:mobilenet_v3_small@random"),
 }
 
@@ -126,11 +152,15 @@ def test_a_head_of_every_kind_is_what_features_are_read_for(kind, tmp_path):
     expected = vitlens.evaluate(model, split)
     (epoch,) = record.history
     assert epoch.test_accuracy == expected.correct.double().mean()
-    assert epoch.test_loss == pytest.approx(F.cross_entropy(expected.logits, split.labels).item(), rel=1e-4)
+    assert epoch.test_loss == pytest.approx(
+        F.cross_entropy(expected.logits, split.labels).item(), rel=1e-4
+    )
 
 
 @pytest.mark.usefixtures("progress_every_step")
-def test_a_stopped_head_goes_on_to_the_same_bits_and_with_no_other_backbone(tiny_vit, tmp_path, monkeypatch, capsys):
+def test_a_stopped_head_goes_on_to_the_same_bits_and_with_no_other_backbone(
+    tiny_vit, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("vitlens.training.loop.CHECKPOINT_INTERVAL", 0.0)
     model = vitlens.load(str(tiny_vit))
     cut = tmp_path / "cut"
@@ -168,7 +198,8 @@ class Twice(nn.Module):
 
 
 def twice():
-    return vitlens.wrap(Twice(), image_size=32, mean=(0,) * 3, std=(1,) * 3, classes=list("0123456789"))
+    classes = list("0123456789")
+    return vitlens.wrap(Twice(), image_size=32, mean=(0,) * 3, std=(1,) * 3, classes=classes)
 """
 
 
@@ -179,7 +210,11 @@ def twice():
         ("2 * self.head(maps.mean(1))", "end forward in an nn.Linear"),
     ],
 )
-def test_a_head_that_is_not_the_last_step_on_one_vector_an_image_is_refused(logits, told, tmp_path, capsys):
+def test_a_head_that_is_not_the_last_step_on_one_vector_an_image_is_refused(
+    logits, told, tmp_path, capsys
+):
     (tmp_path / "models.py").write_text(TWICE.replace("{logits}", logits))
     name = f"{tmp_path / 'models.py'}:twice"
-    assert told in refusal(capsys, f"train {name} --model-file {name} {PLAIN} --quiet --out {tmp_path / 'out'}")
+    assert told in refusal(
+        capsys, f"train {name} --model-file {name} {PLAIN} --quiet --out {tmp_path / 'out'}"
+    )

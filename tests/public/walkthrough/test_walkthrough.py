@@ -1,4 +1,6 @@
-"""`vitlens.walkthrough`: every step equals the model's own in every family, and what happens without parts of it."""
+"""`vitlens.walkthrough`: every step equals the model's own in every family, and what happens
+without parts of it.
+"""
 
 import pytest
 import torch
@@ -25,8 +27,21 @@ WALKED = {
     )
 } | {"wrapped": HANDWRITTEN["softmax"]}
 ROTARY = {"dinov3", "perception-encoder"}  # queries and keys are rotated after their projection
-IN_ATTENTION = {"beit", "dinov3"}  # positions that do not leave with the vectors added to the patches
-STEPS = ["embedding", "positions", "norm", "queries", "scores", "softmax", "values", "projection", "residual"]
+IN_ATTENTION = {
+    "beit",
+    "dinov3",
+}  # positions that do not leave with the vectors added to the patches
+STEPS = [
+    "embedding",
+    "positions",
+    "norm",
+    "queries",
+    "scores",
+    "softmax",
+    "values",
+    "projection",
+    "residual",
+]
 ONE = images((32, 48), batch=1)
 
 
@@ -38,7 +53,11 @@ def entropy(weights: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module", params=WALKED)
 def walked(request):
     model = WALKED[request.param]()
-    return request.param, model, vitlens.walkthrough(model, images(model.input_size, batch=1), layer=1, head=1)
+    return (
+        request.param,
+        model,
+        vitlens.walkthrough(model, images(model.input_size, batch=1), layer=1, head=1),
+    )
 
 
 def by_step(walk):
@@ -72,14 +91,20 @@ def test_the_weights_and_entropies_are_those_of_attention(walked):
     if name == "wrapped":  # the lens sees no queries
         assert walk.entropies.scaled.numel() == 0
         return
-    expected = torch.stack([entropy(each).mean((0, 2)) for each in weights if each.shape[-1] == each.shape[-2]])
+    expected = torch.stack(
+        [entropy(each).mean((0, 2)) for each in weights if each.shape[-1] == each.shape[-2]]
+    )
     torch.testing.assert_close(walk.entropies.scaled, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(walk.entropies.unscaled[1, 1], entropy(walk.unscaled).mean(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        walk.entropies.unscaled[1, 1], entropy(walk.unscaled).mean(), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_permuted_patches_give_permuted_outputs_only_without_positions(walked):
     name, _, walk = walked
-    if name == "perception-encoder":  # a norm before the first block: what is added is no fixed vector
+    if (
+        name == "perception-encoder"
+    ):  # a norm before the first block: what is added is no fixed vector
         assert walk.permutations == ()
         assert walk.positions is None
         return
@@ -108,7 +133,9 @@ def test_the_changed_models_are_ones_without_positions_or_scaling():
     walk = vitlens.walkthrough(model, ONE, layer=0, head=0)
     torch.testing.assert_close(walk.unscaled, (walk.queries @ walk.keys.T).softmax(-1))
     changed = {each.change: each.logits for each in walk.changed}
-    for block in model.module.blocks:  # the same model with queries that are larger by sqrt(head_dim)
+    for (
+        block
+    ) in model.module.blocks:  # the same model with queries that are larger by sqrt(head_dim)
         block.attn.qkv.weight[:16] *= 8**0.5
         block.attn.qkv.bias[:16] *= 8**0.5
     torch.testing.assert_close(changed["unscaled"], model(ONE), rtol=1e-4, atol=1e-5)
@@ -125,7 +152,9 @@ def test_a_convolution_is_unfold_and_a_linear_map():
     own = model.module.patch_embed.proj(pixels).flatten(2).transpose(1, 2)
     torch.testing.assert_close(embedding.embedded, own, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(embedding.convolved, own, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(embedding.patches[0, 1], pixels[0, :, :8, 16:32].flatten())  # row 0, column 1
+    torch.testing.assert_close(
+        embedding.patches[0, 1], pixels[0, :, :8, 16:32].flatten()
+    )  # row 0, column 1
 
 
 def test_a_block_that_adds_something_else_is_seen():
@@ -142,17 +171,28 @@ def test_a_block_that_adds_something_else_is_seen():
 
 
 @pytest.mark.parametrize(
-    "names", [("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"), ("a", "b", "c")]
+    "names",
+    [
+        ("q_proj", "k_proj", "v_proj"),
+        ("query", "key", "value"),
+        ("to_q", "to_k", "to_v"),
+        ("a", "b", "c"),
+    ],
 )
 def test_three_projections_are_found_under_the_names_of_the_libraries(names):
     class Separate(type(ours().module.blocks[0].attn)):
         def forward(self, tokens, mask=None):
-            heads = [self.get_submodule(name)(tokens).unflatten(-1, (2, -1)).transpose(1, 2) for name in names]
+            heads = [
+                self.get_submodule(name)(tokens).unflatten(-1, (2, -1)).transpose(1, 2)
+                for name in names
+            ]
             return self.proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
 
     model = ours()
     for attention in (block.attn for block in model.module.blocks):
-        for name, weight, bias in zip(names, attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)):
+        for name, weight, bias in zip(
+            names, attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)
+        ):
             attention.add_module(name, nn.Linear(16, 16))
             attention.get_submodule(name).load_state_dict({"weight": weight, "bias": bias})
         del attention.qkv
@@ -168,22 +208,38 @@ def test_the_epsilon_of_a_norm_is_its_own():
         block.norm1.eps = 0.5
     walk = vitlens.walkthrough(model, ONE)
     assert by_step(walk)["norm"].equal
-    torch.testing.assert_close(walk.normed, model.module.blocks[1].norm1(walk.input), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        walk.normed, model.module.blocks[1].norm1(walk.input), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     model = ours(depth=4, heads=4)
     walk = vitlens.walkthrough(model, ONE)
     weights = vitlens.attention(model, ONE)[2][0]
-    assert (walk.layer, walk.head, walk.heads, walk.layers) == (2, int(entropy(weights).mean(-1).argmin()), 4, 4)
+    assert (walk.layer, walk.head, walk.heads, walk.layers) == (
+        2,
+        int(entropy(weights).mean(-1).argmin()),
+        4,
+        4,
+    )
     assert walk.query == 0  # CLS
     same, other = (vitlens.walkthrough(model, ONE, seed=seed).order for seed in (0, 1))
     assert torch.equal(walk.order, same)
     assert not torch.equal(walk.order, other)
     assert sorted(other.tolist()) == list(range(model.layout.patches))
-    walk = vitlens.walkthrough(ours(pooling="mean"), ONE)  # without CLS the patch in the middle is followed
-    assert walk.query == model.layout.grid[0] // 2 * model.layout.grid[1] + model.layout.grid[1] // 2
-    assert {each.change for each in walk.changed} == {"none", "no-positions", "unscaled", "patches-zero"}
+    walk = vitlens.walkthrough(
+        ours(pooling="mean"), ONE
+    )  # without CLS the patch in the middle is followed
+    assert (
+        walk.query == model.layout.grid[0] // 2 * model.layout.grid[1] + model.layout.grid[1] // 2
+    )
+    assert {each.change for each in walk.changed} == {
+        "none",
+        "no-positions",
+        "unscaled",
+        "patches-zero",
+    }
 
 
 @pytest.mark.parametrize(
@@ -191,7 +247,13 @@ def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     [
         (torchvision_swin, 1, {}, UnsupportedError, "the same steps hold within each window"),
         (FAMILIES["cait"], 1, {}, UnsupportedError, "talking heads"),
-        (ours, 1, {"head": -1}, InputError, "from 0 to 1"),  # others: tests/public/cli/test_refusals.py
+        (
+            ours,
+            1,
+            {"head": -1},
+            InputError,
+            "from 0 to 1",
+        ),  # others: tests/public/cli/test_refusals.py
         (ours, 2, {}, InputError, "found 2"),
     ],
 )

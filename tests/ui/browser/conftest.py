@@ -1,4 +1,6 @@
-"""One headless Chromium for all tests of this folder; skipped, with the reason, where there is none."""
+"""One headless Chromium for all tests of this folder; skipped, with the reason, where there is
+none.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -14,10 +16,15 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'vitlens[browser]'")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright: pip install 'vitlens[browser]'"
+    )
     with playwright.sync_playwright() as driver:
         own = driver.chromium.executable_path
-        found = next((path for path in map(shutil.which, _NAMES) if path), own if Path(own).is_file() else None)
+        found = next(
+            (path for path in map(shutil.which, _NAMES) if path),
+            own if Path(own).is_file() else None,
+        )
         if found is None:
             pytest.skip("needs Chromium: on the PATH, or playwright install chromium")
         opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
@@ -35,10 +42,14 @@ def whole_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Opened:
-    """A page in a tab of its own; what its console says, and what it asks for besides itself, is kept."""
+    """A page in a tab of its own; what its console says, and what it asks for besides itself, is
+    kept.
+    """
 
     def __init__(self, browser: Any, file: Path, **settings: Any) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, **settings}
+        )
         self.tab = self.context.new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -52,18 +63,29 @@ class Opened:
 
     def words(self) -> str:
         """What the explorer says of the map that is shown, once it is drawn."""
-        self.tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.tab.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
         return str(self.tab.locator(".ex-said").inner_text())
 
     def point(self, row: float, column: float, grid: tuple[int, int] = (4, 5)) -> None:
         """Point at the middle of a patch."""
         box = self.tab.locator(".ex-stage").bounding_box()
-        place = {"x": (column + 0.5) * box["width"] / grid[1], "y": (row + 0.5) * box["height"] / grid[0]}
+        place = {
+            "x": (column + 0.5) * box["width"] / grid[1],
+            "y": (row + 0.5) * box["height"] / grid[0],
+        }
         self.tab.locator(".ex-stage").hover(position=place)
 
     def close(self) -> None:
-        """Fail for a line of the console, and a request to anywhere but the file itself and its own data."""
-        outside = [url for url in self.asked if url != self.address and not url.startswith(("data:", "blob:"))]
+        """Fail for a line of the console, and a request to anywhere but the file itself and its own
+        data.
+        """
+        outside = [
+            url
+            for url in self.asked
+            if url != self.address and not url.startswith(("data:", "blob:"))
+        ]
         assert self.said + outside == []
         self.context.close()
 

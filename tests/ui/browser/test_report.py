@@ -1,5 +1,6 @@
-"""report.html driven in headless Chromium, as a reader does; the weights are planted (tests/kit/pages.py), so that what
-the explorer says can be checked."""
+"""report.html driven in headless Chromium, as a reader does; the weights are planted
+(tests/kit/pages.py), so that what the explorer says can be checked.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -36,11 +37,23 @@ def radio(page: Opened, name: str):
 
 
 def test_the_head_that_matters_most_or_that_a_sentence_names_is_shown_first(opened, of, tmp_path):
-    shown = "L2.H0 · next patch · importance 0.3 nats: where CLS looks; greatest at row 0, column 3: 0.75"
+    shown = (
+        "L2.H0 · next patch · importance 0.3 nats: where CLS looks; greatest at row 0, column "
+        "3: 0.75"
+    )
     assert opened.words() == shown
-    assert opened.tab.locator(".ex-shares").inner_text().split("\n") == ["CLS 25.0 %", "all patches 75.0 %"]
-    assert opened.tab.get_by_text("steps of their square root").count() == 0  # the planted weights are exact
-    said = ("**L1.H0** of **tiny** matters.", "**L0.H1** of **tiny** does not.", "Of another: **L2.H1**.")
+    assert opened.tab.locator(".ex-shares").inner_text().split("\n") == [
+        "CLS 25.0 %",
+        "all patches 75.0 %",
+    ]
+    assert (
+        opened.tab.get_by_text("steps of their square root").count() == 0
+    )  # the planted weights are exact
+    said = (
+        "**L1.H0** of **tiny** matters.",
+        "**L0.H1** of **tiny** does not.",
+        "Of another: **L2.H1**.",
+    )
     page = of(written(tmp_path, replace(document(), first=FirstPage(tuple(map(Sentence, said))))))
     assert page.words().startswith("L1.H0")
     page.tab.get_by_role("link", name="L0.H1").click()
@@ -50,20 +63,29 @@ def test_the_head_that_matters_most_or_that_a_sentence_names_is_shown_first(open
 
 def test_point_at_a_patch_choose_a_head_and_a_layer(opened):
     opened.point(1, 1)
-    assert "where the patch in row 1, column 1 looks; greatest at row 1, column 4: 0.75" in opened.words()
+    assert (
+        "where the patch in row 1, column 1 looks; greatest at row 1, column 4: 0.75"
+        in opened.words()
+    )
     opened.tab.get_by_role("gridcell", name="L0.H0").click()
-    assert opened.words().startswith("L0.H0 · next patch · importance 0.1 nats: where the patch in row 1, column 1")
+    assert opened.words().startswith(
+        "L0.H0 · next patch · importance 0.1 nats: where the patch in row 1, column 1"
+    )
     assert opened.words().endswith("greatest at row 1, column 2: 0.75")
     opened.tab.get_by_label("Layer", exact=True).fill("1")
     assert "greatest at row 1, column 3: 0.75" in opened.words()
-    assert opened.tab.locator("[aria-selected=true]").get_attribute("aria-label").startswith("L1.H0")
+    assert (
+        opened.tab.locator("[aria-selected=true]").get_attribute("aria-label").startswith("L1.H0")
+    )
     opened.tab.get_by_role("gridcell", name="L1.H1").click()
     assert opened.words().startswith("L1.H1 · tabby: where")
     assert opened.words().endswith("greatest at row 0, column 0: 0.75")
     opened.tab.get_by_role("gridcell", name="L0.H0").click()  # from query to key
     opened.point(2, 2)
     radio(opened, "who looks at it").click()
-    assert opened.words().endswith("who looks at the patch in row 2, column 2; greatest at row 2, column 1: 0.75")
+    assert opened.words().endswith(
+        "who looks at the patch in row 2, column 2; greatest at row 2, column 1: 0.75"
+    )
     assert opened.tab.locator(".ex-shares").inner_text() == "CLS gives it 0"
     radio(opened, "CLS").click()
     assert "who looks at CLS; greatest at row 0, column 0: 0.25" in opened.words()
@@ -71,31 +93,51 @@ def test_point_at_a_patch_choose_a_head_and_a_layer(opened):
 
 def test_means_rollout_and_maps(opened):
     radio(opened, "layer mean").click()
-    assert opened.words() == "Layer 2, mean of its heads: where CLS looks; greatest at row 0, column 0: 0.375"
+    assert (
+        opened.words()
+        == "Layer 2, mean of its heads: where CLS looks; greatest at row 0, column 0: 0.375"
+    )
     radio(opened, "rollout from CLS").click()
     opened.tab.get_by_label("Layer", exact=True).fill("1")
-    row = shown_rollout(explorer_fragment(explorer()), 0)[1][1:]  # up to layer 1, checked in tests/kernels/report
+    row = shown_rollout(explorer_fragment(explorer()), 0)[1][
+        1:
+    ]  # up to layer 1, checked in tests/kernels/report
     best = int(row.argmax())
     where = f"greatest at row {best // COLUMNS}, column {best % COLUMNS}"
     said = re.fullmatch(rf"Rollout up to layer 1; {where}: ([\d.]+)", opened.words())
     assert float(said[1]) == pytest.approx(row.max(), rel=0.01)
     radio(opened, "relevance for tabby").click()
     assert opened.words() == f"greatest at row {ROWS - 1}, column {COLUMNS - 1}: 11"
-    assert opened.tab.locator(".ex-ticks").inner_text().split("\n")[:3] == ["-11", "0", "11"]  # centred at 0
+    assert opened.tab.locator(".ex-ticks").inner_text().split("\n")[:3] == [
+        "-11",
+        "0",
+        "11",
+    ]  # centred at 0
     radio(opened, "second.jpg").click()  # of layer means alone
     opened.tab.get_by_role("columnheader", name="mean").wait_for()
-    assert opened.words().startswith("Layer 1, mean of its heads: where CLS looks; greatest at row 0, column 0")
+    assert opened.words().startswith(
+        "Layer 1, mean of its heads: where CLS looks; greatest at row 0, column 0"
+    )
     assert radio(opened, "one head").count() == 0
 
 
 def test_heads_by_label_importance_and_scale(opened):
     opened.tab.get_by_role("combobox", name="Heads", exact=True).select_option("tabby")
     opened.words()
-    dim = opened.tab.locator(".ex-dim").evaluate_all("cells => cells.map(cell => cell.title.slice(0, 5))")
+    dim = opened.tab.locator(".ex-dim").evaluate_all(
+        "cells => cells.map(cell => cell.title.slice(0, 5))"
+    )
     assert dim == ["L0.H0", "L1.H0", "L2.H0"]
     opened.tab.get_by_label("Board").select_option("importance")
     opened.words()
-    assert opened.tab.locator(".ex-words").all_inner_texts() == ["0.100", "0.000", "0.020", "–", "0.300", "-0.100"]
+    assert opened.tab.locator(".ex-words").all_inner_texts() == [
+        "0.100",
+        "0.000",
+        "0.020",
+        "–",
+        "0.300",
+        "-0.100",
+    ]
     opened.tab.get_by_label("Scale").select_option("shared")
     opened.words()
     assert opened.tab.locator(".ex-ticks span").nth(2).inner_text() == "0.75"
@@ -107,7 +149,9 @@ def test_the_keyboard_moves_and_playing_goes_through_the_layers(opened):
     assert "the patch in row 2, column 3 looks" in opened.words()
     for key in ("ArrowUp", "[", "[", "x"):
         opened.tab.keyboard.press(key)
-    assert opened.words().endswith("who looks at the patch in row 1, column 3; greatest at row 1, column 2: 0.75")
+    assert opened.words().endswith(
+        "who looks at the patch in row 1, column 3; greatest at row 1, column 2: 0.75"
+    )
     opened.tab.get_by_role("gridcell", name="L0.H0").focus()
     opened.tab.keyboard.press("ArrowDown")
     assert opened.tab.evaluate("document.activeElement.title").startswith("L1.H0")
@@ -161,10 +205,16 @@ def test_terms_explain_themselves_to_the_keyboard(opened):
 
 
 def test_dark_and_narrow(browser, whole_page):
-    for settings in ({"color_scheme": "dark"}, {"viewport": {"width": 375, "height": 700}, "has_touch": True}):
+    for settings in (
+        {"color_scheme": "dark"},
+        {"viewport": {"width": 375, "height": 700}, "has_touch": True},
+    ):
         page = Opened(browser, whole_page, **settings)
         assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        dark = page.tab.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+        dark = (
+            page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
+            != "rgb(255, 255, 255)"
+        )
         assert dark == ("color_scheme" in settings)
         if "has_touch" in settings:
             page.tab.locator(".ex-stage").tap(position={"x": 5, "y": 5})
@@ -180,7 +230,10 @@ def test_on_a_phone_figures_keep_their_size_and_numbers_their_line(browser, whol
     shown = page.tab.evaluate(sizes)
     assert shown
     assert all(width >= own - 14 for width, own in shown)  # its frame
-    lines = "[...document.querySelectorAll('td.number')].map((cell) => getComputedStyle(cell).whiteSpace)"
+    lines = (
+        "[...document.querySelectorAll('td.number')].map((cell) => "
+        "getComputedStyle(cell).whiteSpace)"
+    )
     assert set(page.tab.evaluate(lines)) <= {"nowrap"}
     assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.close()
@@ -199,9 +252,13 @@ def test_without_scripts_everything_but_the_explorer_is_there(browser, whole_pag
 def test_names_run_nothing(of):
     odd = "</script><img src=x onerror=document.title='run'><script>document.title='run'</script>"
     weights = np.full((1, 1, 4, 4), 0.25, np.float32)
-    image = ExplorerImage(odd, np.zeros((1, 1, 3), np.uint8), weights, maps={odd: np.eye(2)}, facts=(odd,))
+    image = ExplorerImage(
+        odd, np.zeros((1, 1, 3), np.uint8), weights, maps={odd: np.eye(2)}, facts=(odd,)
+    )
     page = of(explorer_fragment(Explorer(odd, (image,), (2, 2), (), (2, 2), [[odd]], notes=(odd,))))
-    assert page.words().endswith("where the patch in row 1, column 1 looks; greatest at row 0, column 0: 0.25")
+    assert page.words().endswith(
+        "where the patch in row 1, column 1 looks; greatest at row 0, column 0: 0.25"
+    )
     assert page.tab.title().startswith("Attention explorer: </script>")
     assert page.tab.locator("img[src=x]").count() == 0
 
@@ -210,9 +267,14 @@ def test_names_run_nothing(of):
 def test_many_tokens_are_interactive_within_a_second(of):
     """ViT-S at 1,370 tokens, pooled; measured by the page's own marks."""
     rows = np.random.default_rng(0).random((12, 6, 1 + 14 * 14, 1370), dtype=np.float32)
-    image = ExplorerImage("x", np.zeros((518, 518, 3), np.uint8), rows / rows.sum(-1, keepdims=True))
+    image = ExplorerImage(
+        "x", np.zeros((518, 518, 3), np.uint8), rows / rows.sum(-1, keepdims=True)
+    )
     page = of(explorer_fragment(Explorer("m", (image,), (37, 37), ("CLS",), (14, 14))))
-    assert page.tab.evaluate("performance.getEntriesByName('vitlens-explorer-ready')[0].startTime") < 1000  # ms
+    assert (
+        page.tab.evaluate("performance.getEntriesByName('vitlens-explorer-ready')[0].startTime")
+        < 1000
+    )  # ms
     page.point(20, 30, (37, 37))
     assert "the patch in row 20, column 30 looks" in page.words()
 
@@ -224,7 +286,10 @@ STEPS = 4
 def in_steps(tmp_path_factory) -> str:
     """A page with a slider through its steps."""
     whole = document()
-    steps = (Section(f"{at}. Step <{at}>", (Sentence(f"Text {at}."),), step=True) for at in range(1, STEPS + 1))
+    steps = (
+        Section(f"{at}. Step <{at}>", (Sentence(f"Text {at}."),), step=True)
+        for at in range(1, STEPS + 1)
+    )
     sections = (*whole.sections[:1], *steps, *whole.sections[1:])
     text = written(tmp_path_factory.mktemp("steps"), replace(whole, sections=sections))
     assert page_problems(text) == []
@@ -273,7 +338,9 @@ def test_a_link_to_a_step_shows_it_and_so_does_an_address(of, in_steps):
 
 @pytest.mark.parametrize("how", ["without scripts", "on paper"])
 def test_all_steps_are_there(how, of, in_steps):
-    page = of(in_steps, java_script_enabled=how == "on paper", viewport={"width": 375, "height": 812})
+    page = of(
+        in_steps, java_script_enabled=how == "on paper", viewport={"width": 375, "height": 812}
+    )
     if how == "on paper":
         assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.tab.emulate_media(media="print")

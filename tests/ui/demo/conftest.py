@@ -1,4 +1,6 @@
-"""The page, served by the command in a process of its own; skipped, with the reason, without the extra."""
+"""The page, served by the command in a process of its own; skipped, with the reason, without the
+extra.
+"""
 
 import os
 import signal
@@ -38,7 +40,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        assert address.startswith("http://127.0.0.1:"), f"expected the address of the page, found {address!r}"
+        assert address.startswith("http://127.0.0.1:"), (
+            f"expected the address of the page, found {address!r}"
+        )
         try:
             yield Served(address, folder)
         finally:
@@ -49,16 +53,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 class Visitor:
-    """One visitor of the page, with cookies and state of their own; what is asked for elsewhere is kept."""
+    """One visitor of the page, with cookies and state of their own; what is asked for elsewhere is
+    kept.
+    """
 
     def __init__(self, browser: Any, address: str, **settings: Any) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 1000}, **settings})
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1200, "height": 1000}, **settings}
+        )
         self.tab = self.context.new_page()
         self.tab.set_default_timeout(20_000)
         self.problems: list[str] = []
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
         own = (address, "data:", "blob:", "about:")
-        self.tab.on("request", lambda asked: asked.url.startswith(own) or self.problems.append(asked.url))
+        self.tab.on(
+            "request", lambda asked: asked.url.startswith(own) or self.problems.append(asked.url)
+        )
         self.tab.goto(address)
         self.shows("look", "predicts")
 

@@ -1,4 +1,6 @@
-"""The page in a real Chromium: every tab with a mouse and by keyboard, uploads, two visitors, a narrow window."""
+"""The page in a real Chromium: every tab with a mouse and by keyboard, uploads, two visitors, a
+narrow window.
+"""
 
 import json
 import re
@@ -61,7 +63,9 @@ def test_look_shows_the_prediction_and_the_explorer_answers_to_the_mouse(visitor
     explorer.get_by_role("radio", name="who looks at it").click()
     explorer.get_by_label("Head", exact=True).fill("3")
     explorer.get_by_label("Layer", exact=True).fill("1")
-    said.filter(has_text=re.compile(r"L1\.H3.*who looks at the patch in row 2, column 4")).wait_for()
+    said.filter(
+        has_text=re.compile(r"L1\.H3.*who looks at the patch in row 2, column 4")
+    ).wait_for()
     explorer.locator("a[href='#figure-1']").first.click()  # leads to its place within the report
     assert eventually(lambda: visitor.tab.frames[-1].evaluate("scrollY") > 0)
     visitor.tab.get_by_label("cnn-digits", exact=True).first.check()
@@ -109,7 +113,10 @@ def test_heads_are_clicked_and_patches_painted_with_the_mouse_or_by_keyboard(vis
     visitor.shows("intervene", "L5.H3 and 4 patches")
     tab.get_by_text("Everything on").click()
     visitor.shows(*SHOWS["Intervene"])
-    for place, keys in ((".vl-head", ("ArrowDown", "ArrowRight", "Space")), (".vl-patch", ("ArrowRight", "Space"))):
+    for place, keys in (
+        (".vl-head", ("ArrowDown", "ArrowRight", "Space")),
+        (".vl-patch", ("ArrowRight", "Space")),
+    ):
         tab.locator(place).first.focus()
         for key in keys:
             tab.keyboard.press(key)
@@ -128,7 +135,11 @@ def test_a_report_is_downloaded_as_a_folder_and_as_one_file(visitor, served, tmp
         found.value.save_as(files[name])
     with zipfile.ZipFile(files["archive"]) as archive:
         names = {Path(name).name for name in archive.namelist()}
-        (results,) = [json.loads(archive.read(name)) for name in archive.namelist() if name.endswith("results.json")]
+        (results,) = [
+            json.loads(archive.read(name))
+            for name in archive.namelist()
+            if name.endswith("results.json")
+        ]
     assert {"report.md", "report.html", "results.json", "config.json"} <= names
     assert results["tables"]["heads_off"] == [{"layer": 3, "head": 1}]
     assert "<!doctype html>" in files["page"].read_text(encoding="utf-8")[:200].lower()
@@ -138,7 +149,9 @@ def test_a_report_is_downloaded_as_a_folder_and_as_one_file(visitor, served, tmp
     assert eventually(lambda: not list(served.files.rglob(f"*{token}*")))
 
 
-def test_uploads_are_deleted_at_once_and_two_visitors_do_not_see_each_other(browser, served, tmp_path):
+def test_uploads_are_deleted_at_once_and_two_visitors_do_not_see_each_other(
+    browser, served, tmp_path
+):
     one = Visitor(browser, served.address)
     two = Visitor(browser, served.address)
     before = one.shows("look", "100.0 %")
@@ -147,13 +160,17 @@ def test_uploads_are_deleted_at_once_and_two_visitors_do_not_see_each_other(brow
     one.tab.get_by_text("expected an image", exact=False).first.wait_for()
     assert one.shows("look", "100.0 %") == before  # a bad one changes nothing
     for seed, visitor in enumerate((one, two)):
-        Image.effect_noise((60, 90), 99 + seed).convert("RGB").save(tmp_path / f"{seed} my <b>cat.png")
+        Image.effect_noise((60, 90), 99 + seed).convert("RGB").save(
+            tmp_path / f"{seed} my <b>cat.png"
+        )
         visitor.upload(tmp_path / f"{seed} my <b>cat.png")
         visitor.wait("#picture", f"{seed} my")
         assert visitor.tab.locator("#picture b").count() == 0
         opened(visitor, "Intervene")
     kept = ("*cat*", "*text*")
-    assert eventually(lambda: not [path for name in kept for path in served.files.rglob(name) if path.is_file()])
+    assert eventually(
+        lambda: not [path for name in kept for path in served.files.rglob(name) if path.is_file()]
+    )
     switch_off(one, "L0.H0")
     switch_off(two, "L4.H2")
     assert "L4.H2" not in one.shows("intervene", "Without L0.H0")
@@ -163,7 +180,9 @@ def test_uploads_are_deleted_at_once_and_two_visitors_do_not_see_each_other(brow
 
 @pytest.mark.parametrize(("width", "scheme"), [(375, "light"), (1200, "dark")])
 def test_the_page_fits_its_window_and_every_button_has_a_name(browser, served, width, scheme):
-    visitor = Visitor(browser, served.address, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    visitor = Visitor(
+        browser, served.address, viewport={"width": width, "height": 900}, color_scheme=scheme
+    )
     for name in SHOWS:
         assert opened(visitor, name).evaluate("document.documentElement.scrollWidth") <= width, name
     buttons = visitor.tab.locator("button:visible")

@@ -22,7 +22,17 @@ from vitlens.data.decode import quiet_pillow
 from vitlens.demo import measure
 from vitlens.demo.pictures import UPLOAD_BYTES, read_upload
 from vitlens.demo.pool import BusyError, OutdatedError, Pool
-from vitlens.demo.site import Asked, DemoSite, Here, Newest, Result, forget, token_of, words_of, written
+from vitlens.demo.site import (
+    Asked,
+    DemoSite,
+    Here,
+    Newest,
+    Result,
+    forget,
+    token_of,
+    words_of,
+    written,
+)
 from vitlens.demo.tabs import write_look
 from vitlens.errors import DataError, UnknownNameError
 
@@ -57,16 +67,26 @@ def test_requests_are_answered_one_at_a_time_in_the_order_in_which_they_came():
 
 def test_a_request_waits_for_a_limited_time_and_a_failed_one_lets_the_next_in():
     pool = Pool((VIT,), waiting=0.05)
-    with pool.turn("vit-digits"), pytest.raises(BusyError, match="try again"), pool.turn("vit-digits"):
+    with (
+        pool.turn("vit-digits"),
+        pytest.raises(BusyError, match="try again"),
+        pool.turn("vit-digits"),
+    ):
         pass
     with pytest.raises(RuntimeError, match="broken"), pool.turn("vit-digits"):
         raise RuntimeError("broken")
-    with pool.turn("vit-digits"), pytest.raises(UnknownNameError, match="another"), pool.turn("another"):
+    with (
+        pool.turn("vit-digits"),
+        pytest.raises(UnknownNameError, match="another"),
+        pool.turn("another"),
+    ):
         pass
 
 
 @pytest.mark.parametrize("model", [VIT, CNN], ids=lambda model: model.alias)
-def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_was(model, tmp_path):
+def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_was(
+    model, tmp_path
+):
     pool = Pool((VIT, CNN))
     picture = picture_of((VIT, CNN))
     images = picture.images(model)
@@ -82,8 +102,13 @@ def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_
     assert not [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
     assert not model.training
     short = replace(pool, running=0.0)
-    with pytest.raises(TooLongError), short.turn(model.alias) as served:  # and of its report nothing is left
-        written(DemoSite(short, (), tmp_path), served, picture, write_look, session="one", word="look")
+    with (
+        pytest.raises(TooLongError),
+        short.turn(model.alias) as served,
+    ):  # and of its report nothing is left
+        written(
+            DemoSite(short, (), tmp_path), served, picture, write_look, session="one", word="look"
+        )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -93,7 +118,11 @@ def test_a_deadline_holds_inside_alone_and_each_step_checks_it():
         with pytest.raises(TooLongError), deadline(0.0):
             require_time()
         require_time()
-        with deadline(0.0), progress("steps", 2, quiet=True) as advance, pytest.raises(TooLongError):
+        with (
+            deadline(0.0),
+            progress("steps", 2, quiet=True) as advance,
+            pytest.raises(TooLongError),
+        ):
             advance(1)
     require_time()
 
@@ -179,7 +208,14 @@ def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_pa
     assert pages[-1].is_file()
     other = made("two")
     with pytest.raises(RuntimeError, match="broken"):
-        written(site, VIT, picture, partial(write, error=RuntimeError("broken")), session="two", word="explain")
+        written(
+            site,
+            VIT,
+            picture,
+            partial(write, error=RuntimeError("broken")),
+            session="two",
+            word="explain",
+        )
     forget(site.place, cache, "one")
     left = {f"vitlens-look-{token_of('two')}.{form}" for form in ("html", "zip")}
     assert {path.name for path in site.place.rglob("*.*")} == left

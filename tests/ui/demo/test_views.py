@@ -1,4 +1,6 @@
-"""What the tabs show, without a browser and without gradio: the numbers are those of the public functions."""
+"""What the tabs show, without a browser and without gradio: the numbers are those of the public
+functions.
+"""
 
 import math
 import shutil
@@ -47,7 +49,10 @@ def folder_of(page: Path) -> Path:
 
 
 def with_classes(model: Model, alias: str, classes: tuple[str, ...]) -> Model:
-    kept = {name: getattr(model, name) for name in ("anatomy", "preprocessing", "provenance", "architecture")}
+    kept = {
+        name: getattr(model, name)
+        for name in ("anatomy", "preprocessing", "provenance", "architecture")
+    }
     return Model(model.module, alias=alias, classes=classes, **kept)
 
 
@@ -56,7 +61,9 @@ def test_look_is_the_report_of_the_command_on_the_picture(picture, tmp_path):
     record = read_folder(folder_of(page))
     shares = VIT(picture.images(VIT)).softmax(-1)[0]
     top = record.predictions[0].top_classes
-    assert [name for name, _ in top] == [VIT.classes[index] for index in shares.topk(len(top)).indices]
+    assert [name for name, _ in top] == [
+        VIT.classes[index] for index in shares.topk(len(top)).indices
+    ]
     assert [share for _, share in top] == pytest.approx(shares.topk(len(top)).values.tolist())
     assert record.config.command_line == "vitlens look scene.png --model vit-digits"
     assert "data-explorer" in page.read_text()
@@ -67,12 +74,16 @@ def test_look_is_the_report_of_the_command_on_the_picture(picture, tmp_path):
     assert "<img src=x" not in str(pieces.sentence(bad)) + text
 
 
-def test_the_class_that_was_typed_is_explained_by_the_chosen_method_of_those_that_are_quick(picture, tmp_path):
+def test_the_class_that_was_typed_is_explained_by_the_chosen_method_of_those_that_are_quick(
+    picture, tmp_path
+):
     for model, live in ((VIT, "relevance"), (CNN, "gradcam")):
         offered = [ATTRIBUTIONS[name] for name in tabs.offered_methods(model)]
         assert 0 < max(method.forwards + method.backwards for method in offered) <= tabs.PASSES
         assert intervene.live_method(model) == live
-    record = read_folder(folder_of(write(VIT, picture, tabs.write_explain, tmp_path, method="gradcam", target="7")))
+    record = read_folder(
+        folder_of(write(VIT, picture, tabs.write_explain, tmp_path, method="gradcam", target="7"))
+    )
     wanted = vitlens.explain(VIT, picture.images(VIT), targets=7, method="gradcam")[0].numpy()
     assert np.allclose(record.maps["vit-digits"].maps[0][0], wanted, atol=1e-6)
     assert [row.target for row in record.shown] == ["7"]
@@ -82,7 +93,9 @@ def test_the_class_that_was_typed_is_explained_by_the_chosen_method_of_those_tha
 
 def test_a_class_that_the_second_model_lacks_is_told_from_one_that_both_lack():
     letters = with_classes(VIT, "letters", tuple("abcdefghij"))
-    assert tabs.lacks_class("8", CNN, letters)  # the name of a digit, not the index of another class
+    assert tabs.lacks_class(
+        "8", CNN, letters
+    )  # the name of a digit, not the index of another class
     assert tabs.lacks_class("a", letters, CNN)
     assert not tabs.lacks_class("8", CNN, VIT)
     assert not tabs.lacks_class(tabs.PREDICTED, CNN, letters)
@@ -93,12 +106,17 @@ def test_a_class_that_the_second_model_lacks_is_told_from_one_that_both_lack():
 
 
 def test_an_attack_stays_within_epsilon_and_a_model_is_named_as_it_was_typed(picture, tmp_path):
-    record = read_folder(folder_of(write(VIT, picture, tabs.write_attack, tmp_path, attack="pgd", epsilon=16.0)))
+    record = read_folder(
+        folder_of(write(VIT, picture, tabs.write_attack, tmp_path, attack="pgd", epsilon=16.0))
+    )
     assert [row.fooled for row in record.overall] == [1]
     assert record.config.command_line.endswith("--predicted --attack pgd --epsilon 16")
     site = DemoSite(Pool((CNN,)), (), tmp_path, {CNN.alias: "cnn-digits@random"})
     page = written(site, CNN, picture, tabs.write_look, session="two", word="look")
-    assert read_folder(folder_of(page)).config.command_line == "vitlens look scene.png --model cnn-digits@random"
+    assert (
+        read_folder(folder_of(page)).config.command_line
+        == "vitlens look scene.png --model cnn-digits@random"
+    )
 
 
 ATTACK = tabs.write_attack
@@ -108,11 +126,20 @@ EXPLAIN = tabs.write_explain
 @pytest.mark.parametrize(
     ("model", "function", "options", "error", "words"),
     [
-        *((VIT, ATTACK, {"attack": "pgd", "epsilon": at}, InputError, "from 0 to 16") for at in (-1, 17, math.nan)),
+        *(
+            (VIT, ATTACK, {"attack": "pgd", "epsilon": at}, InputError, "from 0 to 16")
+            for at in (-1, 17, math.nan)
+        ),
         (VIT, ATTACK, {"attack": "auto", "epsilon": 4.0}, UnknownNameError, "'auto'.*pgd"),
         (VIT, EXPLAIN, {"method": "gradcam", "target": "zebra"}, UnknownNameError, "'zebra'"),
         (CNN, EXPLAIN, {"method": "rollout", "target": ""}, UnsupportedError, None),
-        (VIT, intervene.write_intervened, {"off": {"heads": [[6, 0]]}}, InputError, "6 layers of at most 4 heads"),
+        (
+            VIT,
+            intervene.write_intervened,
+            {"off": {"heads": [[6, 0]]}},
+            InputError,
+            "6 layers of at most 4 heads",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_refused(model, function, options, error, words, picture, tmp_path):
@@ -122,7 +149,11 @@ def test_what_cannot_be_shown_is_refused(model, function, options, error, words,
 
 def test_what_a_browser_makes_up_is_refused():
     heads = [[[6, 0]], [[0, 4]], [[0]], [["0", 1]], "all"]
-    for data in (None, *({"heads": each} for each in heads), *({"patches": [each]} for each in (64, -1, True, 1.5))):
+    for data in (
+        None,
+        *({"heads": each} for each in heads),
+        *({"patches": [each]} for each in (64, -1, True, 1.5)),
+    ):
         with pytest.raises(InputError):
             intervene.read_off(data, SWITCHES)
 
@@ -145,7 +176,9 @@ def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture, monkeypa
     # a click computes only what it changes
     explain = vitlens.explain
     calls = []
-    monkeypatch.setattr(vitlens, "explain", lambda *args, **options: calls.append(1) or explain(*args, **options))
+    monkeypatch.setattr(
+        vitlens, "explain", lambda *args, **options: calls.append(1) or explain(*args, **options)
+    )
     quick = intervene.answered(VIT, picture, off, SWITCHES, whole=clean)
     assert len(calls) == 1
     assert quick.intervened == answer.intervened
@@ -167,7 +200,9 @@ def test_the_board_has_a_button_a_head_and_a_patch(picture):
 def test_heads_are_named_by_digits_where_the_model_knows_them_else_by_the_examples(tiny_vit):
     words = intervene.words_of(vitlens.load(str(tiny_vit)), ())
     assert words.keys() == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert all("class" in each or "correlates" in each or "writes" in each for each in words.values())
+    assert all(
+        "class" in each or "correlates" in each or "writes" in each for each in words.values()
+    )
     other = ours()
     words = intervene.words_of(other, [picture_of((other,), seed=seed) for seed in range(8)])
     assert words
@@ -212,7 +247,9 @@ def test_a_changed_prediction_is_the_title():
     (row,) = everything.intervened
     assert row.predicted != row.target
     document = REPORT(everything)
-    assert document.title.startswith(f"vit-digits predicts {row.predicted} without 24 heads and 64 patches")
+    assert document.title.startswith(
+        f"vit-digits predicts {row.predicted} without 24 heads and 64 patches"
+    )
     assert "L1.H1 and 18 more and 64 patches" in document.first.answer[0].text
 
 

@@ -1,10 +1,12 @@
-"""Refinement of patch maps by the model's own attention between patches: alike patches get alike values.
+"""Refinement of patch maps by the model's own attention between patches: alike patches get alike
+values.
 
-S is the attention between patches, mean over layers and heads, plus its transpose, with rows scaled to sum to 1. A step
-replaces each patch's value by the mean over the patches that it attends to or that attend to it. S is similar to a
-symmetric matrix (S = D⁻¹ W with W symmetric), so its eigenvalues are real and in [-1, 1], and some are negative: where
-patches of an object attend to the background (as in vit-digits), one step exchanges the two. Two steps, S², have
-eigenvalues in [0, 1]: a patch's value becomes the mean over the patches that share its neighbours, and no contrast is
+S is the attention between patches, mean over layers and heads, plus its transpose, with rows scaled
+to sum to 1. A step replaces each patch's value by the mean over the patches that it attends to or
+that attend to it. S is similar to a symmetric matrix (S = D⁻¹ W with W symmetric), so its
+eigenvalues are real and in [-1, 1], and some are negative: where patches of an object attend to the
+background (as in vit-digits), one step exchanges the two. Two steps, S², have eigenvalues in [0,
+1]: a patch's value becomes the mean over the patches that share its neighbours, and no contrast is
 ever reversed. So steps are counted in twos.
 """
 
@@ -28,10 +30,11 @@ Affinity = Float[Tensor, "batch patches patches"]
 
 
 def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = None) -> Affinity:
-    """S of each image (module docstring), from one forward pass; layers: used ones, from 0 (None: all).
+    """S of each image (module docstring), from one forward pass; layers: used ones, from 0 (None:
+    all).
 
-    Raises UnsupportedError for a model without attention between the patches of one grid, InputError for a layer that
-    has none.
+    Raises UnsupportedError for a model without attention between the patches of one grid,
+    InputError for a layer that has none.
     """
     chosen = require_affinity(model, layers)
     parts: list[Affinity] = []
@@ -45,7 +48,9 @@ def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = Non
 
 
 def patch_attention(call: AttentionCall, layout: TokenLayout) -> Affinity:
-    """Return one layer's attention between patches, mean over heads, without the prefix; rows do not sum to 1."""
+    """Return one layer's attention between patches, mean over heads, without the prefix; rows do
+    not sum to 1.
+    """
     first = len(layout.prefix)
     device = (call.rows((0,)) if call.inputs is None else call.inputs.query).device
     with without_autocast(device):
@@ -67,7 +72,10 @@ def refined(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) -> M
     """
     patches = similarity.shape[-1]
     if maps.shape[1] * maps.shape[2] != patches:
-        raise InputError(f"expected a map of {patches} patches to refine, found {maps.shape[1]}x{maps.shape[2]} cells")
+        raise InputError(
+            f"expected a map of {patches} patches to refine, found {maps.shape[1]}x{maps.shape[2]} "
+            "cells"
+        )
     flat = maps.flatten(1).to(similarity).unsqueeze(-1)
     for _ in range(steps):
         flat = similarity @ flat
@@ -88,11 +96,14 @@ def require_affinity(model: Model, layers: Sequence[int] | None = None) -> Seque
         known = [site.layer for site in whole if site.queries == site.keys == layout.tokens]
     if not known:
         raise UnsupportedError(
-            f"expected attention between the patches of one grid for {argument('refine', 'affinity')}, found none in "
+            "expected attention between the patches of one grid for "
+            f"{argument('refine', 'affinity')}, found none in "
             f"{model.alias} ({model.anatomy.family}); use {argument('views')}, which any model has"
         )
     wrong = [layer for layer in layers or () if layer not in known]
     if wrong or (layers is not None and not layers):
         found = f"layer {wrong[0]}" if wrong else "no layer"
-        raise InputError(f"expected layers {numbers_text(known)} of {model.alias} to refine with, found {found}")
+        raise InputError(
+            f"expected layers {numbers_text(known)} of {model.alias} to refine with, found {found}"
+        )
     return known if layers is None else layers

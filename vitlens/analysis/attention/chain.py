@@ -1,11 +1,13 @@
-"""The chain of attention layers: one pass of the lens, with or without gradients, and the propagation of a row over the
-tokens from the readout back to the image.
+"""The chain of attention layers: one pass of the lens, with or without gradients, and the
+propagation of a row over the tokens from the readout back to the image.
 
-Rollout, relevance and similar methods differ only in the step that propagates the row through one layer. The parts
-that they share are here: windows, the merging of patches between the stages of a Swin, the readout.
+Rollout, relevance and similar methods differ only in the step that propagates the row through one
+layer. The parts that they share are here: windows, the merging of patches between the stages of a
+Swin, the readout.
 
-Where the model uses the fused kernel, autograd sees only the heads' outputs: the gradient of the weights is
-∂logit/∂output · valueᵀ, computed on demand, so no N x N matrix is stored for the backward pass.
+Where the model uses the fused kernel, autograd sees only the heads' outputs: the gradient of the
+weights is ∂logit/∂output · valueᵀ, computed on demand, so no N x N matrix is stored for the
+backward pass.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -34,16 +36,21 @@ from vitlens.shapes import Fused, Images, Labels, Logits, Maps, TokenLayout, Wei
 
 Rules = Literal["plain", "libra"]  # of the backward pass
 Vector = Float[Tensor, "batch tokens"]
-# Propagates a row (batch, tokens) through one layer, towards the input. Given are the weights (batch, heads, query,
-# key), the gradient of a target with respect to them or None, and whether the rows of the weights sum to 1 (they do not
+# Propagates a row (batch, tokens) through one layer, towards the input. Given are the weights
+# (batch, heads, query,
+# key), the gradient of a target with respect to them or None, and whether the rows of the weights
+# sum to 1 (they do not
 # where padding is left out)
 Step = Callable[[Vector, Weights, Weights | None, bool], Vector]
-Pooling = Callable[[AttentionCall], Float[Tensor, "batch keys"]]  # the weights of a pooling query with the heads fused
+Pooling = Callable[
+    [AttentionCall], Float[Tensor, "batch keys"]
+]  # the weights of a pooling query with the heads fused
 
 
 @dataclass(frozen=True)
 class Chain:
-    """One forward pass: its logits (batch, classes) and its attention calls in order, with gradients or without.
+    """One forward pass: its logits (batch, classes) and its attention calls in order, with
+    gradients or without.
 
     seen: the output of one module and its gradient, where it was asked for.
     """
@@ -57,10 +64,11 @@ class Chain:
     def start(self, pooling: Pooling, *, alpha: float | None, start_layer: int = 0) -> Vector:
         """Return the readout as a row over the tokens of the last layer.
 
-        alpha: of rollout, whose rows are mixed with the identity by alpha and scaled to sum to 1; None: of relevance,
-        R ← R + Ā R. A pooling query (SigLIP) has all tokens as keys: its last row is the readout. Class attention
-        (CaiT) has keys (CLS, patches), with CLS as the one row that changes; the mass that rollout leaves on CLS has no
-        place in the image and is distributed over the patches. Rows of zeros stay zeros.
+        alpha: of rollout, whose rows are mixed with the identity by alpha and scaled to sum to 1;
+        None: of relevance, R ← R + Ā R. A pooling query (SigLIP) has all tokens as keys: its last
+        row is the readout. Class attention (CaiT) has keys (CLS, patches), with CLS as the one row
+        that changes; the mass that rollout leaves on CLS has no place in the image and is
+        distributed over the patches. Rows of zeros stay zeros.
         """
         first = self.calls[0]
         layout = self.model.anatomy.layout
@@ -72,14 +80,23 @@ class Chain:
             return like.new_full((first.images, patches), 1 / patches)
         if self.readout != "pool":
             return readout_row(layout, self.readout, batch=first.images, like=like)
-        calls = [call for call in self.calls if call.site.kind == "class" and call.site.layer >= start_layer]
+        calls = [
+            call
+            for call in self.calls
+            if call.site.kind == "class" and call.site.layer >= start_layer
+        ]
         if not calls:
             raise UnsupportedError(
                 f"expected attention pooling for {argument('readout', 'pool')}, found none; "
                 f"try {argument('readout', 'cls')} or {argument('readout', 'mean')}"
             )
-        prefix = len(layout.prefix)  # with weights of 0 where the keys are the patches only (timm's default)
-        rows = [F.pad(row, (prefix, 0)) if row.shape[-1] == layout.patches else row for row in map(pooling, calls)]
+        prefix = len(
+            layout.prefix
+        )  # with weights of 0 where the keys are the patches only (timm's default)
+        rows = [
+            F.pad(row, (prefix, 0)) if row.shape[-1] == layout.patches else row
+            for row in map(pooling, calls)
+        ]
         if rows[-1].shape[-1] == layout.tokens:
             return rows[-1] if alpha is None else _scaled(rows[-1])
         own = torch.ones_like(rows[-1][:, :1])
@@ -92,9 +109,12 @@ class Chain:
             own = passed[:, :1]
         return row if alpha is None else _scaled(row)
 
-    def follow(self, row: Vector, step: Step, *, start_layer: int = 0) -> Float[Tensor, "batch first_tokens"]:
-        """Return a row over the last layer's tokens, propagated down to start_layer; for windows, to the first
-        stage."""
+    def follow(
+        self, row: Vector, step: Step, *, start_layer: int = 0
+    ) -> Float[Tensor, "batch first_tokens"]:
+        """Return a row over the last layer's tokens, propagated down to start_layer; for windows,
+        to the first stage.
+        """
         finer: tuple[int, int] | None = None
         for call in reversed(self.calls):
             if call.site.kind == "class":
@@ -127,19 +147,22 @@ def chained(
     readout: Readout | None = None,
     module: str | None = None,
 ) -> Chain:
-    """Return the chain of a batch of images; gradient: with gradients of the targets' logits (None: predicted classes).
+    """Return the chain of a batch of images; gradient: with gradients of the targets' logits (None:
+    predicted classes).
 
-    rules: of the backward pass, "libra" for LibraGrad's (lens/libra.py); module: one whose output is kept with its
-    gradient. Queries and keys of all layers are stored (tokens x dim each, not heads x tokens²). Raises
-    UnknownNameError, InputError for a target that is no class, UnsupportedError for gradients of a model without a
-    classifier, LensError where a layer does not affect the logit.
+    rules: of the backward pass, "libra" for LibraGrad's (lens/libra.py); module: one whose output
+    is kept with its gradient. Queries and keys of all layers are stored (tokens x dim each, not
+    heads x tokens²). Raises UnknownNameError, InputError for a target that is no class,
+    UnsupportedError for gradients of a model without a classifier, LensError where a layer does not
+    affect the logit.
     """
     chosen = readout or model.anatomy.readout or "mean"
     if chosen not in READOUTS:
         raise UnknownNameError("readout", chosen, READOUTS)
     if model.anatomy.layout is None and chosen != "mean":
         raise UnsupportedError(
-            f"expected the readout mean for {model.alias}, which has no one sequence of tokens, found {chosen}"
+            f"expected the readout mean for {model.alias}, which has no one sequence of tokens, "
+            f"found {chosen}"
         )
     if not gradient:
         calls: list[AttentionCall] = []
@@ -154,11 +177,18 @@ def chained(
 
 
 def _differentiated_chain(
-    model: Model, images: Images, targets: Labels | None, rules: Rules, readout: Readout, module: str | None
+    model: Model,
+    images: Images,
+    targets: Labels | None,
+    rules: Rules,
+    readout: Readout,
+    module: str | None,
 ) -> Chain:
     calls: list[AttentionCall] = []
     outputs: list[Tensor] = []
-    watched = watching(model.module, [] if module is None else [module], lambda _name, _, out: outputs.append(out))
+    watched = watching(
+        model.module, [] if module is None else [module], lambda _name, _, out: outputs.append(out)
+    )
     with libra_gradients(model) if rules == "libra" else nullcontext(), watched:
         logits = observe(model, images, calls.append, graph=True)
     with torch.enable_grad():
@@ -169,36 +199,52 @@ def _differentiated_chain(
 
 
 def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
-    """Return the calls, detached, each with its gradient of a number. Raises LensError where one does not affect it."""
+    """Return the calls, detached, each with its gradient of a number. Raises LensError where one
+    does not affect it.
+    """
     traced = [call.computed if call.inputs is None else call.output for call in calls]
     gradients = torch.autograd.grad(total, traced, allow_unused=True)  # type: ignore[arg-type]
-    without_gradient = [call.site.module for call, gradient in zip(calls, gradients) if gradient is None]
+    without_gradient = [
+        call.site.module for call, gradient in zip(calls, gradients) if gradient is None
+    ]
     if without_gradient:
-        raise LensError(f"expected a gradient in every attention layer, found none in {without_gradient[0]!r}")
-    return tuple(replace(call.detach(), gradient=gradient, output=None) for call, gradient in zip(calls, gradients))
+        raise LensError(
+            f"expected a gradient in every attention layer, found none in {without_gradient[0]!r}"
+        )
+    return tuple(
+        replace(call.detach(), gradient=gradient, output=None)
+        for call, gradient in zip(calls, gradients)
+    )
 
 
 def check_targets(targets: Labels | None, logits: Logits) -> Labels:
-    """Return the targets, or the predicted classes. Raises InputError unless there is an existing class for each
-    image."""
+    """Return the targets, or the predicted classes. Raises InputError unless there is an existing
+    class for each image.
+    """
     if targets is None:
         return logits.argmax(-1)
     classes = logits.shape[-1]
     if len(targets) != len(logits):
         raise InputError(f"expected one target per image ({len(logits)}), found {len(targets)}")
-    wrong = targets[(targets < 0) | (targets >= classes)]  # on a GPU one wait for the device, not one an image
+    wrong = targets[
+        (targets < 0) | (targets >= classes)
+    ]  # on a GPU one wait for the device, not one an image
     if len(wrong):
         raise InputError(f"expected target classes from 0 to {classes - 1}, found {int(wrong[0])}")
     return targets.to(logits.device)
 
 
 def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tensor) -> Vector:
-    """Return the readout as a row over the tokens that sums to 1: CLS, CLS and distillation token, or all patches."""
+    """Return the readout as a row over the tokens that sums to 1: CLS, CLS and distillation token,
+    or all patches.
+    """
     row = torch.zeros(batch, layout.tokens, dtype=like.dtype, device=like.device)
     if readout == "mean":
         row[:, len(layout.prefix) :] = 1 / layout.patches
         return row
-    places = layout.positions("cls") + (layout.positions("distillation") if readout == "cls+distillation" else ())
+    places = layout.positions("cls") + (
+        layout.positions("distillation") if readout == "cls+distillation" else ()
+    )
     if not places or (readout == "cls+distillation" and len(places) < 2):
         raise UnsupportedError(
             f"expected a {readout} token for this readout, found prefix {layout.prefix}; "
@@ -224,7 +270,9 @@ def without_autocast(device: torch.device) -> torch.autocast:
 
 @requirement("chain")
 def require_chain(model: Model) -> None:
-    """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to the image."""
+    """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to
+    the image.
+    """
     require_special_first(model)
     layout = model.anatomy.layout
     sites = survey_weights(model, probe_images(model, 1))
@@ -232,23 +280,28 @@ def require_chain(model: Model) -> None:
     def fits(site: Site) -> bool:
         if layout is None:
             return site.windows is not None
-        return site.kind == "class" or (site.kind == "patch" and site.part == 0 and site.keys == layout.tokens)
+        return site.kind == "class" or (
+            site.kind == "patch" and site.part == 0 and site.keys == layout.tokens
+        )
 
     misfits = [site for site in sites if not fits(site)]
     if misfits and layout is None and model.anatomy.unread:
         raise UnsupportedError(
-            f"expected layers over one sequence of patches in a known order, found in {model.alias} that "
+            "expected layers over one sequence of patches in a known order, found in "
+            f"{model.alias} that "
             f"{model.anatomy.unread}"
         )
     if misfits:
-        # the most informative layer: pooled keys, channels or windows rather than tokens of another stage
+        # the most informative layer: pooled keys, channels or windows rather than tokens of another
+        # stage
         site = min(misfits, key=lambda site: site.kind in ("patch", "class"))
         other = {
             "patch": f", but of a stage with {site.keys} tokens of its own",
             "window": f", and {NO_PLACE['window']}",
         }.get(site.kind, "")
         raise UnsupportedError(
-            "expected layers over one sequence of tokens, or windows that can be put back into the image (Swin), found "
+            "expected layers over one sequence of tokens, or windows that can be put back into the "
+            "image (Swin), found "
             f"{site.module!r} of {model.alias}: {KIND_WORDS[site.kind]}{other}"
         )
     if layout is None:
@@ -257,24 +310,30 @@ def require_chain(model: Model) -> None:
     for fine, coarse in reversed(list(pairwise(maps))):
         if coarse not in (fine, tuple(-(-side // 2) for side in fine)):
             raise UnsupportedError(
-                f"expected stages that merge 2x2 patches, found {fine} before {coarse} in {model.alias}"
+                f"expected stages that merge 2x2 patches, found {fine} before {coarse} in "
+                f"{model.alias}"
             )
 
 
 def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
-    """Raise UnsupportedError where a convolution mixes patches between two of these modules (MaxViT)."""
+    """Raise UnsupportedError where a convolution mixes patches between two of these modules
+    (MaxViT).
+    """
     mixing = [
         name
         for name, module in model.module.named_modules()
-        if isinstance(module, nn.Conv2d) and any(size > step for size, step in zip(module.kernel_size, module.stride))
+        if isinstance(module, nn.Conv2d)
+        and any(size > step for size, step in zip(module.kernel_size, module.stride))
     ]
     order = [call.module for call in trace(model, 1).calls if call.module in {*mixing, *attention}]
     places = [place for place, name in enumerate(order) if name in attention]
     between = [name for name in order[places[0] : places[-1]] if name not in attention]
     if between:
         raise UnsupportedError(
-            f"expected attention layers with nothing between them that mixes patches, found {len(between)} "
-            f"convolutions in {model.alias} (first {between[0]!r}); try {argument('method', 'attention')}, or "
+            "expected attention layers with nothing between them that mixes patches, found "
+            f"{len(between)} "
+            f"convolutions in {model.alias} (first {between[0]!r}); try "
+            f"{argument('method', 'attention')}, or "
             "vitlens attention, stats or ablate"
         )
 
@@ -282,8 +341,9 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
 def _unmerge(
     row: Float[Tensor, "batch merged"], coarse: tuple[int, int], fine: tuple[int, int]
 ) -> Float[Tensor, "batch unmerged"]:
-    """Return a row over merged patches as one over the patches before merging, each patch's mass shared equally:
-    merging concatenates 2x2 patches and projects them."""
+    """Return a row over merged patches as one over the patches before merging, each patch's mass
+    shared equally: merging concatenates 2x2 patches and projects them.
+    """
     if coarse == fine:
         return row
     padded = tuple(2 * side for side in coarse)
@@ -309,8 +369,12 @@ def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
         gradient = None if gradient is None else row_by_row(gradient, windows)
         index = window_index(windows).to(row.device)
         real = index >= 0
-        place = index.masked_fill(~real, own.shape[-1])  # padding is in an extra column, dropped at the end
-        inside = F.pad(own, (0, 1))[:, place].flatten(0, 1)  # (images x windows, tokens of a window)
+        place = index.masked_fill(
+            ~real, own.shape[-1]
+        )  # padding is in an extra column, dropped at the end
+        inside = F.pad(own, (0, 1))[:, place].flatten(
+            0, 1
+        )  # (images x windows, tokens of a window)
         visible = weights.unflatten(0, (part.images, -1)) * real[:, None, None]
         moved = step(inside, visible.flatten(0, 1), gradient, bool(real.all()))
         full = F.pad(torch.zeros_like(own), (0, 1))

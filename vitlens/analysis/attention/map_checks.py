@@ -1,5 +1,6 @@
-"""What maps hold, whatever method made them: information in bits relative to a uniform map, as for the labels of heads
-(analysis/heads/statistics.py), and how much of it fixed places explain."""
+"""What maps hold, whatever method made them: information in bits relative to a uniform map, as for
+the labels of heads (analysis/heads/statistics.py), and how much of it fixed places explain.
+"""
 
 import torch
 from jaxtyping import Float
@@ -14,15 +15,16 @@ _TINY = 1e-30
 
 
 def map_bits(maps: Maps) -> PerMap:
-    """Return the information of each map: log2 of its patches minus its entropy, 0 for a uniform map and for one
-    without positive values."""
+    """Return the information of each map: log2 of its patches minus its entropy, 0 for a uniform
+    map and for one without positive values.
+    """
     shares = _shares(maps)
     return (shares * (shares * shares.shape[1]).clamp_min(_TINY).log2()).sum(1).clamp_min(0)
 
 
 def fixed_share(maps: Maps) -> PerMap:
-    """Return the share of each map's information, at least one bit, that the mean of the maps of other images, of which
-    there is one, explains: its gain in log-likelihood over a uniform map.
+    """Return the share of each map's information, at least one bit, that the mean of the maps of
+    other images, of which there is one, explains: its gain in log-likelihood over a uniform map.
 
     The mean is mixed with a uniform map with the weight of one image.
     """
@@ -33,12 +35,16 @@ def fixed_share(maps: Maps) -> PerMap:
 
 
 def alike(maps: Float[Tensor, "batch heads rows columns"]) -> PerMap:
-    """Return the mean cosine similarity of the maps of different heads of each image; 1 for a single head."""
+    """Return the mean cosine similarity of the maps of different heads of each image; 1 for a
+    single head.
+    """
     unit = F.normalize(maps.flatten(2).double(), dim=-1)
     heads = unit.shape[1]
     if heads == 1:
         return torch.ones(len(unit), dtype=torch.float64)
-    return ((unit.sum(1).square().sum(-1) - unit.square().sum((1, 2))) / (heads * (heads - 1))).clamp(-1, 1)
+    return (
+        (unit.sum(1).square().sum(-1) - unit.square().sum((1, 2))) / (heads * (heads - 1))
+    ).clamp(-1, 1)
 
 
 def _shares(maps: Maps) -> Float[Tensor, "batch patches"]:

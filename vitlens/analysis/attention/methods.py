@@ -1,11 +1,13 @@
-"""The attention methods: rollout, relevance, gradient-weighted rollout and attention flow, and their public functions.
+"""The attention methods: rollout, relevance, gradient-weighted rollout and attention flow, and
+their public functions.
 
-Rollout (Abnar & Zuidema 2020) multiplies attention through the layers, with the residual connection: Â = rows of
-(1 - alpha) A + alpha I, scaled to sum to 1; R = Â_L ... Â_1. Relevance (Chefer 2021, "generic attention-model
-explainability") weighs attention by the gradient of a logit: Ā = mean over heads of (∂logit/∂A ⊙ A)⁺ (equation 5);
-R ← R + Ā R from R = I, layer by layer (equation 6). One row of R needs only products of a vector and a matrix, from the
-last layer back: O(layers N²), not O(layers N³). A method is a step of the chain (chain.py); the methods are listed in
-registry.py.
+Rollout (Abnar & Zuidema 2020) multiplies attention through the layers, with the residual
+connection: Â = rows of (1 - alpha) A + alpha I, scaled to sum to 1; R = Â_L ... Â_1. Relevance
+(Chefer 2021, "generic attention-model explainability") weighs attention by the gradient of a logit:
+Ā = mean over heads of (∂logit/∂A ⊙ A)⁺ (equation 5); R ← R + Ā R from R = I, layer by layer
+(equation 6). One row of R needs only products of a vector and a matrix, from the last layer back:
+O(layers N²), not O(layers N³). A method is a step of the chain (chain.py); the methods are listed
+in registry.py.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,14 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import Chain, Vector, chained, mean_of_heads, require_chain, without_autocast
+from vitlens.analysis.attention.chain import (
+    Chain,
+    Vector,
+    chained,
+    mean_of_heads,
+    require_chain,
+    without_autocast,
+)
 from vitlens.analysis.attention.registry import ALPHA, MethodSettings, attention_method
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError, argument
@@ -32,9 +41,12 @@ from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets
 from vitlens.references import resolved
 from vitlens.shapes import Fused, Images, Labels, Logits, Maps, Weights
 
-# of attention flow: each needs a maximum flow through layers x tokens² edges; 0.1 s an image for 65, seconds for 197
+# of attention flow: each needs a maximum flow through layers x tokens² edges; 0.1 s an image for
+# 65, seconds for 197
 MOST_TOKENS = 256
-_UNIT = 1 << 24  # the integer for a capacity of 1, as scipy's flows are 32-bit integers: precision 6e-8
+_UNIT = (
+    1 << 24
+)  # the integer for a capacity of 1, as scipy's flows are 32-bit integers: precision 6e-8
 
 
 @takes_images
@@ -48,14 +60,16 @@ def rollout(
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
-    """Return the rollout of each image over its patches (batch, rows, columns), without the prefix, not scaled.
+    """Return the rollout of each image over its patches (batch, rows, columns), without the prefix,
+    not scaled.
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; fusion: of the heads, "mean",
-    "max" or "min"; discard: the lowest fraction of each row, set to 0 (CLS kept); alpha: weight of the identity;
-    start_layer: the first layer included, from 0; readout: what the classifier reads (the model's own by default). Of a
-    windowed model (Swin, Hiera) the map is that of the first stage; where patches are merged or queries pooled, each of
-    the four gets an equal share. Raises UnsupportedError for a model whose layers are not all token-to-token or windows
-    (XCiT, PVT, CNNs), or that has convolutions between them (MaxViT).
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; fusion: of
+    the heads, "mean", "max" or "min"; discard: the lowest fraction of each row, set to 0 (CLS
+    kept); alpha: weight of the identity; start_layer: the first layer included, from 0; readout:
+    what the classifier reads (the model's own by default). Of a windowed model (Swin, Hiera) the
+    map is that of the first stage; where patches are merged or queries pooled, each of the four
+    gets an equal share. Raises UnsupportedError for a model whose layers are not all token-to-token
+    or windows (XCiT, PVT, CNNs), or that has convolutions between them (MaxViT).
 
     >>> import torch, vitlens
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
@@ -74,13 +88,14 @@ def relevance(
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
-    """Return the relevance of each patch for a target class through attention: (batch, rows, columns), not scaled.
+    """Return the relevance of each patch for a target class through attention: (batch, rows,
+    columns), not scaled.
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets: "predicted", "label"
-    (of a Split or class folders), a class by name or index, or class indices (batch,). The target's logit is
-    differentiated, not its probability. readout: what the classifier reads (the model's own by default). Of a windowed
-    model (Swin) the map is that of the first stage. Raises InputError for a class that does not exist, UnsupportedError
-    as `rollout`.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets:
+    "predicted", "label" (of a Split or class folders), a class by name or index, or class indices
+    (batch,). The target's logit is differentiated, not its probability. readout: what the
+    classifier reads (the model's own by default). Of a windowed model (Swin) the map is that of the
+    first stage. Raises InputError for a class that does not exist, UnsupportedError as `rollout`.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -92,14 +107,22 @@ def relevance(
 
 
 def maps_of(
-    model: Model, images: Parts, way: MethodSettings, *, targets: Labels | None = None, readout: Readout | None = None
+    model: Model,
+    images: Parts,
+    way: MethodSettings,
+    *,
+    targets: Labels | None = None,
+    readout: Readout | None = None,
 ) -> Maps:
-    """Return the maps of one method, computed in batches that fit in memory; targets: None for the predicted
-    classes."""
+    """Return the maps of one method, computed in batches that fit in memory; targets: None for the
+    predicted classes.
+    """
     require_possible(model, [way])
     if targets is not None and len(targets) != len(images):
         raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
-    size = max(1, fitting_batch_size(model) // (BACKWARD if attention_method(way.method).gradients else 1))
+    size = max(
+        1, fitting_batch_size(model) // (BACKWARD if attention_method(way.method).gradients else 1)
+    )
     parts: list[Maps] = []
     for start in range(0, len(images), size):
         own = None if targets is None else targets[start : start + size]
@@ -109,13 +132,21 @@ def maps_of(
 
 
 def method_maps(
-    model: Model, images: Images, targets: Labels, *, method: str, readout: Readout | None = None, **options: Any
+    model: Model,
+    images: Images,
+    targets: Labels,
+    *,
+    method: str,
+    readout: Readout | None = None,
+    **options: Any,
 ) -> Maps:
     """Return the maps of one method for one batch; options: its settings.
 
     A method without gradients ignores the targets.
     """
-    return maps_of(model, images, MethodSettings(method, **options), targets=targets, readout=readout)
+    return maps_of(
+        model, images, MethodSettings(method, **options), targets=targets, readout=readout
+    )
 
 
 def maps_in_one_pass(
@@ -126,25 +157,34 @@ def maps_in_one_pass(
     targets: Labels | None = None,
     readout: Readout | None = None,
 ) -> tuple[Logits, tuple[Float[Tensor, "batch _ _"], ...]]:
-    """Logits, and the maps of each method (batch, rows, columns), at least one, that the model supports.
+    """Logits, and the maps of each method (batch, rows, columns), at least one, that the model
+    supports.
 
-    One pass serves all methods of one kind of backward pass (plain gradients or LibraGrad's); it has gradients where
-    one of them needs them. targets: class indices (batch,), None: the predicted classes. For a windowed model, the maps
-    of one layer's attention have the resolution of its stage.
+    One pass serves all methods of one kind of backward pass (plain gradients or LibraGrad's); it
+    has gradients where one of them needs them. targets: class indices (batch,), None: the predicted
+    classes. For a windowed model, the maps of one layer's attention have the resolution of its
+    stage.
     """
     found = [attention_method(way.method) for way in methods]
     maps: dict[int, Maps] = {}
     for rules in sorted({method.rules for method in found}):
         own = [place for place, method in enumerate(found) if method.rules == rules]
         gradient = any(found[place].gradients for place in own)
-        chain = chained(model, images, targets=targets, gradient=gradient, rules=rules, readout=readout)
+        chain = chained(
+            model, images, targets=targets, gradient=gradient, rules=rules, readout=readout
+        )
         with torch.no_grad(), without_autocast(model.device):
-            maps |= {place: resolved(found[place].function)(chain, **methods[place].settings) for place in own}
+            maps |= {
+                place: resolved(found[place].function)(chain, **methods[place].settings)
+                for place in own
+            }
     return chain.logits, tuple(maps[place] for place in range(len(methods)))
 
 
 def require_possible(model: Model, methods: Sequence[MethodSettings]) -> None:
-    """Raise UnsupportedError or InputError, before any work, for a method that this model does not support."""
+    """Raise UnsupportedError or InputError, before any work, for a method that this model does not
+    support.
+    """
     for way in methods:
         method = attention_method(way.method)
         if method.check is not None:
@@ -162,12 +202,18 @@ def require_start(start_layer: int, depth: int) -> None:
     """Raise InputError unless the model has this layer."""
     if not 0 <= start_layer < depth:
         raise InputError(
-            f"expected {argument('start_layer')} of at least 0 and below {depth} layers, found {start_layer}"
+            f"expected {argument('start_layer')} of at least 0 and below {depth} layers, found "
+            f"{start_layer}"
         )
 
 
 def rollout_maps(
-    chain: Chain, *, fusion: Fusion = "mean", discard: float = 0.0, alpha: float = ALPHA, start_layer: int = 0
+    chain: Chain,
+    *,
+    fusion: Fusion = "mean",
+    discard: float = 0.0,
+    alpha: float = ALPHA,
+    start_layer: int = 0,
 ) -> Maps:
     """Return the rollout maps of a chain."""
     layout = chain.model.anatomy.layout
@@ -183,7 +229,9 @@ def rollout_maps(
     def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
         # class attention has a CLS before this layout's tokens
         own = (0,) if layout is not None and call.site.keys > layout.tokens else keep
-        row = discard_lowest(fused(precise(call.precise().weights()), fusion), discard, keep=own)[:, 0]
+        row = discard_lowest(fused(precise(call.precise().weights()), fusion), discard, keep=own)[
+            :, 0
+        ]
         return row / row.sum(-1, keepdim=True)
 
     start = chain.start(pooling, alpha=alpha, start_layer=start_layer)
@@ -205,8 +253,10 @@ def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
 
 
 def gradient_rollout_maps(chain: Chain, *, alpha: float = ALPHA, start_layer: int = 0) -> Maps:
-    """Rollout with Ā in place of the heads' mean, of a chain with gradients. A row without any positive gradient
-    becomes that of the identity, of a pooling query, which has no token of its own, 0."""
+    """Rollout with Ā in place of the heads' mean, of a chain with gradients. A row without any
+    positive gradient becomes that of the identity, of a pooling query, which has no token of its
+    own, 0.
+    """
 
     def step(row: Vector, weights: Weights, gradient: Weights | None, _whole: bool) -> Vector:
         return scaled_step(row, gradient_weighted(weights, gradient), alpha)
@@ -223,7 +273,8 @@ def fused(weights: Weights, fusion: Fusion) -> Fused:
 
 
 def discard_lowest(fused: Fused, fraction: float, *, keep: Sequence[int] = ()) -> Fused:
-    """Return the lowest fraction of every query row set to zero, except the columns in keep (CLS)."""
+    """Return the lowest fraction of every query row set to zero, except the columns in keep
+    (CLS)."""
     count = int(fused.shape[-1] * fraction)
     if count == 0:
         return fused
@@ -243,7 +294,8 @@ def scaled_step(row: Vector, fused: Fused, alpha: float) -> Vector:
 
 
 def gradient_weighted(weights: Weights, gradient: Weights | None) -> Fused:
-    """Ā: the attention that raises the target's logit, mean over heads (Chefer 2021, equation 5)."""
+    """Ā: the attention that raises the target's logit, mean over heads (Chefer 2021, equation
+    5)."""
     assert gradient is not None  # the chain was made with gradients
     return (weights * gradient).clamp_min(0).mean(1)
 
@@ -258,7 +310,8 @@ def require_flow(model: Model) -> None:
     layout = model.anatomy.layout
     if layout is not None and layout.tokens > MOST_TOKENS:
         raise UnsupportedError(
-            f"expected at most {MOST_TOKENS} tokens for attention flow, found {layout.tokens} in {model.alias}: it "
+            f"expected at most {MOST_TOKENS} tokens for attention flow, found {layout.tokens} in "
+            f"{model.alias}: it "
             f"takes a maximum flow for each of them; try {argument('method', 'rollout')}"
         )
     require_chain(model)
@@ -270,15 +323,22 @@ def require_flow(model: Model) -> None:
 
 
 def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
-    """Return the maximum flow from the readout of a chain to each patch (Abnar & Zuidema 2020, section 3), from 0 to 1,
-    in a network whose capacities are the weights with the residual connection, (1 - alpha) A + alpha I."""
+    """Return the maximum flow from the readout of a chain to each patch (Abnar & Zuidema 2020,
+    section 3), from 0 to 1, in a network whose capacities are the weights with the residual
+    connection, (1 - alpha) A + alpha I.
+    """
     layout = chain.model.layout
     start = chain.start(lambda call: mean_of_heads(call)[:, 0], alpha=alpha)
-    layers = [mean_of_heads(call).double().cpu().numpy() for call in chain.calls if call.site.kind == "patch"]
+    layers = [
+        mean_of_heads(call).double().cpu().numpy()
+        for call in chain.calls
+        if call.site.kind == "patch"
+    ]
     capacities = [(1 - alpha) * weights + alpha * np.eye(layout.tokens) for weights in layers]
     patches = range(len(layout.prefix), layout.tokens)
     flows = [
-        maximum_flows(row, [layer[at] for layer in capacities], patches) for at, row in enumerate(start.cpu().numpy())
+        maximum_flows(row, [layer[at] for layer in capacities], patches)
+        for at, row in enumerate(start.cpu().numpy())
     ]
     return chain.as_map(torch.from_numpy(np.stack(flows)).to(start))
 
@@ -286,14 +346,18 @@ def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
 def maximum_flows(
     start: NDArray[np.floating], layers: Sequence[NDArray[np.float64]], targets: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Return the maximum flow from a source to each target token of the input; 0 for the other tokens. start:
-    (tokens,), capacities from the source to the last layer's tokens; layers: (query, key), in forward order."""
+    """Return the maximum flow from a source to each target token of the input; 0 for the other
+    tokens. start: (tokens,), capacities from the source to the last layer's tokens; layers: (query,
+    key), in forward order.
+    """
     from scipy.sparse import csr_matrix  # takes 0.2 s to import
     from scipy.sparse.csgraph import maximum_flow
 
     tokens = len(start)
     depth = len(layers)
-    source = tokens * (depth + 1)  # nodes: the tokens before layer 0, after layer 0, ... and the source
+    source = tokens * (
+        depth + 1
+    )  # nodes: the tokens before layer 0, after layer 0, ... and the source
     heads = [np.full(tokens, source)]
     tails = [depth * tokens + np.arange(tokens)]
     capacities = [start]

@@ -1,4 +1,6 @@
-"""How similar a model's position embeddings are, and how well their similarity follows the distance of the patches."""
+"""How similar a model's position embeddings are, and how well their similarity follows the distance
+of the patches.
+"""
 
 import math
 
@@ -17,10 +19,14 @@ Similarity = Float[Tensor, "patches patches"]
 
 
 def position_similarity(model: Model) -> Similarity | None:
-    """Cosine similarity of the position embeddings, learned or fixed, of all pairs of patches; None without them."""
+    """Cosine similarity of the position embeddings, learned or fixed, of all pairs of patches; None
+    without them.
+    """
     embedding = getattr(model.module, "pos_embed", None)
     if isinstance(model.module, VisionTransformer) and model.module.config.positions in FIXED:
-        embedding = model.module.positions(model.layout.grid)  # computed again where the images have another size
+        embedding = model.module.positions(
+            model.layout.grid
+        )  # computed again where the images have another size
     if embedding is None:
         embedding = getattr(getattr(model.module, "encoder", None), "pos_embedding", None)
     if not isinstance(embedding, Tensor) or model.anatomy.layout is None:
@@ -35,10 +41,11 @@ def position_similarity(model: Model) -> Similarity | None:
 
 
 def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float | None:
-    """Pearson's correlation of the similarity of position embeddings with the distance in pixels, over all pairs.
+    """Pearson's correlation of the similarity of position embeddings with the distance in pixels,
+    over all pairs.
 
-    Negative where near positions are more similar than far ones; 0 without such structure. None where either is
-    constant.
+    Negative where near positions are more similar than far ones; 0 without such structure. None
+    where either is constant.
     """
     distances = of_layout(layout).distances()[0]
     above = torch.ones_like(distances, dtype=torch.bool).triu(1)
@@ -48,19 +55,24 @@ def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float |
     return float(torch.corrcoef(pairs)[0, 1])
 
 
-def rank_correlation(similarity: Similarity, layout: TokenLayout) -> tuple[float | None, float | None, float | None]:
-    """Spearman's correlation of the similarity of position embeddings with minus the Euclidean distance of the patches
-    in pixels: of all pairs, of pairs in one row, of pairs in one column; the pairs of all rows are ranked together.
+def rank_correlation(
+    similarity: Similarity, layout: TokenLayout
+) -> tuple[float | None, float | None, float | None]:
+    """Spearman's correlation of the similarity of position embeddings with minus the Euclidean
+    distance of the patches in pixels: of all pairs, of pairs in one row, of pairs in one column;
+    the pairs of all rows are ranked together.
 
-    1 where nearer patches are always more similar, 0 without such order; ties have their mean rank. None where there
-    are fewer than two pairs, or all are equally far apart or similar.
+    1 where nearer patches are always more similar, 0 without such order; ties have their mean rank.
+    None where there are fewer than two pairs, or all are equally far apart or similar.
     """
     numbers = torch.arange(layout.patches)
     row = numbers // layout.grid[1]
     column = numbers % layout.grid[1]
     above = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
     near = -of_layout(layout).distances()[0]
-    alike = similarity.detach().double().cpu().round(decimals=6)  # as equal offsets differ in the last bits
+    alike = (
+        similarity.detach().double().cpu().round(decimals=6)
+    )  # as equal offsets differ in the last bits
 
     def of(pairs: Tensor) -> float | None:
         found = spearman(alike[pairs][None], near[pairs][None]).item()

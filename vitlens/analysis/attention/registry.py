@@ -1,8 +1,9 @@
-"""The attention methods, which map attention to the image, and their settings. One table, free of torch.
+"""The attention methods, which map attention to the image, and their settings. One table, free of
+torch.
 
-To add one, write its function, from a chain and settings to maps, and one entry here: `vitlens rollout`, its
-report and the tests take it from there. An entry of vitlens/attribution/registry.py that names it makes it an
-attribution as well.
+To add one, write its function, from a chain and settings to maps, and one entry here: `vitlens
+rollout`, its report and the tests take it from there. An entry of vitlens/attribution/registry.py
+that names it makes it an attribution as well.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from vitlens.errors import InputError, UnknownNameError, argument
 from vitlens.names import FUSIONS, Fusion
 
 ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I
-WHOLE: Final = 4  # images of which a viewer gets every head; of further ones the mean over the heads of each layer
+# images of which a viewer gets every head; of further ones the mean over the heads of each layer
+WHOLE: Final = 4
 REFINE_STEPS: Final = 2  # of a map's refinement by attention between patches; even, see affinity.py
 _WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes all attention weights
 
@@ -23,13 +25,14 @@ _WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes a
 class AttentionMethod:
     """One attention method.
 
-    title: in figures and tables; description: of its maps, in a sentence; paper: where it is defined.
-    function: "module:function" that takes a chain (chain.py) and the options by name, and returns maps.
-    needs: what the model must have (require_chain, require_maps), "chain" where the method goes through all layers.
-    forwards, backwards: about how many passes of the model an image takes; with backward passes the chain has
-    gradients, and the maps are those of a target class. options: the `MethodSettings` that the function takes.
-    check: "module:function" of a model that raises where the method cannot run although `needs` is met.
-    default: whether `vitlens rollout` runs it by default; rules: of the backward pass, plain gradients or LibraGrad's.
+    title: in figures and tables; description: of its maps, in a sentence; paper: where it is
+    defined. function: "module:function" that takes a chain (chain.py) and the options by name, and
+    returns maps. needs: what the model must have (require_chain, require_maps), "chain" where the
+    method goes through all layers. forwards, backwards: about how many passes of the model an image
+    takes; with backward passes the chain has gradients, and the maps are those of a target class.
+    options: the `MethodSettings` that the function takes. check: "module:function" of a model that
+    raises where the method cannot run although `needs` is met. default: whether `vitlens rollout`
+    runs it by default; rules: of the backward pass, plain gradients or LibraGrad's.
     """
 
     name: str
@@ -125,11 +128,15 @@ _ENTRIES: Final = (
     ),
 )
 
-ATTENTION_METHODS: Final[Mapping[str, AttentionMethod]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+ATTENTION_METHODS: Final[Mapping[str, AttentionMethod]] = MappingProxyType(
+    {entry.name: entry for entry in _ENTRIES}
+)
 
 
 def attention_method(name: str) -> AttentionMethod:
-    """Return the attention method of this name. Raises UnknownNameError, which lists the known ones."""
+    """Return the attention method of this name. Raises UnknownNameError, which lists the known
+    ones.
+    """
     if name not in ATTENTION_METHODS:
         raise UnknownNameError("method", name, ATTENTION_METHODS)
     return ATTENTION_METHODS[name]
@@ -139,10 +146,11 @@ def attention_method(name: str) -> AttentionMethod:
 class MethodSettings:
     """A method with its settings; settings that the method does not use are ignored.
 
-    method: a name of ATTENTION_METHODS; fusion: of the heads in rollout; discard: lowest fraction of each query row
-    that rollout sets to zero (CLS column kept); alpha: weight of the identity in rollout, gradient-weighted rollout and
-    flow; start_layer: first layer of the chain; layer: that of the method "attention" (None: the last). All layers
-    count from 0. Raises UnknownNameError and InputError.
+    method: a name of ATTENTION_METHODS; fusion: of the heads in rollout; discard: lowest fraction
+    of each query row that rollout sets to zero (CLS column kept); alpha: weight of the identity in
+    rollout, gradient-weighted rollout and flow; start_layer: first layer of the chain; layer: that
+    of the method "attention" (None: the last). All layers count from 0. Raises UnknownNameError and
+    InputError.
     """
 
     method: str
@@ -164,7 +172,11 @@ class MethodSettings:
     @property
     def name(self) -> str:
         """Return its name in reports and metrics: "rollout-mean", "relevance", "attention" ..."""
-        return f"{self.method}-{self.fusion}" if "fusion" in attention_method(self.method).options else self.method
+        return (
+            f"{self.method}-{self.fusion}"
+            if "fusion" in attention_method(self.method).options
+            else self.method
+        )
 
     @property
     def settings(self) -> dict[str, object]:

@@ -1,8 +1,9 @@
-"""Floating-point operations of one image's forward pass, by part: counted in any model, and by formula for our ViT.
+"""Floating-point operations of one image's forward pass, by part: counted in any model, and by
+formula for our ViT.
 
-One multiplication with its addition counts as two operations. Matrix products and convolutions are counted; norms,
-softmax, activations, biases, residual sums and the resizing of positions are not: their number grows with the tokens,
-not with tokens times width.
+One multiplication with its addition counts as two operations. Matrix products and convolutions are
+counted; norms, softmax, activations, biases, residual sums and the resizing of positions are not:
+their number grows with the tokens, not with tokens times width.
 """
 
 import re
@@ -36,9 +37,17 @@ _KERNELS: Final = (
     "fused_attention_overrideable",
     "attention_math_for_mps",
 )
-_NAMES: Final = [f"_scaled_dot_product_{kernel}" for kernel in _KERNELS]  # of F.scaled_dot_product_attention
-_FUSED: Final = tuple(getattr(_ATEN, name) for name in _NAMES if hasattr(_ATEN, name))  # as this version of torch has
-_BETWEEN_TOKENS: Final = (*_FUSED, _ATEN.bmm, _ATEN.baddbmm)  # in attention: products of tokens with tokens
+_NAMES: Final = [
+    f"_scaled_dot_product_{kernel}" for kernel in _KERNELS
+]  # of F.scaled_dot_product_attention
+_FUSED: Final = tuple(
+    getattr(_ATEN, name) for name in _NAMES if hasattr(_ATEN, name)
+)  # as this version of torch has
+_BETWEEN_TOKENS: Final = (
+    *_FUSED,
+    _ATEN.bmm,
+    _ATEN.baddbmm,
+)  # in attention: products of tokens with tokens
 
 EMBEDDING = "patch embedding"
 POSITIONS = "positions and tokens"
@@ -58,7 +67,8 @@ PARTS: Final[Mapping[str, str]] = {
     STEM: "the layers before the first stage of a CNN",
     POSITIONS: "position embeddings and biases, CLS, distillation and register tokens",
     PROJECTIONS: "queries, keys, values and the output projection of attention",
-    PRODUCTS: "queries times keys and weights times values: they grow with the square of the number of tokens, within "
+    PRODUCTS: "queries times keys and weights times values: they grow with the square of the "
+    "number of tokens, within "
     "windows with the number of windows",
     MLP: "the rest of each block, without its norms",
     NORMS: "norms and layer scales of a model with tokens",
@@ -76,14 +86,17 @@ _NORM = re.compile(r"norm|layerscale|affine", re.IGNORECASE)
 def flops_by_part(model: Model) -> dict[str, int]:
     """FLOPs of each part for one image of the model's own size, counted in a forward pass.
 
-    In attention, the projections multiply tokens by parameters, the products multiply tokens by tokens. A module's own
-    are the difference of the counter between entry and exit of its call, without what its children took.
+    In attention, the projections multiply tokens by parameters, the products multiply tokens by
+    tokens. A module's own are the difference of the counter between entry and exit of its call,
+    without what its children took.
     """
     images = probe_images(model, 1)
     parts = Parts(model)
     flops = Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
-    stack: list[tuple[Counter[Any], Counter[Any]]] = []  # of each running module: the total at entry, its children's
+    stack: list[
+        tuple[Counter[Any], Counter[Any]]
+    ] = []  # of each running module: the total at entry, its children's
 
     def enter(_name: str, _arguments: Arguments) -> None:
         stack.append((Counter(counter.flop_counts["Global"]), Counter()))
@@ -93,7 +106,9 @@ def flops_by_part(model: Model) -> dict[str, int]:
         taken = Counter(counter.flop_counts["Global"]) - before
         part = parts.of_module(name)
         for operation, count in (taken - inside).items():
-            flops[PRODUCTS if part == PROJECTIONS and operation in _BETWEEN_TOKENS else part] += count
+            flops[PRODUCTS if part == PROJECTIONS and operation in _BETWEEN_TOKENS else part] += (
+                count
+            )
         if stack:
             stack[-1][1].update(taken)
 
@@ -112,8 +127,8 @@ def flops_by_part(model: Model) -> dict[str, int]:
 def vit_flops(config: ViTConfig) -> dict[str, int]:
     """FLOPs of each part of our ViT for one image of the config's size, by formula.
 
-    With N tokens of width d, P patches of p pixels and an MLP of h hidden units, each block takes 8 N d² for the four
-    projections, 4 N² d for the two products, 4 N d h for the MLP.
+    With N tokens of width d, P patches of p pixels and an MLP of h hidden units, each block takes 8
+    N d² for the four projections, 4 N² d for the two products, 4 N d h for the MLP.
     """
     tokens = config.layout.tokens
     patches = config.layout.patches
@@ -130,24 +145,28 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
 
 
 def crossover(flops: Mapping[str, int], tokens: int) -> float:
-    """Return the number of tokens at which the products of attention take as many FLOPs as the projections and the
-    MLPs.
+    """Return the number of tokens at which the products of attention take as many FLOPs as the
+    projections and the MLPs.
 
-    flops: by part, counted at this many tokens in a model with one sequence of tokens and attention.
+    flops: by part, counted at this many tokens in a model with one sequence of tokens and
+    attention.
     """
     return tokens * (flops.get(PROJECTIONS, 0) + flops.get(MLP, 0)) / flops[PRODUCTS]
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of both products; shapes (..., query, head_dim), (..., key, head_dim), (..., key, value_dim)."""
+    """FLOPs of both products; shapes (..., query, head_dim), (..., key, head_dim), (..., key,
+    value_dim).
+    """
     *leading, queries, head_dim = query
     return int(2 * prod(leading) * queries * key[-2] * (head_dim + value[-1]))
 
 
 @contextmanager
 def _countable(model: nn.Module) -> Iterator[None]:
-    """Inside, torch's counter sees every product: it fails on a view of a parameter that requires a gradient, and does
-    not see into the fused inference kernel of nn.MultiheadAttention."""
+    """Inside, torch's counter sees every product: it fails on a view of a parameter that requires a
+    gradient, and does not see into the fused inference kernel of nn.MultiheadAttention.
+    """
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -162,9 +181,11 @@ def _countable(model: nn.Module) -> Iterator[None]:
 
 
 def exponent(tokens: ArrayLike, costs: ArrayLike) -> Estimate:
-    """k of cost = c · tokensᵏ, least squares on logarithms, with Student's 95 % interval; n is the number of points.
+    """k of cost = c · tokensᵏ, least squares on logarithms, with Student's 95 % interval; n is the
+    number of points.
 
-    Two points have no interval. Of exact costs (FLOPs) it says how far the points are from one straight line.
+    Two points have no interval. Of exact costs (FLOPs) it says how far the points are from one
+    straight line.
     """
     x = np.log(np.asarray(tokens, dtype=np.float64))
     y = np.log(np.asarray(costs, dtype=np.float64))
@@ -188,9 +209,13 @@ class Parts:
         self._attention = model.anatomy.attention_modules
         self._has_tokens = bool(self._attention) or model.anatomy.layout is not None
         blocks = sorted(set(model.anatomy.blocks_with_attention), key=self._place.__getitem__)
-        self._blocks = [name for name in blocks if not any(name.startswith(f"{other}.") for other in blocks)]
+        self._blocks = [
+            name for name in blocks if not any(name.startswith(f"{other}.") for other in blocks)
+        ]
         self._starts = [self._place[name] for name in self._blocks]
-        self._end = max((place for name, place in self._place.items() if _within(name, self._blocks)), default=0)
+        self._end = max(
+            (place for name, place in self._place.items() if _within(name, self._blocks)), default=0
+        )
         self._containers = list(dict.fromkeys(name.rpartition(".")[0] for name in self._blocks))
 
     def of_module(self, name: str) -> str:

@@ -1,4 +1,6 @@
-"""Time and memory of passes: quartiles of wall time, bytes saved for a backward pass, the peak of inference."""
+"""Time and memory of passes: quartiles of wall time, bytes saved for a backward pass, the peak of
+inference.
+"""
 
 import sys
 import weakref
@@ -30,7 +32,9 @@ _MOST = 10
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds for one forward pass of a batch of `images`: lower quartile, median, upper quartile of `repeats`."""
+    """Seconds for one forward pass of a batch of `images`: lower quartile, median, upper quartile
+    of `repeats`.
+    """
 
     low: float
     median: float
@@ -46,7 +50,9 @@ class Latency:
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """One model on one batch size: quartiles, all passes in seconds, the peak of CUDA's tensors in bytes or None."""
+    """One model on one batch size: quartiles, all passes in seconds, the peak of CUDA's tensors in
+    bytes or None.
+    """
 
     latency: Latency
     seconds: tuple[float, ...]
@@ -60,7 +66,9 @@ def quartiles(seconds: Sequence[float], images: int) -> Latency:
 
 
 def passes(model: Model, images: Images, repeats: int, *, warm_up: int) -> list[float]:
-    """Seconds of each of `repeats` forward passes, normalisation included, after `warm_up` that are not timed."""
+    """Seconds of each of `repeats` forward passes, normalisation included, after `warm_up` that are
+    not timed.
+    """
     seconds = []
     with evaluating(model), torch.inference_mode():
         for turn in range(warm_up + repeats):
@@ -89,10 +97,12 @@ def latencies(
     longest: float | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[list[TimedBatch]]:
-    """Return every model on every batch size of random pixels, in turns, so that other load affects all models alike.
+    """Return every model on every batch size of random pixels, in turns, so that other load affects
+    all models alike.
 
-    longest: seconds of one pass; a model that took longer, or for whose batch a CUDA device had too little memory, is
-    not timed on larger batches (None: every batch is measured); advance: called after each batch size of a model.
+    longest: seconds of one pass; a model that took longer, or for whose batch a CUDA device had too
+    little memory, is not timed on larger batches (None: every batch is measured); advance: called
+    after each batch size of a model.
     """
     timed: list[list[TimedBatch]] = [[] for _ in models]
     remaining = dict(enumerate(models))
@@ -113,7 +123,9 @@ def latencies(
                         raise
                     del remaining[index]
         for index in list(remaining):
-            timed[index].append(TimedBatch(quartiles(seconds[index], size), tuple(seconds[index]), peaks[index]))
+            timed[index].append(
+                TimedBatch(quartiles(seconds[index], size), tuple(seconds[index]), peaks[index])
+            )
             advance(1)
             if longest is not None and timed[index][-1].latency.median > longest:
                 del remaining[index]
@@ -123,11 +135,14 @@ def latencies(
 def saved_for_training(model: Model, images: Images, *, precision: str = "fp32") -> int:
     """Bytes that autograd keeps between the forward pass of a training step and its backward pass.
 
-    Every storage is counted once, however many tensors share it; parameters, buffers, gradients and the optimiser's
-    state are not counted. In bf16 the casts of weights are, as autograd keeps these too. The model is unchanged
-    afterwards, running statistics included. Models with batch norm need at least two images.
+    Every storage is counted once, however many tensors share it; parameters, buffers, gradients and
+    the optimiser's state are not counted. In bf16 the casts of weights are, as autograd keeps these
+    too. The model is unchanged afterwards, running statistics included. Models with batch norm need
+    at least two images.
     """
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    own = {
+        tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())
+    }
     saved: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
 
     def save(tensor: Tensor) -> Tensor:
@@ -154,9 +169,11 @@ def saved_for_training(model: Model, images: Images, *, precision: str = "fp32")
 
 
 def inference_peak(model: Model, images: Images, *, precision: str = "fp32") -> int:
-    """Return the most bytes that the tensors of a forward pass without gradients take at one time, the images included.
+    """Return the most bytes that the tensors of a forward pass without gradients take at one time,
+    the images included.
 
-    Parameters and buffers are not counted, nor memory that a kernel allocates and frees within one operation.
+    Parameters and buffers are not counted, nor memory that a kernel allocates and frees within one
+    operation.
     """
     memory = _LiveMemory(images)
     with evaluating(model), torch.no_grad(), autocast(images.device, precision), memory:
@@ -165,8 +182,9 @@ def inference_peak(model: Model, images: Images, *, precision: str = "fp32") -> 
 
 
 def process_peak() -> int | None:
-    """Return the peak resident memory of this process so far, in bytes, libraries included; None where it is not
-    known."""
+    """Return the peak resident memory of this process so far, in bytes, libraries included; None
+    where it is not known.
+    """
     if sys.platform == "win32":
         return None
     import resource
@@ -177,7 +195,9 @@ def process_peak() -> int | None:
 
 @contextmanager
 def device_peak(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Yield a function that returns the peak bytes of tensors on a CUDA device since entry; None on other devices."""
+    """Yield a function that returns the peak bytes of tensors on a CUDA device since entry; None on
+    other devices.
+    """
     if device.type != "cuda":
         yield lambda: None
         return
@@ -186,7 +206,9 @@ def device_peak(device: torch.device) -> Iterator[Callable[[], int | None]]:
 
 
 class _LiveMemory(TorchDispatchMode):
-    """Counts the bytes of the storages that operations create, until they are freed, and records the peak."""
+    """Counts the bytes of the storages that operations create, until they are freed, and records
+    the peak.
+    """
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -195,12 +217,22 @@ class _LiveMemory(TorchDispatchMode):
         self._enter(images)
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        inputs = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        inputs = {
+            id(leaf.untyped_storage())
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor)
+        }
         output = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and id(leaf.untyped_storage()) not in inputs:  # a view allocates nothing
+            if (
+                isinstance(leaf, Tensor) and id(leaf.untyped_storage()) not in inputs
+            ):  # a view allocates nothing
                 self._enter(leaf)
         return output
 

@@ -1,4 +1,6 @@
-"""What a model costs: parameters and FLOPs by part, memory of its activations, latency by batch size."""
+"""What a model costs: parameters and FLOPs by part, memory of its activations, latency by batch
+size.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +22,9 @@ class Profile(Summary):
 
     parameters, flops (of one image, 2 for each multiplication with its addition): by part, see
     `vitlens.analysis.cost.flops.PARTS`; by_formula: whether a formula gives the same FLOPs; tokens:
-    those of its sequence, prefix included, or the positions that its first block works on; training_bytes: what
-    autograd keeps for a training step, per image; inference_bytes: the most that tensors take at once, for one image;
-    latencies: by batch size.
+    those of its sequence, prefix included, or the positions that its first block works on;
+    training_bytes: what autograd keeps for a training step, per image; inference_bytes: the most
+    that tensors take at once, for one image; latencies: by batch size.
     """
 
     parameters: Mapping[str, int]
@@ -34,8 +36,11 @@ class Profile(Summary):
     latencies: tuple[Latency, ...] = ()
 
 
-def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str = "fp32") -> Profile:
-    """Return what a model costs, measured with random pixels on its device; the values of the weights do not matter.
+def profile(
+    model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str = "fp32"
+) -> Profile:
+    """Return what a model costs, measured with random pixels on its device; the values of the
+    weights do not matter.
 
     Raises LensError where counter and formula do not agree on our own ViT.
 
@@ -48,7 +53,9 @@ def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str
     """
     require_model(model)
     if not isinstance(batch_sizes, Sequence):  # an untyped call
-        raise InputError(f"expected several batch sizes, found {batch_sizes!r}; e.g. batch_sizes=[1, 8]")
+        raise InputError(
+            f"expected several batch sizes, found {batch_sizes!r}; e.g. batch_sizes=[1, 8]"
+        )
     images = probe_images(model, _TRAINED)
     flops = flops_by_part(model)
     (timed,) = latencies([model], batch_sizes, precision=precision)
@@ -64,24 +71,30 @@ def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str
 
 
 def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
-    """Return True if the count equals its formula, False for a model without one (any but our own ViT).
+    """Return True if the count equals its formula, False for a model without one (any but our own
+    ViT).
 
     Raises LensError where they differ.
     """
     module = model.module
     if not isinstance(module, VisionTransformer) or model.architecture["pruned"]:
         return False
-    if module.config.image_size != model.input_size:  # resized positions: the formula would use another token count
+    if (
+        module.config.image_size != model.input_size
+    ):  # resized positions: the formula would use another token count
         return False
     expected = vit_flops(module.config)
     if expected != dict(flops):
-        raise LensError(f"expected {expected} FLOPs of {model.alias} by formula, counted {dict(flops)}")
+        raise LensError(
+            f"expected {expected} FLOPs of {model.alias} by formula, counted {dict(flops)}"
+        )
     return True
 
 
 def tokens_of(model: Model) -> int:
-    """Return how many tokens a model's sequence has, prefix included; without one, the positions its first block works
-    on."""
+    """Return how many tokens a model's sequence has, prefix included; without one, the positions
+    its first block works on.
+    """
     if model.anatomy.layout is not None:
         return model.anatomy.layout.tokens
     blocks = model.anatomy.blocks_with_attention

@@ -1,1 +1,2 @@
-"""Predictions against labels: accuracy, calibration, pairs of models, paired tests and intervals."""
+"""Predictions against labels: accuracy, calibration, pairs of models, paired tests and
+intervals."""

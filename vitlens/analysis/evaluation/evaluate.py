@@ -1,4 +1,6 @@
-"""Pictures as input, and a model's predictions on a split: accuracy, accuracy by class, confusion, calibration."""
+"""Pictures as input, and a model's predictions on a split: accuracy, accuracy by class, confusion,
+calibration.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,9 +32,9 @@ BINS = 15  # of the expected calibration error, of equal width
 class Evaluation(Table):
     """A model's logits on a labelled split.
 
-    logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the model's others;
-    labels: (n,); groups: (n,) of images that share a source, or None; note: how classes were matched, where not by
-    name.
+    logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the
+    model's others; labels: (n,); groups: (n,) of images that share a source, or None; note: how
+    classes were matched, where not by name.
     """
 
     alias: str
@@ -50,7 +52,9 @@ class Evaluation(Table):
                 yield line
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each image: its label and prediction by name, the confidence, and whether it is right."""
+        """Return a row for each image: its label and prediction by name, the confidence, and
+        whether it is right.
+        """
         labels = self.labels.tolist()
         predictions = self.predictions.tolist()
         confidence = self.confidence.tolist()
@@ -96,10 +100,11 @@ def evaluate(
 ) -> Evaluation:
     """Return the model's logits and predictions for every one of labelled images.
 
-    images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model (n,) (None: those of
-    the Split or the class folders); batch_size: images at a time (None: chosen to fit); advance: called with the number
-    of images just done. Raises DataError for images without labels, InputError when the classes do not match
-    (UnsupportedError where the model has no classifier), NonFiniteError naming model and image.
+    images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model
+    (n,) (None: those of the Split or the class folders); batch_size: images at a time (None: chosen
+    to fit); advance: called with the number of images just done. Raises DataError for images
+    without labels, InputError when the classes do not match (UnsupportedError where the model has
+    no classifier), NonFiniteError naming model and image.
 
     >>> import vitlens
     >>> found = vitlens.evaluate(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20))
@@ -110,7 +115,9 @@ def evaluate(
     model.require_classifier()
     truth = require_labels(split)
     mapping = reading(model.classes, split.classes)
-    logits = predicted_logits(model, split, batch_size=batch_size, precision=precision, advance=advance)
+    logits = predicted_logits(
+        model, split, batch_size=batch_size, precision=precision, advance=advance
+    )
     return Evaluation(
         alias=model.alias,
         classes=mapping.classes,
@@ -129,9 +136,12 @@ def require_labels(split: Split) -> Labels:
 
 
 def without_labels(images: str, name: str) -> DataError:
-    """Return the error for images that cannot be evaluated on; images: what was found; name: of the data."""
+    """Return the error for images that cannot be evaluated on; images: what was found; name: of the
+    data.
+    """
     return DataError(
-        f"expected labelled images to evaluate on, found {images} in {name}; give a folder a class, an .npz, "
+        f"expected labelled images to evaluate on, found {images} in {name}; give a folder a "
+        "class, an .npz, "
         f"{argument('labels', flag='labels FILE.csv')}, or try vitlens predict"
     )
 
@@ -144,8 +154,9 @@ def predicted_logits(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Logits:
-    """Return the model's logits (n, classes) on a split, labelled or not: fp32, on the CPU, in the model's own
-    order."""
+    """Return the model's logits (n, classes) on a split, labelled or not: fp32, on the CPU, in the
+    model's own order.
+    """
     device = model.device
     parts = []
     size = batch_size or fitting_batch_size(model)
@@ -159,7 +170,8 @@ def predicted_logits(
                 index = int(batch.indices[broken[0]])
                 image = split.files[index] if split.files else f"image {index}"
                 raise NonFiniteError(
-                    f"expected finite logits, found NaN or infinity from {model.alias} on {image} of {split.name}"
+                    f"expected finite logits, found NaN or infinity from {model.alias} on {image} "
+                    f"of {split.name}"
                 )
             parts.append(logits)
             advance(len(logits))
@@ -167,7 +179,9 @@ def predicted_logits(
 
 
 def fitting_batch_size(model: Model) -> int:
-    """Return a batch size that fits in memory, by the pixels of the model's input; at least 1, at most 512."""
+    """Return a batch size that fits in memory, by the pixels of the model's input; at least 1, at
+    most 512.
+    """
     height, width = model.input_size
     images_of_224 = 32 if model.device.type == "cpu" else 128
     return max(1, min(512, images_of_224 * 224 * 224 // (height * width)))
@@ -176,15 +190,16 @@ def fitting_batch_size(model: Model) -> int:
 def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None) -> Estimate:
     """Return the fraction of correct predictions, with Wilson's interval.
 
-    groups (n,): of images that are not independent (scenes of one source digit): the interval is then that of as many
-    independent images as tell as much, see `uncertainty.share_of`.
+    groups (n,): of images that are not independent (scenes of one source digit): the interval is
+    then that of as many independent images as tell as much, see `uncertainty.share_of`.
     """
     return share_of(correct.cpu().numpy(), groups=None if groups is None else groups.cpu().numpy())
 
 
 def per_class(evaluation: Evaluation, *, count: int) -> Iterator[tuple[str, int, Estimate | None]]:
-    """Of each of the first count classes (those of the data): its name, its number of images, and the accuracy on them,
-    None without images."""
+    """Of each of the first count classes (those of the data): its name, its number of images, and
+    the accuracy on them, None without images.
+    """
     for index, name in enumerate(evaluation.classes[:count]):
         members = evaluation.labels == index
         n = int(members.sum())
@@ -192,7 +207,9 @@ def per_class(evaluation: Evaluation, *, count: int) -> Iterator[tuple[str, int,
         yield name, n, accuracy(evaluation.correct[members], groups=groups) if n else None
 
 
-def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor, "truth prediction"]:
+def confusion(
+    labels: Labels, predictions: Labels, *, count: int
+) -> Int[Tensor, "truth prediction"]:
     """Return the number of images of each class (rows) predicted as each class (columns)."""
     return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
 
@@ -200,8 +217,10 @@ def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor,
 def calibration(
     probabilities: Logits, labels: Labels
 ) -> tuple[Float[Tensor, " bins"], Float[Tensor, " bins"], Int[Tensor, " bins"]]:
-    """Confidence against accuracy (Guo 2017) in equal-width bins (low, high] of confidence: the means of both over each
-    bin's images, fractions, 0 where the bin is empty, and the number of images."""
+    """Confidence against accuracy (Guo 2017) in equal-width bins (low, high] of confidence: the
+    means of both over each bin's images, fractions, 0 where the bin is empty, and the number of
+    images.
+    """
     confidence, right, member = _binned(probabilities, labels)
     count = torch.bincount(member, minlength=BINS)
     sums = (torch.bincount(member, weights=each, minlength=BINS) for each in (confidence, right))
@@ -209,8 +228,12 @@ def calibration(
     return mean_confidence, mean_accuracy, count
 
 
-def sources_by_bin(probabilities: Logits, labels: Labels, groups: Int[Tensor, " batch"] | None) -> Int[Tensor, " bins"]:
-    """Return the number of different groups in each bin of `calibration`; of images, without groups."""
+def sources_by_bin(
+    probabilities: Logits, labels: Labels, groups: Int[Tensor, " batch"] | None
+) -> Int[Tensor, " bins"]:
+    """Return the number of different groups in each bin of `calibration`; of images, without
+    groups.
+    """
     _, _, member = _binned(probabilities, labels)
     if groups is not None:
         member = torch.stack((member, groups.cpu()), dim=1).unique(dim=0)[:, 0]
@@ -221,7 +244,9 @@ def calibration_bins(evaluation: Evaluation) -> tuple[Tensor, Tensor, Tensor, Te
     """Return the results of `calibration` and `sources_by_bin` for an evaluation."""
     probabilities = evaluation.probabilities
     labels = evaluation.labels
-    return *calibration(probabilities, labels), sources_by_bin(probabilities, labels, evaluation.groups)
+    return *calibration(probabilities, labels), sources_by_bin(
+        probabilities, labels, evaluation.groups
+    )
 
 
 def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:
@@ -234,12 +259,14 @@ def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[
 def calibration_error(
     probabilities: Logits, labels: Labels, *, groups: Tensor | None = None, seed: int = 0
 ) -> Estimate:
-    """Return the expected calibration error with a conservative 95 % interval from 1,000 bootstrap draws of images.
+    """Return the expected calibration error with a conservative 95 % interval from 1,000 bootstrap
+    draws of images.
 
-    Binning biases the error upwards, and resampling again. The upper end is therefore that of the percentile interval,
-    which is too high rather than too low; the lower end that of the basic interval (twice the error minus the upper
-    quantile), minus the error that a perfectly calibrated model with these confidences has on so many images. groups:
-    of images that are drawn together. No interval for fewer than 6 images or groups.
+    Binning biases the error upwards, and resampling again. The upper end is therefore that of the
+    percentile interval, which is too high rather than too low; the lower end that of the basic
+    interval (twice the error minus the upper quantile), minus the error that a perfectly calibrated
+    model with these confidences has on so many images. groups: of images that are drawn together.
+    No interval for fewer than 6 images or groups.
     """
     confidence, right, member = _binned(probabilities, labels)
     _, group = (torch.arange(len(labels)) if groups is None else groups).unique(return_inverse=True)
@@ -261,7 +288,9 @@ def calibration_error(
     perfect = []
     for _ in range(_DRAWS // 10):  # of which the mean alone is used
         lucky = generator.random(len(values)) < values
-        perfect.append(np.abs(np.bincount(members, values - lucky, minlength=BINS)).sum() / len(values))
+        perfect.append(
+            np.abs(np.bincount(members, values - lucky, minlength=BINS)).sum() / len(values)
+        )
     lower = min(error, 2 * error - upper) - float(np.mean(perfect))
     return Estimate(error, max(0.0, lower), max(error, upper), len(labels))
 
@@ -269,12 +298,13 @@ def calibration_error(
 def images(pictures: AnyImages, model: Model) -> Images:
     """Pictures as input of a model: (n, 3, height, width) in [0, 1], on the model's device.
 
-    pictures: one or a list of files, folders (all images below, sorted), patterns of paths, PIL images, uint8 arrays
-    (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4), and uint8 tensors (3, height, width) or (n,
-    3, height, width); or a Split, as it is. They are resized and cropped as by `vitlens predict`: EXIF rotation
-    applied, transparency blended with white, greyscale converted to RGB, 16 bits scaled to 8. Every function that takes
-    images takes these as well. Raises DataError for pictures that cannot be read, for floating-point pixels, and for no
-    pictures.
+    pictures: one or a list of files, folders (all images below, sorted), patterns of paths, PIL
+    images, uint8 arrays (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4), and
+    uint8 tensors (3, height, width) or (n, 3, height, width); or a Split, as it is. They are
+    resized and cropped as by `vitlens predict`: EXIF rotation applied, transparency blended with
+    white, greyscale converted to RGB, 16 bits scaled to 8. Every function that takes images takes
+    these as well. Raises DataError for pictures that cannot be read, for floating-point pixels, and
+    for no pictures.
 
     >>> import numpy, vitlens
     >>> vit = vitlens.load("vit-digits")

@@ -1,15 +1,17 @@
-"""Means of many numbers at once, with intervals and tests: of rows that share the draws, and of running sums.
+"""Means of many numbers at once, with intervals and tests: of rows that share the draws, and of
+running sums.
 
-The draws of bootstrap and sign flips are those of `uncertainty` with the same seed, so a row has the same interval as
-alone.
+The draws of bootstrap and sign flips are those of `uncertainty` with the same seed, so a row has
+the same interval as alone.
 
-Over training seeds: two models trained with several seeds each are compared by Welch's t test over the seeds, as what
-is compared is how models are trained, and three trainings are three observations, however many images they are tested
-on. All models of a point are tested on the same images. For the accuracy of one point seeds and images are random
-effects, as readers and cases are in multi-reader studies: in the two-way random-effects model the variance of the
-grand mean is (mean square of seeds + of images - of the residual) / (seeds x images), with Satterthwaite's (1946)
-degrees of freedom. An interval over seeds alone would ignore the sampling of test images; pooling all predictions
-would treat three predictions for one image as three images.
+Over training seeds: two models trained with several seeds each are compared by Welch's t test over
+the seeds, as what is compared is how models are trained, and three trainings are three
+observations, however many images they are tested on. All models of a point are tested on the same
+images. For the accuracy of one point seeds and images are random effects, as readers and cases are
+in multi-reader studies: in the two-way random-effects model the variance of the grand mean is (mean
+square of seeds + of images - of the residual) / (seeds x images), with Satterthwaite's (1946)
+degrees of freedom. An interval over seeds alone would ignore the sampling of test images; pooling
+all predictions would treat three predictions for one image as three images.
 """
 
 import math
@@ -26,7 +28,16 @@ from torch import Tensor
 
 from vitlens import uncertainty
 from vitlens.errors import InputError
-from vitlens.uncertainty import DRAWS, LEVEL, POWER, Estimate, Numbers, accuracy_difference, paired_test, share_of
+from vitlens.uncertainty import (
+    DRAWS,
+    LEVEL,
+    POWER,
+    Estimate,
+    Numbers,
+    accuracy_difference,
+    paired_test,
+    share_of,
+)
 
 ByRow = Float[Tensor, "cases batch"]
 Rows = Float[Tensor, " cases"]
@@ -40,8 +51,12 @@ _AT_ONCE: Final = 4_000_000  # numbers of drawn means at once: bounds memory to 
 def resampled_means(
     values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
 ) -> Float[Tensor, "draws cases"]:
-    """Return the means of values (cases, n) over bootstrap samples of the images, or of whole groups (n,)."""
-    return torch.from_numpy(uncertainty.resampled_means(*_by_group(values, groups), seed=seed, draws=draws))
+    """Return the means of values (cases, n) over bootstrap samples of the images, or of whole
+    groups (n,).
+    """
+    return torch.from_numpy(
+        uncertainty.resampled_means(*_by_group(values, groups), seed=seed, draws=draws)
+    )
 
 
 def intervals(
@@ -53,7 +68,8 @@ def intervals(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> tuple[Rows, Rows]:
-    """Return low and high of each row's 95 % interval (`mean_interval`); NaN for fewer than 2 images (or groups).
+    """Return low and high of each row's 95 % interval (`mean_interval`); NaN for fewer than 2
+    images (or groups).
 
     least, most: the possible values, where the intervals end.
     """
@@ -74,7 +90,8 @@ def estimates(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> list[Estimate]:
-    """Return the mean of each row (cases, n) with its interval; no interval where it is not defined.
+    """Return the mean of each row (cases, n) with its interval; no interval where it is not
+    defined.
 
     least, most: the possible values, where the intervals end.
     """
@@ -83,13 +100,22 @@ def estimates(
     means = values.double().mean(1).tolist()
     if low.isnan().any():
         return [Estimate(mean, n=n, unit=unit) for mean in means]
-    return [Estimate(mean, down, up, n, unit) for mean, down, up in zip(means, low.tolist(), high.tolist())]
+    return [
+        Estimate(mean, down, up, n, unit)
+        for mean, down, up in zip(means, low.tolist(), high.tolist())
+    ]
 
 
-def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
-    """Two-sided p-values that each row (cases, n) is centred on zero; a group's values flip together."""
+def sign_flips(
+    values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
+) -> Rows:
+    """Two-sided p-values that each row (cases, n) is centred on zero; a group's values flip
+    together.
+    """
     sums, _ = _by_group(values, groups)
-    observed = np.abs(sums.sum(0)) * (1 - 1e-12)  # so that rounding of the same sum in another order does not matter
+    observed = np.abs(sums.sum(0)) * (
+        1 - 1e-12
+    )  # so that rounding of the same sum in another order does not matter
     generator = np.random.default_rng(seed)
     reached = np.zeros(sums.shape[1])
     for _, count in uncertainty.steps(draws, len(sums)):
@@ -98,20 +124,27 @@ def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, dr
     return torch.from_numpy((reached + 1) / (draws + 1))
 
 
-def mean_test(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
+def mean_test(
+    values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
+) -> Rows:
     """Return two-sided p-values that the mean of each row (cases, n) is zero.
 
-    The larger one of `sign_flips`, which hold for symmetric differences, and `studentized`, which hold for skewed ones.
+    The larger one of `sign_flips`, which hold for symmetric differences, and `studentized`, which
+    hold for skewed ones.
     """
     flipped = sign_flips(values, groups=groups, seed=seed, draws=draws)
     return torch.maximum(flipped, studentized(values, groups=groups, seed=seed, draws=draws))
 
 
-def studentized(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
-    """Return two-sided p-values that the mean of each row (cases, n) is zero, by the bootstrap-t (Hall 1988).
+def studentized(
+    values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
+) -> Rows:
+    """Return two-sided p-values that the mean of each row (cases, n) is zero, by the bootstrap-t
+    (Hall 1988).
 
-    Sign flips assume symmetric differences: of 8 skewed ones they reject in 10 % of the cases instead of 5 %. Here the
-    draws have the skewness of the data. Each tail is doubled. groups (n,): whole groups are drawn.
+    Sign flips assume symmetric differences: of 8 skewed ones they reject in 10 % of the cases
+    instead of 5 %. Here the draws have the skewness of the data. Each tail is doubled. groups (n,):
+    whole groups are drawn.
     """
     sums, counts = _by_group(values, groups)
     mean = sums.sum(0) / counts.sum()
@@ -124,7 +157,9 @@ def studentized(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, d
         columns = slice(start, start + width)
         limit = observed[columns]
         tolerance = _ROUNDING * np.abs(limit)
-        drawn = uncertainty.resampled_deviations(residuals[:, columns], counts, seed=seed, draws=draws)
+        drawn = uncertainty.resampled_deviations(
+            residuals[:, columns], counts, seed=seed, draws=draws
+        )
         for deviations, errors in drawn:
             ratios = _ratio(deviations, errors, mean[columns])
             above[columns] += (ratios >= limit - tolerance).sum(0)
@@ -134,7 +169,9 @@ def studentized(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, d
 
 
 def _ratio(difference: Numbers, error: Numbers, scale: Numbers) -> Numbers:
-    """Return difference / error; where values of this scale do not vary, a large number, or 0 for no difference."""
+    """Return difference / error; where values of this scale do not vary, a large number, or 0 for
+    no difference.
+    """
     rounding = _ROUNDING * np.abs(scale)
     differs = np.where(np.abs(difference) > rounding, np.sign(difference), 0.0)
     ratio: Numbers = np.divide(difference, error, out=_BEYOND * differs, where=error > rounding)
@@ -142,11 +179,14 @@ def _ratio(difference: Numbers, error: Numbers, scale: Numbers) -> Numbers:
 
 
 def spearman(first: ByRow, second: ByRow) -> Rows:
-    """Spearman's correlation of each row (cases, n) with its other, ties at their mean rank; NaN where it is undefined:
-    one of them is constant or has a NaN, or there are fewer than two values."""
+    """Spearman's correlation of each row (cases, n) with its other, ties at their mean rank; NaN
+    where it is undefined: one of them is constant or has a NaN, or there are fewer than two values.
+    """
     if first.shape[1] < 2:
         return torch.full((len(first),), torch.nan, dtype=torch.float64)
-    ranks = [stats.rankdata(values.detach().cpu().double().numpy(), axis=1) for values in (first, second)]
+    ranks = [
+        stats.rankdata(values.detach().cpu().double().numpy(), axis=1) for values in (first, second)
+    ]
     centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
     norms = [np.sqrt((rank**2).sum(1)) for rank in centred]
     product = norms[0] * norms[1]
@@ -161,21 +201,27 @@ def sizes_of_groups(images: int, groups: Tensor | None) -> Numbers:
 
 
 def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
-    """Return sums (groups, cases) and numbers of images (groups,); without groups each image is its own group."""
+    """Return sums (groups, cases) and numbers of images (groups,); without groups each image is its
+    own group.
+    """
     columns = values.detach().cpu().double().numpy().T
     if not len(columns) or not np.isfinite(columns).all():
-        raise InputError("expected finite values of at least one image, found NaN, infinity or none")
+        raise InputError(
+            "expected finite values of at least one image, found NaN, infinity or none"
+        )
     return uncertainty.by_group(columns, None if groups is None else groups.cpu().numpy())
 
 
 @dataclass
 class Moments:
-    """Sums and sums of squares over images, float64, of named numbers per layer; memory does not grow with images.
+    """Sums and sums of squares over images, float64, of named numbers per layer; memory does not
+    grow with images.
 
-    count: the number of images; sums, squares: by (name, layer), each (heads,); clusters: how many groups the images
-    are of, 0 where each stands for itself; cluster_sums: the sums of each (clusters, heads), and under _MEMBERS its
-    number of images. Images of one group are not independent, so intervals are of the means of groups.
-    Moments of different images are joined by adding all numbers.
+    count: the number of images; sums, squares: by (name, layer), each (heads,); clusters: how many
+    groups the images are of, 0 where each stands for itself; cluster_sums: the sums of each
+    (clusters, heads), and under _MEMBERS its number of images. Images of one group are not
+    independent, so intervals are of the means of groups. Moments of different images are joined by
+    adding all numbers.
     """
 
     count: int = 0
@@ -184,15 +230,24 @@ class Moments:
     clusters: int = 0
     cluster_sums: dict[Key, Tensor] = field(default_factory=dict)
 
-    def add(self, values: Mapping[Key, Tensor], images: int, *, groups: Tensor | None = None) -> None:
-        """Add a batch: values (images, heads) by name and layer; groups (images,): of each, from 0 to clusters - 1."""
+    def add(
+        self, values: Mapping[Key, Tensor], images: int, *, groups: Tensor | None = None
+    ) -> None:
+        """Add a batch: values (images, heads) by name and layer; groups (images,): of each, from 0
+        to clusters - 1.
+        """
         exact = {key: value.detach().double().cpu() for key, value in values.items()}
         for key, value in exact.items():
             for sums, more in ((self.sums, value.sum(0)), (self.squares, value.square().sum(0))):
                 sums[key] = sums[key] + more if key in sums else more
         if self.clusters and groups is not None:
-            for key, value in {_MEMBERS: torch.ones(images, 1, dtype=torch.float64), **exact}.items():
-                known = self.cluster_sums.get(key, torch.zeros(self.clusters, value.shape[1], dtype=torch.float64))
+            for key, value in {
+                _MEMBERS: torch.ones(images, 1, dtype=torch.float64),
+                **exact,
+            }.items():
+                known = self.cluster_sums.get(
+                    key, torch.zeros(self.clusters, value.shape[1], dtype=torch.float64)
+                )
                 self.cluster_sums[key] = known.index_add(0, groups.cpu(), value)
         self.count += images
 
@@ -201,7 +256,9 @@ class Moments:
         return self.sums[key] / self.count
 
     def half_width(self, key: Key) -> Tensor:
-        """Half the width of Student's 95 % interval of the mean, (heads,); NaN for one image or one group."""
+        """Half the width of Student's 95 % interval of the mean, (heads,); NaN for one image or one
+        group.
+        """
         if self.clusters:
             members = self.cluster_sums[_MEMBERS][:, 0]
             used = members > 0
@@ -219,9 +276,12 @@ class Moments:
         half: Tensor = uncertainty.student_quantile(counts) * error
         return half
 
-    def ends(self, key: Key, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-        """Return the 95 % interval of the mean, (heads,) each, within the possible values; NaN for one image or one
-        group."""
+    def ends(
+        self, key: Key, *, least: float = -math.inf, most: float = math.inf
+    ) -> tuple[Tensor, Tensor]:
+        """Return the 95 % interval of the mean, (heads,) each, within the possible values; NaN for
+        one image or one group.
+        """
         mean = self.mean(key)
         half = self.half_width(key)
         return (mean - half).clamp_min(least), (mean + half).clamp_max(most)
@@ -229,7 +289,9 @@ class Moments:
     def estimate(
         self, key: Key, index: int, unit: str, *, least: float = -math.inf, most: float = math.inf
     ) -> Estimate:
-        """Return the mean over images of one number with its 95 % interval; without one for a single image."""
+        """Return the mean over images of one number with its 95 % interval; without one for a
+        single image.
+        """
         value = float(self.mean(key)[index])
         low, high = (float(end[index]) for end in self.ends(key, least=least, most=most))
         if not np.isfinite(low):
@@ -245,16 +307,20 @@ class Moments:
 
 
 class AccuracyDifference(NamedTuple):
-    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value; spread: its standard
-    error over seeds (a fraction) and the degrees of freedom, None for one seed and where nothing differs."""
+    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value;
+    spread: its standard error over seeds (a fraction) and the degrees of freedom, None for one seed
+    and where nothing differs.
+    """
 
     estimate: Estimate
     p: float
     spread: tuple[float, float] | None = None
 
     def detectable(self, level: float = LEVEL) -> float | None:
-        """Return the smallest true difference, in points, that a two-sided test at this level finds with probability
-        POWER, by Student's t with the spread that was found (Cohen 1988): the quantiles of level and power add."""
+        """Return the smallest true difference, in points, that a two-sided test at this level finds
+        with probability POWER, by Student's t with the spread that was found (Cohen 1988): the
+        quantiles of level and power add.
+        """
         if self.spread is None:
             return None
         error, freedom = self.spread
@@ -264,15 +330,16 @@ class AccuracyDifference(NamedTuple):
 def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) -> Estimate:
     """Return the mean accuracy (fraction) of correct (seeds, images) with an interval over both.
 
-    Wilson's over the images for one seed, or where all predictions are correct or all wrong. n: images. groups (n,): of
-    images that are not independent: the interval is over seeds and groups.
+    Wilson's over the images for one seed, or where all predictions are correct or all wrong. n:
+    images. groups (n,): of images that are not independent: the interval is over seeds and groups.
     """
     table = np.asarray(correct, dtype=np.float64)
     total = table.shape[1]
     mean = table.mean()
     alone = share_of(table[0], groups=groups)
     if groups is not None:
-        # what each group adds to its seed's mean, in units of an image's: the means of seeds stay as they are
+        # what each group adds to its seed's mean, in units of an image's: the means of seeds stay
+        # as they are
         sums, counts = uncertainty.by_group(table.T, groups)
         table = (mean + (sums - mean * counts[:, None]) * len(counts) / total).T
     seeds, images = table.shape
@@ -281,7 +348,11 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
     by_seed = table.mean(1)
     by_image = table.mean(0)
     rest = table - by_seed[:, None] - by_image[None] + mean
-    squares = [images * np.sum((by_seed - mean) ** 2), seeds * np.sum((by_image - mean) ** 2), np.sum(rest**2)]
+    squares = [
+        images * np.sum((by_seed - mean) ** 2),
+        seeds * np.sum((by_image - mean) ** 2),
+        np.sum(rest**2),
+    ]
     freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
     seed, image, other = np.array(squares) / freedom
     # where the residual mean square is the greatest, a variance component is negative and set to 0
@@ -298,16 +369,22 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
 def difference_over_seeds(
     first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None
 ) -> AccuracyDifference:
-    """Return the accuracy of the first minus the second's, both (seeds, images), by Welch's test over seeds (1947).
+    """Return the accuracy of the first minus the second's, both (seeds, images), by Welch's test
+    over seeds (1947).
 
-    With one seed, where no seed differs from another of its model, and where no prediction differs: the paired
-    bootstrap and the exact test (`paired_test`) over images, or over groups (n,) of them, of the first seed.
+    With one seed, where no seed differs from another of its model, and where no prediction differs:
+    the paired bootstrap and the exact test (`paired_test`) over images, or over groups (n,) of
+    them, of the first seed.
     """
     both = [np.asarray(each, dtype=np.float64) for each in (first, second)]
     table = both[0] - both[1]
     value = 100 * float(table.mean())
     images = table.shape[1]
-    variances = np.array([each.mean(1).var(ddof=1) / len(each) for each in both]) if len(table) > 1 else np.zeros(2)
+    variances = (
+        np.array([each.mean(1).var(ddof=1) / len(each) for each in both])
+        if len(table) > 1
+        else np.zeros(2)
+    )
     if not table.any() or not variances.any():
         p = paired_test(both[0][0], both[1][0], groups=groups)
         return AccuracyDifference(accuracy_difference(both[0][0], both[1][0], groups=groups), p)
@@ -316,5 +393,7 @@ def difference_over_seeds(
     freedom = variance**2 / float(np.sum(variances**2) / (len(table) - 1))
     half = 100 * error * float(stats.t.ppf(0.975, freedom))
     p = 2 * float(stats.t.sf(abs(value) / (100 * error), freedom))
-    estimate = Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points")
+    estimate = Estimate(
+        value, max(value - half, -100.0), min(value + half, 100.0), images, "points"
+    )
     return AccuracyDifference(estimate, p, (error, freedom))

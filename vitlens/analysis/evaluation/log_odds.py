@@ -16,7 +16,8 @@ PerImage = Float[Tensor, "*sets images"]
 def log_odds(logits: Logits, labels: Labels) -> PerImage:
     """Return the log-odds of the label: its logit minus the logsumexp of the others, float64.
 
-    labels (images,): columns of the logits. Infinite for a single class, NaN where the label's logit is not finite.
+    labels (images,): columns of the logits. Infinite for a single class, NaN where the label's
+    logit is not finite.
     """
     exact = logits.cpu() if logits.device.type == "mps" else logits  # which has no float64
     exact = exact.double()
@@ -27,10 +28,14 @@ def log_odds(logits: Logits, labels: Labels) -> PerImage:
 
 
 def cross_entropy(logits: Logits, labels: Labels) -> PerImage:
-    """Return the cross-entropy of each image in nats, float64; labels (images,): columns of the logits."""
+    """Return the cross-entropy of each image in nats, float64; labels (images,): columns of the
+    logits.
+    """
     return loss_of(log_odds(logits, labels))
 
 
 def loss_of(odds: PerImage) -> PerImage:
-    """Return the cross-entropy in nats from the log-odds of the label, float64: 0 from log-odds of 745 on."""
+    """Return the cross-entropy in nats from the log-odds of the label, float64: 0 from log-odds of
+    745 on.
+    """
     return torch.logaddexp(-odds, torch.zeros_like(odds))

@@ -1,1 +1,3 @@
-"""Where and why models fail: error taxonomy, image traits, shape bias, common corruptions, disturbed images."""
+"""Where and why models fail: error taxonomy, image traits, shape bias, common corruptions,
+disturbed images.
+"""

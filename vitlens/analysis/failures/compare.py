@@ -1,4 +1,6 @@
-"""Two models' errors on the same labelled images, and a model's shape bias (Geirhos 2019) on cue conflicts."""
+"""Two models' errors on the same labelled images, and a model's shape bias (Geirhos 2019) on cue
+conflicts.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,12 +22,20 @@ from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary, Table
 from vitlens.uncertainty import Estimate, accuracy_difference, paired_test
 
-CELLS: Final = ("both right", "only first wrong", "only second wrong", "both wrong, alike", "both wrong, differently")
+CELLS: Final = (
+    "both right",
+    "only first wrong",
+    "only second wrong",
+    "both wrong, alike",
+    "both wrong, differently",
+)
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Table):
-    """Two models on the same n labelled images: their evaluations in the classes of both, the data's first."""
+    """Two models on the same n labelled images: their evaluations in the classes of both, the
+    data's first.
+    """
 
     first: Evaluation
     second: Evaluation
@@ -63,17 +73,23 @@ class Comparison(Table):
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of equal accuracy: McNemar's exact test, over groups where images share a source."""
+        """Two-sided p-value of equal accuracy: McNemar's exact test, over groups where images share
+        a source.
+        """
         return paired_test(self.first.correct, self.second.correct, groups=self.first.groups)
 
     def accuracies(self) -> tuple[Estimate, Estimate]:
         """Return the accuracy of each, with its interval."""
-        first, second = (accuracy(each.correct, groups=each.groups) for each in (self.first, self.second))
+        first, second = (
+            accuracy(each.correct, groups=each.groups) for each in (self.first, self.second)
+        )
         return first, second
 
     def difference(self, *, seed: int = 0) -> Estimate:
         """Accuracy of the first minus that of the second in points, with its paired interval."""
-        return accuracy_difference(self.first.correct, self.second.correct, groups=self.first.groups, seed=seed)
+        return accuracy_difference(
+            self.first.correct, self.second.correct, groups=self.first.groups, seed=seed
+        )
 
 
 @takes_splits
@@ -88,13 +104,14 @@ def compare(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Comparison:
-    """Return the predictions of two models on the same labelled images, with the cell of the error taxonomy for each
-    image.
+    """Return the predictions of two models on the same labelled images, with the cell of the error
+    taxonomy for each image.
 
-    images: a Split, or any form that `vitlens.images` takes, prepared for the first model; labels: class indices of the
-    first model (n,) (None: those of the Split or the class folders); second_images: the same images in the same order,
-    prepared for the second model (None: the same pixels). Classes are matched by name. Raises DataError without labels,
-    InputError when a model does not know the data's classes.
+    images: a Split, or any form that `vitlens.images` takes, prepared for the first model; labels:
+    class indices of the first model (n,) (None: those of the Split or the class folders);
+    second_images: the same images in the same order, prepared for the second model (None: the same
+    pixels). Classes are matched by name. Raises DataError without labels, InputError when a model
+    does not know the data's classes.
 
     >>> import vitlens
     >>> vit, cnn = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
@@ -115,8 +132,8 @@ def compare(
 
 
 def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
-    """Return the comparison of two evaluations on the same labelled images; classes are matched by name, with a logit
-    of minus infinity for those that a model does not have.
+    """Return the comparison of two evaluations on the same labelled images; classes are matched by
+    name, with a logit of minus infinity for those that a model does not have.
 
     Raises InputError where the labels differ, by number or by name.
     """
@@ -129,7 +146,9 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
         both.append(replace(each, classes=classes, logits=logits, labels=columns[each.labels]))
     if not torch.equal(both[0].labels, both[1].labels):
         labels = [len(each.labels) for each in both]
-        raise InputError(f"expected both models on the same images, found {labels[0]} and {labels[1]} labels")
+        raise InputError(
+            f"expected both models on the same images, found {labels[0]} and {labels[1]} labels"
+        )
     return Comparison(*both)
 
 
@@ -153,8 +172,9 @@ class ClassBias:
 class ShapeBias(Summary):
     """A model's shape bias on n images whose shape and texture differ.
 
-    bias: predictions of the shape's class among those of either the shape's or the texture's, with its interval, None
-    without any; shape, texture: the share of all n images classified so; by_class: counts for each shape class.
+    bias: predictions of the shape's class among those of either the shape's or the texture's, with
+    its interval, None without any; shape, texture: the share of all n images classified so;
+    by_class: counts for each shape class.
     """
 
     alias: str
@@ -174,11 +194,12 @@ def shape_bias(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> ShapeBias:
-    """Return the model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped into Geirhos's 16.
+    """Return the model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped
+    into Geirhos's 16.
 
-    images: a Split, or the folder of such images in folders of their shape's class. Intervals are over the sources of
-    shape, as images that share one are alike. Raises DataError for other images, InputError when the classes do not
-    match.
+    images: a Split, or the folder of such images in folders of their shape's class. Intervals are
+    over the sources of shape, as images that share one are alike. Raises DataError for other
+    images, InputError when the classes do not match.
 
     >>> import vitlens
     >>> from vitlens.models.loading import untrained
@@ -190,7 +211,9 @@ def shape_bias(
     model.require_classifier()
     cues = require_cues(split)
     mapping = reading(model.classes, split.classes)
-    logits = predicted_logits(model, split, batch_size=batch_size, precision=precision, advance=advance)
+    logits = predicted_logits(
+        model, split, batch_size=batch_size, precision=precision, advance=advance
+    )
     conflict = cues.conflict  # images whose shape and texture agree are left out
     guess = mapping.read(logits).argmax(-1)[conflict]
     shape = cues.shape[conflict]
@@ -209,12 +232,14 @@ def shape_bias(
 
 
 def require_cues(split: Split) -> Cues:
-    """Return the cues of a split. Raises DataError where its file names contain none, or no image has conflicting
-    cues."""
+    """Return the cues of a split. Raises DataError where its file names contain none, or no image
+    has conflicting cues.
+    """
     cues = cues_of(split)
     if cues is None or not cues.conflict.any():
         raise DataError(
-            f"expected images named shapeN-textureM in folders of their shape's class, found others in {split.name}; "
+            "expected images named shapeN-textureM in folders of their shape's class, found "
+            f"others in {split.name}; "
             f"try {argument('name', 'shapes-conflict', flag='data')}"
         )
     return cues

@@ -1,4 +1,6 @@
-"""The diagnosis of failures: what the errors of a model have in common, and what mends them when it is changed."""
+"""The diagnosis of failures: what the errors of a model have in common, and what mends them when it
+is changed.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,8 +45,9 @@ _VISIBLE: Final = 0.5 / 255  # of a pixel: what less changes is as it was
 class Diagnosis(Summary):
     """Why models misclassify images, of one or of two models on the same images.
 
-    values: of every property by image, for each model; correct: (n,) whether each image is classified correctly by the
-    first model; covariates, differences, quarters, interventions: rows, see analysis/failures/properties.py.
+    values: of every property by image, for each model; correct: (n,) whether each image is
+    classified correctly by the first model; covariates, differences, quarters, interventions: rows,
+    see analysis/failures/properties.py.
     """
 
     alias: str
@@ -62,39 +65,58 @@ class Diagnosis(Summary):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Return the properties in which the first model's errors differ and whose change mends them, the strongest
-        first."""
-        return tuple(cause.row.covariate for cause in causes(self.alias, self.covariates, self.interventions))
+        """Return the properties in which the first model's errors differ and whose change mends
+        them, the strongest first.
+        """
+        return tuple(
+            cause.row.covariate for cause in causes(self.alias, self.covariates, self.interventions)
+        )
 
     @property
     def undecided(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of properties of which one, but the data do not say which, is why the first model errs."""
+        """Sets of properties of which one, but the data do not say which, is why the first model
+        errs.
+        """
         found = explanations(self.alias, self.covariates, self.interventions)
-        return tuple((cause.row.covariate, *(row.covariate for row in cause.rivals)) for cause in found if cause.rivals)
+        return tuple(
+            (cause.row.covariate, *(row.covariate for row in cause.rivals))
+            for cause in found
+            if cause.rivals
+        )
 
     def summary(self) -> Iterator[Line]:
         """Yield the causes, how each property separates errors, and what its change mends."""
         yield Line("misclassified", self.failures, f"of {len(self.correct)} images")
         yield Line("causes", ", ".join(self.causes) or "not known")
         yield from (Line(f"AUC of {row.title}", row.area, row.model) for row in self.covariates)
-        yield from (Line(f"{row.change}: mended", row.mended, f"of {row.errors} errors") for row in self.interventions)
+        yield from (
+            Line(f"{row.change}: mended", row.mended, f"of {row.errors} errors")
+            for row in self.interventions
+        )
 
 
 def diagnose(
     subjects: Sequence[Subject],
     *,
-    progress: Callable[[int], AbstractContextManager[Advance]] = lambda _: nullcontext(lambda _: None),
+    progress: Callable[[int], AbstractContextManager[Advance]] = lambda _: nullcontext(
+        lambda _: None
+    ),
 ) -> Diagnosis:
-    """Return the diagnosis of one or two models. progress: of this number of passes over a changed image.
+    """Return the diagnosis of one or two models. progress: of this number of passes over a changed
+    image.
 
-    All images are changed in those properties that separate errors before any correction, as no others can be shown to
-    be a cause, towards what correct predictions have.
+    All images are changed in those properties that separate errors before any correction, as no
+    others can be shown to be a cause, towards what correct predictions have.
     """
     rows = covariate_rows(subjects)
     plans = []
     tested = list[InterventionRow]()
     for subject in subjects:
-        changeable = [row for row in rows if row.model == subject.evaluation.alias and _is_changed(row, subject)]
+        changeable = [
+            row
+            for row in rows
+            if row.model == subject.evaluation.alias and _is_changed(row, subject)
+        ]
         plans.append((subject, changeable))
     with progress(sum(2 * len(subject.split) * len(own) for subject, own in plans)) as advance:
         for subject, own in plans:
@@ -114,7 +136,9 @@ def diagnose(
 
 
 def _is_changed(row: CovariateRow, subject: Subject) -> bool:
-    """Return True if a property separates errors before any correction, and a change of it is possible."""
+    """Return True if a property separates errors before any correction, and a change of it is
+    possible.
+    """
     separates = any(p is not None and p <= LEVEL for p in (row.p, row.p_joint))
     ground = subject.split.masks is not None or subject.split.scenes is not None
     return separates and row.change != "" and (ground or row.covariate != "clutter")
@@ -131,9 +155,10 @@ def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of every image after a change and after its control, rows of (2, n): right: whether it is then
-    classified correctly; size: the mean absolute distance of its pixels from before. visible: (n,) whether the change
-    alters it at all."""
+    """What becomes of every image after a change and after its control, rows of (2, n): right:
+    whether it is then classified correctly; size: the mean absolute distance of its pixels from
+    before. visible: (n,) whether the change alters it at all.
+    """
 
     right: Bool[Tensor, "2 batch"]
     size: Float[Tensor, "2 batch"]
@@ -143,9 +168,12 @@ class Outcome:
 def outcomes(
     subject: Subject, rows: Sequence[CovariateRow], advance: Advance = lambda _: None
 ) -> Mapping[str, Outcome]:
-    """Return for each property what becomes of all images after its change, and after its control."""
+    """Return for each property what becomes of all images after its change, and after its
+    control."""
     parts: defaultdict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
-    for indices in torch.arange(len(subject.split)).split(subject.batch_size or fitting_batch_size(subject.model)):
+    for indices in torch.arange(len(subject.split)).split(
+        subject.batch_size or fitting_batch_size(subject.model)
+    ):
         pictures = Pictures(subject, indices)
         truth = subject.evaluation.labels[indices]
         for row in rows:
@@ -155,7 +183,9 @@ def outcomes(
             visible = (both[0] - pictures.images).abs().flatten(1).amax(1) > _VISIBLE
             parts[row.covariate].append((right, size.cpu(), visible.cpu()))
             advance(2 * len(indices))
-    return {name: Outcome(*(torch.cat(part, -1) for part in zip(*own))) for name, own in parts.items()}
+    return {
+        name: Outcome(*(torch.cat(part, -1) for part in zip(*own))) for name, own in parts.items()
+    }
 
 
 def _intervened(subject: Subject, row: CovariateRow, after: Outcome) -> InterventionRow:
@@ -164,7 +194,9 @@ def _intervened(subject: Subject, row: CovariateRow, after: Outcome) -> Interven
     right = subject.evaluation.correct[changed]
     groups = _of(subject.evaluation.groups, changed)
     then, control = after.right[:, changed]
-    size, control_size = after.size[:, changed].double().mean(1).tolist() if changed.any() else (0.0, 0.0)
+    size, control_size = (
+        after.size[:, changed].double().mean(1).tolist() if changed.any() else (0.0, 0.0)
+    )
     gain = Estimate(0.0, n=0, unit="points")
     if changed.any():
         gain = accuracy_difference(then, control, groups=groups, seed=subject.seed)
@@ -189,19 +221,28 @@ def _intervened(subject: Subject, row: CovariateRow, after: Outcome) -> Interven
 def _p_of_change(first: Tensor, second: Tensor, groups: Tensor | None) -> float:
     if not len(first):
         return 1.0
-    return paired_test(first.numpy(), second.numpy(), groups=None if groups is None else groups.numpy())
+    return paired_test(
+        first.numpy(), second.numpy(), groups=None if groups is None else groups.numpy()
+    )
 
 
 def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
-    """Return how each property separates the errors of each model, alone and given the others; images of NaN (not
-    known) are left out, as are properties without both errors and correct predictions."""
+    """Return how each property separates the errors of each model, alone and given the others;
+    images of NaN (not known) are left out, as are properties without both errors and correct
+    predictions.
+    """
     rows: list[CovariateRow] = []
     sizes = list[int]()
     for subject in subjects:
         alone = [row for name in subject.values if (row := _alone(subject, name)) is not None]
         sizes.append(len(alone))
         rows += _given_others(subject, alone)
-    tests = [(at, name) for at, row in enumerate(rows) for name in ("p", "p_joint") if getattr(row, name) is not None]
+    tests = [
+        (at, name)
+        for at, row in enumerate(rows)
+        for name in ("p", "p_joint")
+        if getattr(row, name) is not None
+    ]
     corrected = holm([getattr(rows[at], name) for at, name in tests])
     for (at, name), p in zip(tests, corrected):
         adjusted: dict[str, Any] = {f"{name}_holm": p}
@@ -216,7 +257,9 @@ def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
 
 
 def _alone(subject: Subject, name: str) -> CovariateRow | None:
-    """Return how one property separates errors when no other is known; None without errors or correct predictions."""
+    """Return how one property separates errors when no other is known; None without errors or
+    correct predictions.
+    """
     evaluation = subject.evaluation
     values = subject.values[name]
     usable = values.isfinite()
@@ -227,7 +270,9 @@ def _alone(subject: Subject, name: str) -> CovariateRow | None:
     area, p = separation(numbers, wrong, groups=_of(evaluation.groups, usable), seed=subject.seed)
     detail = place = ""
     if PROPERTIES[name].sought:
-        area = Estimate(area.value, n=area.n, unit="")  # the interval of what was chosen is too narrow
+        area = Estimate(
+            area.value, n=area.n, unit=""
+        )  # the interval of what was chosen is too narrow
     if name == "mark" and subject.mark is not None:
         p = subject.mark.p
         detail = subject.mark.detail
@@ -239,21 +284,29 @@ def _alone(subject: Subject, name: str) -> CovariateRow | None:
     failed, passed = (float(np.median(numbers[of])) for of in (wrong, ~wrong))
     title = PROPERTIES[name].title
     errors = int(wrong.sum())
-    return CovariateRow(evaluation.alias, name, title, area, errors, failed, passed, p, detail=detail, place=place)
+    return CovariateRow(
+        evaluation.alias, name, title, area, errors, failed, passed, p, detail=detail, place=place
+    )
 
 
 def _given_others(subject: Subject, alone: Sequence[CovariateRow]) -> list[CovariateRow]:
-    """Return the rows with what each property adds to a logistic regression of errors on the others.
+    """Return the rows with what each property adds to a logistic regression of errors on the
+    others.
 
-    The regression has only properties that no prediction decides and that are known of all images, the strongest alone,
-    one for every five errors; of images that share a source, one; and none with fewer than 10 errors or successes. What
-    is sought in the errors is added to it, but is not among the others.
+    The regression has only properties that no prediction decides and that are known of all images,
+    the strongest alone, one for every five errors; of images that share a source, one; and none
+    with fewer than 10 errors or successes. What is sought in the errors is added to it, but is not
+    among the others.
     """
     wrong = _wrong(subject)
     few = int(min(wrong.sum(), (~wrong).sum()))
     if few < FEWEST:
         return list(alone)
-    known = [row for row in alone if not row.known.outcome and bool(subject.values[row.covariate].isfinite().all())]
+    known = [
+        row
+        for row in alone
+        if not row.known.outcome and bool(subject.values[row.covariate].isfinite().all())
+    ]
     usable = [row for row in known if not row.known.sought]
     usable.sort(key=lambda row: (1.0 if row.p is None else row.p, -abs(row.area.value - 0.5)))
     names = [row.covariate for row in usable[: few // _EACH]]
@@ -274,8 +327,12 @@ def _given_others(subject: Subject, alone: Sequence[CovariateRow]) -> list[Covar
     ]
 
 
-def _sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.bool_]) -> tuple[float, float, float]:
-    """Return the likelihood ratio, p and slope of what is sought in the errors, given these properties."""
+def _sought(
+    subject: Subject, name: str, columns: Array, wrong: NDArray[np.bool_]
+) -> tuple[float, float, float]:
+    """Return the likelihood ratio, p and slope of what is sought in the errors, given these
+    properties.
+    """
     more = np.column_stack([columns, _columns(subject, [name])])
     ratio = likelihood_ratio(more, columns.shape[1], wrong)
     slope = float(fitted(more, wrong).slopes[-1])
@@ -292,8 +349,12 @@ def _sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.bool_
     return ratio, p, slope
 
 
-def _inseparable(subject: Subject, row: CovariateRow, rows: Sequence[CovariateRow]) -> tuple[str, ...]:
-    """Return the properties in which a model's errors differ, too, and beside which alone this one adds nothing."""
+def _inseparable(
+    subject: Subject, row: CovariateRow, rows: Sequence[CovariateRow]
+) -> tuple[str, ...]:
+    """Return the properties in which a model's errors differ, too, and beside which alone this one
+    adds nothing.
+    """
     others = [each for each in rows if each.differs and each.covariate != row.covariate]
     if not row.differs or row.known.outcome:
         return ()
@@ -320,11 +381,15 @@ def _columns(subject: Subject, names: Sequence[str]) -> Array:
     """Return standardised properties (n, properties) of the images that count on their own."""
     if not names:
         return np.zeros((len(subject.independent), 0))
-    return standardised(np.stack([subject.values[name].double().numpy()[subject.independent] for name in names], 1))
+    return standardised(
+        np.stack([subject.values[name].double().numpy()[subject.independent] for name in names], 1)
+    )
 
 
 def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...]:
-    """Return how much better each property separates the errors of the first of two models, where both make enough."""
+    """Return how much better each property separates the errors of the first of two models, where
+    both make enough.
+    """
     one = first.evaluation
     other = second.evaluation
     found = list[tuple[str, Estimate, float]]()
@@ -336,7 +401,9 @@ def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...
             numbers = values[:, known].double().numpy()
             wrong = ~correct[:, known].numpy()
             if min(wrong.sum(1).min(), (~wrong).sum(1).min()) >= FEWEST:
-                found.append((name, *area_difference(numbers, wrong, groups=_of(one.groups, known))))
+                found.append(
+                    (name, *area_difference(numbers, wrong, groups=_of(one.groups, known)))
+                )
     return tuple(
         DifferenceRow(one.alias, other.alias, name, PROPERTIES[name].title, gap, p)
         for (name, gap, _), p in zip(found, holm([p for _, _, p in found]))
@@ -344,7 +411,9 @@ def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...
 
 
 def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
-    """Yield the accuracy in each quarter of the images by every property; equal values are never separated."""
+    """Yield the accuracy in each quarter of the images by every property; equal values are never
+    separated.
+    """
     inner = torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]
     for subject in subjects:
         evaluation = subject.evaluation
@@ -357,7 +426,9 @@ def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
                 groups = _of(evaluation.groups, inside)
                 right = accuracy(evaluation.correct[inside], groups=groups)
                 ends = float(own[inside].amin()), float(own[inside].amax())
-                yield QuarterRow(evaluation.alias, name, PROPERTIES[name].title, number, *ends, right)
+                yield QuarterRow(
+                    evaluation.alias, name, PROPERTIES[name].title, number, *ends, right
+                )
 
 
 def _of(groups: Tensor | None, images: Tensor) -> Tensor | None:

@@ -1,4 +1,5 @@
-"""Disturbances of images at several levels, free of torch: common corruptions, and filters, shuffles and coverings.
+"""Disturbances of images at several levels, free of torch: common corruptions, and filters,
+shuffles and coverings.
 
 Each is an operation of operations.py at a level; lengths are shares of the shorter side.
 """
@@ -17,9 +18,10 @@ _MOST_TILES: Final = 16  # along a side
 
 @dataclass(frozen=True)
 class Disturbance:
-    """One disturbance. description: what it does, or what its level is; operation: its name in operations.py; levels:
-    of a common corruption its strengths at severities 1 to 5, of the others those of which the first changes nothing
-    (none: tiles, which depend on the size)."""
+    """One disturbance. description: what it does, or what its level is; operation: its name in
+    operations.py; levels: of a common corruption its strengths at severities 1 to 5, of the others
+    those of which the first changes nothing (none: tiles, which depend on the size).
+    """
 
     title: str
     description: str
@@ -27,8 +29,9 @@ class Disturbance:
     levels: tuple[float, ...] = ()
 
     def at(self, size: Size) -> tuple[float, ...]:
-        """Return the levels for images of this size; of tiles 1 and numbers that divide the sides, each at least 1.7
-        times the one before."""
+        """Return the levels for images of this size; of tiles 1 and numbers that divide the sides,
+        each at least 1.7 times the one before.
+        """
         if self.levels:
             return self.levels
         chosen = [1]
@@ -42,20 +45,32 @@ class Disturbance:
 CORRUPTIONS: Final[Mapping[str, Disturbance]] = MappingProxyType(
     {
         "noise": Disturbance(
-            "noise", "Gaussian noise of this standard deviation", "noise", (0.04, 0.06, 0.08, 0.12, 0.18)
+            "noise",
+            "Gaussian noise of this standard deviation",
+            "noise",
+            (0.04, 0.06, 0.08, 0.12, 0.18),
         ),
         "blur": Disturbance(
-            "blur", "a Gaussian blur of this share of the shorter side", "blur", (0.01, 0.015, 0.02, 0.03, 0.045)
+            "blur",
+            "a Gaussian blur of this share of the shorter side",
+            "blur",
+            (0.01, 0.015, 0.02, 0.03, 0.045),
         ),
         "brightness": Disturbance(
-            "brightness", "pixels multiplied by 1 plus this, and clipped", "brightness", (0.2, 0.4, 0.6, 0.8, 1.0)
+            "brightness",
+            "pixels multiplied by 1 plus this, and clipped",
+            "brightness",
+            (0.2, 0.4, 0.6, 0.8, 1.0),
         ),
         "contrast": Disturbance(
             "contrast", "this share of the contrast is left", "contrast", (0.6, 0.45, 0.3, 0.2, 0.1)
         ),
         "jpeg": Disturbance("JPEG", "JPEG of this quality", "jpeg", (60.0, 40.0, 25.0, 15.0, 8.0)),
         "pixelate": Disturbance(
-            "pixelate", "shown in this share of the pixels of a side", "pixelate", (0.75, 0.6, 0.4, 0.3, 0.25)
+            "pixelate",
+            "shown in this share of the pixels of a side",
+            "pixelate",
+            (0.75, 0.6, 0.4, 0.3, 0.25),
         ),
         "occlusion": Disturbance(
             "one square covered",
@@ -81,7 +96,10 @@ DISTURBANCES: Final[Mapping[str, Disturbance]] = MappingProxyType(
         ),
         "shuffle": Disturbance("tiles shuffled", "tiles along a side", "shuffle"),
         "occlusion": Disturbance(
-            "many squares covered", "squares covered (share)", "cover", (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
+            "many squares covered",
+            "squares covered (share)",
+            "cover",
+            (0.0, 0.1, 0.25, 0.5, 0.75, 0.9),
         ),
     }
 )

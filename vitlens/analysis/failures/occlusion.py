@@ -1,7 +1,8 @@
 """What covers a part of an object, read off the luminance and the object's mask.
 
-Something else may stand in front of an object where its outline touches pixels that differ from its surroundings. A
-mask without a part of the object does not show this by its shape: a bar that is cut at one end is a shorter bar.
+Something else may stand in front of an object where its outline touches pixels that differ from its
+surroundings. A mask without a part of the object does not show this by its shape: a bar that is cut
+at one end is a shorter bar.
 """
 
 from dataclasses import dataclass
@@ -15,10 +16,17 @@ from torch.nn import functional as F
 from vitlens.shapes import Masks
 
 Planes = Float[Tensor, "batch height width"]
-_MARGIN: Final = 1 / 64  # of the shorter side: the smoothed edge of an object, and the width of its outline
-_DEVIATIONS: Final = 3.0  # from the median of the surroundings, from which on a pixel is something else
-_SCALE: Final = 1.4826  # of the median absolute deviation, which makes it the standard deviation of normal noise
-_LEAST: Final = 0.05  # of the range of luminance: smaller differences are not seen as something else
+_MARGIN: Final = (
+    1 / 64
+)  # of the shorter side: the smoothed edge of an object, and the width of its outline
+_DEVIATIONS: Final = (
+    3.0  # from the median of the surroundings, from which on a pixel is something else
+)
+# of the median absolute deviation, which makes it the standard deviation of normal noise
+_SCALE: Final = 1.4826
+_LEAST: Final = (
+    0.05  # of the range of luminance: smaller differences are not seen as something else
+)
 _REACH: Final = 1 / 4  # of the shorter side: how far something else is followed from the outline
 _READ: Final = 64  # pixels along the shorter side of what medians are taken on
 
@@ -27,8 +35,8 @@ _READ: Final = 64  # pixels along the shorter side of what medians are taken on
 class Outline:
     """The outlines of objects.
 
-    near: the object with its smoothed edge; ring: the outline around it; other: pixels off the object that differ from
-    the surroundings of the object.
+    near: the object with its smoothed edge; ring: the outline around it; other: pixels off the
+    object that differ from the surroundings of the object.
     """
 
     near: Bool[Tensor, "batch height width"]
@@ -37,8 +45,9 @@ class Outline:
 
     @property
     def share(self) -> Float[Tensor, " batch"]:
-        """Return the share of each outline that touches something else; NaN without an object, or without an
-        outline."""
+        """Return the share of each outline that touches something else; NaN without an object, or
+        without an outline.
+        """
         total = self.ring.sum((1, 2))
         touched = (self.ring & self.other).sum((1, 2))
         return torch.where(total > 0, touched / total.clamp_min(1), torch.nan)
@@ -71,7 +80,9 @@ def margin_of(planes: Tensor) -> int:
     return max(1, round(_MARGIN * min(planes.shape[-2:])))
 
 
-def grown(region: Bool[Tensor, "batch height width"], pixels: int) -> Bool[Tensor, "batch height width"]:
+def grown(
+    region: Bool[Tensor, "batch height width"], pixels: int
+) -> Bool[Tensor, "batch height width"]:
     """Return a region with all pixels that are at most so far from it."""
     grown: Tensor = F.max_pool2d(region[:, None].float(), 2 * pixels + 1, stride=1, padding=pixels)
     return grown[:, 0] > 0

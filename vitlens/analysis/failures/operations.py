@@ -1,9 +1,10 @@
-"""Disturbed images: the operations of the table of disturbances, and which images are classified correctly after them.
+"""Disturbed images: the operations of the table of disturbances, and which images are classified
+correctly after them.
 
-Random numbers depend on an image's own key, not on its index in a batch; a square that is covered at one level is also
-covered at higher levels. Each corruption is one operation of torchvision (JPEG: of Pillow). Frequencies are shares of
-Nyquist's (half a cycle a pixel): 1 is the highest along an axis, sqrt(2) the highest of all; the image is treated as
-periodic.
+Random numbers depend on an image's own key, not on its index in a batch; a square that is covered
+at one level is also covered at higher levels. Each corruption is one operation of torchvision
+(JPEG: of Pillow). Frequencies are shares of Nyquist's (half a cycle a pixel): 1 is the highest
+along an axis, sqrt(2) the highest of all; the image is treated as periodic.
 """
 
 import math
@@ -43,7 +44,9 @@ def _torchvision() -> Any:
 
 def _noise(images: Images, strength: float, keys: Keys) -> Images:
     count = images[0].numel()
-    first, second = (uniform(keys.to(images.device), count, stream=stream).double() for stream in (3, 4))
+    first, second = (
+        uniform(keys.to(images.device), count, stream=stream).double() for stream in (3, 4)
+    )
     normal = (-2 * (1 - first).log()).sqrt() * (2 * torch.pi * second).cos()  # Box and Muller
     return images + strength * normal.view_as(images).to(images.dtype)
 
@@ -90,43 +93,51 @@ def _occluded(images: Images, strength: float, keys: Keys) -> Images:
 def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
     """Return the images' low (up to the cut-off) and high frequencies; their sum is the image.
 
-    The mean is in the low part. cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part
-    has mean 0.
+    The mean is in the low part. cutoff: share of Nyquist's frequency, 0 or more. Values are not
+    clipped; the high part has mean 0.
     """
     height, width = images.shape[-2:]
     down = 2 * torch.fft.fftfreq(height, device=images.device)
     across = 2 * torch.fft.rfftfreq(width, device=images.device)
-    radius = (down[:, None].square() + across[None].square()).sqrt()  # of each component, alike in all directions
+    radius = (
+        down[:, None].square() + across[None].square()
+    ).sqrt()  # of each component, alike in all directions
     inside = radius <= cutoff + 1e-6  # also components on the circle, despite rounding
     low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=(height, width))
     return low, images - low
 
 
 def shuffled(images: Images, level: float, keys: Keys) -> Images:
-    """Return each image cut into level x level equal tiles in random order, which destroys shape before texture."""
+    """Return each image cut into level x level equal tiles in random order, which destroys shape
+    before texture.
+    """
     parts, (height, width) = int(level), images.shape[-2:]
     cut = images.unflatten(2, (parts, height // parts)).unflatten(4, (parts, width // parts))
     tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (batch, parts * parts, 3, rows, columns)
     order = uniform(keys.to(images.device), parts * parts, stream=1).argsort(1)
     drawn = tiles[torch.arange(len(images), device=images.device)[:, None], order]
-    laid: Tensor = drawn.unflatten(1, (parts, parts)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
+    laid: Tensor = (
+        drawn.unflatten(1, (parts, parts)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
+    )
     return laid
 
 
 def covered(images: Images, share: float, keys: Keys) -> Images:
-    """Return each image with that share of its squares filled with its own mean colour, off the grid of a ViT's
-    patches.
+    """Return each image with that share of its squares filled with its own mean colour, off the
+    grid of a ViT's patches.
 
-    The squares, about an eighth of a side, begin half a square outside the image, with sides of no divisor in common
-    with it (5 px, shifted by 3 px, in images of 32 px; 29 and 15 in 224 px): squares of the patches' own grid would
-    remove whole tokens and leave the others as they are. share: a fraction; the number of squares is rounded, and as
-    those at the edges are cut, the share of pixels is this one on average.
+    The squares, about an eighth of a side, begin half a square outside the image, with sides of no
+    divisor in common with it (5 px, shifted by 3 px, in images of 32 px; 29 and 15 in 224 px):
+    squares of the patches' own grid would remove whole tokens and leave the others as they are.
+    share: a fraction; the number of squares is rounded, and as those at the edges are cut, the
+    share of pixels is this one on average.
     """
     size = images.shape[-2], images.shape[-1]
 
     def coprime(least: int) -> int:
-        """Return the smallest number from `least` on without a divisor in common with a side, as patches that divide
-        it."""
+        """Return the smallest number from `least` on without a divisor in common with a side, as
+        patches that divide it.
+        """
         while any(math.gcd(least, whole) > 1 for whole in size):
             least += 1
         return least
@@ -140,7 +151,8 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
     return torch.where(gone[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
-# by their names in the table of disturbances, which says what the level is: images, level and keys to images of about
+# by their names in the table of disturbances, which says what the level is: images, level and keys
+# to images of about
 # [0, 1], drawn by each image's key
 OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType(
     {
@@ -173,9 +185,10 @@ def correct_after(
 ) -> Bool[Tensor, "changes batch"]:
     """Return which images are classified correctly after each change, an operation at a level.
 
-    keys: (n,), one per image, which seeds its random numbers, so that all models and processes have the same pixels.
-    Images are changed at the split's own size, before the model resizes them. advance: called with the number of passes
-    over an image just done. Raises DataError without labels, InputError when the classes do not match.
+    keys: (n,), one per image, which seeds its random numbers, so that all models and processes have
+    the same pixels. Images are changed at the split's own size, before the model resizes them.
+    advance: called with the number of passes over an image just done. Raises DataError without
+    labels, InputError when the classes do not match.
     """
     truth = require_labels(split).cpu()
     read = reading(model.classes, split.classes).read
@@ -192,7 +205,9 @@ def correct_after(
 
 @dataclass(frozen=True)
 class Corrupted:
-    """One model on corrupted images. correct: (kinds, severities, n), kinds as in CORRUPTIONS; groups: (n,)."""
+    """One model on corrupted images. correct: (kinds, severities, n), kinds as in CORRUPTIONS;
+    groups: (n,).
+    """
 
     alias: str
     correct: Bool[Tensor, "kinds severities batch"]
@@ -204,28 +219,35 @@ class Corrupted:
         return accuracy(row, groups=self.groups)
 
     def mean_error(self, *, seed: int = 0) -> Estimate:
-        """Return the mean of the errors of all kinds and severities, a fraction, with its bootstrap interval over
-        images."""
+        """Return the mean of the errors of all kinds and severities, a fraction, with its bootstrap
+        interval over images.
+        """
         errors = 1 - self.correct.double().mean((0, 1))
         return bootstrap_mean(errors, groups=self.groups, seed=seed, least=0.0, most=1.0)
 
     def lost(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate:
-        """Clean accuracy minus the mean accuracy of all kinds and severities, points, with its interval paired over
-        images; clean: which clean images are classified correctly."""
+        """Clean accuracy minus the mean accuracy of all kinds and severities, points, with its
+        interval paired over images; clean: which clean images are classified correctly.
+        """
         lost = 100.0 * (clean.double() - self.correct.double().mean((0, 1)))
-        return bootstrap_mean(lost, groups=self.groups, seed=seed, unit="points", least=-100.0, most=100.0)
+        return bootstrap_mean(
+            lost, groups=self.groups, seed=seed, unit="points", least=-100.0, most=100.0
+        )
 
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
-        """Mean corruption error: for each kind the errors summed over severities, divided by the baseline's, averaged
-        over kinds (Hendrycks & Dietterich 2019); a fraction, 1 for the baseline itself. The interval is a paired
-        bootstrap over images (or groups), which fewer than 6 do not have. None where the baseline makes no error under
-        one of the kinds."""
+        """Mean corruption error: for each kind the errors summed over severities, divided by the
+        baseline's, averaged over kinds (Hendrycks & Dietterich 2019); a fraction, 1 for the
+        baseline itself. The interval is a paired bootstrap over images (or groups), which fewer
+        than 6 do not have. None where the baseline makes no error under one of the kinds.
+        """
         own, other = ((~each.correct).double().mean(1) for each in (self, baseline))  # (kinds, n)
         if bool((other.sum(1) == 0).any()):
             return None
         means = resampled_means(torch.cat((own, other)), groups=self.groups, seed=seed)
         ratios = (means[:, : len(own)] / means[:, len(own) :]).mean(1).numpy()
-        ratios = ratios[np.isfinite(ratios)]  # the ratio is undefined in draws where the baseline makes no error
+        ratios = ratios[
+            np.isfinite(ratios)
+        ]  # the ratio is undefined in draws where the baseline makes no error
         value = float((own.mean(1) / other.mean(1)).mean())
         counts = sizes_of_groups(own.shape[1], self.groups)
         if not enough_to_draw(counts):

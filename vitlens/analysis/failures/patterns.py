@@ -1,6 +1,8 @@
-"""Patterns that are looked for in the errors themselves: a mark at a fixed place, and a pair of classes.
+"""Patterns that are looked for in the errors themselves: a mark at a fixed place, and a pair of
+classes.
 
-Both are chosen among many by the errors, so that their p-values count all that could have been chosen.
+Both are chosen among many by the errors, so that their p-values count all that could have been
+chosen.
 """
 
 from dataclasses import dataclass
@@ -24,7 +26,12 @@ Cells = Float[Tensor, "batch channels rows columns"]
 Box = tuple[int, int, int, int]  # the first row and column, and those after the last, px
 GRID: Final = 16  # places along a side
 _DRAWS: Final = 2000
-_CHANNELS: Final = (("brighter", "darker"), ("redder", "less red"), ("greener", "less green"), ("bluer", "less blue"))
+_CHANNELS: Final = (
+    ("brighter", "darker"),
+    ("redder", "less red"),
+    ("greener", "less green"),
+    ("bluer", "less blue"),
+)
 _PREFERRED: Final = 1.1  # times the score of luminance, from which on another channel is taken
 _LARGEST: Final = 1 / 8  # of the places: a larger region is no mark
 
@@ -33,8 +40,9 @@ _LARGEST: Final = 1 / 8  # of the places: a larger region is no mark
 class Mark:
     """The place at which images of errors and of correct predictions differ most.
 
-    index: of the cell in the flattened cells; box: of the mark, px; values: (n,) of the channel there, without the
-    image's mean; p: that any place differs so much by chance; detail, place: in words, how errors differ and where.
+    index: of the cell in the flattened cells; box: of the mark, px; values: (n,) of the channel
+    there, without the image's mean; p: that any place differs so much by chance; detail, place: in
+    words, how errors differ and where.
     """
 
     index: int
@@ -47,8 +55,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two classes whose confusions are more frequent than errors elsewhere; p: counts all pairs, of which there are
-    `pairs`; values: (n,) whether an image is of one of the two."""
+    """Two classes whose confusions are more frequent than errors elsewhere; p: counts all pairs, of
+    which there are `pairs`; values: (n,) whether an image is of one of the two.
+    """
 
     first: int
     second: int
@@ -60,30 +69,45 @@ class Pair:
 def cells_of(images: Images) -> Cells:
     """Return luminance and colours of places on a grid, each without the mean of its image."""
     grid = (min(GRID, images.shape[-2]), min(GRID, images.shape[-1]))
-    luminance = torch.einsum("bchw,c->bhw", images, torch.tensor(LUMINANCE, dtype=images.dtype, device=images.device))
+    luminance = torch.einsum(
+        "bchw,c->bhw", images, torch.tensor(LUMINANCE, dtype=images.dtype, device=images.device)
+    )
     channels = torch.cat([luminance[:, None], images], 1)
     places: Tensor = F.adaptive_avg_pool2d(channels, grid)
     return places - places.mean((2, 3), keepdim=True)
 
 
 def scores(cells: Array, residuals: Array) -> Array:
-    """Return the correlation of each column of centred cells (n, places) with residuals (..., n), of mean 0."""
+    """Return the correlation of each column of centred cells (n, places) with residuals (..., n),
+    of mean 0.
+    """
     sizes = np.sqrt((cells**2).sum(0))
     spread = np.sqrt((residuals**2).sum(-1))[..., None]
     together: Array = residuals @ cells
-    return np.where(sizes > 1e-6 * len(cells) ** 0.5, together / np.maximum(sizes * spread, 1e-12), 0.0)
+    return np.where(
+        sizes > 1e-6 * len(cells) ** 0.5, together / np.maximum(sizes * spread, 1e-12), 0.0
+    )
 
 
-def p_of_any_place(cells: Array, residuals: Array, observed: float, *, seed: int) -> tuple[float, float]:
-    """Return the share of permutations in which any place scores as much, and the score that 5 % of them exceed."""
+def p_of_any_place(
+    cells: Array, residuals: Array, observed: float, *, seed: int
+) -> tuple[float, float]:
+    """Return the share of permutations in which any place scores as much, and the score that 5 % of
+    them exceed.
+    """
     greatest = [
-        np.abs(scores(cells, permuted)).max(-1) for permuted in permutations(residuals, None, draws=_DRAWS, seed=seed)
+        np.abs(scores(cells, permuted)).max(-1)
+        for permuted in permutations(residuals, None, draws=_DRAWS, seed=seed)
     ]
     largest = np.concatenate(greatest)
-    return (1 + int((largest >= abs(observed)).sum())) / (1 + _DRAWS), float(np.quantile(largest, 0.95))
+    return (1 + int((largest >= abs(observed)).sum())) / (1 + _DRAWS), float(
+        np.quantile(largest, 0.95)
+    )
 
 
-def find_mark(cells: Cells, wrong: NDArray[np.bool_], kept: NDArray[np.intp], size: tuple[int, int], seed: int) -> Mark:
+def find_mark(
+    cells: Cells, wrong: NDArray[np.bool_], kept: NDArray[np.intp], size: tuple[int, int], seed: int
+) -> Mark:
     """Return the place that separates errors best among these images (kept)."""
     rows, columns = cells.shape[-2:]
     flat = cells.flatten(1)[torch.from_numpy(kept)].double().numpy()
@@ -104,7 +128,9 @@ def find_mark(cells: Cells, wrong: NDArray[np.bool_], kept: NDArray[np.intp], si
         region[row, column] = True
     box = _box_of(region, size)
     detail = _CHANNELS[channel][0 if own[row, column] > 0 else 1]
-    return Mark(index, box, cells.flatten(1)[:, index].float(), p, detail, _place_in_words(box, size))
+    return Mark(
+        index, box, cells.flatten(1)[:, index].float(), p, detail, _place_in_words(box, size)
+    )
 
 
 def _box_of(region: NDArray[np.bool_], size: tuple[int, int]) -> Box:
@@ -129,11 +155,15 @@ def _place_in_words(box: Box, size: tuple[int, int]) -> str:
     return f"at the {across}" if across else "in the middle"
 
 
-def find_pair(labels: Labels, predictions: Labels, kept: NDArray[np.intp], classes: int) -> Pair | None:
-    """Return the two classes that are confused most beyond the errors of all other classes; None of two classes.
+def find_pair(
+    labels: Labels, predictions: Labels, kept: NDArray[np.intp], classes: int
+) -> Pair | None:
+    """Return the two classes that are confused most beyond the errors of all other classes; None of
+    two classes.
 
-    Fisher's exact test: whether images of the two are taken for each other more often than images of other classes are
-    misclassified at all, so that errors that are as frequent in all classes are no pair, wherever they go.
+    Fisher's exact test: whether images of the two are taken for each other more often than images
+    of other classes are misclassified at all, so that errors that are as frequent in all classes
+    are no pair, wherever they go.
     """
     truth = labels.numpy()[kept]
     answers = predictions.numpy()[kept]
@@ -151,7 +181,11 @@ def find_pair(labels: Labels, predictions: Labels, kept: NDArray[np.intp], class
         elsewhere = of_class.sum() - images
         wrong_elsewhere = wrong_of_class.sum() - wrong_of_class[first] - wrong_of_class[second]
         if confused * elsewhere > wrong_elsewhere * images:
-            p = float(stats.hypergeom.sf(confused - 1, images + elsewhere, confused + wrong_elsewhere, images))
+            p = float(
+                stats.hypergeom.sf(
+                    confused - 1, images + elsewhere, confused + wrong_elsewhere, images
+                )
+            )
             best = min(best, (p, first, second))
     p, first, second = best
     values = ((labels == first) | (labels == second)).float()

@@ -1,6 +1,8 @@
-"""Properties of images on which errors may depend, with the change that tests each, and the rows recorded; no torch.
+"""Properties of images on which errors may depend, with the change that tests each, and the rows
+recorded; no torch.
 
-A new one is an entry here, its measure and, where it can be changed, its change beside a control in covariates.py.
+A new one is an entry here, its measure and, where it can be changed, its change beside a control in
+covariates.py.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -14,11 +16,13 @@ from vitlens.uncertainty import LEVEL, Estimate
 
 @dataclass(frozen=True)
 class Property:
-    """title: in tables; high, low: images with much and with little of it; cause: what follows "because"; lowered,
-    raised: what a change does to it, "" where there is none; control: another change as large that leaves it as it is;
-    outcome: whether it follows from the model's own prediction, so that no image is changed to it; next_high, next_low:
-    what would then test whether errors are due to much, or to little, of it; sought: whether it is chosen among many by
-    the errors of one model; {detail} and {place} are in its row."""
+    """title: in tables; high, low: images with much and with little of it; cause: what follows
+    "because"; lowered, raised: what a change does to it, "" where there is none; control: another
+    change as large that leaves it as it is; outcome: whether it follows from the model's own
+    prediction, so that no image is changed to it; next_high, next_low: what would then test whether
+    errors are due to much, or to little, of it; sought: whether it is chosen among many by the
+    errors of one model; {detail} and {place} are in its row.
+    """
 
     title: str
     high: str
@@ -68,7 +72,11 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
         ),
         # the mean luminance of the object minus that of its surroundings, without sign
         "object_contrast": Property(
-            "contrast of the object", "high-contrast objects", "low-contrast objects", *_CONTRAST, _BRIGHTER
+            "contrast of the object",
+            "high-contrast objects",
+            "low-contrast objects",
+            *_CONTRAST,
+            _BRIGHTER,
         ),
         # whether the object reaches the edge of the image
         "border": Property(
@@ -80,7 +88,8 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             "",
             "moved as far along the border",
         ),
-        # the share of the object's outline that touches something else than its surroundings (occlusion.py)
+        # occlusion.py: the share of the object's outline that touches something else than its
+        # surroundings
         "occlusion": Property(
             "covered outline",
             "partly covered objects",
@@ -91,14 +100,28 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             "given as much of it next to them",
         ),
         # the standard deviation of the luminance, 0 to 1
-        "contrast": Property("contrast", "high-contrast images", "low-contrast images", *_CONTRAST, _BRIGHTER),
+        "contrast": Property(
+            "contrast", "high-contrast images", "low-contrast images", *_CONTRAST, _BRIGHTER
+        ),
         # the mean luminance, 0 to 1
         "brightness": Property(
-            "brightness", "bright images", "dark images", "of their brightness", "darkened", "brightened", _LIT
+            "brightness",
+            "bright images",
+            "dark images",
+            "of their brightness",
+            "darkened",
+            "brightened",
+            _LIT,
         ),
         # how much another blur changes the image, 0 to 1 (Crete 2007)
         "sharpness": Property(
-            "sharpness", "sharp images", "blurred images", "of their sharpness", "blurred", "sharpened", _LIT
+            "sharpness",
+            "sharp images",
+            "blurred images",
+            "of their sharpness",
+            "blurred",
+            "sharpened",
+            _LIT,
         ),
         # the mean gradient of the luminance, off the object where that is known
         "clutter": Property(
@@ -132,9 +155,12 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
         ),
         # the share of the map outside the middle quarter of the image
         "map_outer": Property(
-            "map: share off the middle", "images whose map is off the middle", "images whose map is in the middle"
+            "map: share off the middle",
+            "images whose map is off the middle",
+            "images whose map is in the middle",
         ),
-        # luminance or colour at the place where errors and correct predictions differ most, without the image's mean
+        # luminance or colour at the place where errors and correct predictions differ most, without
+        # the image's mean
         "mark": Property(
             "mark at one place",
             "images {detail} {place}",
@@ -171,7 +197,10 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
         ),
         # the probability of the predicted class
         "confidence": Property(
-            "confidence", "predictions made with confidence", "predictions made without confidence", outcome=True
+            "confidence",
+            "predictions made with confidence",
+            "predictions made without confidence",
+            outcome=True,
         ),
     }
 )
@@ -179,17 +208,20 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class CovariateRow(OfModel):
-    """One property of all images and one model's errors. likelihood_ratio: of the logistic regression of errors on all
-    properties that are not outcomes without this one, None where it is not in it; slope: of the standardised property
-    in it; p_holm, p_joint_holm: over both tests of all rows of the run; inseparable: the properties in which errors
-    differ, too, and beside which alone this one adds nothing; detail, place: of what was sought: the two classes, or
-    how the marked images differ, and where."""
+    """One property of all images and one model's errors. likelihood_ratio: of the logistic
+    regression of errors on all properties that are not outcomes without this one, None where it is
+    not in it; slope: of the standardised property in it; p_holm, p_joint_holm: over both tests of
+    all rows of the run; inseparable: the properties in which errors differ, too, and beside which
+    alone this one adds nothing; detail, place: of what was sought: the two classes, or how the
+    marked images differ, and where.
+    """
 
     covariate: str = col("property")
     title: str = col("property")
     area: Estimate = col(
         "AUC",
-        term="the probability that an error has more of the property than a correct prediction; 0.5 is chance",
+        term="the probability that an error has more of the property than a correct prediction; "
+        "0.5 is chance",
         metric="failure_auc/{model}/{covariate}",
     )
     errors: int = col("errors")
@@ -232,7 +264,9 @@ class CovariateRow(OfModel):
     @property
     def more_in_errors(self) -> bool:
         """Return True if errors have more of it: given the others where they differ only then."""
-        given_others = self.slope is not None and self.differs_given_others and not self.differs_alone
+        given_others = (
+            self.slope is not None and self.differs_given_others and not self.differs_alone
+        )
         return self.slope > 0 if given_others and self.slope is not None else self.area.value > 0.5
 
     @property
@@ -243,22 +277,29 @@ class CovariateRow(OfModel):
     @property
     def change(self) -> str:
         """Return what the change does, "" where there is none."""
-        return (self.known.lowered if self.sign < 0 else self.known.raised).format(detail=self.detail, place=self.place)
+        return (self.known.lowered if self.sign < 0 else self.known.raised).format(
+            detail=self.detail, place=self.place
+        )
 
     @property
     def where(self) -> str:
         """Return the images on which errors are more frequent."""
-        return (self.known.high if self.sign < 0 else self.known.low).format(detail=self.detail, place=self.place)
+        return (self.known.high if self.sign < 0 else self.known.low).format(
+            detail=self.detail, place=self.place
+        )
 
     def is_stronger(self, other: "CovariateRow") -> bool:
-        """Return True if it separates errors better than another property, alone and given the others."""
+        """Return True if it separates errors better than another property, alone and given the
+        others.
+        """
         alone = abs(self.area.value - 0.5) > abs(other.area.value - 0.5)
         return alone and (self.likelihood_ratio or 0.0) > (other.likelihood_ratio or 0.0)
 
     @property
     def needs_no_change(self) -> bool:
-        """Return True if it is no property of pixels, so that no change of an image could test it: a pair of
-        classes."""
+        """Return True if it is no property of pixels, so that no change of an image could test it:
+        a pair of classes.
+        """
         return self.known.sought and not self.known.lowered
 
     @property
@@ -269,36 +310,46 @@ class CovariateRow(OfModel):
 
 @dataclass(frozen=True)
 class DifferenceRow:
-    """The AUC of a property for one model minus that for another, paired by image; p_holm: over the rows."""
+    """The AUC of a property for one model minus that for another, paired by image; p_holm: over the
+    rows.
+    """
 
     first: str = col("first")
     second: str = col("second")
     covariate: str = col("property")
     title: str = col("property")
-    difference: Estimate = col("difference of AUC", metric="failure_auc_difference/{first}/{second}/{covariate}")
+    difference: Estimate = col(
+        "difference of AUC", metric="failure_auc_difference/{first}/{second}/{covariate}"
+    )
     p_holm: float = col("p (Holm)")
 
 
 @dataclass(frozen=True)
 class QuarterRow(OfModel):
-    """Accuracy in a quarter of the images by a property; fewer than four where many values are equal."""
+    """Accuracy in a quarter of the images by a property; fewer than four where many values are
+    equal.
+    """
 
     covariate: str = col("property")
     title: str = col("property")
     quarter: int = col("quarter, from least to most")
     low: float = col("from")
     high: float = col("to")
-    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="quarter_accuracy/{model}/{covariate}/{quarter}")
+    accuracy: Estimate = col(
+        "top-1 accuracy", better="higher", metric="quarter_accuracy/{model}/{covariate}/{quarter}"
+    )
 
 
 @dataclass(frozen=True)
 class InterventionRow(OfModel):
-    """The images that a change of one property alters, towards what correct predictions have, and after its control.
+    """The images that a change of one property alters, towards what correct predictions have, and
+    after its control.
 
-    errors: among these images; mended, control_mended: errors that are then classified correctly; broken,
-    control_broken: correct predictions that then are wrong; gain: accuracy after the change minus that after the
-    control; p: McNemar's exact test of these two, p_change: of before and after the change, both on all these images;
-    p_holm: of the larger of the two, over all rows; size, control_size: the mean absolute distance of the pixels.
+    errors: among these images; mended, control_mended: errors that are then classified correctly;
+    broken, control_broken: correct predictions that then are wrong; gain: accuracy after the change
+    minus that after the control; p: McNemar's exact test of these two, p_change: of before and
+    after the change, both on all these images; p_holm: of the larger of the two, over all rows;
+    size, control_size: the mean absolute distance of the pixels.
     """
 
     covariate: str = col("property")
@@ -309,7 +360,9 @@ class InterventionRow(OfModel):
     control_mended: int = col("fixed by the control")
     broken: int = col("broken")
     control_broken: int = col("broken by the control")
-    gain: Estimate = col("accuracy beyond the control's", better="higher", metric="change_gain/{model}/{covariate}")
+    gain: Estimate = col(
+        "accuracy beyond the control's", better="higher", metric="change_gain/{model}/{covariate}"
+    )
     p: float = col("p")
     p_change: float = col("p of the change", default=1.0)
     p_holm: float = col("p (Holm)", default=1.0)
@@ -338,8 +391,10 @@ LEAST_RATIO: Final = 0.5  # of the sizes of a control and a change, or of a chan
 
 @dataclass(frozen=True)
 class Cause:
-    """A property in which errors differ and whose change mends them; of a pair of classes, which no change tests,
-    without one. rivals: the properties that explain the errors as well, of which none is shown to be no cause."""
+    """A property in which errors differ and whose change mends them; of a pair of classes, which no
+    change tests, without one. rivals: the properties that explain the errors as well, of which none
+    is shown to be no cause.
+    """
 
     row: CovariateRow
     test: InterventionRow | None
@@ -349,14 +404,17 @@ class Cause:
 def explanations(
     model: str, covariates: Sequence[CovariateRow], interventions: Sequence[InterventionRow]
 ) -> tuple[Cause, ...]:
-    """Return what a model's errors differ in and what mends them when changed, the strongest given all others first.
+    """Return what a model's errors differ in and what mends them when changed, the strongest given
+    all others first.
 
-    What explains no more than another property, which explains more, is left out; so is, beyond the first, what does
-    not separate errors when all others are known.
+    What explains no more than another property, which explains more, is left out; so is, beyond the
+    first, what does not separate errors when all others are known.
     """
     tested = {row.covariate: row for row in interventions if row.model == model}
     denied = {name for name, row in tested.items() if not row.supported}
-    differing = {row.covariate: row for row in covariates if row.model == model and _may_explain(row, denied)}
+    differing = {
+        row.covariate: row for row in covariates if row.model == model and _may_explain(row, denied)
+    }
     found: list[Cause] = []
     for row in sorted(differing.values(), key=_weakness):
         test = tested.get(row.covariate)
@@ -368,20 +426,32 @@ def explanations(
             continue
         if found and not row.differs_given_others:
             continue
-        untested = [other for other in differing.values() if other.covariate not in tested and other.is_stronger(row)]
-        rivals = {other.covariate: other for other in (*as_good, *untested) if other.covariate not in denied}
+        untested = [
+            other
+            for other in differing.values()
+            if other.covariate not in tested and other.is_stronger(row)
+        ]
+        rivals = {
+            other.covariate: other
+            for other in (*as_good, *untested)
+            if other.covariate not in denied
+        }
         found.append(Cause(row, test, tuple(rivals.values())))
     return tuple(found)
 
 
 def _may_explain(row: CovariateRow, denied: Set[str]) -> bool:
-    """Return True if errors differ in a property; in what was sought in them alone and given the others, and unless its
-    change mends nothing: it is so well fitted to the errors that it would rival every cause."""
+    """Return True if errors differ in a property; in what was sought in them alone and given the
+    others, and unless its change mends nothing: it is so well fitted to the errors that it would
+    rival every cause.
+    """
     if row.known.outcome:
         return False
     if row.known.sought:
         both = row.differs_alone and row.differs_given_others
-        return both and (row.slope or 0.0) * (row.area.value - 0.5) > 0 and row.covariate not in denied
+        return (
+            both and (row.slope or 0.0) * (row.area.value - 0.5) > 0 and row.covariate not in denied
+        )
     return row.differs
 
 
@@ -393,4 +463,6 @@ def causes(
     model: str, covariates: Sequence[CovariateRow], interventions: Sequence[InterventionRow]
 ) -> tuple[Cause, ...]:
     """Return the explanations that no other property rivals."""
-    return tuple(cause for cause in explanations(model, covariates, interventions) if not cause.rivals)
+    return tuple(
+        cause for cause in explanations(model, covariates, interventions) if not cause.rivals
+    )

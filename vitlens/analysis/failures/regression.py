@@ -1,4 +1,6 @@
-"""Logistic regression of errors on properties: what each property adds to the others, and to one other."""
+"""Logistic regression of errors on properties: what each property adds to the others, and to one
+other.
+"""
 
 import warnings
 from dataclasses import dataclass
@@ -8,13 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-_RIDGE: Final = 1e-4  # on standardised coefficients: keeps them finite where a property separates completely
+_RIDGE: Final = (
+    1e-4  # on standardised coefficients: keeps them finite where a property separates completely
+)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted regression. deviance: minus twice the log likelihood; slopes: of the standardised columns; chances: of
-    an error, for each image."""
+    """A fitted regression. deviance: minus twice the log likelihood; slopes: of the standardised
+    columns; chances: of an error, for each image.
+    """
 
     deviance: float
     slopes: Array
@@ -33,7 +38,9 @@ def fitted(columns: Array, wrong: NDArray[np.bool_]) -> Fit:
 
     design = columns if columns.shape[1] else np.zeros((len(wrong), 1))
     model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-8, max_iter=1000)
-    with warnings.catch_warnings(action="ignore"):  # it goes on with L-BFGS where Newton's steps do not descend
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # it goes on with L-BFGS where Newton's steps do not descend
         scores = model.fit(design, wrong).decision_function(design)
     deviance = 2 * float(np.logaddexp(0, scores).sum() - scores[wrong].sum())
     return Fit(deviance, model.coef_[0], 1 / (1 + np.exp(-scores)))

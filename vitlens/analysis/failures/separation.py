@@ -1,10 +1,11 @@
 """How well a number predicts failures: the area under the ROC curve, its interval and its test.
 
-The area is the probability that a random failure has a greater value than a random success (ties count half); 0.5 is
-chance. Intervals follow DeLong 1988, with the sums over groups of Obuchowski 1997 where images share a source, on the
-logit scale, so that they lie between 0 and 1; of a number with two values, Newcombe 1998. Tests use the variance under
-the null hypothesis, which does not vanish where no failure has the property: Mann and Whitney's with its correction for
-ties, Fisher's exact test for two values, and permutations of whole groups where images share a source.
+The area is the probability that a random failure has a greater value than a random success (ties
+count half); 0.5 is chance. Intervals follow DeLong 1988, with the sums over groups of Obuchowski
+1997 where images share a source, on the logit scale, so that they lie between 0 and 1; of a number
+with two values, Newcombe 1998. Tests use the variance under the null hypothesis, which does not
+vanish where no failure has the property: Mann and Whitney's with its correction for ties, Fisher's
+exact test for two values, and permutations of whole groups where images share a source.
 """
 
 import math
@@ -30,10 +31,12 @@ _ROUNDING: Final = 1e-9  # of a statistic: permutations that differ less are tie
 def separation(
     numbers: Array, wrong: NDArray[np.bool_], *, groups: Tensor | None = None, seed: int = 0
 ) -> tuple[Estimate, float | None]:
-    """Return the area of a finite number (n,) for failures (wrong), and the two-sided p of an area of 0.5.
+    """Return the area of a finite number (n,) for failures (wrong), and the two-sided p of an area
+    of 0.5.
 
-    There must be both failures and successes; with few of either there is no interval and no test. There is no interval
-    either where the number does not vary among the failures or the successes, unless it has two values.
+    There must be both failures and successes; with few of either there is no interval and no test.
+    There is no interval either where the number does not vary among the failures or the successes,
+    unless it has two values.
     """
     area, parts = area_and_parts(numbers, wrong)
     if min(int(wrong.sum()), int((~wrong).sum())) < FEWEST:
@@ -55,23 +58,33 @@ def _interval(
     if groups is not None:
         error = standard_error(parts, groups)
     else:  # DeLong's: failures and successes are drawn separately
-        variances = ((side**2).sum() * len(side) / (len(side) - 1) for side in (parts[wrong], parts[~wrong]))
+        variances = (
+            (side**2).sum() * len(side) / (len(side) - 1) for side in (parts[wrong], parts[~wrong])
+        )
         error = float(np.sqrt(sum(variances)))
     centre = math.log(area / (1 - area))
     half = _Z * error / (area * (1 - area))
     return 1 / (1 + math.exp(half - centre)), 1 / (1 + math.exp(-half - centre))
 
 
-def _interval_of_two_values(has: NDArray[np.bool_], wrong: NDArray[np.bool_]) -> tuple[float | None, float | None]:
-    """Return the interval of half the difference of two fractions, from the middle of the range of areas."""
-    failures, successes = (wilson(int(has[side].sum()), int(side.sum())) for side in (wrong, ~wrong))
+def _interval_of_two_values(
+    has: NDArray[np.bool_], wrong: NDArray[np.bool_]
+) -> tuple[float | None, float | None]:
+    """Return the interval of half the difference of two fractions, from the middle of the range of
+    areas.
+    """
+    failures, successes = (
+        wilson(int(has[side].sum()), int(side.sum())) for side in (wrong, ~wrong)
+    )
     difference = difference_of(failures, successes)
     assert difference.low is not None
     assert difference.high is not None
     return 0.5 + difference.low / 200, 0.5 + difference.high / 200
 
 
-def _p_of_chance(numbers: Array, wrong: NDArray[np.bool_], groups: Tensor | None, seed: int) -> float:
+def _p_of_chance(
+    numbers: Array, wrong: NDArray[np.bool_], groups: Tensor | None, seed: int
+) -> float:
     values = np.unique(numbers)
     if len(values) == 1:
         return 1.0
@@ -128,7 +141,9 @@ def _members_by_size(count: int, groups: Tensor | None) -> list[NDArray[np.intp]
 def area_difference(
     numbers: Array, wrong: NDArray[np.bool_], *, groups: Tensor | None = None
 ) -> tuple[Estimate, float]:
-    """Return the area of a number for one model minus that for another, with its paired interval and p: both (2, n)."""
+    """Return the area of a number for one model minus that for another, with its paired interval
+    and p: both (2, n).
+    """
     (area, parts), (other, others) = (area_and_parts(*each) for each in zip(numbers, wrong))
     gap = area - other
     error = standard_error(parts - others, groups)
@@ -141,12 +156,15 @@ def area_difference(
 def area_and_parts(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Array]:
     """Return the area, and what each image contributes to its deviation from its mean (n,).
 
-    A failure contributes by the share of successes below it, a success by the share of failures above it.
+    A failure contributes by the share of successes below it, a success by the share of failures
+    above it.
     """
     high = np.sort(numbers[wrong])
     low = np.sort(numbers[~wrong])
     below, not_above = (
-        (np.searchsorted(others, own, "left") + np.searchsorted(others, own, "right")) / 2 / len(others)
+        (np.searchsorted(others, own, "left") + np.searchsorted(others, own, "right"))
+        / 2
+        / len(others)
         for others, own in ((low, numbers[wrong]), (high, numbers[~wrong]))
     )
     area = float(below.mean())

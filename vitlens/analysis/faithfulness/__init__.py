@@ -1,1 +1,3 @@
-"""How faithful, localised and weight-dependent attribution maps are: deletion, ROAD, pointing game, randomisation."""
+"""How faithful, localised and weight-dependent attribution maps are: deletion, ROAD, pointing game,
+randomisation.
+"""

@@ -1,9 +1,10 @@
 """The rules by which attribution maps pass the checks; free of torch.
 
-Weights are randomised cumulatively from the head down (Adebayo 2018). What counts is the whole cascade: maps that still
-agree with the trained model's when its upper half is random do not show what the model learned there, whatever becomes
-of them once the embedding is random, too. A shift by at most a pixel leaves the evidence where it is, so the map of the
-shifted image must be the shifted map. A flip is a change that most photographs are indifferent to: shown, not judged.
+Weights are randomised cumulatively from the head down (Adebayo 2018). What counts is the whole
+cascade: maps that still agree with the trained model's when its upper half is random do not show
+what the model learned there, whatever becomes of them once the embedding is random, too. A shift by
+at most a pixel leaves the evidence where it is, so the map of the shifted image must be the shifted
+map. A flip is a change that most photographs are indifferent to: shown, not judged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from vitlens.uncertainty import Estimate
 
 ENOUGH: Final = 10  # images from which on a method is judged
 SIMILAR: Final = 0.5  # mean rank correlation, from which on maps count as hardly changed
-KEPT: Final = 0.9  # share of the predictions, from which on randomising counts as not having changed the model
+# share of the predictions, from which on randomising counts as not having changed the model
+KEPT: Final = 0.9
 FAR: Final = 1 / 8  # of a side: a top point that moves further has jumped
 JUMPY: Final = 0.25  # share of the images whose top point jumps, above which a method's maps jump
 STEADY_IMAGES: Final = 16  # images of the check, which needs a map of each for every change
@@ -42,18 +44,24 @@ class Stage:
     """The maps after one stage of the randomisation, which includes all before it."""
 
     name: str
-    similarity: Estimate | None  # mean rank correlation with the trained model's maps, None where undefined
-    kept: float | None = None  # the share of the images whose prediction is still that of the trained model
+    similarity: (
+        Estimate | None
+    )  # mean rank correlation with the trained model's maps, None where undefined
+    kept: float | None = (
+        None  # the share of the images whose prediction is still that of the trained model
+    )
 
 
 def judged_cascade(stages: Sequence[Stage]) -> Judgement:
-    """Return whether a method passes, by the similarity of its maps at every stage from the head down.
+    """Return whether a method passes, by the similarity of its maps at every stage from the head
+    down.
 
-    It fails where the mean similarity is at least SIMILAR at every stage down to the one that randomises the middle
-    block, or at the last stage. It passes where the interval lies below SIMILAR at one of the former and at the latter.
-    It is inconclusive between the two, with fewer than ENOUGH images, and where the model with its upper half
-    randomised keeps KEPT of its predictions, so that no map had to change. The stage of the smallest similarity down to
-    the middle decides, the last one where that one fails alone.
+    It fails where the mean similarity is at least SIMILAR at every stage down to the one that
+    randomises the middle block, or at the last stage. It passes where the interval lies below
+    SIMILAR at one of the former and at the latter. It is inconclusive between the two, with fewer
+    than ENOUGH images, and where the model with its upper half randomised keeps KEPT of its
+    predictions, so that no map had to change. The stage of the smallest similarity down to the
+    middle decides, the last one where that one fails alone.
     """
     known = [stage.similarity for stage in stages if stage.similarity is not None]
     if len(known) < len(stages) or not stages:
@@ -78,38 +86,57 @@ def judged_cascade(stages: Sequence[Stage]) -> Judgement:
 
 
 def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> Judgement:
-    """Return whether a method's maps jump, by the mean rank correlation of its maps with the moved ones over the shifts
-    and by the share of images whose top point jumps (None: no image has a usable map).
+    """Return whether a method's maps jump, by the mean rank correlation of its maps with the moved
+    ones over the shifts and by the share of images whose top point jumps (None: no image has a
+    usable map).
 
-    They fail where the interval of the share lies above JUMPY, or that of the correlation below SIMILAR; they pass
-    where neither can be, and it is inconclusive between the two or with fewer than ENOUGH images.
+    They fail where the interval of the share lies above JUMPY, or that of the correlation below
+    SIMILAR; they pass where neither can be, and it is inconclusive between the two or with fewer
+    than ENOUGH images.
     """
     unknown = Judgement("inconclusive", jumped, "may jump")
     if correlation is None or jumped is None or (jumped.n or 0) < ENOUGH:
         return unknown
-    if correlation.low is None or correlation.high is None or jumped.low is None or jumped.high is None:
+    if (
+        correlation.low is None
+        or correlation.high is None
+        or jumped.low is None
+        or jumped.high is None
+    ):
         return unknown
     if jumped.low > JUMPY or correlation.high < SIMILAR:
         return Judgement("fail", jumped, "jumps")
-    return Judgement("pass", jumped) if jumped.high <= JUMPY and correlation.low >= SIMILAR else unknown
+    return (
+        Judgement("pass", jumped)
+        if jumped.high <= JUMPY and correlation.low >= SIMILAR
+        else unknown
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceScores:
-    """One candidate, or baseline, of a choice: its mean in each check and its score by half; wins: share of the
-    bootstrap draws of the selection half in which no candidate scores higher, None for a baseline."""
+    """One candidate, or baseline, of a choice: its mean in each check and its score by half; wins:
+    share of the bootstrap draws of the selection half in which no candidate scores higher, None for
+    a baseline.
+    """
 
     model: str = col("model", default="")
     method: str = col("method")
     baseline: bool = col("baseline")
-    selection: Mapping[str, Estimate] = col("selection half", metric="choice/{model}/selection/{key}/{method}")
-    report: Mapping[str, Estimate] = col("other half", metric="choice/{model}/report/{key}/{method}")
+    selection: Mapping[str, Estimate] = col(
+        "selection half", metric="choice/{model}/selection/{key}/{method}"
+    )
+    report: Mapping[str, Estimate] = col(
+        "other half", metric="choice/{model}/report/{key}/{method}"
+    )
     wins: float | None = col("wins", unit="fraction", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceMargin:
-    """The chosen method minus another one on the report half: the mean paired difference in a check or of the score."""
+    """The chosen method minus another one on the report half: the mean paired difference in a check
+    or of the score.
+    """
 
     model: str = col("model", default="")
     against: str = col("method")

@@ -1,4 +1,6 @@
-"""What attribution maps are checked on by default, and the kinds of composite images; free of torch and numpy."""
+"""What attribution maps are checked on by default, and the kinds of composite images; free of torch
+and numpy.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +15,16 @@ RANDOM = "random"
 CENTRE = "centre"
 BASELINES: Final = (RANDOM, CENTRE)
 SUBSTRATE: Final[Substrate] = "blur"  # what replaces a removed patch
-OTHER_SUBSTRATES: Final[tuple[Substrate, ...]] = ("mean", "absent")  # with which rankings are compared
+OTHER_SUBSTRATES: Final[tuple[Substrate, ...]] = (
+    "mean",
+    "absent",
+)  # with which rankings are compared
 OTHER_IMAGES: Final = 128  # on which they are, at most
 OTHER_STEPS: Final = 10  # of their removal curves
 CONFIDENT: Final = 0.5  # least probability of the label, for an image to be a part of a composite
-FEWEST: Final = 4  # confidently classified images of distinct classes, without which there are no composites
+FEWEST: Final = (
+    4  # confidently classified images of distinct classes, without which there are no composites
+)
 COMPOSITES: Final = 25  # of each kind
 
 
@@ -30,14 +37,19 @@ class CompositeKind:
     function: str  # its name in localisation.py, of (images, labels, masks)
     classes: int  # distinct classes in a composite
     explained: int  # the number of them that are explained in turn
-    arguments: Mapping[str, object] = field(default_factory=dict)  # with which the function is always called
+    arguments: Mapping[str, object] = field(
+        default_factory=dict
+    )  # with which the function is always called
     needs_masks: bool = False  # whether the images' masks must be known
     default: bool = False  # whether `--verify` makes them without masks
 
     @property
     def make(self) -> Callable[..., Any]:
         """Return its function."""
-        return partial(resolved(f"vitlens.analysis.faithfulness.localisation:{self.function}"), **self.arguments)
+        return partial(
+            resolved(f"vitlens.analysis.faithfulness.localisation:{self.function}"),
+            **self.arguments,
+        )
 
 
 _KINDS: Final = (
@@ -51,9 +63,28 @@ _KINDS: Final = (
         default=True,
     ),
     CompositeKind(
-        name="mosaic-3", title="3 x 3 mosaics", function="mosaics", arguments={"side": 3}, classes=9, explained=9
+        name="mosaic-3",
+        title="3 x 3 mosaics",
+        function="mosaics",
+        arguments={"side": 3},
+        classes=9,
+        explained=9,
     ),
-    CompositeKind(name="embedded", title="embedded images", function="embedded", classes=2, explained=1, default=True),
-    CompositeKind(name="pasted", title="pasted objects", function="pasted", classes=2, explained=1, needs_masks=True),
+    CompositeKind(
+        name="embedded",
+        title="embedded images",
+        function="embedded",
+        classes=2,
+        explained=1,
+        default=True,
+    ),
+    CompositeKind(
+        name="pasted",
+        title="pasted objects",
+        function="pasted",
+        classes=2,
+        explained=1,
+        needs_masks=True,
+    ),
 )
 COMPOSITE_KINDS: Final[Mapping[str, CompositeKind]] = {kind.name: kind for kind in _KINDS}

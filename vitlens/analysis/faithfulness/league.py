@@ -1,5 +1,6 @@
-"""All checks of explanation methods and of two model-free baselines, on the same images and targets; what a method
-costs, counted in forward passes; and whether two checks rank methods alike."""
+"""All checks of explanation methods and of two model-free baselines, on the same images and
+targets; what a method costs, counted in forward passes; and whether two checks rank methods alike.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,13 @@ from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, along_map
 from vitlens.analysis.faithfulness.defaults import CENTRE, RANDOM, SUBSTRATE
 from vitlens.analysis.faithfulness.localisation import SCORES, centre_maps, has_edge, random_maps
-from vitlens.analysis.faithfulness.maps import Explain, MapFaults, PerImage, map_faults, removal_grid
+from vitlens.analysis.faithfulness.maps import (
+    Explain,
+    MapFaults,
+    PerImage,
+    map_faults,
+    removal_grid,
+)
 from vitlens.analysis.faithfulness.removal import STEPS, Faithfulness, faithfulness
 from vitlens.analysis.faithfulness.sanity import Randomisation, predictions_kept, randomisation
 from vitlens.devices import evaluating
@@ -28,7 +35,9 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, Side, beyond, widened
 
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
-RANDOMISED_COSTLY = 12  # of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
+RANDOMISED_COSTLY = (
+    12  # of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
+)
 COSTLY = 50  # forward passes; occlusion of the bundled models, of 8 x 8 patches, takes 65
 MOST_APART = 2.0  # difference of two values of insertion minus deletion
 CHECKS = 5  # steps of `league` for each method
@@ -53,7 +62,9 @@ class MethodChecks:
     maps: Maps  # raw, with zeros where they were not finite
     faults: MapFaults
     values: Mapping[str, PerImage]  # of every check, by its name in the league
-    scores: Mapping[str, Float[Tensor, " masked"]]  # the same of localisation, of the images with a mask
+    scores: Mapping[
+        str, Float[Tensor, " masked"]
+    ]  # the same of localisation, of the images with a mask
     curves: Faithfulness
     counterfactuals: Counterfactuals | None
     randomisation: Randomisation | None
@@ -72,38 +83,50 @@ def league(
     settings: Settings,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[MethodChecks, ...]:
-    """Return the results of all checks for every method, followed by the baselines random and centre.
+    """Return the results of all checks for every method, followed by the baselines random and
+    centre.
 
-    images, targets: on the model's device, all at once; masks: of the images, None if not known; images without an
-    object or without background are left out of the scores. computed: maps that are computed already, by method, with
-    the seconds per image. A map that is not finite counts as constant and is flagged. advance: called with 1 for each
-    check done, CHECKS times for each method and baseline.
+    images, targets: on the model's device, all at once; masks: of the images, None if not known;
+    images without an object or without background are left out of the scores. computed: maps that
+    are computed already, by method, with the seconds per image. A map that is not finite counts as
+    constant and is flagged. advance: called with 1 for each check done, CHECKS times for each
+    method and baseline.
     """
     known = dict[str, tuple[Maps, float]]()
     given = (model, images, targets)
     for name, method in methods.items():
         known[name] = computed[name] if computed else _timed(method, *given)
-    known |= {name: (maps, 0.0) for name, maps in baselines(model, len(images), settings.seed).items()}
+    known |= {
+        name: (maps, 0.0) for name, maps in baselines(model, len(images), settings.seed).items()
+    }
     advance(len(known))
     faults = {name: map_faults(maps) for name, (maps, _) in known.items()}
     sound = {
-        name: torch.where(faults[name].not_finite[:, None, None], 0.0, maps.float()).to(images.device)
+        name: torch.where(faults[name].not_finite[:, None, None], 0.0, maps.float()).to(
+            images.device
+        )
         for name, (maps, _) in known.items()
     }
     every = list(sound.values())
     count = len(sound)
     common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
-    curves = faithfulness(*given, every, substrate=settings.substrate, steps=settings.steps, **common)
+    curves = faithfulness(
+        *given, every, substrate=settings.substrate, steps=settings.steps, **common
+    )
     advance(count)
     imputed = faithfulness(*given, every, substrate="imputed", **common)
     advance(count)
     turned: Any = [None] * count
     if settings.counterfactuals:
         known_points = [each.deletion for each in curves]
-        turned = along_map(model, images, every, known=known_points, substrate=settings.substrate, **common)
+        turned = along_map(
+            model, images, every, known=known_points, substrate=settings.substrate, **common
+        )
     advance(count)
     usable = torch.zeros(len(images), dtype=torch.bool) if masks is None else has_edge(masks).cpu()
-    objects = masks[usable.to(masks.device)].cpu() if masks is not None and bool(usable.any()) else None
+    objects = (
+        masks[usable.to(masks.device)].cpu() if masks is not None and bool(usable.any()) else None
+    )
     kept = predictions_kept(model, images[:RANDOMISED], seed=settings.seed)
     results = []
     for place, (name, maps) in enumerate(sound.items()):
@@ -111,7 +134,9 @@ def league(
         changed = None
         scores = {}
         if name in methods:
-            forwards = forward_equivalents(model, images[:1], targets[:1], methods[name])  # the same for every image
+            forwards = forward_equivalents(
+                model, images[:1], targets[:1], methods[name]
+            )  # the same for every image
             some = min(len(images), randomised_images(forwards))
             before = known[name][0][:some]
             if bool(before.isfinite().all()):
@@ -160,7 +185,9 @@ def explained(
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> dict[str, Maps]:
-    """Return the maps of every method, then of the baselines, on the CPU; values that are not finite count as 0."""
+    """Return the maps of every method, then of the baselines, on the CPU; values that are not
+    finite count as 0.
+    """
     found = {}
     for name, explain in methods.items():
         with evaluating(model):
@@ -171,25 +198,33 @@ def explained(
 
 
 def baselines(model: Model, count: int, seed: int) -> dict[str, Maps]:
-    """Return the maps of the baselines, which ignore the image, on the grid of the removed patches."""
+    """Return the maps of the baselines, which ignore the image, on the grid of the removed
+    patches."""
     grid = removal_grid(model)
     return {RANDOM: random_maps(count, grid, seed=seed), CENTRE: centre_maps(count, grid)}
 
 
 def randomised_images(forwards: float) -> int:
-    """On how many images at most a method is checked with randomised weights, by its cost in forward passes."""
+    """On how many images at most a method is checked with randomised weights, by its cost in
+    forward passes.
+    """
     return RANDOMISED if forwards <= COSTLY else RANDOMISED_COSTLY
 
 
 def rank_agreement(
-    first: Mapping[str, PerImage], second: Mapping[str, PerImage], *, groups: Tensor | None = None, seed: int = 0
+    first: Mapping[str, PerImage],
+    second: Mapping[str, PerImage],
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
 ) -> tuple[Estimate, list[tuple[str, str, Estimate, Estimate]]]:
-    """Return how far two checks agree about the ranking of methods: Kendall's tau-b of the mean results, 1 for the same
-    order and -1 for the reverse, 0 where one ranks nothing; and the pairs of methods (better, worse) that change
-    places, with the mean paired differences by either check: their intervals, as wide as all pairs require, lie above
-    and below 0.
+    """Return how far two checks agree about the ranking of methods: Kendall's tau-b of the mean
+    results, 1 for the same order and -1 for the reverse, 0 where one ranks nothing; and the pairs
+    of methods (better, worse) that change places, with the mean paired differences by either check:
+    their intervals, as wide as all pairs require, lie above and below 0.
 
-    first, second: the result of the same two methods or more for each image (n,), greater is better.
+    first, second: the result of the same two methods or more for each image (n,), greater is
+    better.
     """
     from scipy import stats  # takes half a second to import
 
@@ -199,8 +234,12 @@ def rank_agreement(
     differences = []
     for results in (first, second):
         own = torch.stack([results[one].double() - results[other].double() for one, other in pairs])
-        means = estimates(own, groups=groups, seed=seed, unit="", least=-MOST_APART, most=MOST_APART)
-        differences.append([widened(each, len(pairs), least=-MOST_APART, most=MOST_APART) for each in means])
+        means = estimates(
+            own, groups=groups, seed=seed, unit="", least=-MOST_APART, most=MOST_APART
+        )
+        differences.append(
+            [widened(each, len(pairs), least=-MOST_APART, most=MOST_APART) for each in means]
+        )
         sides.append([beyond(each, 0.0) for each in differences[-1]])
     swapped = []
     for (one, other), own, changed, *both in zip(pairs, *differences, *sides):
@@ -208,7 +247,9 @@ def rank_agreement(
             swapped.append((one, other, own, changed))
         elif both == [Side.BELOW, Side.ABOVE]:
             swapped.append((other, one, _negative(own), _negative(changed)))
-    ranked = ([float(results[name].double().mean()) for name in names] for results in (first, second))
+    ranked = (
+        [float(results[name].double().mean()) for name in names] for results in (first, second)
+    )
     tau = float(stats.kendalltau(*ranked).statistic)
     return Estimate(tau if tau == tau else 0.0, n=len(first[names[0]]), unit=""), swapped
 
@@ -219,10 +260,11 @@ def _negative(estimate: Estimate) -> Estimate:
 
 
 def forward_equivalents(model: Model, images: Images, targets: Labels, explain: Explain) -> float:
-    """Return the cost of a method's matrix products and convolutions, in forward passes of these images.
+    """Return the cost of a method's matrix products and convolutions, in forward passes of these
+    images.
 
-    Backward passes are counted by their operations. Other operations of a method (a blur, say) are counted only if they
-    are matrix products or convolutions.
+    Backward passes are counted by their operations. Other operations of a method (a blur, say) are
+    counted only if they are matrix products or convolutions.
     """
 
     def forward() -> None:
@@ -246,8 +288,9 @@ def _flops(work: Callable[[], object]) -> int:
 class _Count(TorchDispatchMode):
     """Counts the floating-point operations of everything computed inside, by torch's own formulas.
 
-    torch's FlopCounterMode also tracks modules, with hooks that do not work with torch.autograd.grad. torch has no
-    formulas for fused attention on the CPU, nor for oneDNN's linear layer (lens/quick_passes.py).
+    torch's FlopCounterMode also tracks modules, with hooks that do not work with
+    torch.autograd.grad. torch has no formulas for fused attention on the CPU, nor for oneDNN's
+    linear layer (lens/quick_passes.py).
     """
 
     def __init__(self) -> None:
@@ -256,21 +299,31 @@ class _Count(TorchDispatchMode):
         self.formulas = dict(flop_registry)
         attention = "_scaled_dot_product_flash_attention_for_cpu"
         own: dict[tuple[Any, str], Callable[..., int]] = {
-            (torch.ops.aten, attention): lambda query, key, value, *_, **__: _products(query, key, value, 1.0),
-            (torch.ops.aten, f"{attention}_backward"): lambda _, query, key, value, *__, **___: _products(
-                query,
-                key,
-                value,
-                2.5,  # five products where the forward has two
+            (torch.ops.aten, attention): lambda query, key, value, *_, **__: _products(
+                query, key, value, 1.0
+            ),
+            (torch.ops.aten, f"{attention}_backward"): lambda _, query, key, value, *__, **___: (
+                _products(
+                    query,
+                    key,
+                    value,
+                    2.5,  # five products where the forward has two
+                )
             ),
             (torch.ops.mkldnn, "_linear_pointwise"): lambda tokens, weight, *_, **__: (
                 2 * tokens.numel() * weight.shape[0]
             ),
         }
-        self.formulas |= {getattr(place, name): of for (place, name), of in own.items() if hasattr(place, name)}
+        self.formulas |= {
+            getattr(place, name): of for (place, name), of in own.items() if hasattr(place, name)
+        }
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Count a call, by its formula or decomposed, and execute it."""
         kwargs = kwargs or {}

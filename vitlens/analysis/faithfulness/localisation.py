@@ -1,13 +1,16 @@
-"""Localisation of maps where the place of the evidence is known: on objects with masks, and on composite images.
+"""Localisation of maps where the place of the evidence is known: on objects with masks, and on
+composite images.
 
-Scores: pointing game, ROC AUC, average precision, IoU, mass, and what maps that ignore the image score. Maps are
-interpolated bilinearly to the masks' size; every number is per image, to be averaged over images. But for the pointing
-game, a mask must have both an object and background (`has_edge`).
+Scores: pointing game, ROC AUC, average precision, IoU, mass, and what maps that ignore the image
+score. Maps are interpolated bilinearly to the masks' size; every number is per image, to be
+averaged over images. But for the pointing game, a mask must have both an object and background
+(`has_edge`).
 
-Composites need no masks. The grid pointing game (Böhle 2021): mosaics of confidently classified images of distinct
-classes, each class explained in turn; the share of a map's positive mass in the right cell of k x k is 1/k² by chance.
-Also an image shrunk onto another one, and an object pasted on another background. Everything is drawn from a seed, and
-a composite does not depend on how many are made.
+Composites need no masks. The grid pointing game (Böhle 2021): mosaics of confidently classified
+images of distinct classes, each class explained in turn; the share of a map's positive mass in the
+right cell of k x k is 1/k² by chance. Also an image shrunk onto another one, and an object pasted
+on another background. Everything is drawn from a seed, and a composite does not depend on how many
+are made.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,24 +37,31 @@ Score = Callable[[AnyMaps, Masks], PerImage]
 
 _ROUNDING: Final = 1e-6  # of a map's greatest value; differences below it are not of the map
 _CENTRE_WIDTH: Final = 1 / 4  # standard deviation of the centre Gaussian as a share of each side
-_FINEST: Final = 32  # cells a side of the mean mask, which many images' masks at full size would not fit in memory for
+# cells a side of the mean mask, which many images' masks at full size would not fit in memory for
+_FINEST: Final = 32
 _RIM: Final = 32  # part of the shorter side by which an object that is imputed is widened
-_TRIES: Final = 20  # draws of a composite that exists already, after which there are taken to be no further ones
+# draws of a composite that exists already, after which there are taken to be no further ones
+_TRIES: Final = 20
 
 
 def pointing_hits(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the pointing game (Zhang 2018): whether each map's highest point lies on its object's mask, 1 or 0.
+    """Return the pointing game (Zhang 2018): whether each map's highest point lies on its object's
+    mask, 1 or 0.
 
-    Where several points are equally high up to rounding, the share of them that lies on the mask counts: the chance
-    that one of them, drawn at random, is a hit. So a uniform map, all of whose points are equally high, scores the
-    mask's area. Raises DataError when a mask is empty.
+    Where several points are equally high up to rounding, the share of them that lies on the mask
+    counts: the chance that one of them, drawn at random, is a hit. So a uniform map, all of whose
+    points are equally high, scores the mask's area. Raises DataError when a mask is empty.
     """
     empty = (~masks.flatten(1).any(1)).nonzero()
     if len(empty):
-        raise DataError(f"expected an object in every mask, found an empty one (image {int(empty[0])})")
+        raise DataError(
+            f"expected an object in every mask, found an empty one (image {int(empty[0])})"
+        )
     flat = _in_pixels(maps, masks)
     highest = flat >= flat.amax(1, keepdim=True) - _ROUNDING * flat.abs().amax(1, keepdim=True)
-    highest |= map_faults(maps).constant[:, None]  # not what interpolation's rounding made the highest
+    highest |= map_faults(maps).constant[
+        :, None
+    ]  # not what interpolation's rounding made the highest
     return (highest & masks.flatten(1)).sum(1) / highest.sum(1)
 
 
@@ -60,15 +70,17 @@ def _in_pixels(maps: AnyMaps, masks: Masks) -> Float[Tensor, "batch pixels"]:
 
 
 def _ranked(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the pixels of each map, equal where it is constant (interpolation's rounding would rank them), and the
-    masks."""
+    """Return the pixels of each map, equal where it is constant (interpolation's rounding would
+    rank them), and the masks.
+    """
     values = _in_pixels(maps, masks).double().masked_fill(map_faults(maps).constant[:, None], 0.0)
     return values.cpu().numpy(), masks.flatten(1).cpu().numpy()
 
 
 def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
-    """Return the mean of `pointing_hits`: with the interval of an accuracy, or the bootstrap's where a map's maxima
-    tie."""
+    """Return the mean of `pointing_hits`: with the interval of an accuracy, or the bootstrap's
+    where a map's maxima tie.
+    """
     if bool(((hits == 0) | (hits == 1)).all()):
         return accuracy(hits.bool(), groups=groups)
     members = None if groups is None else groups.numpy()
@@ -76,8 +88,9 @@ def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0
 
 
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the probability that a pixel of the object is ranked above one outside it; ties count half. 0.5 is
-    chance."""
+    """Return the probability that a pixel of the object is ranked above one outside it; ties count
+    half. 0.5 is chance.
+    """
     from scipy import stats  # takes half a second to import
 
     values, inside = _ranked(maps, masks)
@@ -88,7 +101,8 @@ def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
 
 
 def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the mean precision over the object's pixels, from the highest value down; equal values are taken together.
+    """Return the mean precision over the object's pixels, from the highest value down; equal values
+    are taken together.
 
     Chance is the mask's area. As scikit-learn's average_precision_score.
     """
@@ -96,8 +110,12 @@ def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
     for values, inside in zip(*_ranked(maps, masks)):
         order = np.argsort(-values, kind="stable")
         hits = np.cumsum(inside[order])
-        last = np.flatnonzero(np.diff(values[order], append=-np.inf))  # the last of each run of equal values
-        found.append(float((np.diff(hits[last] / hits[-1], prepend=0.0) * (hits[last] / (last + 1))).sum()))
+        last = np.flatnonzero(
+            np.diff(values[order], append=-np.inf)
+        )  # the last of each run of equal values
+        found.append(
+            float((np.diff(hits[last] / hits[-1], prepend=0.0) * (hits[last] / (last + 1))).sum())
+        )
     return torch.tensor(found, dtype=torch.float32)
 
 
@@ -109,7 +127,9 @@ def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
 
 
 def pixel_accuracy(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the share of pixels that are above the map's mean inside the mask, or not above it outside."""
+    """Return the share of pixels that are above the map's mean inside the mask, or not above it
+    outside.
+    """
     return (_above_mean(maps, masks) == masks.flatten(1)).float().mean(1)
 
 
@@ -119,11 +139,15 @@ def _above_mean(maps: AnyMaps, masks: Masks) -> Bool[Tensor, "batch pixels"]:
 
 
 def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the share of the map's positive mass on the object; 0 where it has none. Chance is the mask's area."""
+    """Return the share of the map's positive mass on the object; 0 where it has none. Chance is the
+    mask's area.
+    """
     return share_of_mass(_in_pixels(maps, masks), masks.flatten(1))
 
 
-def share_of_mass(values: Float[Tensor, "batch pixels"], masks: Bool[Tensor, "batch pixels"]) -> PerImage:
+def share_of_mass(
+    values: Float[Tensor, "batch pixels"], masks: Bool[Tensor, "batch pixels"]
+) -> PerImage:
     """Return the share of the positive values that lies on the mask; 0 where there are none."""
     positive = values.clamp_min(0)
     total = positive.sum(1)
@@ -144,11 +168,12 @@ SCORES: Final[Mapping[str, Score]] = {
 def baseline_scores(
     score: Score, maps: AnyMaps, masks: Masks, *, groups: Tensor | None = None, seed: int = 0
 ) -> dict[str, PerImage]:
-    """Return the scores of maps that ignore the image, on the grid of `maps`, image by image: what a localisation must
-    exceed.
+    """Return the scores of maps that ignore the image, on the grid of `maps`, image by image: what
+    a localisation must exceed.
 
-    A uniform map; a Gaussian at the centre; the mean mask of the other images; the map of another image, drawn with
-    the seed. Others are of other groups (batch,); without any, the last two are left out.
+    A uniform map; a Gaussian at the centre; the mean mask of the other images; the map of another
+    image, drawn with the seed. Others are of other groups (batch,); without any, the last two are
+    left out.
     """
     rows, columns = maps.shape[-2:]
     found = {
@@ -161,7 +186,9 @@ def baseline_scores(
         return found
     _, group = own.unique(return_inverse=True)
     sizes = group.bincount()
-    shapes = F.adaptive_avg_pool2d(masks[:, None].float(), (min(rows, _FINEST), min(columns, _FINEST)))[:, 0]
+    shapes = F.adaptive_avg_pool2d(
+        masks[:, None].float(), (min(rows, _FINEST), min(columns, _FINEST))
+    )[:, 0]
     sums = shapes.new_zeros(len(sizes), *shapes.shape[1:]).index_add_(0, group, shapes)
     means = (shapes.sum(0) - sums) / (len(maps) - sizes)[:, None, None]
     found["the mean mask of the other images"] = score(means[group], masks)
@@ -172,8 +199,8 @@ def baseline_scores(
 def other_images(groups: Tensor, *, seed: int = 0) -> Tensor | None:
     """For each image (n,) one of another group, drawn with the seed; None where all are of one.
 
-    Images are ordered by group, then at random: the image after the end of one's own group, and as many further as
-    drawn.
+    Images are ordered by group, then at random: the image after the end of one's own group, and as
+    many further as drawn.
     """
     _, group = groups.unique(return_inverse=True)
     sizes = group.bincount()
@@ -192,14 +219,18 @@ def random_maps(count: int, grid: Size, *, seed: int = 0) -> Maps:
 
 
 def centre_maps(count: int, grid: Size) -> Maps:
-    """Return the same map for every image: a Gaussian at its centre, where the object of a photograph often is."""
+    """Return the same map for every image: a Gaussian at its centre, where the object of a
+    photograph often is.
+    """
     rows, columns = (torch.linspace(-0.5, 0.5, side + 1)[:-1] + 0.5 / side for side in grid)
     gaussian = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
     return gaussian.expand(count, *grid).clone()
 
 
 def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
-    """Return whether a mask has both an object and background; localisation is not defined otherwise."""
+    """Return whether a mask has both an object and background; localisation is not defined
+    otherwise.
+    """
     flat = masks.flatten(1)
     return flat.any(1) & ~flat.all(1)
 
@@ -219,25 +250,38 @@ class Composites:
 
     @property
     def chance(self) -> float:
-        """Return the mean share of a composite that the evidence covers: the mass that a uniform map has there."""
+        """Return the mean share of a composite that the evidence covers: the mass that a uniform
+        map has there.
+        """
         return float(self.masks.float().mean())
 
 
 def cell_mass(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the share of each map's positive mass in its cell; 0 where it has none. Chance is the cell's area.
+    """Return the share of each map's positive mass in its cell; 0 where it has none. Chance is the
+    cell's area.
 
-    The mass of a patch lies evenly on its pixels, so that a map of whole patches in the cell has 1 (bilinear
-    interpolation would move mass across the cell's edge).
+    The mass of a patch lies evenly on its pixels, so that a map of whole patches in the cell has 1
+    (bilinear interpolation would move mass across the cell's edge).
     """
-    large = F.interpolate(maps.double().unsqueeze(1), size=masks.shape[-2:], mode="nearest-exact").flatten(1)
+    large = F.interpolate(
+        maps.double().unsqueeze(1), size=masks.shape[-2:], mode="nearest-exact"
+    ).flatten(1)
     return share_of_mass(large, masks.flatten(1)).float()
 
 
-COMPOSITE_SCORES: Final[Mapping[str, Score]] = {"mass": cell_mass, "pointing": pointing_hits, "roc_auc": roc_auc}
+COMPOSITE_SCORES: Final[Mapping[str, Score]] = {
+    "mass": cell_mass,
+    "pointing": pointing_hits,
+    "roc_auc": roc_auc,
+}
 
 
-def confident_images(logits: Logits, labels: Labels, *, least: float = CONFIDENT) -> Int[Tensor, " usable"]:
-    """Return the images that are classified as their label with at least this probability, in their order."""
+def confident_images(
+    logits: Logits, labels: Labels, *, least: float = CONFIDENT
+) -> Int[Tensor, " usable"]:
+    """Return the images that are classified as their label with at least this probability, in their
+    order.
+    """
     found = logits.float().softmax(-1)
     own = labels.to(logits.device)
     sure = found.gather(1, own[:, None]).squeeze(1) >= least
@@ -245,7 +289,9 @@ def confident_images(logits: Logits, labels: Labels, *, least: float = CONFIDENT
 
 
 def recognised(logits: Logits, targets: Labels, parts: int) -> Bool[Tensor, " batch"]:
-    """Return whether each target is among the most probable classes of its composite, as many as it has parts."""
+    """Return whether each target is among the most probable classes of its composite, as many as it
+    has parts.
+    """
     most = logits.topk(min(parts, logits.shape[1]), dim=1).indices
     return (most == targets.to(most.device)[:, None]).any(1).cpu()
 
@@ -259,7 +305,8 @@ def mosaics(
     count: int = COMPOSITES,
     seed: int = 0,
 ) -> Composites:
-    """At most count mosaics of side x side images of distinct classes, in the images' size; every cell is explained.
+    """At most count mosaics of side x side images of distinct classes, in the images' size; every
+    cell is explained.
 
     Raises InputError for fewer distinct classes than cells.
     """
@@ -267,20 +314,32 @@ def mosaics(
     drawn = _drawn(labels, count, cells, seed)
     canvas = images.new_zeros(len(drawn), *images.shape[1:])
     masks = torch.zeros(cells, *images.shape[-2:], dtype=torch.bool)
-    ends = ([round(extent * part / side) for part in range(side + 1)] for extent in images.shape[-2:])
+    ends = (
+        [round(extent * part / side) for part in range(side + 1)] for extent in images.shape[-2:]
+    )
     rows, columns = (list(pairwise(each)) for each in ends)  # as equal as whole pixels can be
     for cell in range(cells):
         (top, bottom), (left, right) = rows[cell // side], columns[cell % side]
-        canvas[..., top:bottom, left:right] = _shrunk(images[drawn[:, cell]], (bottom - top, right - left))
+        canvas[..., top:bottom, left:right] = _shrunk(
+            images[drawn[:, cell]], (bottom - top, right - left)
+        )
         masks[cell, top:bottom, left:right] = True
     which = torch.arange(len(drawn)).repeat_interleave(cells)
-    return Composites(canvas, which, labels.cpu()[drawn].flatten(), masks.repeat(len(drawn), 1, 1), drawn)
+    return Composites(
+        canvas, which, labels.cpu()[drawn].flatten(), masks.repeat(len(drawn), 1, 1), drawn
+    )
 
 
 def embedded(
-    images: Images, labels: Labels, _masks: Masks | None = None, *, count: int = COMPOSITES, seed: int = 0
+    images: Images,
+    labels: Labels,
+    _masks: Masks | None = None,
+    *,
+    count: int = COMPOSITES,
+    seed: int = 0,
 ) -> Composites:
-    """At most count images, shrunk to half their sides, each at a random place on an image of another class.
+    """At most count images, shrunk to half their sides, each at a random place on an image of
+    another class.
 
     Raises InputError for fewer than two classes.
     """
@@ -299,9 +358,11 @@ def embedded(
     return Composites(canvas, torch.arange(len(drawn)), labels.cpu()[drawn[:, 0]], masks, drawn)
 
 
-def pasted(images: Images, labels: Labels, masks: Masks, *, count: int = COMPOSITES, seed: int = 0) -> Composites:
-    """At most count objects, each on the background of another class, from which its own object is imputed with a rim,
-    as a mask's edge leaves some of its object's outline.
+def pasted(
+    images: Images, labels: Labels, masks: Masks, *, count: int = COMPOSITES, seed: int = 0
+) -> Composites:
+    """At most count objects, each on the background of another class, from which its own object is
+    imputed with a rim, as a mask's edge leaves some of its object's outline.
 
     Raises InputError for fewer than two classes of images with an object and background.
     """
@@ -310,10 +371,14 @@ def pasted(images: Images, labels: Labels, masks: Masks, *, count: int = COMPOSI
     objects, others = (masks.to(images.device)[drawn[:, part]] for part in (0, 1))
     reach = -(-min(masks.shape[-2:]) // _RIM)
     wide = F.max_pool2d(others.float().unsqueeze(1), 2 * reach + 1, stride=1, padding=reach) > 0
-    holes = torch.where(wide.flatten(1).all(1).view(-1, 1, 1, 1), others.unsqueeze(1), wide)  # something must be left
+    holes = torch.where(
+        wide.flatten(1).all(1).view(-1, 1, 1, 1), others.unsqueeze(1), wide
+    )  # something must be left
     ground = imputed(images[drawn[:, 1]], holes, noise=0.0)
     canvas = torch.where(objects.unsqueeze(1), images[drawn[:, 0]], ground)
-    return Composites(canvas, torch.arange(len(drawn)), labels.cpu()[drawn[:, 0]], objects.cpu(), drawn)
+    return Composites(
+        canvas, torch.arange(len(drawn)), labels.cpu()[drawn[:, 0]], objects.cpu(), drawn
+    )
 
 
 def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "composites parts"]:
@@ -323,7 +388,9 @@ def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "co
     """
     classes = labels.tolist()
     if len(set(classes)) < parts:
-        raise InputError(f"expected images of at least {parts} distinct classes, found {len(set(classes))}")
+        raise InputError(
+            f"expected images of at least {parts} distinct classes, found {len(set(classes))}"
+        )
     generator = torch.Generator().manual_seed(seed)
     used = torch.zeros(len(classes))
     draws = dict[tuple[int, ...], None]()
@@ -334,7 +401,9 @@ def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "co
         for index in order:
             by_class.setdefault(classes[index], index)
         chosen = list(by_class.values())[:parts]
-        shuffled = tuple(chosen[place] for place in torch.randperm(parts, generator=generator).tolist())
+        shuffled = tuple(
+            chosen[place] for place in torch.randperm(parts, generator=generator).tolist()
+        )
         repeats = repeats + 1 if shuffled in draws else 0
         draws[shuffled] = None
         used[list(shuffled)] += 1
@@ -342,4 +411,6 @@ def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "co
 
 
 def _shrunk(images: Images, size: Size) -> Float[Tensor, "batch 3 _ _"]:
-    return F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False).clamp(0, 1)
+    return F.interpolate(
+        images, size=size, mode="bilinear", antialias=True, align_corners=False
+    ).clamp(0, 1)

@@ -1,14 +1,16 @@
-"""Deletion and insertion: the target's probability as the patches that a map ranks highest, or lowest, are removed.
+"""Deletion and insertion: the target's probability as the patches that a map ranks highest, or
+lowest, are removed.
 
-Patches are removed by rank, most relevant first (deletion, MoRF) and least relevant first (LeRF). Removing the least
-relevant patches is the same as inserting the most relevant ones into the substrate, so insertion is LeRF in reverse,
-and its area is the same (Petsiuk 2018; Tomsett 2020; Blücher 2024 for the difference of the two). With imputed patches
-it is ROAD (Rong 2022), in which the shape of a mask reveals nothing.
+Patches are removed by rank, most relevant first (deletion, MoRF) and least relevant first (LeRF).
+Removing the least relevant patches is the same as inserting the most relevant ones into the
+substrate, so insertion is LeRF in reverse, and its area is the same (Petsiuk 2018; Tomsett 2020;
+Blücher 2024 for the difference of the two). With imputed patches it is ROAD (Rong 2022), in which
+the shape of a mask reveals nothing.
 
-Many variants of many images are computed in one batch, each once. Where a model embeds each patch separately, clean and
-replaced patches are embedded once and the variants are assembled from tokens; the last block is computed only for the
-token that the classifier reads. Otherwise (CNNs, windows) the variants are assembled from pixels. Both give the same
-logits.
+Many variants of many images are computed in one batch, each once. Where a model embeds each patch
+separately, clean and replaced patches are embedded once and the variants are assembled from tokens;
+the last block is computed only for the token that the classifier reads. Otherwise (CNNs, windows)
+the variants are assembled from pixels. Both give the same logits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,14 +40,23 @@ STEPS = 20  # from no patch to all, about 5 % of the patches each
 SHARES = (0.2, 0.4, 0.6, 0.8)  # of the patches removed, in ROAD
 BLUR = 1 / 8  # standard deviation of the blur as a share of the image's shorter side
 _LOGITS = 20_000_000  # held at a time
-_WORKING_SET = {"cpu": 12 << 20}  # bytes of the widest tensor of one forward pass that fit a processor's cache
+_WORKING_SET = {
+    "cpu": 12 << 20
+}  # bytes of the widest tensor of one forward pass that fit a processor's cache
 _LARGE_WORKING_SET = 512 << 20
 
 NOISE = 0.01  # standard deviation, of pixels in [0, 1]
 TOLERANCE = 1e-3  # of pixels in [0, 1]: a quarter of one step of an 8-bit image
-_ENLARGE = (0.25, 0.75, 0.75, 0.25)  # linear interpolation between the centres of cells twice as wide
+_ENLARGE = (
+    0.25,
+    0.75,
+    0.75,
+    0.25,
+)  # linear interpolation between the centres of cells twice as wide
 _ROUNDS = 500
-_AT_ONCE = 2**20  # unknowns solved for at once: with an iteration's other tensors they fit a processor's cache
+_AT_ONCE = (
+    2**20
+)  # unknowns solved for at once: with an iteration's other tensors they fit a processor's cache
 _COARSEST = 8  # pixels a side up to which no coarser grid is made
 _SWEEPS = 8  # on the coarsest grid
 
@@ -58,20 +69,31 @@ OneEach = Float[Tensor, "batch 1 height width"]
 
 
 def substrate_images(images: Images, substrate: Substrate) -> Images:
-    """Return the images that replace removed patches: blurred (by an eighth of the shorter side), of the mean colour,
-    or black."""
+    """Return the images that replace removed patches: blurred (by an eighth of the shorter side),
+    of the mean colour, or black.
+    """
     if substrate == "blur":
         return blurred(images, BLUR * min(images.shape[-2:]))
-    return images.mean((2, 3), keepdim=True).expand_as(images) if substrate == "mean" else torch.zeros_like(images)
+    return (
+        images.mean((2, 3), keepdim=True).expand_as(images)
+        if substrate == "mean"
+        else torch.zeros_like(images)
+    )
 
 
 def blurred(images: Images, sigma: float) -> Images:
-    """Images under a Gaussian blur of standard deviation sigma (px), truncated at 3 sigma, mirrored at the edges."""
+    """Images under a Gaussian blur of standard deviation sigma (px), truncated at 3 sigma, mirrored
+    at the edges.
+    """
     for axis in (2, 3):
         radius = min(int(3 * sigma + 0.5), images.shape[axis] - 1)
         places = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
         kernel = torch.exp(-(places**2) / (2 * sigma**2))
-        kernel = (kernel / kernel.sum()).view(1, 1, -1, 1) if axis == 2 else (kernel / kernel.sum()).view(1, 1, 1, -1)
+        kernel = (
+            (kernel / kernel.sum()).view(1, 1, -1, 1)
+            if axis == 2
+            else (kernel / kernel.sum()).view(1, 1, 1, -1)
+        )
         room = (0, 0, radius, radius) if axis == 2 else (radius, radius, 0, 0)
         padded = F.pad(images, room, mode="reflect")
         images = F.conv2d(padded, kernel.expand(3, 1, *kernel.shape[2:]), groups=3)
@@ -79,28 +101,34 @@ def blurred(images: Images, sigma: float) -> Images:
 
 
 def has_substrate(model: Model, substrate: str) -> bool:
-    """Return True if a model's patches can be removed in this way: only some models can do without their tokens."""
+    """Return True if a model's patches can be removed in this way: only some models can do without
+    their tokens.
+    """
     entry = entry_of(model) if substrate == "absent" else None
     return substrate != "absent" or (entry is not None and entry.only_tokens)
 
 
 def require_substrate(model: Model, substrate: str) -> None:
-    """Raise UnknownNameError for an unknown substrate, UnsupportedError for one that the model does not support."""
+    """Raise UnknownNameError for an unknown substrate, UnsupportedError for one that the model does
+    not support.
+    """
     if substrate not in SUBSTRATES:
         raise UnknownNameError("substrate", substrate, SUBSTRATES)
     if not has_substrate(model, substrate):
         raise UnsupportedError(
-            f"expected a model whose patches can be left out of the sequence, found {model.alias}; try the "
+            f"expected a model whose patches can be left out of the sequence, found {model.alias}; "
+            "try the "
             "substrate blur"
         )
 
 
 class Variants:
-    """Images whose patches can be removed: what does not depend on which are removed is computed once.
+    """Images whose patches can be removed: what does not depend on which are removed is computed
+    once.
 
-    substrate: what replaces a removed patch; "absent": nothing, its token is left out (a variant needs at least one
-    patch). batch_size: variants in one forward pass (None: chosen to fit); seed: of the noise of imputed patches.
-    Raises UnknownNameError or UnsupportedError.
+    substrate: what replaces a removed patch; "absent": nothing, its token is left out (a variant
+    needs at least one patch). batch_size: variants in one forward pass (None: chosen to fit); seed:
+    of the noise of imputed patches. Raises UnknownNameError or UnsupportedError.
     """
 
     @torch.no_grad()
@@ -128,7 +156,9 @@ class Variants:
         if self._entry is not None:
             with evaluating(model), quick_layers(model):
                 kinds = [self._entry.tokens(model, each) for each in kinds]
-        self._kinds = torch.stack(kinds)  # (kinds, batch, ...): images or their tokens, clean and replaced
+        self._kinds = torch.stack(
+            kinds
+        )  # (kinds, batch, ...): images or their tokens, clean and replaced
 
     @torch.no_grad()
     def logits(self, which: Which, removed: Removed) -> Float[Tensor, "variants classes"]:
@@ -174,12 +204,18 @@ class Variants:
         places = torch.arange(tokens, device=self.device)
         lengths = tokens - removed.sum(1) if absent else torch.full_like(which, tokens)
         with quick_layers(self._model):
-            for length, count in zip(*(each.tolist() for each in lengths.unique_consecutive(return_counts=True))):
-                size = max(1, most * tokens // length)  # the shorter the sequences, the larger the batch
+            for length, count in zip(
+                *(each.tolist() for each in lengths.unique_consecutive(return_counts=True))
+            ):
+                size = max(
+                    1, most * tokens // length
+                )  # the shorter the sequences, the larger the batch
                 for own, gone in zip(which[:count].split(size), removed[:count].split(size)):
                     masked = F.pad(gone, (prefix, 0))
                     if absent:
-                        rows = own[:, None] * tokens + places.expand_as(masked)[~masked].view(-1, length)
+                        rows = own[:, None] * tokens + places.expand_as(masked)[~masked].view(
+                            -1, length
+                        )
                     else:
                         rows = (masked * images + own[:, None]) * tokens + places
                     yield self._entry.logits(self._model, F.embedding(rows, table))
@@ -188,10 +224,14 @@ class Variants:
 
 
 def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
-    """Images resized to the model's own size as the model does, so that patches of pixels match its patches."""
+    """Images resized to the model's own size as the model does, so that patches of pixels match its
+    patches.
+    """
     if tuple(images.shape[-2:]) == tuple(model.input_size):
         return images
-    return F.interpolate(images, size=model.input_size, mode="bilinear", antialias=True, align_corners=False)
+    return F.interpolate(
+        images, size=model.input_size, mode="bilinear", antialias=True, align_corners=False
+    )
 
 
 def pixel_masks(removed: Removed, grid: Size, size: Size) -> Bool[Tensor, "variants 1 h w"]:
@@ -200,8 +240,9 @@ def pixel_masks(removed: Removed, grid: Size, size: Size) -> Bool[Tensor, "varia
 
 
 def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " different"], Which]:
-    """Return the first index of each distinct variant (different,), and for every variant the index of its distinct
-    one."""
+    """Return the first index of each distinct variant (different,), and for every variant the index
+    of its distinct one.
+    """
     bits = np.packbits(removed.cpu().numpy(), axis=1)
     names = which.cpu().numpy().astype(np.int64).view(np.uint8).reshape(len(which), -1)
     rows = np.ascontiguousarray(np.concatenate([names, bits], 1))
@@ -214,45 +255,58 @@ def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " dif
 class RemovalCurve:
     """What the model says of the target as patches are removed."""
 
-    shares: Float[Tensor, " points"]  # of the patches removed, from 0 to 1; with "absent" to all but one patch
+    shares: Float[
+        Tensor, " points"
+    ]  # of the patches removed, from 0 to 1; with "absent" to all but one patch
     probability: Float[Tensor, "batch points"]  # of the target, a fraction
     kept: Bool[Tensor, "batch points"]  # whether the target is predicted
     logit: Float[Tensor, "batch points"]  # of the target
     predicted: Int[Tensor, "batch points"]  # the class
 
     def area(self, values: Tensor) -> PerImage:
-        """Return the area under one of the curves (batch, points) of each image (trapezoidal), over the range of
-        shares."""
+        """Return the area under one of the curves (batch, points) of each image (trapezoidal), over
+        the range of shares.
+        """
         if len(self.shares) == 1:
             return values[:, 0].float()
-        return torch.trapezoid(values.float(), self.shares, dim=1) / (self.shares[-1] - self.shares[0])
+        return torch.trapezoid(values.float(), self.shares, dim=1) / (
+            self.shares[-1] - self.shares[0]
+        )
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """The removal curves of one method: deletion (most relevant first) and least_first (insertion in reverse)."""
+    """The removal curves of one method: deletion (most relevant first) and least_first (insertion
+    in reverse).
+    """
 
     deletion: RemovalCurve
     least_first: RemovalCurve
 
     @property
     def insertion(self) -> RemovalCurve:
-        """Return the curve of inserting the most relevant patches first; its shares are of the patches inserted."""
+        """Return the curve of inserting the most relevant patches first; its shares are of the
+        patches inserted.
+        """
         curve = self.least_first
         values = (curve.probability, curve.kept, curve.logit, curve.predicted)
         return RemovalCurve((1 - curve.shares).flip(0), *(each.flip(1) for each in values))
 
     @property
     def gaps(self) -> PerImage:
-        """Area of insertion minus area of deletion, per image: 0 for a random order, greater is better; of ROAD, LeRF
-        minus MoRF (grad-cam's combined score is half of it)."""
-        return self.least_first.area(self.least_first.probability) - self.deletion.area(self.deletion.probability)
+        """Area of insertion minus area of deletion, per image: 0 for a random order, greater is
+        better; of ROAD, LeRF minus MoRF (grad-cam's combined score is half of it).
+        """
+        return self.least_first.area(self.least_first.probability) - self.deletion.area(
+            self.deletion.probability
+        )
 
     @property
     def values(self) -> dict[str, PerImage]:
-        """Return every number of an image, by its name in the league. deletion, insertion: areas under the probability;
-        gap; the same under whether the target is still predicted (with labels as targets, the accuracy);
-        relevance_gain: the symmetric relevance gain (Blücher 2024), LeRF minus MoRF of the target's logit, in logits.
+        """Return every number of an image, by its name in the league. deletion, insertion: areas
+        under the probability; gap; the same under whether the target is still predicted (with
+        labels as targets, the accuracy); relevance_gain: the symmetric relevance gain (Blücher
+        2024), LeRF minus MoRF of the target's logit, in logits.
 
         Unlike a probability, a logit does not saturate where the model is confident.
         """
@@ -280,39 +334,55 @@ def faithfulness(
     batch_size: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[Faithfulness, ...]:
-    """Return the curves of several methods' maps (batch, rows, columns), raw, of the same images and targets.
+    """Return the curves of several methods' maps (batch, rows, columns), raw, of the same images
+    and targets.
 
-    Images are processed a few at a time, all orders of an image together, so that variants that several curves share
-    (the whole image, the empty one, the same patches removed) are computed once. steps: from no patch to all (None:
-    patch by patch); imputed patches are removed by SHARES. Maps of another resolution than `removal_grid` are resampled
-    to it. advance: called with the number of images just done. Raises InputError for maps that do not fit or are not
-    finite.
+    Images are processed a few at a time, all orders of an image together, so that variants that
+    several curves share (the whole image, the empty one, the same patches removed) are computed
+    once. steps: from no patch to all (None: patch by patch); imputed patches are removed by SHARES.
+    Maps of another resolution than `removal_grid` are resampled to it. advance: called with the
+    number of images just done. Raises InputError for maps that do not fit or are not finite.
     """
     grid = removal_grid(model)
     patches = grid[0] * grid[1]
     if substrate == "imputed":
         counts = torch.tensor(sorted({round(share * patches) for share in SHARES}))
         if int(counts[-1]) >= patches:
-            raise InputError(f"expected patches that are left to fill others in from, found {patches} in an image")
+            raise InputError(
+                f"expected patches that are left to fill others in from, found {patches} in an "
+                "image"
+            )
     else:
         counts = removal_counts(patches, steps, keep_one=substrate == "absent")
     orders = [
-        order for own in maps for order in both_orders(own.to(images.device), grid, images=len(images), seed=seed)
+        order
+        for own in maps
+        for order in both_orders(own.to(images.device), grid, images=len(images), seed=seed)
     ]
     points = len(counts)
     below = counts.to(images.device)[:, None]
     parts: list[list[tuple[Tensor, ...]]] = [[] for _ in orders]
     at_once = max(1, _LOGITS // (points * max(1, len(orders)) * len(model.classes)))
     for batch in torch.arange(len(images), device=images.device).split(at_once):
-        removed = torch.cat([order[batch].unsqueeze(1) < below for order in orders])  # orders x images, points, patches
-        which = torch.arange(len(batch), device=images.device).repeat(len(orders)).repeat_interleave(points)
-        variants = Variants(model, images[batch], substrate=substrate, batch_size=batch_size, seed=seed)
+        removed = torch.cat(
+            [order[batch].unsqueeze(1) < below for order in orders]
+        )  # orders x images, points, patches
+        which = (
+            torch.arange(len(batch), device=images.device)
+            .repeat(len(orders))
+            .repeat_interleave(points)
+        )
+        variants = Variants(
+            model, images[batch], substrate=substrate, batch_size=batch_size, seed=seed
+        )
         logits = variants.logits(which, removed.flatten(0, 1))
         own = targets[batch.to(targets.device)].to(logits.device)[:, None]
         for found, answers in zip(parts, logits.view(len(orders), len(batch), points, -1)):
             index = own.unsqueeze(-1).expand(-1, points, -1)
             predicted = answers.argmax(-1)
-            chosen, logit = (each.gather(2, index).squeeze(-1) for each in (answers.softmax(-1), answers))
+            chosen, logit = (
+                each.gather(2, index).squeeze(-1) for each in (answers.softmax(-1), answers)
+            )
             found.append(tuple(each.cpu() for each in (chosen, predicted == own, logit, predicted)))
         advance(len(batch))
     shares = (counts / patches).float()
@@ -321,24 +391,31 @@ def faithfulness(
 
 
 def both_orders(maps: AnyMaps, grid: Size, *, images: int, seed: int = 0) -> tuple[Ranks, Ranks]:
-    """Return the rank of each patch when the most relevant is removed first, and when the least relevant is.
+    """Return the rank of each patch when the most relevant is removed first, and when the least
+    relevant is.
 
-    Ties are broken at random, by the seed, in the same way in both: the second order is the first reversed. Raises
-    InputError for maps of other images or with values that are not finite.
+    Ties are broken at random, by the seed, in the same way in both: the second order is the first
+    reversed. Raises InputError for maps of other images or with values that are not finite.
     """
     if len(maps) != images:
         raise InputError(f"expected a map for each of {images} images, found {len(maps)}")
     broken = (~maps.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
     if broken:
-        raise InputError(f"expected finite maps, found NaN or infinity in {len(broken)} (image {broken[0]}, ...)")
+        raise InputError(
+            f"expected finite maps, found NaN or infinity in {len(broken)} (image {broken[0]}, ...)"
+        )
     values = on_grid(maps.float(), grid).flatten(1)
-    shuffled = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed)).to(values.device)
+    shuffled = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed)).to(
+        values.device
+    )
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
     ranks = order.argsort(1)
     return ranks, values.shape[1] - 1 - ranks
 
 
-def removal_counts(patches: int, steps: int | None, *, keep_one: bool = False) -> Int[Tensor, " points"]:
+def removal_counts(
+    patches: int, steps: int | None, *, keep_one: bool = False
+) -> Int[Tensor, " points"]:
     """Numbers of removed patches, evenly from 0 to all, symmetric between the two ends."""
     if steps is not None and steps < 1:
         raise InputError(f"expected at least 1 step, found {steps}")
@@ -349,26 +426,34 @@ def removal_counts(patches: int, steps: int | None, *, keep_one: bool = False) -
 
 
 def imputed(images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0) -> Images:
-    """Images with their holes imputed from the surrounding pixels to TOLERANCE, and noise of this standard deviation in
-    the holes, the same for every image, so that results do not depend on the batch.
+    """Images with their holes imputed from the surrounding pixels to TOLERANCE, and noise of this
+    standard deviation in the holes, the same for every image, so that results do not depend on the
+    batch.
 
-    Noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6 for the four adjacent,
-    1/12 for the four diagonal ones; at the image's edge, of those that exist), plus a little noise. The linear system
-    of many images is solved at once by conjugate gradients, as it is symmetric, and positive definite where any pixel
-    is known. Each iteration is preconditioned by one multigrid cycle, so that the number of iterations does not grow
-    with the size of the holes. Raises InputError for an image without any pixel left.
+    Noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6
+    for the four adjacent, 1/12 for the four diagonal ones; at the image's edge, of those that
+    exist), plus a little noise. The linear system of many images is solved at once by conjugate
+    gradients, as it is symmetric, and positive definite where any pixel is known. Each iteration is
+    preconditioned by one multigrid cycle, so that the number of iterations does not grow with the
+    size of the holes. Raises InputError for an image without any pixel left.
     """
     if bool(holes.flatten(1).all(1).any()):
         raise InputError("expected images with some pixels left, found one without any")
     at_once = max(1, _AT_ONCE // images[0].numel()) if images.device.type == "cpu" else len(images)
-    filled = torch.cat([_solved(*part) for part in zip(images.split(at_once), holes.split(at_once))])
-    grain = torch.randn(1, *images.shape[1:], generator=torch.Generator().manual_seed(seed)).to(images)
+    filled = torch.cat(
+        [_solved(*part) for part in zip(images.split(at_once), holes.split(at_once))]
+    )
+    grain = torch.randn(1, *images.shape[1:], generator=torch.Generator().manual_seed(seed)).to(
+        images
+    )
     return torch.where(holes, (filled + noise * grain).clamp(0, 1), images)
 
 
 @dataclass(frozen=True)
 class _Level:
-    """One grid of the multigrid cycle: inside is 1 in holes; weight: the sum of the weights of existing neighbours."""
+    """One grid of the multigrid cycle: inside is 1 in holes; weight: the sum of the weights of
+    existing neighbours.
+    """
 
     inside: OneEach
     weight: Float[Tensor, "1 1 height width"]
@@ -379,8 +464,11 @@ class _Level:
 
 
 def _solved(images: Images, holes: Holes) -> Images:
-    """Conjugate gradients on (D - W) x = W known, in the holes only; separately for every image and channel."""
-    # the grid and coarser ones, halved while both sides are even; a coarse cell is a hole if all of it is
+    """Conjugate gradients on (D - W) x = W known, in the holes only; separately for every image and
+    channel.
+    """
+    # the grid and coarser ones, halved while both sides are even; a coarse cell is a hole if all of
+    # it is
     inside = [holes.to(images.dtype)]
     while min(size := inside[-1].shape[-2:]) > _COARSEST and not any(side % 2 for side in size):
         inside.append((F.avg_pool2d(inside[-1], 2) == 1).to(images.dtype))
@@ -406,10 +494,11 @@ def _solved(images: Images, holes: Holes) -> Images:
 
 
 def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
-    """Return one multigrid V-cycle for the error of a residual: symmetric, as conjugate gradients require.
+    """Return one multigrid V-cycle for the error of a residual: symmetric, as conjugate gradients
+    require.
 
-    A Jacobi step, a division by the weight, removes at least two thirds of the error that a coarser grid cannot
-    represent.
+    A Jacobi step, a division by the weight, removes at least two thirds of the error that a coarser
+    grid cannot represent.
     """
     level = levels[0]
     coarser = levels[1:]
@@ -422,12 +511,18 @@ def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
     kernel = torch.outer(line, line).expand(residual.shape[1], 1, 4, 4)
     channels = residual.shape[1]
 
-    def larger(values: Grid, groups: int = channels) -> Grid:  # by 2, linearly interpolated; zero beyond the edge
+    def larger(
+        values: Grid, groups: int = channels
+    ) -> Grid:  # by 2, linearly interpolated; zero beyond the edge
         return F.conv_transpose2d(values, kernel[:groups], stride=2, padding=1, groups=groups)
 
-    shares = larger(torch.ones_like(level.inside[:1, :, ::2, ::2]), 1)  # below 1 at the image's edge
+    shares = larger(
+        torch.ones_like(level.inside[:1, :, ::2, ::2]), 1
+    )  # below 1 at the image's edge
     left = (residual - level.times(x)) / shares
-    smaller = F.conv2d(left, kernel, stride=2, padding=1, groups=channels)  # the transpose, as symmetry requires
+    smaller = F.conv2d(
+        left, kernel, stride=2, padding=1, groups=channels
+    )  # the transpose, as symmetry requires
     x = x + level.inside * larger(_cycle(coarser, smaller * coarser[0].inside)) / shares
     return x + (residual - level.times(x)) / level.weight
 
@@ -435,8 +530,8 @@ def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
 def _neighbours(values: Grid) -> Grid:
     """Return the weighted sum of each pixel's neighbours, zero beyond the edge.
 
-    The kernel is (1, 2, 1) x (1, 2, 1) / 12 without its middle, computed separably, as a depthwise convolution is many
-    times slower on CPUs.
+    The kernel is (1, 2, 1) x (1, 2, 1) / 12 without its middle, computed separably, as a depthwise
+    convolution is many times slower on CPUs.
     """
     wide = F.pad(values, (1, 1, 1, 1))
     down = (wide[..., :-2, :] + wide[..., 2:, :]).add_(wide[..., 1:-1, :], alpha=2)
@@ -449,7 +544,9 @@ def _dot(first: Grid, second: Grid) -> Float[Tensor, "batch channels 1 1"]:
 
 
 def _rough(images: Images, known: OneEach) -> Images:
-    """Return an initial guess: holes filled from means of known pixels at successively coarser resolutions."""
+    """Return an initial guess: holes filled from means of known pixels at successively coarser
+    resolutions.
+    """
     height, width = images.shape[-2:]
     if bool(known.flatten(1).all()) or min(height, width) < 2:
         return images

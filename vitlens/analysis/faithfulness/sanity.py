@@ -1,11 +1,13 @@
-"""Two sanity checks of a method: its maps must change with the model's weights, and move with the image.
+"""Two sanity checks of a method: its maps must change with the model's weights, and move with the
+image.
 
-Randomisation (Adebayo 2018): weights are randomised cumulatively from the head down, and the maps before and after are
-compared by rank correlation. A method whose maps hardly change depends on the image, not on the model.
+Randomisation (Adebayo 2018): weights are randomised cumulatively from the head down, and the maps
+before and after are compared by rank correlation. A method whose maps hardly change depends on the
+image, not on the model.
 
-Stability: the map of an image shifted by at most a pixel, or flipped, is compared with the map of the image, changed in
-the same way: for a method that follows the change exactly the two are equal, also where a shift interpolates.
-checks.py has the rules.
+Stability: the map of an image shifted by at most a pixel, or flipped, is compared with the map of
+the image, changed in the same way: for a method that follows the change exactly the two are equal,
+also where a shift interpolates. checks.py has the rules.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -49,7 +51,9 @@ class Randomisation:
     """The similarity of maps before and after."""
 
     names: tuple[str, ...]  # of the stages from the head down, each including those before
-    correlation: Float[Tensor, "stages batch"]  # 0 where the map after is constant, NaN where the map before is
+    correlation: Float[
+        Tensor, "stages batch"
+    ]  # 0 where the map after is constant, NaN where the map before is
     kept: Bool[Tensor, "stages batch"]  # which images keep the prediction of the trained model
 
     @property
@@ -59,26 +63,37 @@ class Randomisation:
 
     @property
     def values(self) -> dict[str, PerImage]:
-        """Return every number of an image that is usable, by its name in the league. randomisation: the correlation
-        with all weights randomised; cascade: the mean over all stages, which count alike: 1 for maps that never change,
-        about 0 for maps that change with the head already."""
+        """Return every number of an image that is usable, by its name in the league. randomisation:
+        the correlation with all weights randomised; cascade: the mean over all stages, which count
+        alike: 1 for maps that never change, about 0 for maps that change with the head already.
+        """
         return {"randomisation": self.usable[-1], "cascade": self.usable.mean(0)}
 
     def groups_of_usable(self, groups: Tensor | None) -> Tensor | None:
-        """Return the groups of the usable images; groups: of all images, of which the first ones are compared."""
+        """Return the groups of the usable images; groups: of all images, of which the first ones
+        are compared.
+        """
         if groups is None:
             return None
         return groups[: self.correlation.shape[1]][~self.correlation[-1].isnan()]
 
     def stages(self, *, groups: Tensor | None = None, seed: int = 0) -> list[Stage]:
-        """Return the mean correlation of every stage with its interval, and the share of predictions that stay.
+        """Return the mean correlation of every stage with its interval, and the share of
+        predictions that stay.
 
         groups (n,): of images that share a source.
         """
         if not self.usable.shape[1]:
             return [Stage(name, None) for name in self.names]
         shares = self.kept.float().mean(1).tolist()
-        means = estimates(self.usable, groups=self.groups_of_usable(groups), seed=seed, unit="", least=-1.0, most=1.0)
+        means = estimates(
+            self.usable,
+            groups=self.groups_of_usable(groups),
+            seed=seed,
+            unit="",
+            least=-1.0,
+            most=1.0,
+        )
         return [Stage(*each) for each in zip(self.names, means, shares)]
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
@@ -96,11 +111,12 @@ def randomisation(
     before: Maps | None = None,
     seed: int = 0,
 ) -> Randomisation:
-    """Compare the maps of a method before and after the weights are randomised, stage by stage, for the same targets.
+    """Compare the maps of a method before and after the weights are randomised, stage by stage, for
+    the same targets.
 
-    kept: of `predictions_kept`, the same for every method; before: the maps of the trained model, where they are known.
-    The weights are restored on return and after an exception. Raises InputError where the method's maps of the model
-    are not finite.
+    kept: of `predictions_kept`, the same for every method; before: the maps of the trained model,
+    where they are known. The weights are restored on return and after an exception. Raises
+    InputError where the method's maps of the model are not finite.
     """
     before = explain(model, images, targets) if before is None else before
     if not bool(before.isfinite().all()):
@@ -111,14 +127,21 @@ def randomisation(
     for names in stages.values():
         with randomised(model, names, seed=seed):
             after = explain(model, images, targets)
-        rows.append(spearman(before, after.nan_to_num(0.0, 0.0, 0.0)).nan_to_num(0.0).masked_fill(constant, torch.nan))
+        rows.append(
+            spearman(before, after.nan_to_num(0.0, 0.0, 0.0))
+            .nan_to_num(0.0)
+            .masked_fill(constant, torch.nan)
+        )
     return Randomisation(tuple(stages), torch.stack(rows), kept)
 
 
 @torch.no_grad()
-def predictions_kept(model: Model, images: Images, *, seed: int = 0) -> Bool[Tensor, "stages batch"]:
-    """Return which images keep their predicted class when the weights are randomised, by the stages of `randomisation`:
-    a map can be expected to change only where the model does."""
+def predictions_kept(
+    model: Model, images: Images, *, seed: int = 0
+) -> Bool[Tensor, "stages batch"]:
+    """Return which images keep their predicted class when the weights are randomised, by the stages
+    of `randomisation`: a map can be expected to change only where the model does.
+    """
     predicted = []
     for names in ((), *cascade(model).values()):
         with randomised(model, names, seed=seed), evaluating(model), quick_passes(model):
@@ -128,18 +151,21 @@ def predictions_kept(model: Model, images: Images, *, seed: int = 0) -> Bool[Ten
 
 
 def cascade(model: Model) -> dict[str, tuple[str, ...]]:
-    """Return the parameters that are randomised at each stage, which includes all before it: those after the blocks,
-    the blocks in PARTS from the last on, those before the blocks.
+    """Return the parameters that are randomised at each stage, which includes all before it: those
+    after the blocks, the blocks in PARTS from the last on, those before the blocks.
 
-    A parameter outside the blocks counts where a forward pass uses it last: after the last block, before the first, or
-    with the block that follows. Raises InputError for a model without blocks.
+    A parameter outside the blocks counts where a forward pass uses it last: after the last block,
+    before the first, or with the block that follows. Raises InputError for a model without blocks.
     """
     blocks = model.anatomy.blocks
     names = [name for name, _ in model.module.named_parameters()]
     members = {block: [name for name in names if name.startswith(f"{block}.")] for block in blocks}
     inside = {name for of_block in members.values() for name in of_block}
     if not inside:
-        raise InputError(f"expected a model of blocks to randomise from the head down, found none in {model.alias}")
+        raise InputError(
+            "expected a model of blocks to randomise from the head down, found none in "
+            f"{model.alias}"
+        )
     before = blocks_before(model)
     head = list[str]()
     embedding = list[str]()
@@ -169,7 +195,9 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
 
 @per_model
 def blocks_before(model: Model) -> dict[str, int]:
-    """Return the number of blocks that have run when a forward pass uses a parameter last, by the parameter's name."""
+    """Return the number of blocks that have run when a forward pass uses a parameter last, by the
+    parameter's name.
+    """
     numbers = {block: number for number, block in enumerate(model.anatomy.blocks)}
     uses = _ParameterUses(model)
 
@@ -194,7 +222,11 @@ class _ParameterUses(TorchFunctionMode):
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Note the parameters among the arguments; compute every call as it is."""
         kwargs = kwargs or {}
@@ -210,9 +242,9 @@ class _ParameterUses(TorchFunctionMode):
 def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterator[Model]:
     """Yield the model with these parameters randomised; they are restored exactly on exit.
 
-    The elements of each tensor are permuted, which keeps the scale of every layer. Tensors are drawn in the model's
-    order, so that a tensor's permutation does not depend on the others that are randomised. What is kept of the model's
-    structure stays that of its own weights.
+    The elements of each tensor are permuted, which keeps the scale of every layer. Tensors are
+    drawn in the model's order, so that a tensor's permutation does not depend on the others that
+    are randomised. What is kept of the model's structure stays that of its own weights.
     """
     known = dict(model.module.named_parameters())
     originals = dict[str, Tensor]()
@@ -224,7 +256,9 @@ def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterat
                 if name in names:
                     originals[name] = parameter.data
                     shuffled = parameter.data.flatten()[order.to(parameter.device)]
-                    parameter.data = torch.empty_like(parameter.data).copy_(shuffled.view_as(parameter))
+                    parameter.data = torch.empty_like(parameter.data).copy_(
+                        shuffled.view_as(parameter)
+                    )
             yield model
         finally:
             for name, value in originals.items():
@@ -233,9 +267,11 @@ def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterat
 
 @dataclass(frozen=True)
 class Stability:
-    """The maps under every disturbance. correlation: Spearman's, of the map of the changed image with the map that is
-    changed in the same way (disturbances, batch), NaN where either is constant or not finite; jumped: whether the top
-    point lies further than FAR from its place, False where the correlation is NaN."""
+    """The maps under every disturbance. correlation: Spearman's, of the map of the changed image
+    with the map that is changed in the same way (disturbances, batch), NaN where either is constant
+    or not finite; jumped: whether the top point lies further than FAR from its place, False where
+    the correlation is NaN.
+    """
 
     correlation: Float[Tensor, "disturbances batch"]
     jumped: Bool[Tensor, "disturbances batch"]
@@ -243,9 +279,9 @@ class Stability:
     def rows(
         self, *, groups: Tensor | None = None, seed: int = 0
     ) -> list[tuple[str, Estimate | None, Estimate | None]]:
-        """Return the mean correlation, and the share of images whose top point jumps: over all shifts (under any of
-        them), then under each disturbance, on the images whose maps are usable under all; without any, the first with
-        None.
+        """Return the mean correlation, and the share of images whose top point jumps: over all
+        shifts (under any of them), then under each disturbance, on the images whose maps are usable
+        under all; without any, the first with None.
 
         groups (n,): of images that share a source.
         """
@@ -270,8 +306,8 @@ def stability(
 ) -> Stability:
     """Return the maps of a method under each disturbance of the images, for the same targets.
 
-    maps: those of the images, where they are known. A map that is constant or not finite is not compared. Raises
-    InputError for a method that gives maps of another size for a disturbed image.
+    maps: those of the images, where they are known. A map that is constant or not finite is not
+    compared. Raises InputError for a method that gives maps of another size for a disturbed image.
     """
     correlations, jumps, (height, width) = [], [], images.shape[-2:]
     with evaluating(model):
@@ -280,14 +316,22 @@ def stability(
         for name, shift in DISTURBANCES.items():
             found = explain(model, disturbed(images, name), targets).cpu()
             if found.shape != known.shape:
-                raise InputError(f"expected maps of shape {tuple(known.shape)}, found {tuple(found.shape)}")
-            moved = shifted(known.float().unsqueeze(1), shift * rows / height, shift * columns / width).squeeze(1)
+                raise InputError(
+                    f"expected maps of shape {tuple(known.shape)}, found {tuple(found.shape)}"
+                )
+            moved = shifted(
+                known.float().unsqueeze(1), shift * rows / height, shift * columns / width
+            ).squeeze(1)
             expected = moved.flip(-1) if name == FLIP else moved
             sound = map_faults(expected).sound & map_faults(found).sound
-            both = [torch.where(sound[:, None, None], each.float(), 0.0) for each in (expected, found)]
+            both = [
+                torch.where(sound[:, None, None], each.float(), 0.0) for each in (expected, found)
+            ]
             correlations.append(spearman(*both).masked_fill(~sound, torch.nan))
             tops = [each.flatten(1).argmax(1) for each in both]
-            places = [torch.stack((top // columns / rows, top % columns / columns), 1) for top in tops]
+            places = [
+                torch.stack((top // columns / rows, top % columns / columns), 1) for top in tops
+            ]
             jumps.append(((places[0] - places[1]).abs().amax(1) > FAR) & ~correlations[-1].isnan())
     return Stability(torch.stack(correlations), torch.stack(jumps))
 
@@ -301,7 +345,9 @@ def disturbed(images: Images, name: str) -> Images:
 def shifted(
     values: Float[Tensor, "batch channels height width"], down: float, right: float
 ) -> Float[Tensor, "batch channels height width"]:
-    """Values moved by numbers of pixels that need not be whole: linear between the pixels, the edge repeated."""
+    """Values moved by numbers of pixels that need not be whole: linear between the pixels, the edge
+    repeated.
+    """
     for axis, amount in ((-2, down), (-1, right)):
         if not amount:
             continue
@@ -310,7 +356,8 @@ def shifted(
         most = values.shape[axis] - 1
         share = (places - low).to(values).view((-1, 1) if axis == -2 else (-1,))
         below, above = (
-            values.index_select(axis, (low + step).long().clamp(0, most).to(values.device)) for step in (0, 1)
+            values.index_select(axis, (low + step).long().clamp(0, most).to(values.device))
+            for step in (0, 1)
         )
         values = below + share * (above - below)
     return values

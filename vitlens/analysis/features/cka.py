@@ -1,20 +1,26 @@
-"""Linear CKA from running sums: equal to that of all images at once for any batches, in memory independent of n.
+"""Linear CKA from running sums: equal to that of all images at once for any batches, in memory
+independent of n.
 
-Centred kernel alignment (Kornblith 2019) is HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)). The unbiased estimator of HSIC
-(Song 2012, equation 5) of the Gram matrices K = X X' and L = Y Y', their diagonals set to 0, is
+Centred kernel alignment (Kornblith 2019) is HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)). The unbiased
+estimator of HSIC (Song 2012, equation 5) of the Gram matrices K = X X' and L = Y Y', their
+diagonals set to 0, is
 
     [ tr(K L) + 1'K1 1'L1 / ((n - 1)(n - 2)) - 2/(n - 2) 1'K L 1 ] / (n (n - 3)).
 
-Minibatch CKA (Nguyen 2021) averages this estimator over batches, which is noisier and depends on the batches. No Gram
-matrix is needed: with a_i = |x_i|^2, b_i = |y_i|^2, s = sum x_i, t = sum y_i and C = X'Y,
+Minibatch CKA (Nguyen 2021) averages this estimator over batches, which is noisier and depends on
+the batches. No Gram matrix is needed: with a_i = |x_i|^2, b_i = |y_i|^2, s = sum x_i, t = sum y_i
+and C = X'Y,
 
-    tr(K L) = |C|^2 - sum a_i b_i                                     (all pairs of images, less the diagonal)
+    tr(K L) = |C|^2 - sum a_i b_i                                     (all pairs of images, less the
+        diagonal)
     1'K1    = |s|^2 - sum a_i
-    1'K L 1 = sum (x_i.s - a_i)(y_i.t - b_i) = s'C t - s.(sum b_i x_i) - t.(sum a_i y_i) + sum a_i b_i
+    1'K L 1 = sum (x_i.s - a_i)(y_i.t - b_i) = s'C t - s.(sum b_i x_i) - t.(sum a_i y_i) + sum a_i
+        b_i
 
-so C, s, t, sum b_i x_i, sum a_i y_i, sum a_i, sum b_i and sum a_i b_i are sufficient. All are sums over images, exact
-up to rounding in float64. The estimator does not change when a constant is added to all rows, so the mean of the first
-batch is subtracted, to avoid cancellation where means are large. The biased estimator is |C - s t' / n|^2 / (n - 1)^2.
+so C, s, t, sum b_i x_i, sum a_i y_i, sum a_i, sum b_i and sum a_i b_i are sufficient. All are sums
+over images, exact up to rounding in float64. The estimator does not change when a constant is added
+to all rows, so the mean of the first batch is subtracted, to avoid cancellation where means are
+large. The biased estimator is |C - s t' / n|^2 / (n - 1)^2.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +37,8 @@ FEWEST = 4  # images: with fewer the unbiased estimator is not defined
 
 
 class Sums(NamedTuple):
-    """The sums over n images of a layer X (n, dim) and several layers Y side by side (n, widths), float64; see the
-    module's notation.
+    """The sums over n images of a layer X (n, dim) and several layers Y side by side (n, widths),
+    float64; see the module's notation.
 
     product: C; x: s; y: t; x_b: sum b_i x_i; y_a: sum a_i y_i; a, b, ab: of the squared lengths.
     """
@@ -48,7 +54,9 @@ class Sums(NamedTuple):
     ab: Float[Tensor, " others"]
 
     def plus(self, other: "Sums", *, sign: int = 1) -> "Sums":
-        """Return the sums over the images of both; sign -1: over this one's images without the other's."""
+        """Return the sums over the images of both; sign -1: over this one's images without the
+        other's.
+        """
         return Sums(*(own + sign * another for own, another in zip(self, other)))
 
     def hsic(self, widths: Sequence[int], *, biased: bool = False) -> Float[Tensor, " others"]:
@@ -69,10 +77,11 @@ class Sums(NamedTuple):
 
 
 class CKAStream:
-    """Accumulates the features of two sets of layers (or heads) batch by batch, and computes the CKA of every pair.
+    """Accumulates the features of two sets of layers (or heads) batch by batch, and computes the
+    CKA of every pair.
 
-    centred: whether the mean of the first batch is subtracted; streams of several processes are joined without.
-    Memory: one product of widths for every pair of layers.
+    centred: whether the mean of the first batch is subtracted; streams of several processes are
+    joined without. Memory: one product of widths for every pair of layers.
     """
 
     def __init__(self, *, centred: bool = True) -> None:
@@ -81,10 +90,14 @@ class CKAStream:
         self.layers = 0
         self.same = False
         self.widths = list[int]()
-        self.sums: list[Sums] = []  # of each layer with itself, and with those that it is compared with
+        self.sums: list[
+            Sums
+        ] = []  # of each layer with itself, and with those that it is compared with
 
     def add(self, first: Layers, second: Layers | None = None) -> None:
-        """Add a batch: the same images (batch, dim) for each layer; None: the first set with itself."""
+        """Add a batch: the same images (batch, dim) for each layer; None: the first set with
+        itself.
+        """
         both = [part.double() for part in (*first, *(second or ()))]
         if not self.sums:
             self.layers = len(first)
@@ -111,21 +124,29 @@ class CKAStream:
             else:
                 y = x
                 b = a[:, None]
-            batch.append(Sums(n, x.T @ y, x.sum(0), y.sum(0), x.T @ b, a @ y, a.sum(), b.sum(0), a @ b))
+            batch.append(
+                Sums(n, x.T @ y, x.sum(0), y.sum(0), x.T @ b, a @ y, a.sum(), b.sum(0), a @ b)
+            )
         self.sums = [known.plus(new) for known, new in zip(self.sums, batch)] or batch
 
     def without(self, other: "CKAStream") -> "CKAStream":
-        """Return the stream of this one's images without another's, which must have the same centres."""
+        """Return the stream of this one's images without another's, which must have the same
+        centres.
+        """
         remaining = copy(self)
         remaining.sums = [sums.plus(own, sign=-1) for sums, own in zip(self.sums, other.sums)]
         return remaining
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Add up what the streams of several processes took in; total: the sum of a tensor over all of them."""
+        """Add up what the streams of several processes took in; total: the sum of a tensor over all
+        of them.
+        """
         self.sums = [Sums(*map(total, sums)) for sums in self.sums]
 
     def cka(self, *, biased: bool = False) -> Matrix:
-        """CKA (layers, others), float64, on the CPU; NaN for a layer that does not vary, and below 4 images."""
+        """CKA (layers, others), float64, on the CPU; NaN for a layer that does not vary, and below
+        4 images.
+        """
         rows = []
         for i, sums in enumerate(self.sums):
             others = self.widths[self.layers :] if i < self.layers else []

@@ -1,4 +1,6 @@
-"""Features in two dimensions by t-SNE and PCA, seeded, with their trustworthiness; patches as colours by PCA."""
+"""Features in two dimensions by t-SNE and PCA, seeded, with their trustworthiness; patches as
+colours by PCA.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,16 +17,17 @@ from vitlens.names import PERPLEXITY, PROJECTIONS, Projection
 NEIGHBOURS: Final = 10  # k of trustworthiness
 COLOURS: Final = 3  # red, green, blue
 _REDUCED: Final = 50  # input dimensions of t-SNE (van der Maaten and Hinton 2008, section 4.2)
-_STEPS: Final = 500  # of t-SNE, half of the usual number: on 450 digits the trustworthiness is the same to 0.001
+# of t-SNE, half of the usual number: on 450 digits the trustworthiness is the same to 0.001
+_STEPS: Final = 500
 
 
 @dataclass(frozen=True)
 class Embedding:
     """Points (n, 2), float64, in two dimensions.
 
-    trustworthiness: fraction in [0, 1], how far neighbours in the embedding are neighbours in the features (Venna and
-    Kaski 2001), about 0.5 for random points; neighbours: its k; perplexity: t-SNE's; explained: the two components'
-    shares of the variance, PCA's.
+    trustworthiness: fraction in [0, 1], how far neighbours in the embedding are neighbours in the
+    features (Venna and Kaski 2001), about 0.5 for random points; neighbours: its k; perplexity:
+    t-SNE's; explained: the two components' shares of the variance, PCA's.
     """
 
     points: Float[Tensor, "images 2"]
@@ -35,14 +38,19 @@ class Embedding:
 
 
 def embed(
-    values: Float[Tensor, "images dim"], *, method: Projection = "tsne", perplexity: float = PERPLEXITY, seed: int = 0
+    values: Float[Tensor, "images dim"],
+    *,
+    method: Projection = "tsne",
+    perplexity: float = PERPLEXITY,
+    seed: int = 0,
 ) -> Embedding:
     """Features (of images, or of patches) in two dimensions.
 
-    Vectors are first scaled to length 1, so that t-SNE's distances order them as the cosine does; t-SNE runs on the
-    first 50 principal components and starts from the first two. t-SNE shows neighbourhoods only: the sizes of clusters
-    and the distances between them mean nothing. At least 4 rows; a perplexity that `require_perplexity` takes. Raises
-    DataError for features that are all the same.
+    Vectors are first scaled to length 1, so that t-SNE's distances order them as the cosine does;
+    t-SNE runs on the first 50 principal components and starts from the first two. t-SNE shows
+    neighbourhoods only: the sizes of clusters and the distances between them mean nothing. At least
+    4 rows; a perplexity that `require_perplexity` takes. Raises DataError for features that are all
+    the same.
     """
     if method not in PROJECTIONS:
         raise UnknownNameError("projection", method, PROJECTIONS)
@@ -56,7 +64,12 @@ def embed(
     if method == "tsne":
         initial = 1e-4 * points / scores[:, 0].std()  # the scale of scikit-learn's init="pca"
         model = TSNE(
-            2, perplexity=perplexity, init=initial.numpy(), learning_rate="auto", max_iter=_STEPS, random_state=seed
+            2,
+            perplexity=perplexity,
+            init=initial.numpy(),
+            learning_rate="auto",
+            max_iter=_STEPS,
+            random_state=seed,
         )
         points = torch.from_numpy(model.fit_transform(scores.numpy())).double()
     trust = trustworthiness(units.numpy(), points.numpy(), n_neighbors=neighbours)
@@ -66,22 +79,26 @@ def embed(
 
 
 def require_perplexity(perplexity: float, images: int) -> None:
-    """Raise InputError unless t-SNE's perplexity (the effective number of neighbours) fits this number of images."""
+    """Raise InputError unless t-SNE's perplexity (the effective number of neighbours) fits this
+    number of images.
+    """
     most = (images - 1) / 3  # van der Maaten's own limit: t-SNE uses three times as many neighbours
     if not 1 <= perplexity <= most:
         room = f"from 1 to {most:.4g}" if most >= 1 else "with more images"
         raise InputError(
-            f"expected a perplexity {room} for {images} images, found {perplexity:g}; give another, or more images"
+            f"expected a perplexity {room} for {images} images, found {perplexity:g}; give "
+            "another, or more images"
         )
 
 
 def principal(
     values: Float[Tensor, "rows dim"], *, count: int
 ) -> tuple[Float[Tensor, "rows count"], Float[Tensor, " count"]]:
-    """Principal components: scores (rows, count) of the centred rows and their shares of the variance, float64.
+    """Principal components: scores (rows, count) of the centred rows and their shares of the
+    variance, float64.
 
-    Signs are fixed: the loading of greatest absolute value of each component is positive. Raises DataError for rows all
-    the same, which have no components.
+    Signs are fixed: the loading of greatest absolute value of each component is positive. Raises
+    DataError for rows all the same, which have no components.
     """
     centred = values.double() - values.double().mean(0)
     covariance = centred.T @ centred
@@ -98,11 +115,12 @@ def principal(
 def patch_colours(
     tokens: Float[Tensor, "images rows columns dim"],
 ) -> tuple[Float[Tensor, "images rows columns 3"], Float[Tensor, " 3"]]:
-    """Return the first three principal components of the patches of all images together as red, green and blue in [0,
-    1] (Oquab 2023, figure 1), each from its minimum to its maximum, and their shares of the variance.
+    """Return the first three principal components of the patches of all images together as red,
+    green and blue in [0, 1] (Oquab 2023, figure 1), each from its minimum to its maximum, and their
+    shares of the variance.
 
-    Patches of similar content have similar colours across images, because all images share one PCA. A component that
-    does not vary is 0.5. Raises DataError for patches that are all the same.
+    Patches of similar content have similar colours across images, because all images share one PCA.
+    A component that does not vary is 0.5. Raises DataError for patches that are all the same.
     """
     patches = tokens.flatten(0, 2)
     scores, explained = principal(patches, count=min(COLOURS, patches.shape[1]))

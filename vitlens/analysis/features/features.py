@@ -1,9 +1,10 @@
-"""Features at every layer: one vector an image, from memory or from files on disk; the tokens of patches.
+"""Features at every layer: one vector an image, from memory or from files on disk; the tokens of
+patches.
 
-Cached features are one file per layer, written batch by batch and memory-mapped when read. A file's place is a hash of
-the origin of its content: weights, data, pooling, norm, precision, layer. A file that is incomplete, damaged or of
-another version is never read: it is said, and the file is built again. Files appear whole or not at all, so runs can
-share a folder.
+Cached features are one file per layer, written batch by batch and memory-mapped when read. A file's
+place is a hash of the origin of its content: weights, data, pooling, norm, precision, layer. A file
+that is incomplete, damaged or of another version is never read: it is said, and the file is built
+again. Files appear whole or not at all, so runs can share a folder.
 """
 
 import hashlib
@@ -58,9 +59,10 @@ _SEAL: Final = 32  # bytes of SHA-256 at the end of a file
 class FeatureLayer:
     """A layer at which features were read.
 
-    index: from 0, None for the embedding; title: as a figure names it ("block 5"); kind: "block" or "stage", for what
-    enters the first block "embedding" or "stem"; module: the one whose output (of the embedding: input) was read; dim:
-    of the features; norm: the name of the model's final norm where it was applied, else None.
+    index: from 0, None for the embedding; title: as a figure names it ("block 5"); kind: "block" or
+    "stage", for what enters the first block "embedding" or "stem"; module: the one whose output (of
+    the embedding: input) was read; dim: of the features; norm: the name of the model's final norm
+    where it was applied, else None.
     """
 
     index: int | None
@@ -75,9 +77,10 @@ class FeatureLayer:
 class Features(Summary):
     """One vector an image for each layer, from one pass.
 
-    values: by layer (n, dim), fp32 on the CPU, perhaps mapped from a file that must not be written to; logits:
-    (n, classes) of the same pass; pool: the tokens that a vector is made of; notes: remarks for a report. The
-    embedding, where it was read, comes first and has no number: block 0 is layer 0 with it and without it.
+    values: by layer (n, dim), fp32 on the CPU, perhaps mapped from a file that must not be written
+    to; logits: (n, classes) of the same pass; pool: the tokens that a vector is made of; notes:
+    remarks for a report. The embedding, where it was read, comes first and has no number: block 0
+    is layer 0 with it and without it.
     """
 
     alias: str
@@ -96,13 +99,19 @@ class Features(Summary):
         return bool(self.layers) and self.layers[0].index is None
 
     def at(self, layer: LayerChoice = -1) -> Float[Tensor, "images dim"]:
-        """Return the features of one layer by its index, from 0; -1 is the last layer read, "embedding" the
-        embedding."""
-        place = {EMBEDDING if known.index is None else known.index: place for place, known in enumerate(self.layers)}
+        """Return the features of one layer by its index, from 0; -1 is the last layer read,
+        "embedding" the embedding.
+        """
+        place = {
+            EMBEDDING if known.index is None else known.index: place
+            for place, known in enumerate(self.layers)
+        }
         if layer == -1:
             return self.values[-1]
         if layer not in place:
-            raise InputError(f"expected one of the layers {[*place]} of {self.alias}, found {layer}")
+            raise InputError(
+                f"expected one of the layers {[*place]} of {self.alias}, found {layer}"
+            )
         return self.values[place[layer]]
 
 
@@ -117,16 +126,18 @@ def features(
     embedding: bool = False,
     batch_size: int | None = None,
 ) -> Features:
-    """Return the features of each image at every block of a transformer, every stage of a CNN, in one pass.
+    """Return the features of each image at every block of a transformer, every stage of a CNN, in
+    one pass.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None: chosen
-    to fit); layer: from 0, -1 for the last, several, or None for all; pool: "cls", "mean" (of the patches or cells,
-    without prefix tokens), "cls+mean" (concatenated), or None for what the classifier reads (CLS where it reads that,
-    else the mean); norm: whether the model's final norm is applied to each layer, where it has one of that width, as
-    DINO does; embedding: whether what enters block 0 (a CNN's stem) is read too, as the first of the layers: always the
-    mean of its patches, as its CLS token is the same for every image, and without the final norm. Raises
-    UnsupportedError for the CLS of a model without one and for the embedding of a model without blocks,
-    NonFiniteError naming the layer.
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at
+    a time (None: chosen to fit); layer: from 0, -1 for the last, several, or None for all; pool:
+    "cls", "mean" (of the patches or cells, without prefix tokens), "cls+mean" (concatenated), or
+    None for what the classifier reads (CLS where it reads that, else the mean); norm: whether the
+    model's final norm is applied to each layer, where it has one of that width, as DINO does;
+    embedding: whether what enters block 0 (a CNN's stem) is read too, as the first of the layers:
+    always the mean of its patches, as its CLS token is the same for every image, and without the
+    final norm. Raises UnsupportedError for the CLS of a model without one and for the embedding of
+    a model without blocks, NonFiniteError naming the layer.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -156,20 +167,26 @@ def extract(
 ) -> Features | None:
     """Return the features of every image of a split, as `features` reads them.
 
-    cache: a folder, created if missing, which runs may share: every layer is written to it batch by batch and then
-    memory-mapped, so that memory does not grow with the images, and read from it the next time; None: all is held in
-    memory, as it is while `intervene`, a hook or another forward changes the model, which a note says. processes: each
-    is given the whole split and reads its share; all but the first return None. advance: called
-    with the number of images just done. The result's notes have one line for every cached file that was ignored.
+    cache: a folder, created if missing, which runs may share: every layer is written to it batch by
+    batch and then memory-mapped, so that memory does not grow with the images, and read from it the
+    next time; None: all is held in memory, as it is while `intervene`, a hook or another forward
+    changes the model, which a note says. processes: each is given the whole split and reads its
+    share; all but the first return None. advance: called with the number of images just done. The
+    result's notes have one line for every cached file that was ignored.
     """
     workers = processes or Processes(0, 1, model.device)
     notes = list[str]()
     if cache is not None and (is_tapped(model) or is_changed(model)):
-        notes.append("the cache is not used, as the model is changed by an intervention, a hook or another forward")
+        notes.append(
+            "the cache is not used, as the model is changed by an intervention, a hook or another "
+            "forward"
+        )
         cache = None
     reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
     size = batch_size or fitting_batch_size(model)
-    chunks = partial(_chunks, split=split, workers=workers, size=size, precision=precision, advance=advance)
+    chunks = partial(
+        _chunks, split=split, workers=workers, size=size, precision=precision, advance=advance
+    )
     if cache is None:
         read = [parts for parts in chunks(reader) if workers.is_first]
         return replace(reader.joined(read), notes=tuple(notes)) if read else None
@@ -192,7 +209,12 @@ def extract(
     if not any(absent):
         advance(len(range(workers.index, len(split), workers.count)))
     else:
-        missing = _Reader(model, [each for each, lacks in zip(reader.stages, absent) if lacks], reader.pool, norm=norm)
+        missing = _Reader(
+            model,
+            [each for each, lacks in zip(reader.stages, absent) if lacks],
+            reader.pool,
+            norm=norm,
+        )
         files = dict[str, BinaryIO]()
         with ExitStack() as stack:
             for parts in chunks(missing):
@@ -200,7 +222,9 @@ def extract(
                     if store is None or name in known:
                         continue
                     if name not in files:
-                        files[name] = stack.enter_context(store.writing(name, (len(split), part.shape[1])))
+                        files[name] = stack.enter_context(
+                            store.writing(name, (len(split), part.shape[1]))
+                        )
                     files[name].write(part.numpy().astype("<f4", copy=False).tobytes())
         known |= store.recall(list(files))[0] if store else {}
     if store is None:
@@ -210,9 +234,17 @@ def extract(
 
 
 def _chunks(
-    reader: "_Reader", *, split: Split, workers: Processes, size: int, precision: str, advance: Callable[[int], object]
+    reader: "_Reader",
+    *,
+    split: Split,
+    workers: Processes,
+    size: int,
+    precision: str,
+    advance: Callable[[int], object],
 ) -> Iterator[Sequence[Tensor]]:
-    """Yield what all processes read, chunk by chunk in the images' order; size: images at a time in each process."""
+    """Yield what all processes read, chunk by chunk in the images' order; size: images at a time in
+    each process.
+    """
     device = reader.model.device
     widths = [0]
     for chunk in torch.arange(len(split)).split(size * workers.count):
@@ -236,12 +268,12 @@ def patch_tokens(
     norm: bool = True,
     batch_size: int | None = None,
 ) -> tuple[Float[Tensor, "images rows columns dim"], ...]:
-    """Return the tokens of layers' patches (a CNN's cells) on their grid, without prefix tokens, fp32 on the CPU, in
-    one pass.
+    """Return the tokens of layers' patches (a CNN's cells) on their grid, without prefix tokens,
+    fp32 on the CPU, in one pass.
 
-    layers, norm: as in `features`, and "embedding" for the patches that enter block 0, without a norm; a norm that the
-    model applies to the pooled vector only is applied to each token here. Raises UnsupportedError where the order of
-    the tokens is unknown.
+    layers, norm: as in `features`, and "embedding" for the patches that enter block 0, without a
+    norm; a norm that the model applies to the pooled vector only is applied to each token here.
+    Raises UnsupportedError where the order of the tokens is unknown.
     """
     read = [_chosen(model, layer)[0] for layer in layers]
     reader = _Reader(model, read, "mean", norm=norm)
@@ -249,13 +281,16 @@ def patch_tokens(
     for stage in read:
         if stage.grid is None:
             raise UnsupportedError(
-                f"expected tokens with a place in the image, found {stage.title} of {model.alias}, whose order is "
+                f"expected tokens with a place in the image, found {stage.title} of {model.alias}, "
+                "whose order is "
                 "unknown; try a ViT or a CNN"
             )
 
     def take(stage: FeatureStage, tokens: Tokens) -> None:
         patches = reader.normed(stage, tokens[:, len(stage.prefix) :])
-        parts.setdefault(stage, []).append(patches.float().cpu().clone())  # a later block may write into it
+        parts.setdefault(stage, []).append(
+            patches.float().cpu().clone()
+        )  # a later block may write into it
 
     with torch.no_grad(), evaluating(model), watching_stages(model, read, take):
         for batch in images.split(batch_size or fitting_batch_size(model)):
@@ -264,12 +299,15 @@ def patch_tokens(
 
 
 class _Reader:
-    """Reads layers of a model in one forward pass a batch; tokens are pooled during the pass and not kept.
+    """Reads layers of a model in one forward pass a batch; tokens are pooled during the pass and
+    not kept.
 
     names: of the files of what is read: the layers, and the logits last.
     """
 
-    def __init__(self, model: Model, read: Sequence[FeatureStage], pool: FeaturePool | None, *, norm: bool) -> None:
+    def __init__(
+        self, model: Model, read: Sequence[FeatureStage], pool: FeaturePool | None, *, norm: bool
+    ) -> None:
         self.model = model
         self.stages = read
         self.pool = resolve_pool(model, pool)
@@ -279,7 +317,9 @@ class _Reader:
         final = final_norm(model) if norm else None
         for stage in read:
             inner = stage.index is not None
-            self.pools[stage] = self.pool if inner else "mean"  # the CLS token of the embedding is always the same
+            self.pools[stage] = (
+                self.pool if inner else "mean"
+            )  # the CLS token of the embedding is always the same
             if final is not None and inner and final.width == stage.width:
                 self.norms[stage] = final
         self.layers = tuple(
@@ -295,8 +335,9 @@ class _Reader:
         )
 
     def read(self, images: Images) -> list[Tensor]:
-        """Return the vectors (batch, dim) of a batch by layer, and its logits (batch, classes) last; fp32, on the
-        CPU."""
+        """Return the vectors (batch, dim) of a batch by layer, and its logits (batch, classes)
+        last; fp32, on the CPU.
+        """
         vectors: dict[int | None, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
@@ -306,17 +347,27 @@ class _Reader:
                 parts.append(self.normed(stage, tokens[:, stage.prefix.index("cls")]))
             if "mean" in pool:
                 patches = tokens[:, len(stage.prefix) :]
-                # as the model does: the mean of normalised tokens, or the normalised mean (timm's fc_norm)
+                # as the model does: the mean of normalised tokens, or the normalised mean (timm's
+                # fc_norm)
                 before = stage in self.norms and self.norms[stage].on_tokens
-                parts.append(self.normed(stage, patches).mean(1) if before else self.normed(stage, patches.mean(1)))
+                parts.append(
+                    self.normed(stage, patches).mean(1)
+                    if before
+                    else self.normed(stage, patches.mean(1))
+                )
             vectors[stage.index] = torch.cat(parts, 1).float().cpu()
 
-        with torch.no_grad(), evaluating(self.model), watching_stages(self.model, self.stages, take):
+        with (
+            torch.no_grad(),
+            evaluating(self.model),
+            watching_stages(self.model, self.stages, take),
+        ):
             logits = self.model(images).float().cpu()
         for stage in self.stages:
             if not vectors[stage.index].isfinite().all():
                 raise NonFiniteError(
-                    f"expected finite features, found NaN or infinity in {stage.title} of {self.model.alias}"
+                    f"expected finite features, found NaN or infinity in {stage.title} of "
+                    f"{self.model.alias}"
                 )
         return [*(vectors[stage.index] for stage in self.stages), logits]
 
@@ -334,8 +385,9 @@ class _Reader:
 
 
 def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
-    """Return the pooling; None: what the classifier reads. Raises UnsupportedError for the CLS of a model without
-    one."""
+    """Return the pooling; None: what the classifier reads. Raises UnsupportedError for the CLS of a
+    model without one.
+    """
     has_cls = "cls" in stages(model)[0].prefix
     if pool is None:
         return "cls" if has_cls and model.anatomy.readout in ("cls", "cls+distillation") else "mean"
@@ -352,12 +404,15 @@ def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
 def _chosen(
     model: Model, layer: LayerChoice | Sequence[int] | None, *, embedding: bool = False
 ) -> tuple[FeatureStage, ...]:
-    """Layers by index from 0 (-1: the last), None: all; with the embedding first, or alone for "embedding"."""
+    """Layers by index from 0 (-1: the last), None: all; with the embedding first, or alone for
+    "embedding".
+    """
     known = stages(model)
     first = embedding_stage(model) if embedding or layer == EMBEDDING else None
     if first is None and (embedding or layer == EMBEDDING):
         raise UnsupportedError(
-            f"expected a model whose first block is given the embedding of all patches, found {model.alias} "
+            "expected a model whose first block is given the embedding of all patches, found "
+            f"{model.alias} "
             f"({model.anatomy.family}); read its layers without embedding=True"
         )
     if isinstance(layer, str):
@@ -365,7 +420,9 @@ def _chosen(
     indices = range(len(known)) if layer is None else [layer] if isinstance(layer, int) else layer
     for index in indices:
         if not -len(known) <= index < len(known):
-            raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
+            raise InputError(
+                f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}"
+            )
     numbered = (known[index] for index in sorted({index % len(known) for index in indices}))
     return (*numbered,) if first is None else (first, *numbered)
 
@@ -373,12 +430,15 @@ def _chosen(
 class FeatureCache:
     """The features of one model on one set of images, read in one way.
 
-    root: the cache's folder; about: the origin of the features as plain JSON values, without the layer.
+    root: the cache's folder; about: the origin of the features as plain JSON values, without the
+    layer.
     """
 
     def __init__(self, root: Path, about: Mapping[str, object]) -> None:
         if root.exists() and not root.is_dir():
-            raise InputError(f"expected a folder for cached features at {root}, found a file; give another")
+            raise InputError(
+                f"expected a folder for cached features at {root}, found a file; give another"
+            )
         self.root = root
         self.origin = json.dumps(about, sort_keys=True)
 
@@ -387,24 +447,31 @@ class FeatureCache:
         return self.root / hashlib.sha256(self.origin.encode()).hexdigest()[:20] / f"{name}.npy"
 
     def recall(self, names: Sequence[str]) -> tuple[dict[str, Tensor], list[str]]:
-        """Return the features (n, dim) of layers by name, where they are there, mapped from the files; and one line for
-        every file that is not used."""
+        """Return the features (n, dim) of layers by name, where they are there, mapped from the
+        files; and one line for every file that is not used.
+        """
         found = dict[str, Tensor]()
         notes = []
         for name in names:
             path = self.file(name)
             with suppress(OSError):  # a file that cannot be read is as one that is damaged
-                content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+                content = (
+                    np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+                )
                 if content[-_SEAL:].tobytes() == self._seal(name, content[:-_SEAL]):
                     found[name] = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
             if path.exists() and name not in found:
                 reason = "incomplete, damaged or of another version"
-                notes.append(f"cached features {path.relative_to(self.root)} ignored and built again: {reason}")
+                notes.append(
+                    f"cached features {path.relative_to(self.root)} ignored and built again: "
+                    f"{reason}"
+                )
         return found, notes
 
     @contextmanager
     def writing(self, name: str, shape: tuple[int, int]) -> Iterator[BinaryIO]:
-        """Yield the file of one layer for fp32 rows; it appears when the block ends without an exception.
+        """Yield the file of one layer for fp32 rows; it appears when the block ends without an
+        exception.
 
         Raises StorageError when the disk is full.
         """

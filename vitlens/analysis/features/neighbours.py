@@ -1,8 +1,8 @@
-"""Nearest neighbours of features by cosine, and what they tell: votes for a class, retrieval, patches that match; the
-nearest class mean of a few images.
+"""Nearest neighbours of features by cosine, and what they tell: votes for a class, retrieval,
+patches that match; the nearest class mean of a few images.
 
-Similarities are computed in float64, chunk by chunk, and rounded to 12 decimals: the neighbours are the same for any
-chunks, most similar first, equal ones by lowest index.
+Similarities are computed in float64, chunk by chunk, and rounded to 12 decimals: the neighbours are
+the same for any chunks, most similar first, equal ones by lowest index.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,9 @@ Pairs = Bool[Tensor, "patches others"]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest of each query, most similar first: indices into the bank, and cosines in float64 (that of a zero
-    vector is 0), on the device of the features."""
+    """The k nearest of each query, most similar first: indices into the bank, and cosines in
+    float64 (that of a zero vector is 0), on the device of the features.
+    """
 
     indices: Int[Tensor, "queries k"]
     similarity: Float[Tensor, "queries k"]
@@ -50,22 +51,30 @@ def nearest(
 ) -> Neighbours:
     """Return the k vectors of a bank that are most similar to each query by cosine.
 
-    leave_out: for each query a row of the bank that is the query itself and is no neighbour, or, with the sources of
-    the bank's rows, a source whose rows are none; None: nothing is left out. k must not be above the vectors that
-    are left. Memory does not grow with the bank.
+    leave_out: for each query a row of the bank that is the query itself and is no neighbour, or,
+    with the sources of the bank's rows, a source whose rows are none; None: nothing is left out. k
+    must not be above the vectors that are left. Memory does not grow with the bank.
     """
     device = queries.device
     sources = torch.arange(len(bank), device=device) if sources is None else sources.to(device)
-    left = torch.full((len(queries),), -1, device=device) if leave_out is None else leave_out.to(device)
+    left = (
+        torch.full((len(queries),), -1, device=device)
+        if leave_out is None
+        else leave_out.to(device)
+    )
     units = unit_vectors(queries)
     whole = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
     indices = torch.zeros_like(whole)
     for start in range(0, len(bank), _BANK):
         part = unit_vectors(bank[start : start + _BANK]).T
         own = sources[start : start + _BANK]
-        first = torch.arange(part.shape[1] - 1, -1, -1, device=device)  # the lowest index has the greatest number
+        first = torch.arange(
+            part.shape[1] - 1, -1, -1, device=device
+        )  # the lowest index has the greatest number
         found = []
-        for rows in torch.arange(len(queries), device=device).split(max(1, _NUMBERS // part.shape[1])):
+        for rows in torch.arange(len(queries), device=device).split(
+            max(1, _NUMBERS // part.shape[1])
+        ):
             # a similarity and its index in one whole number, whose order is that of neighbours
             keys = (units[rows] @ part * _UNIT).round().long() * _BANK + first
             keys = keys.masked_fill(left[rows, None] == own, torch.iinfo(torch.int64).min)
@@ -74,7 +83,9 @@ def nearest(
         places = start + part.shape[1] - 1 - nearby % _BANK
         whole = torch.cat((whole, nearby // _BANK), 1)
         indices = torch.cat((indices, places), 1)
-        order = whole.sort(dim=1, descending=True, stable=True).indices[:, :k]  # of equal ones the earlier chunk's
+        order = whole.sort(dim=1, descending=True, stable=True).indices[
+            :, :k
+        ]  # of equal ones the earlier chunk's
         whole = whole.gather(1, order)
         indices = indices.gather(1, order)
     return Neighbours(indices, whole.double() / _UNIT)
@@ -87,16 +98,22 @@ def unit_vectors(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 
     return units
 
 
-def vote(neighbours: Neighbours, labels: Tensor, *, k: int, classes: int, weighting: Weighting = "dino") -> Labels:
+def vote(
+    neighbours: Neighbours, labels: Tensor, *, k: int, classes: int, weighting: Weighting = "dino"
+) -> Labels:
     """Return the class with most votes among the k nearest; labels: (bank,).
 
-    weighting: "majority" counts each neighbour once, "dino" by exp(similarity / 0.07). Of equal classes the lowest
-    wins, as in scikit-learn. Raises InputError for a k above the number of neighbours.
+    weighting: "majority" counts each neighbour once, "dino" by exp(similarity / 0.07). Of equal
+    classes the lowest wins, as in scikit-learn. Raises InputError for a k above the number of
+    neighbours.
     """
     if weighting not in WEIGHTINGS:
         raise UnknownNameError("weighting of neighbours", weighting, WEIGHTINGS)
     if not 1 <= k <= neighbours.indices.shape[1]:
-        raise InputError(f"expected k from 1 to {neighbours.indices.shape[1]}, the number of neighbours, found {k}")
+        raise InputError(
+            f"expected k from 1 to {neighbours.indices.shape[1]}, the number of neighbours, found "
+            f"{k}"
+        )
     named = labels[neighbours.indices[:, :k]]  # (queries, k)
     similar = neighbours.similarity[:, :k]
     weights = torch.ones_like(similar) if weighting == "majority" else (similar / TEMPERATURE).exp()
@@ -108,8 +125,8 @@ def vote(neighbours: Neighbours, labels: Tensor, *, k: int, classes: int, weight
 class NearestNeighbours(Summary):
     """The predictions of a k-NN classifier for n test images.
 
-    predictions, correct: (n,); accuracy: with its 95 % interval; k, weighting: of the votes; neighbours: those found,
-    as indices of the training images.
+    predictions, correct: (n,); accuracy: with its 95 % interval; k, weighting: of the votes;
+    neighbours: those found, as indices of the training images.
     """
 
     predictions: Labels
@@ -131,17 +148,20 @@ def knn(
     groups: Tensor | None = None,
     neighbours: Neighbours | None = None,
 ) -> NearestNeighbours:
-    """Classify test images by the training images with the most similar features (cosine), as `vitlens features` does.
+    """Classify test images by the training images with the most similar features (cosine), as
+    `vitlens features` does.
 
-    train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`; train_labels, test_labels:
-    class indices; k: how many neighbours vote; weighting: "dino" by exp(similarity / 0.07), "majority" each alike;
-    groups: (tested,) of the test images that share a source, for the interval; neighbours: of an earlier call with
-    these features and at least this k (None: searched). Raises InputError for features and labels that do not fit, and
-    for a k above the number of training images.
+    train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`;
+    train_labels, test_labels: class indices; k: how many neighbours vote; weighting: "dino" by
+    exp(similarity / 0.07), "majority" each alike; groups: (tested,) of the test images that share a
+    source, for the interval; neighbours: of an earlier call with these features and at least this k
+    (None: searched). Raises InputError for features and labels that do not fit, and for a k above
+    the number of training images.
 
     >>> import vitlens
     >>> vit = vitlens.load("vit-digits")
-    >>> train, test = (vitlens.load_data("digits", part=part, limit=40) for part in ("train", "test"))
+    >>> train = vitlens.load_data("digits", part="train", limit=40)
+    >>> test = vitlens.load_data("digits", part="test", limit=40)
     >>> bank, queries = (vitlens.features(vit, split).at(-1) for split in (train, test))
     >>> vitlens.knn(bank, train.labels, queries, test.labels, k=5).accuracy.n
     40
@@ -149,7 +169,9 @@ def knn(
     require_labelled(train, train_labels, test, test_labels)
     if neighbours is None:
         if not 1 <= k <= len(train):
-            raise InputError(f"expected k from 1 to {len(train)}, the number of training images, found {k}")
+            raise InputError(
+                f"expected k from 1 to {len(train)}, the number of training images, found {k}"
+            )
         neighbours = nearest(test, train, k=k)
     classes = 1 + int(torch.cat((train_labels, test_labels)).max())
     predictions = vote(neighbours, train_labels, k=k, classes=classes, weighting=weighting).cpu()
@@ -158,43 +180,66 @@ def knn(
     return NearestNeighbours(predictions, correct, found, k, weighting, neighbours)
 
 
-def require_labelled(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> None:
-    """Raise InputError unless these are features (n, dim) of one width, with one class index an image, and finite."""
+def require_labelled(
+    train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor
+) -> None:
+    """Raise InputError unless these are features (n, dim) of one width, with one class index an
+    image, and finite.
+    """
     for name, features, labels in (("train", train, train_labels), ("test", test, test_labels)):
         if not isinstance(features, Tensor) or features.ndim != 2 or not len(features):
-            kind = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            kind = (
+                tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            )
             raise InputError(
                 f"expected the {name} features of one layer (images, dim), found {kind}; "
                 "give vitlens.features(model, images).at(-1)"
             )
-        if not isinstance(labels, Tensor) or labels.shape != features.shape[:1] or labels.is_floating_point():
+        if (
+            not isinstance(labels, Tensor)
+            or labels.shape != features.shape[:1]
+            or labels.is_floating_point()
+        ):
             kind = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-            raise InputError(f"expected {name} labels ({len(features)},), class indices, found {kind}")
+            raise InputError(
+                f"expected {name} labels ({len(features)},), class indices, found {kind}"
+            )
         if not features.isfinite().all():
-            raise InputError(f"expected finite {name} features, found NaN or infinity; check the model and its images")
+            raise InputError(
+                f"expected finite {name} features, found NaN or infinity; check the model and its "
+                "images"
+            )
         if int(labels.min()) < 0:
             raise InputError(f"expected {name} labels of 0 or more, found {int(labels.min())}")
     if train.shape[1] != test.shape[1]:
         raise InputError(
-            f"expected training and test features of one width, found {train.shape[1]} and {test.shape[1]}; "
+            f"expected training and test features of one width, found {train.shape[1]} and "
+            f"{test.shape[1]}; "
             "give those of one model and layer"
         )
 
 
-def drawn_shots(labels: Tensor, *, most: int, draws: int, seed: int = 0) -> Int[Tensor, "draws classes most"]:
-    """Seeded draws of as many training images of every class, in an order: the first k of a draw are its k shots, so
-    that fewer shots are a part of more. labels: (trained,). Raises DataError for a class with fewer images."""
+def drawn_shots(
+    labels: Tensor, *, most: int, draws: int, seed: int = 0
+) -> Int[Tensor, "draws classes most"]:
+    """Seeded draws of as many training images of every class, in an order: the first k of a draw
+    are its k shots, so that fewer shots are a part of more. labels: (trained,). Raises DataError
+    for a class with fewer images.
+    """
     classes, counts = labels.unique(return_counts=True)
     if int(counts.min()) < most:
         raise DataError(
-            f"expected at least {most} training images of every class for {most} shots, found {int(counts.min())}; "
+            f"expected at least {most} training images of every class for {most} shots, found "
+            f"{int(counts.min())}; "
             "give more images or fewer shots"
         )
     generator = torch.Generator().manual_seed(seed)
     members = [(labels == label).nonzero()[:, 0] for label in classes]
     return torch.stack(
         [
-            torch.stack([own[torch.randperm(len(own), generator=generator)[:most]] for own in members])
+            torch.stack(
+                [own[torch.randperm(len(own), generator=generator)[:most]] for own in members]
+            )
             for _ in range(draws)
         ]
     )
@@ -210,10 +255,12 @@ def few_shot(
     draws: int,
     seed: int = 0,
 ) -> Float[Tensor, "shots draws"]:
-    """Return the accuracy (fraction) on the test images of the nearest class mean of a few training images, by draw.
+    """Return the accuracy (fraction) on the test images of the nearest class mean of a few training
+    images, by draw.
 
-    As SimpleShot (Wang 2019): features minus the mean of the drawn images, scaled to length 1; the class whose mean has
-    the highest cosine. The draws are of images alone: they say nothing about another training.
+    As SimpleShot (Wang 2019): features minus the mean of the drawn images, scaled to length 1; the
+    class whose mean has the highest cosine. The draws are of images alone: they say nothing about
+    another training.
     """
     drawn = drawn_shots(train_labels, most=max(shots), draws=draws, seed=seed)
     classes = train_labels.unique()
@@ -228,15 +275,20 @@ def few_shot(
     return found
 
 
-def same_class(neighbours: Neighbours, bank_labels: Tensor, labels: Labels, *, k: int) -> Float[Tensor, " batch"]:
-    """Precision at k of a retrieval: the fraction of each query's k nearest neighbours that are of its class."""
+def same_class(
+    neighbours: Neighbours, bank_labels: Tensor, labels: Labels, *, k: int
+) -> Float[Tensor, " batch"]:
+    """Precision at k of a retrieval: the fraction of each query's k nearest neighbours that are of
+    its class.
+    """
     return (bank_labels[neighbours.indices[:, :k]] == labels[:, None]).double().mean(1)
 
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Pairs of patches, the most similar first. sources, targets: row and column in the first and in the second image;
-    similarity: cosines."""
+    """Pairs of patches, the most similar first. sources, targets: row and column in the first and
+    in the second image; similarity: cosines.
+    """
 
     sources: Int[Tensor, "pairs 2"]
     targets: Int[Tensor, "pairs 2"]
@@ -246,8 +298,10 @@ class Correspondence:
 def correspond(
     first: Float[Tensor, "rows columns dim"], second: Float[Tensor, "other_rows other_columns _"]
 ) -> Correspondence:
-    """Pairs of patches of two images that are each other's nearest neighbours by cosine ("best buddies", Amir 2022), of
-    equally near ones the first. Tokens as patch_tokens returns them, of one model and layer."""
+    """Pairs of patches of two images that are each other's nearest neighbours by cosine ("best
+    buddies", Amir 2022), of equally near ones the first. Tokens as patch_tokens returns them, of
+    one model and layer.
+    """
     one = first.flatten(0, 1)
     other = second.flatten(0, 1)
     there = nearest(one, other, k=1)
@@ -263,24 +317,31 @@ def correspond(
     return Correspondence(one_places, other_places, there.similarity[sources, 0])
 
 
-def patch_neighbours(tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k: int = NEIGHBOURS) -> Neighbours:
-    """Return the k patches of other images most similar to each patch: those of one image resemble each other whatever
-    the features. images: the image of each patch.
+def patch_neighbours(
+    tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k: int = NEIGHBOURS
+) -> Neighbours:
+    """Return the k patches of other images most similar to each patch: those of one image resemble
+    each other whatever the features. images: the image of each patch.
 
     Raises DataError where an image has fewer than k patches outside it.
     """
     fewest = len(images) - int(torch.bincount(images).max()) if len(images) else 0
     if fewest < k:
-        raise DataError(f"expected at least {k} patches in other images, found {fewest}; give more images")
+        raise DataError(
+            f"expected at least {k} patches in other images, found {fewest}; give more images"
+        )
     return nearest(tokens, tokens, k=k, leave_out=images, sources=images)
 
 
-def shared(neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int = 0) -> tuple[Estimate, float]:
-    """Return the share of the neighbours that are like the patch, its interval over images; and by chance, of a patch
-    drawn at random from the other images. alike: (patches, patches), whether two patches are.
+def shared(
+    neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int = 0
+) -> tuple[Estimate, float]:
+    """Return the share of the neighbours that are like the patch, its interval over images; and by
+    chance, of a patch drawn at random from the other images. alike: (patches, patches), whether two
+    patches are.
 
-    If neighbours share the position far more often than chance, the features hold mostly the position embedding; if
-    they share object or background, they hold content.
+    If neighbours share the position far more often than chance, the features hold mostly the
+    position embedding; if they share object or background, they hold content.
     """
     same = alike.gather(1, neighbours.indices).double().mean(1)
     others = images[:, None] != images
@@ -290,16 +351,20 @@ def shared(neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int =
 
 
 def near(centres: Float[Tensor, "patches plane"]) -> Pairs:
-    """Return whether two patches lie at the same place of their images: centres at most an eighth of the image's sides
-    apart, in which they are given."""
+    """Return whether two patches lie at the same place of their images: centres at most an eighth
+    of the image's sides apart, in which they are given.
+    """
     exact = centres.double()
     alike: Tensor = (exact[:, None] - exact).norm(dim=2) <= WITHIN + 1e-9  # equal up to rounding
     return alike
 
 
-def object_overlap(neighbours: Neighbours, on_object: OfPatch, images: OfPatch) -> tuple[Estimate, float] | None:
-    """Object segmentation without training: intersection over union of the patches that lie on the object (1, else 0)
-    with those whose neighbours vote for it, over all patches; and by chance: where every patch is said to be on it.
+def object_overlap(
+    neighbours: Neighbours, on_object: OfPatch, images: OfPatch
+) -> tuple[Estimate, float] | None:
+    """Object segmentation without training: intersection over union of the patches that lie on the
+    object (1, else 0) with those whose neighbours vote for it, over all patches; and by chance:
+    where every patch is said to be on it.
 
     Votes are weighted as in k-NN. None where no patch is on the object, or none is not.
     """

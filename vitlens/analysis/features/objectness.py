@@ -1,4 +1,6 @@
-"""Whether attention finds objects: the overlap of a head's maps with the masks, for a head chosen on other images."""
+"""Whether attention finds objects: the overlap of a head's maps with the masks, for a head chosen
+on other images.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -18,8 +20,10 @@ _AT_ONCE: Final = 64  # images whose cells are compared with each other
 
 @dataclass(frozen=True)
 class Objectness:
-    """Intersection over union of each image (n,), float64: of the best head's map; of the same with the maps of other
-    images; of the mean mask of the other half. heads: the best on each half, measured on the other."""
+    """Intersection over union of each image (n,), float64: of the best head's map; of the same with
+    the maps of other images; of the mean mask of the other half. heads: the best on each half,
+    measured on the other.
+    """
 
     iou: Float[Tensor, " batch"]
     shuffled: Float[Tensor, " batch"]
@@ -28,14 +32,18 @@ class Objectness:
 
 
 def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
-    """Return how well the best head's maps overlap the objects of images on which it was not chosen.
+    """Return how well the best head's maps overlap the objects of images on which it was not
+    chosen.
 
-    Images are halved by a seeded draw: the head of the highest mean on one half is measured on the other, both ways.
-    For the maps of other images the best head is chosen anew, in the same way. Raises DataError for fewer than 4 images
-    and for a mask without an object.
+    Images are halved by a seeded draw: the head of the highest mean on one half is measured on the
+    other, both ways. For the maps of other images the best head is chosen anew, in the same way.
+    Raises DataError for fewer than 4 images and for a mask without an object.
     """
     if len(maps) < FEWEST_MASKS:
-        raise DataError(f"expected at least {FEWEST_MASKS} images with masks, found {len(maps)}; give more images")
+        raise DataError(
+            f"expected at least {FEWEST_MASKS} images with masks, found {len(maps)}; give more "
+            "images"
+        )
     order = torch.randperm(len(maps), generator=torch.Generator().manual_seed(seed))
     halves = order[::2], order[1::2]
     own = area_iou(maps, masks)
@@ -54,15 +62,19 @@ def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
     return Objectness(iou, other, mean_mask, (heads[0], heads[1]))
 
 
-def area_iou(maps: HeadMaps, masks: Bool[Tensor, "batch height width"]) -> Float[Tensor, "batch heads"]:
+def area_iou(
+    maps: HeadMaps, masks: Bool[Tensor, "batch height width"]
+) -> Float[Tensor, "batch heads"]:
     """Intersection over union of each mask and as large an area of the map's highest cells.
 
-    Of cells that are equal at the edge of that area, each is counted in proportion: a constant map overlaps as chance
-    does. Raises DataError for a mask without an object.
+    Of cells that are equal at the edge of that area, each is counted in proportion: a constant map
+    overlaps as chance does. Raises DataError for a mask without an object.
     """
     empty = (~masks.flatten(1).any(1)).nonzero()
     if len(empty):
-        raise DataError(f"expected an object in every mask, found an empty one (image {int(empty[0])})")
+        raise DataError(
+            f"expected an object in every mask, found an empty one (image {int(empty[0])})"
+        )
     inside = _cells(masks, maps).flatten(1)[:, None]
     # in cells
     area = inside.sum(-1, keepdim=True)

@@ -1,4 +1,6 @@
-"""The effective receptive field by depth (Luo 2016): how strongly each pixel moves one patch, by gradients."""
+"""The effective receptive field by depth (Luo 2016): how strongly each pixel moves one patch, by
+gradients.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -22,11 +24,12 @@ DRAWS: Final = 4  # random directions of the patch's features, for each image
 class ReceptiveField(Summary):
     """What the middle patch of one layer depends on.
 
-    layer: from 0; title: its name in reports; field: (height, width), the norm of the patch's gradient at each pixel,
-    mean over images, not scaled; distance: from the patch's centre to a pixel, in px, mean over pixels weighted by the
-    norm; uniform: the same for equal weights; half: the least share of the pixels that holds half of the sum of norms
-    (0.5 if all are equal); seen: the share of the pixels whose gradient is not exactly 0 in any image. distance and
-    half: means over images with Student's 95 % interval.
+    layer: from 0; title: its name in reports; field: (height, width), the norm of the patch's
+    gradient at each pixel, mean over images, not scaled; distance: from the patch's centre to a
+    pixel, in px, mean over pixels weighted by the norm; uniform: the same for equal weights; half:
+    the least share of the pixels that holds half of the sum of norms (0.5 if all are equal); seen:
+    the share of the pixels whose gradient is not exactly 0 in any image. distance and half: means
+    over images with Student's 95 % interval.
     """
 
     layer: int
@@ -42,13 +45,13 @@ class ReceptiveField(Summary):
 def receptive_field(
     model: Model, images: Images, *, groups: Tensor | None = None, draws: int = DRAWS, seed: int = 0
 ) -> tuple[ReceptiveField, ...]:
-    """Return the effective receptive field of every block (of a CNN: stage), measured at the patch in the middle of its
-    map.
+    """Return the effective receptive field of every block (of a CNN: stage), measured at the patch
+    in the middle of its map.
 
-    The gradient of v · features(patch) with respect to the pixels, for `draws` random directions v of unit variance:
-    the root of the mean square over draws, summed over colours, is the norm of all gradients of the patch's features at
-    a pixel, up to the noise of few draws. groups (n,): of images that share a source. Raises UnsupportedError for a
-    model without layers to read.
+    The gradient of v · features(patch) with respect to the pixels, for `draws` random directions v
+    of unit variance: the root of the mean square over draws, summed over colours, is the norm of
+    all gradients of the patch's features at a pixel, up to the noise of few draws. groups (n,): of
+    images that share a source. Raises UnsupportedError for a model without layers to read.
     """
     members = None if groups is None else groups.cpu().numpy()
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +64,10 @@ def receptive_field(
     for stage in placed:
         assert stage.grid is not None
         assert stage.index is not None  # not the embedding
-        (rows, columns), (height, width) = stage.grid, pixels.shape[2:]  # as given, which a model may resize
+        (rows, columns), (height, width) = (
+            stage.grid,
+            pixels.shape[2:],
+        )  # as given, which a model may resize
         middle = (rows // 2) * columns + columns // 2
         patch = tokens[stage][:, len(stage.prefix) + middle]  # (batch, width)
         square = torch.zeros_like(pixels[:, 0])

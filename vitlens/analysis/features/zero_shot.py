@@ -1,4 +1,5 @@
-"""Zero-shot classification with a language-image model, and the accuracy of each prompt template."""
+"""Zero-shot classification with a language-image model, and the accuracy of each prompt
+template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -9,7 +10,14 @@ from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.errors import InputError, by_caller
-from vitlens.models.language_image import PHOTO, PLACE, ByTemplate, ensemble, text_tower, with_prompts
+from vitlens.models.language_image import (
+    PHOTO,
+    PLACE,
+    ByTemplate,
+    ensemble,
+    text_tower,
+    with_prompts,
+)
 from vitlens.models.model import Model
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, accuracy_difference, holm, paired_test
@@ -18,8 +26,10 @@ ENSEMBLE: Final = "ensemble of all"
 
 
 class TemplateScore(NamedTuple):
-    """The accuracy of a model with one template (or the ensemble of all); gain: minus the ensemble's, in points, paired
-    over images (None for the ensemble); p, p_holm: of `paired_test` against the ensemble, and corrected."""
+    """The accuracy of a model with one template (or the ensemble of all); gain: minus the
+    ensemble's, in points, paired over images (None for the ensemble); p, p_holm: of `paired_test`
+    against the ensemble, and corrected.
+    """
 
     template: str
     accuracy: Estimate
@@ -29,7 +39,9 @@ class TemplateScore(NamedTuple):
 
 
 def prompted(model: Model, prompts: Sequence[str]) -> Model:
-    """Return a language-image model whose logits are the similarities of an image to each of these texts."""
+    """Return a language-image model whose logits are the similarities of an image to each of these
+    texts.
+    """
     tower = text_tower(model)
     return with_prompts(model, tuple(prompts), tower.embed(list(prompts), device=model.device))
 
@@ -43,9 +55,11 @@ def template_scores(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[TemplateScore, ...]:
-    """Return the accuracy of the ensemble of all templates, then of each template, on the same images.
+    """Return the accuracy of the ensemble of all templates, then of each template, on the same
+    images.
 
-    embeddings: of the images, of any length; groups: (batch,) which images share a source, for the intervals.
+    embeddings: of the images, of any length; groups: (batch,) which images share a source, for the
+    intervals.
     """
     unit = F.normalize(embeddings.to(each), dim=-1)
 
@@ -72,7 +86,8 @@ def chosen_templates(words: Sequence[str], sets: Mapping[str, Sequence[str]]) ->
         if word not in sets and PLACE not in word:
             option = by_caller(python="templates=", command="--clip-templates ")
             raise InputError(
-                f"expected a template with {PLACE} in place of the class, a file of such lines, or one of "
+                f"expected a template with {PLACE} in place of the class, a file of such lines, or "
+                "one of "
                 f"{', '.join(sets)}, found {word!r}; e.g. {option}{PHOTO[0]!r}"
             )
     return tuple(dict.fromkeys(template for word in words for template in sets.get(word, (word,))))

@@ -1,1 +1,3 @@
-"""Statistics of every attention head (distance, entropy, sparsity, sinks), and the specialisation of each head."""
+"""Statistics of every attention head (distance, entropy, sparsity, sinks), and the specialisation
+of each head.
+"""

@@ -1,9 +1,11 @@
-"""Every statistic and every label of a head: the words of each, free of torch, read by everything that shows them.
+"""Every statistic and every label of a head: the words of each, free of torch, read by everything
+that shows them.
 
-To add a statistic, add an entry to STATISTICS and its function to FUNCTIONS in rows.py: `vitlens.statistics`, the
-report and figures of `vitlens stats` and the documentation take it from here. The function's argument depends on
-`input`: "row", a `rows.Rows`, for one number per row; "layer", a `rows.PatchRows`, for one number per image and head;
-"tokens", a `rows.TokenNorms`, for one number per image. To add a label, add an entry to LABELS and its rule to RULES in
+To add a statistic, add an entry to STATISTICS and its function to FUNCTIONS in rows.py:
+`vitlens.statistics`, the report and figures of `vitlens stats` and the documentation take it from
+here. The function's argument depends on `input`: "row", a `rows.Rows`, for one number per row;
+"layer", a `rows.PatchRows`, for one number per image and head; "tokens", a `rows.TokenNorms`, for
+one number per image. To add a label, add an entry to LABELS and its rule to RULES in
 specialisation.py.
 """
 
@@ -19,12 +21,14 @@ View = Literal["maps", "training", "each head"]
 class Statistic:
     """One number for every head (or every block), a mean over queries and images.
 
-    title: in figures and tables; unit: "px", "nats", "fraction", "keys" or ""; meaning: its definition; reading: the
-    interpretation of a high and a low value, in one sentence; source: the paper, or the formula; input: the argument of
-    the function; rows: the queries whose attention rows it is computed from ("tokens": the residual stream instead);
-    needs: requirements of a layer ("grid": patches that attend to patches); views: the parts of reports that show it;
-    whole_range: whether the colours of its maps span 0 to 1, rather than end at its greatest value; tracked_as: its
-    name where `train --track` logs it by layer, "" if it does not; function: its name in FUNCTIONS, "" for its own.
+    title: in figures and tables; unit: "px", "nats", "fraction", "keys" or ""; meaning: its
+    definition; reading: the interpretation of a high and a low value, in one sentence; source: the
+    paper, or the formula; input: the argument of the function; rows: the queries whose attention
+    rows it is computed from ("tokens": the residual stream instead); needs: requirements of a layer
+    ("grid": patches that attend to patches); views: the parts of reports that show it; whole_range:
+    whether the colours of its maps span 0 to 1, rather than end at its greatest value; tracked_as:
+    its name where `train --track` logs it by layer, "" if it does not; function: its name in
+    FUNCTIONS, "" for its own.
     """
 
     title: str
@@ -51,7 +55,13 @@ class Statistic:
 
 
 def _of_layer(
-    title: str, unit: str, meaning: str, reading: str, source: str, *views: View, need: Need = "grid"
+    title: str,
+    unit: str,
+    meaning: str,
+    reading: str,
+    source: str,
+    *views: View,
+    need: Need = "grid",
 ) -> Statistic:
     """Return a statistic of a layer between patches; of the CLS row where it needs one."""
     needs: tuple[Need, ...] = ("grid",) if need == "grid" else ("grid", need)
@@ -129,7 +139,8 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "attention distance",
         "px",
         "mean distance from a patch to the patches that it attends to",
-        "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
+        "Low: attention is local; near uniform attention's: spread, or on the same keys for all "
+        "patches.",
         "Dosovitskiy 2021, appendix D.8; Raghu 2021",
         "training",
         "each head",
@@ -236,7 +247,8 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "high-norm patches",
         "tokens",
         "patches with a norm above median + 5 median absolute deviations",
-        "The number of patches of outlying norm; in large ViTs such patches hold global information.",
+        "The number of patches of outlying norm; in large ViTs such patches hold global "
+        "information.",
         "Darcet 2024; the threshold is ours",
     ),
     "high_norm_prefix": _of_tokens(
@@ -275,8 +287,9 @@ FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
 @dataclass(frozen=True)
 class Label:
     """sentence: the rule in words; code: the short form below a panel, "" for none; colour: of its
-    frame; within: the more general labels that it is a case of; first: whether its score decides before those of others
-    are compared."""
+    frame; within: the more general labels that it is a case of; first: whether its score decides
+    before those of others are compared.
+    """
 
     sentence: str
     code: str
@@ -288,46 +301,70 @@ class Label:
 # Colours: Okabe and Ito's eight and Tol's; codes tell labels of one colour family apart.
 LABELS: Final[dict[str, Label]] = {
     "dead": Label(
-        "the head adds next to nothing to the residual stream: less than 0.5 % of the mean norm of the model's heads",
+        "the head adds next to nothing to the residual stream: less than 0.5 % of the mean norm of "
+        "the model's heads",
         "dead",
         "#000000",
         first=True,
     ),
-    "uniform": Label("a row has less than half a bit: attention is nearly the same for all keys", "unif", "#F0E442"),
+    "uniform": Label(
+        "a row has less than half a bit: attention is nearly the same for all keys",
+        "unif",
+        "#F0E442",
+    ),
     "CLS": Label("patches attend to the CLS token", "CLS", "#CC79A7"),
     "register": Label("patches attend to registers or the distillation token", "reg", "#AA4499"),
     "position": Label(
-        "attends to the same places of the image, whatever the query and the image (predicted from other images)",
+        "attends to the same places of the image, whatever the query and the image (predicted from "
+        "other images)",
         "place",
         "#D55E00",
     ),
     "sink": Label(
-        "all queries attend to a few patches (at most 10 %) that differ from image to image, beyond what position, "
+        "all queries attend to a few patches (at most 10 %) that differ from image to image, "
+        "beyond what position, "
         "object and background explain",
         "sink",
         "#882255",
     ),
     "high-norm": Label(
-        "attends to the patches of exceptional norm in the residual stream (more than median + 5 median absolute "
+        "attends to the patches of exceptional norm in the residual stream (more than median + 5 "
+        "median absolute "
         "deviations)",
         "norm",
         "#AA3377",
         ("sink",),
     ),
-    "border": Label("attends to the outermost patches of the image", "edge", "#DDAA33", ("position",)),
+    "border": Label(
+        "attends to the outermost patches of the image", "edge", "#DDAA33", ("position",)
+    ),
     "object": Label("attends to the patches of the object's mask", "obj", "#117733"),
     "background": Label("attends to the patches off the object's mask", "back", "#999933"),
     "similar": Label(
-        "attends to the patches most similar in mean colour (10 %), beyond what the offset and the popularity of keys "
+        "attends to the patches most similar in mean colour (10 %), beyond what the offset and the "
+        "popularity of keys "
         "explain",
         "sim",
         "#332288",
     ),
-    "self": Label("a patch attends to itself", "self", "#44AA99", ("local", "same row", "same column", "similar")),
-    "previous": Label("a patch attends to its left neighbour", "prev", "#0072B2", ("local", "same row", "left")),
-    "next": Label("a patch attends to its right neighbour", "next", "#56B4E9", ("local", "same row", "right")),
-    "above": Label("a patch attends to the patch above", "above", "#4477AA", ("local", "same column", "up")),
-    "below": Label("a patch attends to the patch below", "below", "#88CCEE", ("local", "same column", "down")),
+    "self": Label(
+        "a patch attends to itself",
+        "self",
+        "#44AA99",
+        ("local", "same row", "same column", "similar"),
+    ),
+    "previous": Label(
+        "a patch attends to its left neighbour", "prev", "#0072B2", ("local", "same row", "left")
+    ),
+    "next": Label(
+        "a patch attends to its right neighbour", "next", "#56B4E9", ("local", "same row", "right")
+    ),
+    "above": Label(
+        "a patch attends to the patch above", "above", "#4477AA", ("local", "same column", "up")
+    ),
+    "below": Label(
+        "a patch attends to the patch below", "below", "#88CCEE", ("local", "same column", "down")
+    ),
     "same row": Label("a patch attends along its row", "row", "#E69F00"),
     "same column": Label("a patch attends along its column", "col", "#DDCC77"),
     "left": Label("a patch attends to the side left of it", "left", "#661100"),
@@ -335,19 +372,26 @@ LABELS: Final[dict[str, Label]] = {
     "up": Label("a patch attends to the side above it", "up", "#6699CC"),
     "down": Label("a patch attends to the side below it", "down", "#AA4466"),
     "local": Label(
-        "a patch attends to its neighbourhood (a disc of at most a quarter of the patches)", "local", "#009E73"
+        "a patch attends to its neighbourhood (a disc of at most a quarter of the patches)",
+        "local",
+        "#009E73",
     ),
     MIXED: Label(
-        "the two best labels explain most of the attention together, or each alone: neither is clearly the better",
+        "the two best labels explain most of the attention together, or each alone: neither is "
+        "clearly the better",
         "mixed",
         "#777777",
     ),
-    UNLABELLED: Label("not even the two best labels together explain most of the attention", "", "#CCCCCC"),
+    UNLABELLED: Label(
+        "not even the two best labels together explain most of the attention", "", "#CCCCCC"
+    ),
 }
 
 
 def head_words(label: str, best: str, other: str | None, score: float) -> str:
-    """Return what a head attends to, in a few words, from its label; best, other: the labels of the highest scores."""
+    """Return what a head attends to, in a few words, from its label; best, other: the labels of the
+    highest scores.
+    """
     if label == MIXED and other is not None:
         return f"mixed: {best} and {other}"
     if label not in LABELS or label in (MIXED, UNLABELLED):

@@ -1,8 +1,9 @@
-"""The statistics of attention weights: of single rows, and of one layer between patches. What each is: registry.py.
+"""The statistics of attention weights: of single rows, and of one layer between patches. What each
+is: registry.py.
 
-Formulas of rows, entropy and sparsity, are arranged to be precise in fp32 also for nearly uniform rows, where the
-textbook forms subtract almost equal numbers. Of a layer, the rows of patches and the row of CLS are treated separately,
-each window is one call, and padding is no query.
+Formulas of rows, entropy and sparsity, are arranged to be precise in fp32 also for nearly uniform
+rows, where the textbook forms subtract almost equal numbers. Of a layer, the rows of patches and
+the row of CLS are treated separately, each window is one call, and padding is no query.
 """
 
 from collections.abc import Callable
@@ -27,13 +28,17 @@ PerHead = Float[Tensor, "layers heads"]
 DEVIATIONS = 5  # median absolute deviations above the median
 _TINY = 1e-12
 _BELOW = 2.0  # a weight is at most 1 below that of uniform attention
-_ROUNDING = 1e-4  # of the median: equal values differ by rounding, as does their median absolute deviation
+_ROUNDING = (
+    1e-4  # of the median: equal values differ by rounding, as does their median absolute deviation
+)
 
 
 class Rows:
-    """Rows of attention weights, and the keys that each may attend to; what several statistics need is computed once.
+    """Rows of attention weights, and the keys that each may attend to; what several statistics need
+    is computed once.
 
-    allowed: True for these keys, of a shape that broadcasts to that of the weights; None: every key.
+    allowed: True for these keys, of a shape that broadcasts to that of the weights; None: every
+    key.
     """
 
     def __init__(self, weights: Row, allowed: Tensor | None = None) -> None:
@@ -42,14 +47,17 @@ class Rows:
 
     @cached_property
     def keys(self) -> Number:
-        """Return the number of keys that each row may attend to; it broadcasts to one number per row."""
+        """Return the number of keys that each row may attend to; it broadcasts to one number per
+        row.
+        """
         if self.allowed is None:
             return self.weights.new_tensor(float(self.weights.shape[-1]))
         return self.allowed.sum(-1).to(self.weights)
 
     @cached_property
     def deviations(self) -> Row:
-        """Return each weight minus that of uniform attention on the same keys; 0 for masked keys."""
+        """Return each weight minus that of uniform attention on the same keys; 0 for masked
+        keys."""
         if self.allowed is None:
             return self.weights - 1 / self.weights.shape[-1]
         return (self.weights - 1 / self.keys[..., None]) * self.allowed
@@ -63,10 +71,11 @@ class Rows:
 
 
 class PatchRows:
-    """One layer's weights (images x calls, heads, query, key), a call being a window, and what statistics share.
+    """One layer's weights (images x calls, heads, query, key), a call being a window, and what
+    statistics share.
 
-    renormalise: distances are of the attention on patches, scaled to sum to 1; allowed (calls of an image, heads or 1,
-    query or 1, key): the keys that a query may attend to, None: every key.
+    renormalise: distances are of the attention on patches, scaled to sum to 1; allowed (calls of an
+    image, heads or 1, query or 1, key): the keys that a query may attend to, None: every key.
     """
 
     def __init__(
@@ -92,12 +101,16 @@ class PatchRows:
         if geometry.windows is not None:
             calls = self.on_patches.unflatten(0, (images, -1))
             self.on_patches = (calls * self.real[:, None, None]).flatten(0, 1)
-            self.on_neighbours = (calls * geometry.pairs().to(weights.device)[:, None]).flatten(0, 1)
+            self.on_neighbours = (calls * geometry.pairs().to(weights.device)[:, None]).flatten(
+                0, 1
+            )
 
     def statistics(self) -> dict[str, PerImage]:
         """Return every registered statistic that this layer has, by name."""
         place = self.geometry
-        of_patches = row_statistics(self.queries, "patches", self._allowed_of(slice(place.prefix, None)))
+        of_patches = row_statistics(
+            self.queries, "patches", self._allowed_of(slice(place.prefix, None))
+        )
         found = {name: self.mean(values) for name, values in of_patches.items()}
         if place.cls:
             found |= row_statistics(self.cls_row, "CLS", self._allowed_of(place.cls[0]))
@@ -111,8 +124,14 @@ class PatchRows:
         """Return the keys that some queries of every call may attend to."""
         if self.allowed is None:
             return None
-        query = queries if self.allowed.shape[-2] > 1 else (0 if isinstance(queries, int) else slice(None))
-        return self.allowed[:, :, query].repeat(self.images, *[1] * (3 if isinstance(query, slice) else 2))
+        query = (
+            queries
+            if self.allowed.shape[-2] > 1
+            else (0 if isinstance(queries, int) else slice(None))
+        )
+        return self.allowed[:, :, query].repeat(
+            self.images, *[1] * (3 if isinstance(query, slice) else 2)
+        )
 
     def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
         """Return the mean over the patch queries."""
@@ -120,7 +139,9 @@ class PatchRows:
         means: PerImage = each.sum((1, 3)) / self.count
         return means
 
-    def mean_sum(self, values: Float[Tensor, "calls heads *rest"]) -> Float[Tensor, "images heads *rest"]:
+    def mean_sum(
+        self, values: Float[Tensor, "calls heads *rest"]
+    ) -> Float[Tensor, "images heads *rest"]:
         """Return sums over a window's queries as means over all queries of an image."""
         means: Tensor = values.unflatten(0, (self.images, -1)).sum(1) / self.count
         return means
@@ -146,14 +167,16 @@ class PatchRows:
     def sinks(self) -> Bool[Tensor, "images heads key"]:
         """Return which keys receive more than their row's median + 5 median absolute deviations.
 
-        In units of what uniform attention gives them: in a padded or cut window fewer patches share the attention.
+        In units of what uniform attention gives them: in a padded or cut window fewer patches share
+        the attention.
         """
         return outliers(self.received / self._received_of_uniform)
 
     @cached_property
     def _received_of_uniform(self) -> Tensor:
-        """Return the mean weight that each key receives where attention is uniform; 1 where it is the same for all
-        keys."""
+        """Return the mean weight that each key receives where attention is uniform; 1 where it is
+        the same for all keys.
+        """
         if self.geometry.windows is None:
             return self.weights.new_ones(())
         calls = len(self.weights) // self.images
@@ -171,7 +194,9 @@ class PatchRows:
 
 @dataclass(frozen=True)
 class TokenNorms:
-    """Euclidean norms of the tokens of the residual stream after one block; prefix: the number of prefix tokens."""
+    """Euclidean norms of the tokens of the residual stream after one block; prefix: the number of
+    prefix tokens.
+    """
 
     norms: Float[Tensor, "images tokens"]
     prefix: int
@@ -182,8 +207,11 @@ class TokenNorms:
         return outliers(self.norms).float()
 
 
-def row_statistics(weights: Row, of: Literal["patches", "CLS"], allowed: Tensor | None = None) -> dict[str, Number]:
-    """Return the registered statistics of the rows of patches, or of CLS and pooling queries, one number per row.
+def row_statistics(
+    weights: Row, of: Literal["patches", "CLS"], allowed: Tensor | None = None
+) -> dict[str, Number]:
+    """Return the registered statistics of the rows of patches, or of CLS and pooling queries, one
+    number per row.
 
     allowed: see `Rows`.
     """
@@ -196,14 +224,17 @@ def row_statistics(weights: Row, of: Literal["patches", "CLS"], allowed: Tensor 
 
 
 def normalised_entropy(rows: Rows) -> Number:
-    """Return the entropy as a share of that of uniform attention on the same keys; 1 where a mask leaves a single
-    key."""
+    """Return the entropy as a share of that of uniform attention on the same keys; 1 where a mask
+    leaves a single key.
+    """
     share = (rows.entropy / rows.keys.log().clamp_min(_TINY)).clamp(0, 1)
     return share if rows.allowed is None else torch.where(rows.keys > 1, share, 1.0)
 
 
 def hoyer(rows: Rows) -> Number:
-    """Hoyer's sparsity (Hoyer 2004), (√n - l1/l2) / (√n - 1): 0 for uniform attention, 1 for one key; 0 where n = 1."""
+    """Hoyer's sparsity (Hoyer 2004), (√n - l1/l2) / (√n - 1): 0 for uniform attention, 1 for one
+    key; 0 where n = 1.
+    """
     excess = rows.keys * rows.deviations.square().sum(-1)  # n · l2² - 1 for rows that sum to 1
     root = (1 + excess).sqrt()
     sides = rows.keys.sqrt()
@@ -212,9 +243,13 @@ def hoyer(rows: Rows) -> Number:
 
 
 def gini(rows: Rows) -> Number:
-    """Return the Gini coefficient of each row's weights: 0 for uniform attention, 1 - 1/n for one key."""
+    """Return the Gini coefficient of each row's weights: 0 for uniform attention, 1 - 1/n for one
+    key.
+    """
     size = rows.weights.shape[-1]
-    steps = torch.arange(1 - size, size, 2, dtype=rows.weights.dtype, device=rows.weights.device)  # 2 i - n - 1
+    steps = torch.arange(
+        1 - size, size, 2, dtype=rows.weights.dtype, device=rows.weights.device
+    )  # 2 i - n - 1
     if rows.allowed is None:
         coefficients = ascending(rows.deviations) @ steps / size
     else:  # masked keys come first, and have no rank
@@ -229,7 +264,9 @@ def distance(layer: PatchRows) -> PerImage:
     """Mean distance in px from a patch to the patches that it attends to."""
     mass = layer.on_patches.sum(-1)
     pixels = layer.geometry.distances().to(layer.weights)
-    away = (layer.on_patches.unflatten(0, (layer.images, -1)) * pixels[:, None]).sum(-1).flatten(0, 1)
+    away = (
+        (layer.on_patches.unflatten(0, (layer.images, -1)) * pixels[:, None]).sum(-1).flatten(0, 1)
+    )
     if layer.renormalise:
         away = away / mass.clamp_min(torch.finfo(mass.dtype).tiny)
     return layer.mean(away)
@@ -247,26 +284,31 @@ def ascending(values: Row) -> Row:
     """Return each row in ascending order."""
     if values.device.type != "cpu":
         return values.sort(-1).values
-    return torch.from_numpy(np.sort(values.detach().numpy(), axis=-1))  # 25 times faster than torch on the CPU
+    return torch.from_numpy(
+        np.sort(values.detach().numpy(), axis=-1)
+    )  # 25 times faster than torch on the CPU
 
 
 def outliers(values: Float[Tensor, "*leading token"]) -> Bool[Tensor, "*leading token"]:
-    """Return which values exceed their row's median by more than 5 median absolute deviations (and 0.01 % of the
-    median)."""
+    """Return which values exceed their row's median by more than 5 median absolute deviations (and
+    0.01 % of the median).
+    """
     middle = median(values)[..., None]
     deviation = median((values - middle).abs())[..., None]
     return values - middle > torch.maximum(DEVIATIONS * deviation, _ROUNDING * middle.abs())
 
 
 def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]:
-    """Return the median of each row; for an even number of values the mean of the two middle ones (torch takes the
-    lower)."""
+    """Return the median of each row; for an even number of values the mean of the two middle ones
+    (torch takes the lower).
+    """
     ordered = ascending(values)
     size = values.shape[-1]
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
 
 
-# By name of the statistic: of Rows one number per row, of PatchRows per image and head, of TokenNorms per image.
+# By name of the statistic: of Rows one number per row, of PatchRows per image and head, of
+# TokenNorms per image.
 FUNCTIONS: Final[dict[str, Callable[[Any], Tensor]]] = {
     "entropy": lambda rows: rows.entropy,
     "normalised_entropy": normalised_entropy,

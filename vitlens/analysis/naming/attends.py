@@ -1,10 +1,12 @@
-"""By what a head attends, in a word, and whether the word holds when the patches of an image change places.
+"""By what a head attends, in a word, and whether the word holds when the patches of an image change
+places.
 
-The word is the largest of the products of logits.py that makes up most of the attention logits, the two of the mean
-query taken together as the same keys whoever asks. It is tested on images whose patches are shuffled: what follows from
-positions stays where it is, what follows from content moves with the patches, on the side of the query and on that of
-the key. The logits of a shuffled image are correlated with those of the image, whose rows, and whose columns, stay or
-are shuffled likewise; the word holds where the correlations with the sides that it names are the higher ones.
+The word is the largest of the products of logits.py that makes up most of the attention logits, the
+two of the mean query taken together as the same keys whoever asks. It is tested on images whose
+patches are shuffled: what follows from positions stays where it is, what follows from content moves
+with the patches, on the side of the query and on that of the key. The logits of a shuffled image
+are correlated with those of the image, whose rows, and whose columns, stay or are shuffled
+likewise; the word holds where the correlations with the sides that it names are the higher ones.
 """
 
 import math
@@ -32,18 +34,21 @@ from vitlens.uncertainty import Estimate, by_group, student_mean, student_test
 
 _AT_ONCE: Final = 1 << 26  # logits of all layers that are kept at a time
 
-Sides = Float[Tensor, "images heads 2 2"]  # by the query's side, then the key's: it stays, it moves with the patches
+Sides = Float[
+    Tensor, "images heads 2 2"
+]  # by the query's side, then the key's: it stays, it moves with the patches
 
 
 @dataclass(frozen=True)
 class AttendsBy:
     """By what one head attends.
 
-    word: SAME, a product, "uniform" (nothing to tell apart), or `mixed` and `no single pattern`, as a head's
-    label; best, other: the two largest; share, other_share: of the logits' variance, the first with its interval over
-    images; shares: of every product; spread: the standard deviation of the logits of a row, nats; sides: for the query
-    and the key that the word names, how much better the logits of a shuffled image agree with what it predicts, the
-    difference of two correlations; p: of the least certain of them, before any correction; None without a test.
+    word: SAME, a product, "uniform" (nothing to tell apart), or `mixed` and `no single pattern`, as
+    a head's label; best, other: the two largest; share, other_share: of the logits' variance, the
+    first with its interval over images; shares: of every product; spread: the standard deviation of
+    the logits of a row, nats; sides: for the query and the key that the word names, how much better
+    the logits of a shuffled image agree with what it predicts, the difference of two correlations;
+    p: of the least certain of them, before any correction; None without a test.
     """
 
     word: str
@@ -57,8 +62,12 @@ class AttendsBy:
     p: float | None
 
 
-def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, groups: Tensor | None) -> AttendsBy:
-    """Return the word for one head; images: their number; sides: of the shuffled ones, or None; groups: of these."""
+def attends_by(
+    layer: LayerParts, head: int, images: int, sides: Sides | None, groups: Tensor | None
+) -> AttendsBy:
+    """Return the word for one head; images: their number; sides: of the shuffled ones, or None;
+    groups: of these.
+    """
     samples = {name: layer.shares[:, head, index] for index, name in enumerate(PRODUCTS)}
     shares = {name: float(each[0]) for name, each in samples.items()}
     merged = {SAME: torch.zeros_like(layer.shares[:, head, 0])}
@@ -82,7 +91,8 @@ def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, g
     if math.isnan(half):
         share = Estimate(value, n=images)
     else:
-        # between 0 and 1, or at the share itself: of products that cancel each other it may lie outside
+        # between 0 and 1, or at the share itself: of products that cancel each other it may lie
+        # outside
         low = max(value - half, min(value, 0.0))
         high = min(value + half, max(value, 1.0))
         share = Estimate(value, low, high, images)
@@ -102,37 +112,60 @@ def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, g
 
 
 def _predicted(word: str, shares: Mapping[str, float]) -> dict[str, str]:
-    """Return what each side that a word names follows; of the same keys, the larger of the two products."""
+    """Return what each side that a word names follows; of the same keys, the larger of the two
+    products.
+    """
     if word != SAME:
         return dict(zip(("query", "key"), PRODUCTS[word]))
-    largest = max((name for name in PRODUCTS if PRODUCTS[name][0] == "mean"), key=lambda name: shares[name])
+    largest = max(
+        (name for name in PRODUCTS if PRODUCTS[name][0] == "mean"), key=lambda name: shares[name]
+    )
     return {"key": PRODUCTS[largest][1]}
 
 
 def orders(layout: TokenLayout, count: int, *, seed: int = 0) -> Int[Tensor, "count patches"]:
-    """Return an order of the patches of each image: which one is at each place when they are shuffled."""
+    """Return an order of the patches of each image: which one is at each place when they are
+    shuffled.
+    """
     return uniform(keys(seed, torch.arange(count)), layout.patches, stream=3).argsort(1)
 
 
 def shuffled(
-    images: Float[Tensor, "batch channels height width"], layout: TokenLayout, order: Int[Tensor, "batch patches"]
+    images: Float[Tensor, "batch channels height width"],
+    layout: TokenLayout,
+    order: Int[Tensor, "batch patches"],
 ) -> Float[Tensor, "batch channels _ _"]:
     """Images, resized as the model would, whose patches are put in this order."""
     if tuple(images.shape[-2:]) != tuple(layout.image_size):
-        images = F.interpolate(images, size=layout.image_size, mode="bilinear", antialias=True, align_corners=False)
+        images = F.interpolate(
+            images, size=layout.image_size, mode="bilinear", antialias=True, align_corners=False
+        )
     (down, across), (tall, wide) = layout.grid, layout.patch_size
     order = order.to(images.device)
-    cut = images.unflatten(2, (down, tall)).unflatten(4, (across, wide)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    cut = (
+        images.unflatten(2, (down, tall))
+        .unflatten(4, (across, wide))
+        .permute(0, 2, 4, 1, 3, 5)
+        .flatten(1, 2)
+    )
     moved = cut[torch.arange(len(images), device=images.device)[:, None], order]
-    laid: Tensor = moved.unflatten(1, (down, across)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
+    laid: Tensor = (
+        moved.unflatten(1, (down, across)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
+    )
     return laid
 
 
 def agreement(
-    model: Model, images: Parts, layers: Sequence[int], order: Int[Tensor, "some patches"], size: int
+    model: Model,
+    images: Parts,
+    layers: Sequence[int],
+    order: Int[Tensor, "some patches"],
+    size: int,
 ) -> dict[int, Sides]:
-    """Return how the attention logits of the first images, shuffled in this order, agree with those of the images, by
-    layer: correlations over all pairs of patches, without the mean over the keys. size: images at a time, at most."""
+    """Return how the attention logits of the first images, shuffled in this order, agree with those
+    of the images, by layer: correlations over all pairs of patches, without the mean over the keys.
+    size: images at a time, at most.
+    """
     if not layers:
         return {}
     layout = model.layout
@@ -140,15 +173,18 @@ def agreement(
     size = min(size, max(1, _AT_ONCE // (len(layers) * 16 * layout.patches**2)))
     for start, own in zip(range(0, len(order), size), order.split(size)):
         batch = images[start : start + len(own)].to(model.device)
-        known, again = (_logits(model, each, layers) for each in (batch, shuffled(batch, layout, own)))
+        known, again = (
+            _logits(model, each, layers) for each in (batch, shuffled(batch, layout, own))
+        )
         for layer in layers:
             found[layer].append(_correlations(known[layer], again[layer], own.to(batch.device)))
     return {layer: torch.cat(parts) for layer, parts in found.items()}
 
 
 def _logits(model: Model, images: Images, layers: Sequence[int]) -> dict[int, Tensor]:
-    """Return the attention logits between patches (images, heads, query, key) of some layers, without their mean over
-    keys, each head's of one length."""
+    """Return the attention logits between patches (images, heads, query, key) of some layers,
+    without their mean over keys, each head's of one length.
+    """
     found: dict[int, Tensor] = {}
 
     def take(call: AttentionCall) -> None:
@@ -159,7 +195,9 @@ def _logits(model: Model, images: Images, layers: Sequence[int]) -> dict[int, Te
             assert scores is not None
             logits = scores[..., place.prefix :, place.prefix :]
             logits = logits - logits.mean(-1, keepdim=True)
-            found[call.site.layer] = logits / logits.square().sum((-1, -2), keepdim=True).sqrt().clamp_min(1e-12)
+            found[call.site.layer] = logits / logits.square().sum(
+                (-1, -2), keepdim=True
+            ).sqrt().clamp_min(1e-12)
 
     observe(model, images, take)
     return found
@@ -170,4 +208,6 @@ def _correlations(known: Tensor, again: Tensor, order: Int[Tensor, "images patch
     moved = known.gather(2, rows)
     columns = order[:, None, None, :].expand_as(known)
     pairs = [[each, each.gather(3, columns)] for each in (known, moved)]
-    return torch.stack([torch.stack([(each * again).sum((-1, -2)) for each in row], -1) for row in pairs], -2).cpu()
+    return torch.stack(
+        [torch.stack([(each * again).sum((-1, -2)) for each in row], -1) for row in pairs], -2
+    ).cpu()

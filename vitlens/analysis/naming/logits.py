@@ -1,11 +1,13 @@
-"""By what each head attends: its attention logits split into parts of the query and of the key, after the bi-orthogonal
-factor decomposition (Doshi 2026).
+"""By what each head attends: its attention logits split into parts of the query and of the key,
+after the bi-orthogonal factor decomposition (Doshi 2026).
 
-A query is the sum of the mean of its image's queries, of what its position adds (the mean over images of what is left),
-and of the rest, its content; a key, whose mean over a row the softmax removes, is the sum of position and content. The
-logits are the sum of the products of these parts. The share of a product is its covariance with the logits over their
-variance, both over the keys of a row, summed over queries and images: shares add up to 1. The two products of the mean
-query together, the same keys whoever asks, are orthogonal to the others: theirs is a share of the variance.
+A query is the sum of the mean of its image's queries, of what its position adds (the mean over
+images of what is left), and of the rest, its content; a key, whose mean over a row the softmax
+removes, is the sum of position and content. The logits are the sum of the products of these parts.
+The share of a product is its covariance with the logits over their variance, both over the keys of
+a row, summed over queries and images: shares add up to 1. The two products of the mean query
+together, the same keys whoever asks, are orthogonal to the others: theirs is a share of the
+variance.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,24 +45,30 @@ _TINY: Final = 1e-30
 
 @dataclass(frozen=True)
 class LayerParts:
-    """One layer's products of query and key. geometry: of its tokens; shares (samples, heads, products): over all
-    images, then without each group of them; spread (heads,): the standard deviation of the logits of a row, nats."""
+    """One layer's products of query and key. geometry: of its tokens; shares (samples, heads,
+    products): over all images, then without each group of them; spread (heads,): the standard
+    deviation of the logits of a row, nats.
+    """
 
     geometry: Geometry
     shares: Float[Tensor, "samples heads products"]
     spread: Float[Tensor, " heads"]
 
 
-def logit_parts(model: Model, images: Parts, size: int, advance: Callable[[int], object]) -> Mapping[int, LayerParts]:
-    """Return the parts of the attention logits between patches, by layer: of all layers in which each patch attends to
-    each, and the model's scores are products of queries and keys, with a bias that is the same for all images or
-    without.
+def logit_parts(
+    model: Model, images: Parts, size: int, advance: Callable[[int], object]
+) -> Mapping[int, LayerParts]:
+    """Return the parts of the attention logits between patches, by layer: of all layers in which
+    each patch attends to each, and the model's scores are products of queries and keys, with a bias
+    that is the same for all images or without.
 
-    Images pass twice, `size` at a time: for the means of queries and keys at each position, then for the products.
-    Raises InputError for fewer than FEWEST images.
+    Images pass twice, `size` at a time: for the means of queries and keys at each position, then
+    for the products. Raises InputError for fewer than FEWEST images.
     """
     if len(images) < FEWEST:
-        raise InputError(f"expected at least {FEWEST} images to tell position from content, found {len(images)}")
+        raise InputError(
+            f"expected at least {FEWEST} images to tell position from content, found {len(images)}"
+        )
     own = groups_of(images)
     order = torch.arange(len(images)) if own is None else own.cpu().unique(return_inverse=True)[1]
     layers_of(model)  # the passes that survey the layers are not counted
@@ -83,9 +91,10 @@ def _nothing() -> Tensor:
 class _Sums:
     """Sums over the images of one layer.
 
-    bias: of its logits (heads, query, key), or 0; usable: False where queries and keys do not make up the logits;
-    images: of the first pass; queries, keys (heads, patches, width): sums of the queries (scaled) and keys of patches,
-    each without its mean over the patches; products (groups, heads, products): sums of the covariances.
+    bias: of its logits (heads, query, key), or 0; usable: False where queries and keys do not make
+    up the logits; images: of the first pass; queries, keys (heads, patches, width): sums of the
+    queries (scaled) and keys of patches, each without its mean over the patches; products (groups,
+    heads, products): sums of the covariances.
     """
 
     geometry: Geometry
@@ -104,7 +113,9 @@ def _take(
     groups: Tensor,
     call: AttentionCall,
 ) -> None:
-    """Collect the queries and keys of a call, where they make up its logits; groups (batch,): of the images."""
+    """Collect the queries and keys of a call, where they make up its logits; groups (batch,): of
+    the images.
+    """
     site = call.site
     place = geometry_of(call.site, model)
     if site.kind != "patch" or place is None or call.inputs is None or site.part:
@@ -137,7 +148,11 @@ def _add_to_means(layer: _Sums, queries: Tensor, keys: Tensor, _groups: Tensor) 
 
 def _add_products(layer: _Sums, queries: Tensor, keys: Tensor, groups: Tensor) -> None:
     by_image = covariances(
-        queries, keys, layer.bias.double(), position=layer.queries / layer.images, of_key=layer.keys / layer.images
+        queries,
+        keys,
+        layer.bias.double(),
+        position=layer.queries / layer.images,
+        of_key=layer.keys / layer.images,
     )
     layer.products = layer.products + by_group(by_image, groups)
 
@@ -158,20 +173,26 @@ def covariances(
     position: Float[Tensor, "heads patches width"],
     of_key: Float[Tensor, "heads patches width"],
 ) -> Float[Tensor, "images heads products"]:
-    """Return the sum over queries and keys of each product times the logits, both without their mean over the keys.
+    """Return the sum over queries and keys of each product times the logits, both without their
+    mean over the keys.
 
-    position, of_key: what the positions of queries and keys add, the means over all images of queries and keys without
-    their means over the patches.
-    bias: what the model adds to the products, the same for all images: what all queries share of it belongs to the
-    positions of keys alone, the rest to position and position. The sum over products is that of the squared logits.
+    position, of_key: what the positions of queries and keys add, the means over all images of
+    queries and keys without their means over the patches. bias: what the model adds to the
+    products, the same for all images: what all queries share of it belongs to the positions of keys
+    alone, the rest to position and position. The sum over products is that of the squared logits.
     """
     keys = keys - keys.mean(2, keepdim=True)
-    bias = (bias - bias.mean(-1, keepdim=True)).expand(queries.shape[1], queries.shape[2], keys.shape[2])
+    bias = (bias - bias.mean(-1, keepdim=True)).expand(
+        queries.shape[1], queries.shape[2], keys.shape[2]
+    )
     mean = queries.mean(2, keepdim=True)
     parts = {"mean": mean, "position": position, "content": queries - mean - position}
     of_keys = {"position": of_key, "content": keys - of_key}
-    # sum over i, j of (a_i . b_j) (q_i . k_j) = sum over u, v of (sum over i of a_iu q_iv) (sum over j of b_ju k_jv)
-    left = {name: part.expand_as(queries).transpose(-1, -2) @ queries for name, part in parts.items()}
+    # sum over i, j of (a_i . b_j) (q_i . k_j) = sum over u, v of (sum over i of a_iu q_iv) (sum
+    # over j of b_ju k_jv)
+    left = {
+        name: part.expand_as(queries).transpose(-1, -2) @ queries for name, part in parts.items()
+    }
     right = {name: part.expand_as(keys).transpose(-1, -2) @ keys for name, part in of_keys.items()}
     found = {}
     for name, (one, other) in PRODUCTS.items():
@@ -179,13 +200,16 @@ def covariances(
     if bool(bias.any()):
         shared = bias.mean(-2, keepdim=True).expand_as(bias)
         with_logits = {
-            name: torch.einsum("hij,nhid,nhjd->nh", part, queries, keys) + (part * bias).sum((-1, -2))
+            name: torch.einsum("hij,nhid,nhjd->nh", part, queries, keys)
+            + (part * bias).sum((-1, -2))
             for name, part in (("shared", shared), ("rest", bias - shared))
         }
         for name, (one, other) in PRODUCTS.items():
             left_part = parts[one].expand_as(queries)
             right_part = of_keys[other].expand_as(keys)
-            found[name] = found[name] + torch.einsum("hij,nhid,nhjd->nh", bias, left_part, right_part)
+            found[name] = found[name] + torch.einsum(
+                "hij,nhid,nhjd->nh", bias, left_part, right_part
+            )
         found[SAME_BY_POSITION] = found[SAME_BY_POSITION] + with_logits["shared"]
         found["position to position"] = found["position to position"] + with_logits["rest"]
     return torch.stack([found[name] for name in PRODUCTS], -1)

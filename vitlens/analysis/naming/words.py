@@ -8,7 +8,12 @@ from vitlens.analysis.heads.registry import FAULTY, MIXED, UNLABELLED
 SAME: Final = "same keys"  # whichever patch asks
 EVENLY: Final = "uniform"
 DEAD: Final = "dead"
-MATTERS, CORRELATES, NOTHING, SEVERAL = STATES = ("shown to matter", "correlates", "nothing", "several")
+MATTERS, CORRELATES, NOTHING, SEVERAL = STATES = (
+    "shown to matter",
+    "correlates",
+    "nothing",
+    "several",
+)
 
 _PLAIN: Final = {MIXED: "several"}
 _EARLIER: Final = ("unlabelled", "none")  # for UNLABELLED in folders of earlier versions
@@ -23,7 +28,8 @@ _ATTENDS: Final = {
 def names_one(word: str | None) -> bool:
     """Return True if a word for what a head attends by, or looks at, names one thing.
 
-    Uniform and dead heads attend to nothing in particular, so shuffled patches do not test these words.
+    Uniform and dead heads attend to nothing in particular, so shuffled patches do not test these
+    words.
     """
     return word not in (None, *FAULTY, *_SEVERAL_OR_NONE)
 
@@ -47,8 +53,10 @@ def three_words(
     writes: str | None,
     state: str | None,
 ) -> str:
-    """Return one line for a head; holds, stays: whether the first two words hold on shuffled patches, None without a
-    test; state: of STATES, what removing the head said, None where nothing was removed."""
+    """Return one line for a head; holds, stays: whether the first two words hold on shuffled
+    patches, None without a test; state: of STATES, what removing the head said, None where nothing
+    was removed.
+    """
     said = []
     if attends is not None:
         said.append(_ATTENDS.get(attends, f"attends by {attends}") + _tested(holds))

@@ -1,14 +1,17 @@
-"""What each head writes: the classes, or attributes of the images, that it separates best, and whether they need it.
+"""What each head writes: the classes, or attributes of the images, that it separates best, and
+whether they need it.
 
-The score of a class is what the head adds to its logit directly, above the mean over all classes of the model. That of
-an attribute is the projection of the head's output on the difference of means of the images with and without it, taken
-from the other half of the images. The area under the ROC curve (AUC) of the score says how well the head separates the
-images of the class from all others (INVERT, Bykov 2023). The word names the class of the highest AUC together with
-those whose AUC is not significantly lower; more than MOST such classes are no word. The word holds where, without the
+The score of a class is what the head adds to its logit directly, above the mean over all classes of
+the model. That of an attribute is the projection of the head's output on the difference of means of
+the images with and without it, taken from the other half of the images. The area under the ROC
+curve (AUC) of the score says how well the head separates the images of the class from all others
+(INVERT, Bykov 2023). The word names the class of the highest AUC together with those whose AUC is
+not significantly lower; more than MOST such classes are no word. The word holds where, without the
 head, the log-odds of the label fall more in images of these classes than in the others.
 
-Images that share a source (a group) are not independent. Variances of AUCs sum over sources (Obuchowski 1997), tests
-against chance use the mean score of each source, and a permutation moves whole sources.
+Images that share a source (a group) are not independent. Variances of AUCs sum over sources
+(Obuchowski 1997), tests against chance use the mean score of each source, and a permutation moves
+whole sources.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +30,9 @@ from vitlens.uncertainty import Estimate, by_group, holm, mean_points, welch, wi
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # sources of images with a thing, and without it
-MOST: Final = 3  # things in a word: a head that separates more of them equally well writes none in particular
+MOST: Final = (
+    3  # things in a word: a head that separates more of them equally well writes none in particular
+)
 PERMUTATIONS: Final = 20  # of what is true of the images: the control
 LEAST: Final = 0.1  # nats of log-odds: a head of which a thing loses less does not matter to it
 
@@ -41,14 +46,15 @@ Table = NDArray[np.float64]
 class Writes:
     """What one head writes.
 
-    word: the things in `alike`, None where there are none or too many; best: the thing of the highest AUC that is above
-    chance, else of the highest; auc: of the best thing, with DeLong's interval; control: the largest AUC of a head with
-    as many things that are assigned to the images at random; state: one of words.STATES; lost, others_lost: points of
-    accuracy that the images with and without the word's things lose without the head; margin: by how much the log-odds
-    of the label fall more in the former, nats; p: of that, after Holm's correction over heads; these four are None
-    without a word; alike: the best thing and those whose AUC is not significantly lower, empty where no AUC is above
-    chance. scores, falls, points (n,): of each image, what the head adds to the best thing, and what it loses without
-    the head, nats of log-odds and points.
+    word: the things in `alike`, None where there are none or too many; best: the thing of the
+    highest AUC that is above chance, else of the highest; auc: of the best thing, with DeLong's
+    interval; control: the largest AUC of a head with as many things that are assigned to the images
+    at random; state: one of words.STATES; lost, others_lost: points of accuracy that the images
+    with and without the word's things lose without the head; margin: by how much the log-odds of
+    the label fall more in the former, nats; p: of that, after Holm's correction over heads; these
+    four are None without a word; alike: the best thing and those whose AUC is not significantly
+    lower, empty where no AUC is above chance. scores, falls, points (n,): of each image, what the
+    head adds to the best thing, and what it loses without the head, nats of log-odds and points.
     """
 
     word: str | None
@@ -70,9 +76,10 @@ class Writes:
 class Separation:
     """How well every head separates the images with each thing from the others.
 
-    area (heads, things): the AUC; influences (sources, heads, things): the part of each source of images in its error,
-    whose sum of squares is the variance; freedom (things,): degrees of freedom of the standard error; p (heads,
-    things): of an AUC of at most 0.5, one-sided, before any correction.
+    area (heads, things): the AUC; influences (sources, heads, things): the part of each source of
+    images in its error, whose sum of squares is the variance; freedom (things,): degrees of freedom
+    of the standard error; p (heads, things): of an AUC of at most 0.5, one-sided, before any
+    correction.
     """
 
     area: Table
@@ -81,10 +88,11 @@ class Separation:
     p: Table
 
     def interval(self, head: int, thing: int, images: int) -> Estimate:
-        """Return an AUC with its 95 % interval, DeLong's on the logit scale, which keeps it within 0 and 1.
+        """Return an AUC with its 95 % interval, DeLong's on the logit scale, which keeps it within
+        0 and 1.
 
-        Where all images are on the right side the variance is 0; the interval is then Wilson's, as if each source of
-        the rarer side were one success.
+        Where all images are on the right side the variance is 0; the interval is then Wilson's, as
+        if each source of the rarer side were one success.
         """
         from scipy import stats
         from scipy.special import expit, logit
@@ -100,7 +108,8 @@ class Separation:
         return Estimate(value, float(expit(middle - half)), float(expit(middle + half)), images, "")
 
     def p_lower(self, head: int, thing: int, best: int) -> float:
-        """Return the p that a head's AUC for a thing is not lower than for another (DeLong 1988, paired).
+        """Return the p that a head's AUC for a thing is not lower than for another (DeLong 1988,
+        paired).
 
         Two-sided, as the other thing was chosen for its AUC.
         """
@@ -109,15 +118,19 @@ class Separation:
         gap = float(self.area[head, best] - self.area[head, thing])
         if gap <= 0:
             return 1.0
-        error = float(np.linalg.norm(self.influences[:, head, best] - self.influences[:, head, thing]))
+        error = float(
+            np.linalg.norm(self.influences[:, head, best] - self.influences[:, head, thing])
+        )
         freedom = min(self.freedom[best], self.freedom[thing])
         return 2 * float(stats.t.sf(gap / max(error, np.finfo(float).tiny), freedom))
 
     def alike(self, head: int, clear: NDArray[np.bool_]) -> list[int]:
-        """Return the thing of a head's highest AUC among clear ones, then those whose AUC is not significantly lower.
+        """Return the thing of a head's highest AUC among clear ones, then those whose AUC is not
+        significantly lower.
 
-        clear (things,): True where the AUC is above chance after correction. The others are compared where they are
-        above chance before it, so that a thing of few images, which no test excludes, does not join every word.
+        clear (things,): True where the AUC is above chance after correction. The others are
+        compared where they are above chance before it, so that a thing of few images, which no test
+        excludes, does not join every word.
         """
         order = np.argsort(-self.area[head], kind="stable").tolist()
         best = next((thing for thing in order if clear[thing]), None)
@@ -128,7 +141,9 @@ class Separation:
 
 
 def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separation:
-    """Return how well heads separate the images with each thing, by sources of images; groups: the source of each."""
+    """Return how well heads separate the images with each thing, by sources of images; groups: the
+    source of each.
+    """
     areas = []
     influences = []
     freedom = []
@@ -145,14 +160,17 @@ def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separatio
         influences.append(by_group(influence, groups)[0])
         freedom.append(min(sources) - 1)
         p_values.append(_p_of_chance(values, held, groups))
-    return Separation(np.stack(areas, -1), np.stack(influences, -1), np.asarray(freedom), np.stack(p_values, -1))
+    return Separation(
+        np.stack(areas, -1), np.stack(influences, -1), np.asarray(freedom), np.stack(p_values, -1)
+    )
 
 
 def placements(values: Table, held: NDArray[np.bool_]) -> tuple[Table, Table, Table]:
-    """Return the AUC of each column of values (images, heads), and DeLong's placements of the images on both sides.
+    """Return the AUC of each column of values (images, heads), and DeLong's placements of the
+    images on both sides.
 
-    The placement of an image with the thing is the share of the others that it is above; of one without, the share of
-    those with the thing that are above it. Ties count half.
+    The placement of an image with the thing is the share of the others that it is above; of one
+    without, the share of those with the thing that are above it. Ties count half.
     """
     from scipy.stats import rankdata
 
@@ -165,7 +183,9 @@ def placements(values: Table, held: NDArray[np.bool_]) -> tuple[Table, Table, Ta
 
 
 def _p_of_chance(values: Table, held: NDArray[np.bool_], groups: Groups | None) -> Table:
-    """Return the one-sided p of an AUC of at most 0.5 by Mann and Whitney's test of the mean scores of sources."""
+    """Return the one-sided p of an AUC of at most 0.5 by Mann and Whitney's test of the mean scores
+    of sources.
+    """
     from scipy import stats
 
     if groups is not None:
@@ -180,8 +200,12 @@ def _p_of_chance(values: Table, held: NDArray[np.bool_], groups: Groups | None) 
     return p
 
 
-def of_halves(outputs: Float[Tensor, "images heads width"], truth: Truth, groups: Groups | None) -> Scores:
-    """Return the projection of every output on the difference of means of the other half, centred in its half."""
+def of_halves(
+    outputs: Float[Tensor, "images heads width"], truth: Truth, groups: Groups | None
+) -> Scores:
+    """Return the projection of every output on the difference of means of the other half, centred
+    in its half.
+    """
     scores = outputs.new_zeros(*outputs.shape[:2], truth.shape[1])
     for thing in range(truth.shape[1]):
         held = truth[:, thing]
@@ -196,9 +220,11 @@ def of_halves(outputs: Float[Tensor, "images heads width"], truth: Truth, groups
 
 
 def balanced_half(held: Bool[Tensor, " images"], groups: Groups | None) -> Bool[Tensor, " images"]:
-    """Return the images of every other source, in the order of the share of a source's images that have the thing.
+    """Return the images of every other source, in the order of the share of a source's images that
+    have the thing.
 
-    Of a thing with FEWEST sources on either side both halves then have images with it and without it.
+    Of a thing with FEWEST sources on either side both halves then have images with it and without
+    it.
     """
     members = _members(len(held), groups)
     sums, counts = by_group(held.double().numpy(), members)
@@ -208,8 +234,12 @@ def balanced_half(held: Bool[Tensor, " images"], groups: Groups | None) -> Bool[
     return torch.from_numpy(chosen[members])
 
 
-def at_random(scores: Scores, truth: Truth, groups: Groups | None, *, seed: int, draws: int = PERMUTATIONS) -> float:
-    """Return the largest AUC of any head for any thing when what is true of the sources is permuted, over draws."""
+def at_random(
+    scores: Scores, truth: Truth, groups: Groups | None, *, seed: int, draws: int = PERMUTATIONS
+) -> float:
+    """Return the largest AUC of any head for any thing when what is true of the sources is
+    permuted, over draws.
+    """
     from scipy.stats import rankdata
 
     generator = np.random.default_rng(seed)
@@ -232,7 +262,9 @@ def at_random(scores: Scores, truth: Truth, groups: Groups | None, *, seed: int,
 
 
 def balanced_means(scores: Scores, truth: Truth) -> Float[Tensor, "heads things"]:
-    """Return the mean score of every head for each thing, images with it and without it weighing half each."""
+    """Return the mean score of every head for each thing, images with it and without it weighing
+    half each.
+    """
     exact = scores.double()
     held = truth.double()
     with_it = torch.einsum("nht,nt->ht", exact, held) / held.sum(0)
@@ -240,11 +272,13 @@ def balanced_means(scores: Scores, truth: Truth) -> Float[Tensor, "heads things"
     return (with_it + without) / 2
 
 
-def without_opposites(members: Sequence[int], truth: Truth, pushes: Float[Tensor, " things"]) -> list[int]:
+def without_opposites(
+    members: Sequence[int], truth: Truth, pushes: Float[Tensor, " things"]
+) -> list[int]:
     """Return a head's things without those that are true where another one is false.
 
-    Two such things are one contrast: of two classes the AUCs are equal. The one that the head pushes up more stays, by
-    `balanced_means`.
+    Two such things are one contrast: of two classes the AUCs are equal. The one that the head
+    pushes up more stays, by `balanced_means`.
     """
     kept: list[int] = []
     for thing in sorted(members, key=lambda thing: -float(pushes[thing])):
@@ -264,8 +298,8 @@ def writes(
 ) -> list[Writes]:
     """Return the word for every head.
 
-    outcomes: without each of the same heads, in their order; control: see at_random; groups (n,): of images that share
-    a source, which count as one in every test and interval.
+    outcomes: without each of the same heads, in their order; control: see at_random; groups (n,):
+    of images that share a source, which count as one in every test and interval.
     """
     found = separation(scores, truth, groups)
     clear = np.reshape(holm(found.p.ravel().tolist()), found.p.shape) <= LEVEL
@@ -284,7 +318,8 @@ def writes(
         if 0 < len(members) <= MOST and source_count(~images, groups) >= FEWEST:
             held[head] = images
             margins[head], p = welch(
-                *(_means(falls[head][rows], groups, rows) for rows in (images, ~images)), unit="nats"
+                *(_means(falls[head][rows], groups, rows) for rows in (images, ~images)),
+                unit="nats",
             )
             p_values[head] = p / 2 if margins[head].value > 0 else 1 - p / 2  # one-sided
     adjusted = dict(zip(p_values, holm(list(p_values.values())) if p_values else ()))
@@ -344,8 +379,8 @@ def source_count(held: Bool[Tensor, " images"], groups: Groups | None) -> int:
 class Things(NamedTuple):
     """What is tested.
 
-    classes: by number, and attributes: by name, of which FEWEST sources of images have an image with, and FEWEST one
-    without; rare: the other attributes.
+    classes: by number, and attributes: by name, of which FEWEST sources of images have an image
+    with, and FEWEST one without; rare: the other attributes.
     """
 
     classes: list[int]

@@ -1,8 +1,10 @@
-"""Direct logit attribution and the logit lens: each head's direct contribution to a logit, and logits by layer.
+"""Direct logit attribution and the logit lens: each head's direct contribution to a logit, and
+logits by layer.
 
-The residual stream is the sum of the embedding and the outputs of all heads and MLPs. With the final norm's scale
-fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020): the model's own final norm, pooling and classifier
-are run without its blocks, which give the logits of any stream and, by their gradient, the weights of its numbers.
+The residual stream is the sum of the embedding and the outputs of all heads and MLPs. With the
+final norm's scale fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020): the model's
+own final norm, pooling and classifier are run without its blocks, which give the logits of any
+stream and, by their gradient, the weights of its numbers.
 """
 
 import inspect
@@ -38,14 +40,17 @@ from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary
 
 TOLERANCE = 1e-3  # fp32, of the largest logit: the greatest error of the sum of the contributions
-ROUNDING = 1e-5  # of what a head adds to the logits: what it adds to one of them beyond that is real
+ROUNDING = (
+    1e-5  # of what a head adds to the logits: what it adds to one of them beyond that is real
+)
 
 
 @dataclass(frozen=True, repr=False)
 class LogitLens(Summary):
     """The logits that the final norm and the classifier give at each depth of the residual stream.
 
-    logits: the last depth is the model's own; places: the name of the residual stream at each depth.
+    logits: the last depth is the model's own; places: the name of the residual stream at each
+    depth.
     """
 
     logits: Float[Tensor, "batch depths classes"]
@@ -59,12 +64,13 @@ class LogitLens(Summary):
 
 @dataclass(frozen=True, repr=False)
 class Contributions(Summary):
-    """The direct contribution of each part of a model to one logit of each image, in logits; they sum to the logit.
+    """The direct contribution of each part of a model to one logit of each image, in logits; they
+    sum to the logit.
 
-    heads: by the number of the layer, NaN where it has fewer heads than the widest; mlps: 0 where a block has none;
-    embedding: of patches, positions and prefix tokens; bias: of the output projections, the final norm and the
-    classifier; rest: of blocks without heads, beyond their MLPs; logit: the model's own, of the classes in targets. All
-    on the CPU, in fp32 at least.
+    heads: by the number of the layer, NaN where it has fewer heads than the widest; mlps: 0 where a
+    block has none; embedding: of patches, positions and prefix tokens; bias: of the output
+    projections, the final norm and the classifier; rest: of blocks without heads, beyond their
+    MLPs; logit: the model's own, of the classes in targets. All on the CPU, in fp32 at least.
     """
 
     heads: Float[Tensor, "batch layers heads"]
@@ -82,11 +88,13 @@ class Contributions(Summary):
 
 @takes_images
 def logit_lens(model: Model, images: AnyImages) -> LogitLens:
-    """Return the final norm and classifier applied to the residual stream before the first block and after every block.
+    """Return the final norm and classifier applied to the residual stream before the first block
+    and after every block.
 
-    The last depth is the model's own logits (nostalgebraist 2020). Earlier depths are read with a norm and a classifier
-    that were trained on the last one. Raises UnsupportedError where the classifier reads more than one residual stream,
-    or reads it through attention (SigLIP, CaiT, Swin, a CNN).
+    The last depth is the model's own logits (nostalgebraist 2020). Earlier depths are read with a
+    norm and a classifier that were trained on the last one. Raises UnsupportedError where the
+    classifier reads more than one residual stream, or reads it through attention (SigLIP, CaiT,
+    Swin, a CNN).
 
     >>> import torch, vitlens
     >>> lens = vitlens.logit_lens(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
@@ -102,19 +110,23 @@ def logit_lens(model: Model, images: AnyImages) -> LogitLens:
 
 
 @takes_images
-def direct_logit_attribution(model: Model, images: AnyImages, targets: Targets = "predicted") -> Contributions:
-    """Return the direct contribution of every head and MLP to a logit, with the final norm's scale fixed at each
-    image's own.
+def direct_logit_attribution(
+    model: Model, images: AnyImages, targets: Targets = "predicted"
+) -> Contributions:
+    """Return the direct contribution of every head and MLP to a logit, with the final norm's scale
+    fixed at each image's own.
 
-    targets: "predicted", "label", a class by name or index, or one for each image. `heads[:, 3, 7]` is what
-    blocks.3.head.7 writes into the residual stream, as the classifier reads it; all parts sum to the logit (`total()`).
-    Effects through later layers are not included: for these, see `patch`. Raises UnsupportedError where the classifier
-    does not read the residual stream through a norm and a linear map (attention pooling, CaiT), or where a block adds
-    something other than its heads and its MLP (windows, norms after the branches); InputError for a class that does
-    not exist.
+    targets: "predicted", "label", a class by name or index, or one for each image. `heads[:, 3, 7]`
+    is what blocks.3.head.7 writes into the residual stream, as the classifier reads it; all parts
+    sum to the logit (`total()`). Effects through later layers are not included: for these, see
+    `patch`. Raises UnsupportedError where the classifier does not read the residual stream through
+    a norm and a linear map (attention pooling, CaiT), or where a block adds something other than
+    its heads and its MLP (windows, norms after the branches); InputError for a class that does not
+    exist.
 
     >>> import torch, vitlens
-    >>> parts = vitlens.direct_logit_attribution(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
+    >>> vit = vitlens.load("vit-digits")
+    >>> parts = vitlens.direct_logit_attribution(vit, torch.rand(2, 3, 32, 32))
     >>> parts.heads.shape, bool((parts.total() - parts.logit).abs().max() < 1e-3)
     (torch.Size([2, 6, 4]), True)
     """
@@ -129,11 +141,15 @@ def direct_logit_attribution(model: Model, images: AnyImages, targets: Targets =
     return Contributions(*(torch.cat(field) for field in fields))
 
 
-def head_contributions(model: Model, images: Images, classes: Labels) -> Float[Tensor, "batch layers heads classes"]:
-    """Return what every head adds to the logit of each of these classes, above the mean over all classes of the model.
+def head_contributions(
+    model: Model, images: Images, classes: Labels
+) -> Float[Tensor, "batch layers heads classes"]:
+    """Return what every head adds to the logit of each of these classes, above the mean over all
+    classes of the model.
 
-    As `direct_logit_attribution` says it; exactly 0 for a head that adds the same to all classes up to rounding, NaN
-    where a layer has fewer heads than the widest. images: of one batch, on the model's device. On the CPU.
+    As `direct_logit_attribution` says it; exactly 0 for a head that adds the same to all classes up
+    to rounding, NaN where a layer has fewer heads than the widest. images: of one batch, on the
+    model's device. On the CPU.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         seen = _seen(model, images, mlps=False)
@@ -143,7 +159,9 @@ def head_contributions(model: Model, images: Images, classes: Labels) -> Float[T
                 weights = precise(_stream_weights(model, seen.streams[-1], targets))
             return stacked(_of_heads(model, seen, weights), depth(model)).cpu()
 
-        added = torch.stack([added_to(each.expand(len(images))) for each in classes.to(model.device)], -1)
+        added = torch.stack(
+            [added_to(each.expand(len(images))) for each in classes.to(model.device)], -1
+        )
         logits = seen.captured.logits
         mean = added_to(torch.full_like(logits, 1 / logits.shape[1], dtype=torch.float32))
     above = added - mean[..., None]
@@ -153,10 +171,14 @@ def head_contributions(model: Model, images: Images, classes: Labels) -> Float[T
     return above.masked_fill(rounded, 0.0)
 
 
-def label_contributions(model: Model, images: Images, labels: Labels) -> Float[Tensor, "batch layers heads"]:
-    """Return what every head adds to the logit of each image's own label, above the mean over all classes.
+def label_contributions(
+    model: Model, images: Images, labels: Labels
+) -> Float[Tensor, "batch layers heads"]:
+    """Return what every head adds to the logit of each image's own label, above the mean over all
+    classes.
 
-    As `head_contributions`, of one class for each image. images: of one batch, on the model's device. On the CPU.
+    As `head_contributions`, of one class for each image. images: of one batch, on the model's
+    device. On the CPU.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         seen = _seen(model, images, mlps=False)
@@ -167,7 +189,9 @@ def label_contributions(model: Model, images: Images, labels: Labels) -> Float[T
 
 
 def above_mean(labels: Labels, classes: int) -> Logits:
-    """Return the weights of logits (batch, classes) whose sum is the label's logit minus the mean of all classes."""
+    """Return the weights of logits (batch, classes) whose sum is the label's logit minus the mean
+    of all classes.
+    """
     wanted = torch.full((len(labels), classes), -1 / classes, device=labels.device)
     wanted[torch.arange(len(labels)), labels] += 1
     return wanted
@@ -176,17 +200,22 @@ def above_mean(labels: Labels, classes: int) -> Logits:
 def key_contributions(
     model: Model, images: Images, wanted: Logits, layer: int, head: int
 ) -> Float[Tensor, "batch keys"]:
-    """Return what one head contributes to a sum of logits through each token that it attends to: the weight of the
-    token times the part of its value in that sum. wanted: the weight of each logit; images: of one batch, on the
-    model's device.
+    """Return what one head contributes to a sum of logits through each token that it attends to:
+    the weight of the token times the part of its value in that sum. wanted: the weight of each
+    logit; images: of one batch, on the model's device.
 
-    On the CPU; NaN where the sum over tokens is not the head's contribution (a model that changes the outputs of heads
-    before it joins them). Raises UnsupportedError as `direct_logit_attribution`.
+    On the CPU; NaN where the sum over tokens is not the head's contribution (a model that changes
+    the outputs of heads before it joins them). Raises UnsupportedError as
+    `direct_logit_attribution`.
     """
     calls: list[AttentionCall] = []
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         seen = _seen(model, images, mlps=False)
-        observe(model, images, lambda call: calls.append(call.precise()) if call.site.layer == layer else None)
+        observe(
+            model,
+            images,
+            lambda call: calls.append(call.precise()) if call.site.layer == layer else None,
+        )
         with evaluating(model):
             weights = precise(_stream_weights(model, seen.streams[-1], wanted.to(model.device)))
         whole = _of_heads(model, seen, weights)[layer][:, head].cpu()
@@ -201,9 +230,11 @@ def key_contributions(
 
 
 @needs_gradients
-def class_contributions(model: Model, images: Images, layer: int, head: int) -> Float[Tensor, "batch classes"]:
-    """Return what one head contributes to the logit of every class, as `head_contributions` for all of them at once.
-    images: of one batch, on the model's device.
+def class_contributions(
+    model: Model, images: Images, layer: int, head: int
+) -> Float[Tensor, "batch classes"]:
+    """Return what one head contributes to the logit of every class, as `head_contributions` for all
+    of them at once. images: of one batch, on the model's device.
 
     On the CPU.
     """
@@ -225,8 +256,9 @@ def class_contributions(model: Model, images: Images, layer: int, head: int) -> 
 
 
 class _Seen(NamedTuple):
-    """What one pass over a batch tells: the streams after the blocks, the outputs of heads and MLPs, the logits; reads,
-    tokens: those that the classifier reads, and their suffix of a place."""
+    """What one pass over a batch tells: the streams after the blocks, the outputs of heads and
+    MLPs, the logits; reads, tokens: those that the classifier reads, and their suffix of a place.
+    """
 
     streams: list[Tokens]
     captured: Captured
@@ -261,22 +293,33 @@ def _mlps(model: Model) -> list[int]:
     return numbers
 
 
-def _of_heads(model: Model, seen: _Seen, weights: Tokens) -> dict[int, Float[Tensor, "batch heads"]]:
-    """Return what the heads add to a logit, by the number of the layer; weights: of the stream in the logit."""
+def _of_heads(
+    model: Model, seen: _Seen, weights: Tokens
+) -> dict[int, Float[Tensor, "batch heads"]]:
+    """Return what the heads add to a logit, by the number of the layer; weights: of the stream in
+    the logit.
+    """
     read = seen.read(weights)
     heads = {}
     for layer in layers(model):
         projection = projection_of(model, layer.attention)
         assert projection is not None  # as the layer has heads
         scaled = read * branch_scale(model.module.get_submodule(layer.unit), 1)
-        joined = precise(seen.captured[f"blocks.{layer.index}.heads{seen.tokens}"]).transpose(1, 2).flatten(2)
+        joined = (
+            precise(seen.captured[f"blocks.{layer.index}.heads{seen.tokens}"])
+            .transpose(1, 2)
+            .flatten(2)
+        )
         by_head = (scaled @ precise(projection.weight) * joined).unflatten(-1, (layer.heads, -1))
         heads[layer.index] = by_head.sum((1, 3))
     return heads
 
 
-def _read_by(model: Model, seen: _Seen, weights: Tokens, layer: int, head: int) -> Float[Tensor, "batch read width"]:
-    """Return the weight of each number of a head's output at each token that the classifier reads."""
+def _read_by(
+    model: Model, seen: _Seen, weights: Tokens, layer: int, head: int
+) -> Float[Tensor, "batch read width"]:
+    """Return the weight of each number of a head's output at each token that the classifier
+    reads."""
     of = layer_at(model, layer)
     projection = projection_of(model, of.attention)
     assert projection is not None  # as the layer has heads
@@ -333,19 +376,25 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
     if not bool((missed <= allowed).all()):
         worst = int((missed - allowed).argmax())
         raise UnsupportedError(
-            f"expected blocks that add heads and an MLP to one residual stream, found others in {model.alias}: the "
-            f"parts of image {worst} sum to {result.total()[worst]:.4f}, its logit is {result.logit[worst]:.4f}"
+            "expected blocks that add heads and an MLP to one residual stream, found others in "
+            f"{model.alias}: the "
+            f"parts of image {worst} sum to {result.total()[worst]:.4f}, its logit is "
+            f"{result.logit[worst]:.4f}"
         )
     return result
 
 
-def _tolerance(model: Model, weights: Tokens, streams: Sequence[Tokens], logits: Logits) -> Float[Tensor, " batch"]:
-    """Return how far the sum of the contributions may be from the logit: in fp32 TOLERANCE of the largest logit.
+def _tolerance(
+    model: Model, weights: Tokens, streams: Sequence[Tokens], logits: Logits
+) -> Float[Tensor, " batch"]:
+    """Return how far the sum of the contributions may be from the logit: in fp32 TOLERANCE of the
+    largest logit.
 
-    A module in 16 bits rounds the two branches and the two sums of a block, each number of the stream s by up to
-    u = eps / 2 of it, up or down. Of such independent errors a logit with the weights w has a standard deviation of at
-    most 2u |w s| a block; the norm and the weights are rounded about as one more block is. Allowed are four of these
-    deviations, and u of the largest logit for the logit and for the constant.
+    A module in 16 bits rounds the two branches and the two sums of a block, each number of the
+    stream s by up to u = eps / 2 of it, up or down. Of such independent errors a logit with the
+    weights w has a standard deviation of at most 2u |w s| a block; the norm and the weights are
+    rounded about as one more block is. Allowed are four of these deviations, and u of the largest
+    logit for the logit and for the constant.
     """
     eps = torch.finfo(model.mean.dtype).eps
     largest = max(1.0, logits.abs().max().item())
@@ -359,7 +408,8 @@ def _tolerance(model: Model, weights: Tokens, streams: Sequence[Tokens], logits:
 def logits_by_depth(
     model: Model, images: Images, blocks: Sequence[str] | None = None
 ) -> Float[Tensor, "batch depths classes"]:
-    """As logit_lens, of one batch; blocks: their names (None: all). The last of blocks + 1 depths is the model's own.
+    """As logit_lens, of one batch; blocks: their names (None: all). The last of blocks + 1 depths
+    is the model's own.
 
     Raises UnsupportedError where it is not.
     """
@@ -375,7 +425,8 @@ def logits_by_depth(
     # the same norm and classifier on the same stream: in 16 bits a few roundings of the logits
     if not difference <= max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps) * scale:
         raise UnsupportedError(
-            f"expected a classifier that reads the output of the last block, {blocks[-1]}, found logits of "
+            f"expected a classifier that reads the output of the last block, {blocks[-1]}, found "
+            "logits of "
             f"{model.alias} that differ by {difference:.1e}; try vitlens ablate, which needs none"
         )
     return lens
@@ -383,13 +434,16 @@ def logits_by_depth(
 
 @contextmanager
 def _watching_stream(model: Model, blocks: Sequence[str]) -> Iterator[list[Tokens]]:
-    """Inside, a forward pass fills the list with the residual stream before the first block and after each one."""
+    """Inside, a forward pass fills the list with the residual stream before the first block and
+    after each one.
+    """
     found: list[Tokens] = []
 
     def after(name: str, arguments: Arguments, output: Any) -> None:
         if not isinstance(output, Tensor):
             raise UnsupportedError(
-                f"expected blocks of {model.alias} that return the residual stream, found {type(output).__name__} of "
+                f"expected blocks of {model.alias} that return the residual stream, found "
+                f"{type(output).__name__} of "
                 f"{name}; return the tensor alone"
             )
         found.extend((arguments[0], output) if name == blocks[0] else (output,))
@@ -399,14 +453,20 @@ def _watching_stream(model: Model, blocks: Sequence[str]) -> Iterator[list[Token
 
 
 def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
-    """LayerScale of a block's first (attention) or second (MLP) branch, (dim,), under timm's names; 1 where none is."""
+    """LayerScale of a block's first (attention) or second (MLP) branch, (dim,), under timm's names;
+    1 where none is.
+    """
     inside = getattr(getattr(block, f"ls{branch}", None), "gamma", None)
     scale = inside if isinstance(inside, Tensor) else getattr(block, f"gamma_{branch}", None)
     return scale if isinstance(scale, Tensor) else 1.0
 
 
-def stacked(by_layer: Mapping[int, Float[Tensor, "batch _"]], rows: int) -> Float[Tensor, "batch layers widest"]:
-    """Return one table by the number of the layer, NaN where one has fewer numbers than the widest, or none."""
+def stacked(
+    by_layer: Mapping[int, Float[Tensor, "batch _"]], rows: int
+) -> Float[Tensor, "batch layers widest"]:
+    """Return one table by the number of the layer, NaN where one has fewer numbers than the widest,
+    or none.
+    """
     widest = max(values.shape[1] for values in by_layer.values())
     first = next(iter(by_layer.values()))
     missing = first.new_empty(len(first), 0)
@@ -423,13 +483,16 @@ def _reads(model: Model) -> list[int] | None:
     Raises UnsupportedError where contributions are not defined.
     """
     require_pre_norm(
-        model, instead="vitlens ablate and vitlens.patch measure effects, vitlens.logit_lens reads each depth"
+        model,
+        instead="vitlens ablate and vitlens.patch measure effects, vitlens.logit_lens reads each "
+        "depth",
     )
     _require_batch_first(model)
     for layer in layers(model):
         if not layer.head_dim:
             raise UnsupportedError(
-                f"expected an output projection that reads the heads at layer {layer.index} of {model.alias}, found "
+                f"expected an output projection that reads the heads at layer {layer.index} of "
+                f"{model.alias}, found "
                 f"none in {layer.attention}; contributions need one"
             )
     if model.anatomy.readout == "mean":
@@ -440,7 +503,8 @@ def _reads(model: Model) -> list[int] | None:
 def _require_batch_first(model: Model) -> None:
     if any(layer.tokens_first for layer in layers(model)):
         raise UnsupportedError(
-            f"expected blocks of (batch, tokens, width), found (tokens, batch, width) in {model.alias}; say "
+            "expected blocks of (batch, tokens, width), found (tokens, batch, width) in "
+            f"{model.alias}; say "
             "batch_first=True where it is built"
         )
 
@@ -448,26 +512,34 @@ def _require_batch_first(model: Model) -> None:
 def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
     """Names of all blocks in forward order, including pruned ones without heads.
 
-    pooled: also where the classifier reads the stream of the patches by attention (SigLIP, CaiT), without the blocks of
-    that pooling. Raises UnsupportedError unless they are one sequence, otherwise read through norms and pooling alone.
+    pooled: also where the classifier reads the stream of the patches by attention (SigLIP, CaiT),
+    without the blocks of that pooling. Raises UnsupportedError unless they are one sequence,
+    otherwise read through norms and pooling alone.
     """
     anatomy = model.anatomy
     if anatomy.family == "vit" and not anatomy.blocks:
         raise UnsupportedError(
-            f"expected blocks that add to one residual stream, found none in {model.alias}; put each block in a module "
+            f"expected blocks that add to one residual stream, found none in {model.alias}; put "
+            "each block in a module "
             "of its own, or name them with blocks="
         )
     pooled = pooled and anatomy.family == "vit" and anatomy.readout == "pool"
     names = tuple(stage.module for stage in stages(model)) if pooled else anatomy.blocks
     parents = {name.rpartition(".")[0] for name in names}
-    if anatomy.family != "vit" or anatomy.readout is None or (anatomy.readout == "pool") != pooled or len(parents) != 1:
+    if (
+        anatomy.family != "vit"
+        or anatomy.readout is None
+        or (anatomy.readout == "pool") != pooled
+        or len(parents) != 1
+    ):
         reader = f"blocks in {len(parents)} places"
         if anatomy.family != "vit":
             reader = f"{'an' if anatomy.family == 'other' else 'a'} {anatomy.family} model"
         elif anatomy.readout == "pool" and not pooled:
             reader = "attention pooling"
         raise UnsupportedError(
-            f"expected a vision transformer whose classifier reads one residual stream (CLS or mean), found {reader} "
+            "expected a vision transformer whose classifier reads one residual stream (CLS or "
+            f"mean), found {reader} "
             f"in {model.alias}; try vitlens ablate, which needs none"
         )
     parent = parents.pop()
@@ -483,7 +555,8 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
 
 
 def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = None) -> Logits:
-    """Return the logits of a residual stream after the last block; the model's own blocks do not run.
+    """Return the logits of a residual stream after the last block; the model's own blocks do not
+    run.
 
     blocks: their names in forward order (None: blocks_of).
     """
@@ -492,30 +565,37 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
     with ExitStack() as stack:
         for name in names:
             block = model.module.get_submodule(name)
-            stack.enter_context(overridden(block, lambda _forward: lambda tokens, *_args, **_kwargs: tokens))
+            stack.enter_context(
+                overridden(block, lambda _forward: lambda tokens, *_args, **_kwargs: tokens)
+            )
         stack.enter_context(overridden(block, lambda _forward: lambda *_args, **_kwargs: stream))
         try:
             return model.run(blank)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             # of the user's own code, which may need what its blocks compute
             raise UnsupportedError(
-                f"expected a classifier that reads the last residual stream alone in {model.alias}, found a forward "
-                f"that fails without its blocks ({type(error).__name__}: {first_line(error)}); try vitlens ablate, "
+                "expected a classifier that reads the last residual stream alone in "
+                f"{model.alias}, found a forward "
+                f"that fails without its blocks ({type(error).__name__}: {first_line(error)}); try "
+                "vitlens ablate, "
                 "which needs none"
             ) from error
 
 
 @needs_gradients
 def _stream_weights(model: Model, stream: Tokens, targets: Labels | Logits) -> Tokens:
-    """Return the weight of each number of the last residual stream in a logit, with the final norm's scale fixed.
+    """Return the weight of each number of the last residual stream in a logit, with the final
+    norm's scale fixed.
 
-    targets: a class for each image, or the weights of a sum of logits. The logit is then the sum of weights times
-    stream plus a constant.
+    targets: a class for each image, or the weights of a sum of logits. The logit is then the sum of
+    weights times stream plus a constant.
     """
     with torch.enable_grad(), _FixedScale():
         leaf = stream.detach().requires_grad_()
         logits = logits_from(model, leaf)
-        logit = (logits.gather(1, targets.unsqueeze(1)) if targets.ndim == 1 else logits * targets).sum()
+        logit = (
+            logits.gather(1, targets.unsqueeze(1)) if targets.ndim == 1 else logits * targets
+        ).sum()
         (weights,) = torch.autograd.grad(logit, leaf)
     return weights
 
@@ -523,7 +603,9 @@ def _stream_weights(model: Model, stream: Tokens, targets: Labels | Logits) -> T
 class _FixedScale(ScopedMode):
     """Makes the scale of norms a constant for autograd; their outputs are unchanged."""
 
-    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def intercept(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Compute norms by their formula; pass every other call on."""
         if func not in (F.layer_norm, F.rms_norm):
             return func(*args, **kwargs)

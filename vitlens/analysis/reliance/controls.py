@@ -1,7 +1,8 @@
-"""The controls of interventions: images that change as much, by mean absolute distance, and keep the cue.
+"""The controls of interventions: images that change as much, by mean absolute distance, and keep
+the cue.
 
-Most add a pattern to the images, whose amplitude is found by bisection for each image. Clipping to [0, 1] may
-leave a control too weak, which the report then says.
+Most add a pattern to the images, whose amplitude is found by bisection for each image. Clipping to
+[0, 1] may leave a control too weak, which the report then says.
 """
 
 import torch
@@ -22,14 +23,25 @@ _NOISE_STREAM = 23
 _SIDE_STREAM = 24
 _SQUARE_STREAM = 25
 _SQUARES = 8  # along a side
-_ANGLES = (0.05, -0.05, 0.1, -0.1, 0.2, -0.2)  # radians: a larger turn destroys what depends on a direction
+_ANGLES = (
+    0.05,
+    -0.05,
+    0.1,
+    -0.1,
+    0.2,
+    -0.2,
+)  # radians: a larger turn destroys what depends on a direction
 _TINY = 1e-6
 
 
-def with_pattern(view: View, changed: Images, pattern: Tensor, base: Images | None = None) -> Images:
-    """Add a pattern to each image, so that its distance is that of the changed one as far as [0, 1] allows.
+def with_pattern(
+    view: View, changed: Images, pattern: Tensor, base: Images | None = None
+) -> Images:
+    """Add a pattern to each image, so that its distance is that of the changed one as far as [0, 1]
+    allows.
 
-    base: to which it is added in place of the image; it may be farther from the image than the changed one.
+    base: to which it is added in place of the image; it may be farther from the image than the
+    changed one.
     """
     images = view.images
     base = images if base is None else base
@@ -65,8 +77,8 @@ def other_luminance(view: View, changed: Images, region: Region, _level: float) 
 def other_brightness(view: View, changed: Images, _region: Region, _level: float) -> Images:
     """Brighten or darken the whole image, whichever region is changed.
 
-    Contrasts stay as they are, as after a change of colour. A change of luminance in the background only would hide or
-    reveal the object, and confuse a model that ignores colour.
+    Contrasts stay as they are, as after a change of colour. A change of luminance in the background
+    only would hide or reveal the object, and confuse a model that ignores colour.
     """
     whole = view.region("image")
     return with_pattern(view, changed, direction(view.images, whole))
@@ -97,7 +109,8 @@ def fine_noise(view: View, changed: Images, _region: Region, cutoff: float) -> I
 
 
 def rolled(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Move each image by whole patches, around its edges: all parts keep their neighbours but at one seam a direction.
+    """Move each image by whole patches, around its edges: all parts keep their neighbours but at
+    one seam a direction.
 
     Of several steps the one whose distance is nearest to the change's.
     """
@@ -105,11 +118,21 @@ def rolled(view: View, changed: Images, _region: Region, _level: float) -> Image
     height, width = view.images.shape[-2:]
     down = max(1, height // rows // 4) * rows
     across = max(1, width // columns // 4) * columns
-    steps = [(rows, 0), (0, columns), (rows, columns), (down, 0), (0, across), (down, across), (-down, across)]
+    steps = [
+        (rows, 0),
+        (0, columns),
+        (rows, columns),
+        (down, 0),
+        (0, across),
+        (down, across),
+        (-down, across),
+    ]
     steps += [(2 * down, 0), (0, 2 * across), (2 * down, 2 * across)]
     stride = _stride(view.images)
     options = [_rolled_few(view.images, step, stride) for step in steps]
-    best = _index_of_nearest(view.images[..., ::stride, ::stride], changed[..., ::stride, ::stride], options)
+    best = _index_of_nearest(
+        view.images[..., ::stride, ::stride], changed[..., ::stride, ::stride], options
+    )
     result = torch.empty_like(view.images)
     for index, step in enumerate(steps):
         chosen = best == index
@@ -126,22 +149,31 @@ def _rolled_few(images: Images, step: tuple[int, int], stride: int) -> Images:
 
 
 def shifted_back(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Shift each image there and back, and turn it a little: it loses the same edges, and stays where it was."""
-    return _turned_a_little(view, changed, shift(view, shift(view, view.images, "reflect"), "reflect", back=True))
+    """Shift each image there and back, and turn it a little: it loses the same edges, and stays
+    where it was.
+    """
+    return _turned_a_little(
+        view, changed, shift(view, shift(view, view.images, "reflect"), "reflect", back=True)
+    )
 
 
 def enlarged_back(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Shrink each image, enlarge it again, and turn it a little: it loses the same detail, and stays as large."""
+    """Shrink each image, enlarge it again, and turn it a little: it loses the same detail, and
+    stays as large.
+    """
     return _turned_a_little(view, changed, enlarge(view, shrink(view, view.images, "reflection")))
 
 
 def _turned_a_little(view: View, changed: Images, base: Images) -> Images:
-    """Turn images around their centre by the angle of the nearest distance; the rest of it is a change of brightness.
+    """Turn images around their centre by the angle of the nearest distance; the rest of it is a
+    change of brightness.
 
     The angle is chosen on smaller copies of large images.
     """
     images, small_changed, small_base = (_smaller(each) for each in (view.images, changed, base))
-    options = [_turned(small_base, view.centre, torch.full((len(images),), angle)) for angle in _ANGLES]
+    options = [
+        _turned(small_base, view.centre, torch.full((len(images),), angle)) for angle in _ANGLES
+    ]
     best = _nearest_index(images, small_changed, options)
     turned = _turned(base, view.centre, torch.tensor(_ANGLES)[best.cpu()])
     return with_pattern(view, changed, direction(view.images, view.region("image")), base=turned)
@@ -172,12 +204,15 @@ def _turned(images: Images, middle: Tensor, angle: Tensor) -> Images:
 
 
 def surroundings_shifted(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Shift what surrounds the object, which stays in its place, and brighten or darken the image for the rest."""
+    """Shift what surrounds the object, which stays in its place, and brighten or darken the image
+    for the rest.
+    """
     return _around(view, changed, view.images, shift(view, view.ground, "reflect"))
 
 
 def surroundings_shrunk(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Shrink what surrounds the object, and brighten or darken the image for the rest of the distance.
+    """Shrink what surrounds the object, and brighten or darken the image for the rest of the
+    distance.
 
     The object keeps its size, but not the detail that is lost when it is shrunk.
     """
@@ -186,7 +221,9 @@ def surroundings_shrunk(view: View, changed: Images, _region: Region, _level: fl
 
 
 def _around(view: View, changed: Images, images: Images, ground: Images) -> Images:
-    """Set the objects of images on a ground, and change the brightness so that the distance is that of the change."""
+    """Set the objects of images on a ground, and change the brightness so that the distance is that
+    of the change.
+    """
     base = torch.where(view.cutout > 0, images, ground)
     return with_pattern(view, changed, direction(view.images, view.region("image")), base=base)
 
@@ -195,13 +232,21 @@ def background_moved(view: View, changed: Images, _region: Region, _level: float
     """Move the background, with its colours and its texture, and light it differently."""
     place = (view.layer == 0).to(view.images)
     height, width = view.images.shape[-2:]
-    options = [view.ground.roll((height // 4, width // 4), (2, 3)), view.ground.flip(3), view.ground.flip(2)]
-    moved = nearest(view, changed, [torch.where(place > 0, option, view.images) for option in options])
+    options = [
+        view.ground.roll((height // 4, width // 4), (2, 3)),
+        view.ground.flip(3),
+        view.ground.flip(2),
+    ]
+    moved = nearest(
+        view, changed, [torch.where(place > 0, option, view.images) for option in options]
+    )
     return with_pattern(view, changed, place * direction(view.images, place), base=moved)
 
 
 def lit(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Light each image from one side, drawn by its key; the mean stays as far as nothing is clipped."""
+    """Light each image from one side, drawn by its key; the mean stays as far as nothing is
+    clipped.
+    """
     height, width = view.images.shape[-2:]
     down = torch.linspace(-1, 1, height, device=view.images.device)[:, None].expand(height, width)
     across = torch.linspace(-1, 1, width, device=view.images.device).expand(height, width)
@@ -211,7 +256,8 @@ def lit(view: View, changed: Images, _region: Region, _level: float) -> Images:
 
 
 def covered_inside(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Move random squares off the border towards the mean colour: as many pixels as the intervention changes.
+    """Move random squares off the border towards the mean colour: as many pixels as the
+    intervention changes.
 
     They leave out the object, where what surrounds it has room for them.
     """
@@ -241,7 +287,9 @@ def nearest(view: View, changed: Images, options: list[Images]) -> Images:
 
 
 def _nearest_index(images: Images, changed: Images, options: list[Images]) -> Tensor:
-    """Return for each image which option is nearest to the change in distance, by some pixels of large images."""
+    """Return for each image which option is nearest to the change in distance, by some pixels of
+    large images.
+    """
     stride = _stride(images)
     few = [each[..., ::stride, ::stride] for each in (images, changed, *options)]
     return _index_of_nearest(few[0], few[1], few[2:])

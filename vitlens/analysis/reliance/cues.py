@@ -1,7 +1,9 @@
-"""The cues that a model may rely on, with the interventions on each and their controls; free of torch.
+"""The cues that a model may rely on, with the interventions on each and their controls; free of
+torch.
 
-An intervention changes one cue of every image. Its control changes the pixels by the same mean absolute distance and
-leaves the cue as it is. Levels of a disturbance (analysis/failures/disturbances.py) are interventions, too.
+An intervention changes one cue of every image. Its control changes the pixels by the same mean
+absolute distance and leaves the cue as it is. Levels of a disturbance
+(analysis/failures/disturbances.py) are interventions, too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +20,11 @@ _CONTROLS: Final = "vitlens.analysis.reliance.controls"
 class Intervention:
     """One change of a cue in all images.
 
-    name: within its cue; change, control: what becomes of the images, after "on images"; edit, match: the functions
-    that make the two, as module:function, with the region and the level; main: whether it stands for its cue where
-    there is no time for all; disturbance: the one of which this is a level, in place of a function; objects: whether it
-    is for images with known objects only (True), for others only (False), or for both.
+    name: within its cue; change, control: what becomes of the images, after "on images"; edit,
+    match: the functions that make the two, as module:function, with the region and the level; main:
+    whether it stands for its cue where there is no time for all; disturbance: the one of which this
+    is a level, in place of a function; objects: whether it is for images with known objects only
+    (True), for others only (False), or for both.
     """
 
     name: str
@@ -46,8 +49,9 @@ class Intervention:
 class Cue:
     """Something that images have and a model may use.
 
-    title: after "relies on"; parts: cues that are a part of this one, named in its place where they explain its effect;
-    holds: cues that are changed together with it in part, named before it where they explain half of its effect.
+    title: after "relies on"; parts: cues that are a part of this one, named in its place where they
+    explain its effect; holds: cues that are changed together with it in part, named before it where
+    they explain half of its effect.
     """
 
     name: str
@@ -58,7 +62,9 @@ class Cue:
 
 
 def _recoloured(region: Region, changes: Mapping[str, str], main: str) -> tuple[Intervention, ...]:
-    """Return the interventions on the colours of a region; changes: what becomes of the images, by name."""
+    """Return the interventions on the colours of a region; changes: what becomes of the images, by
+    name.
+    """
     return tuple(
         Intervention(
             name,
@@ -326,8 +332,8 @@ def interventions_of(
 ) -> Iterator[tuple[Cue, Intervention]]:
     """Yield the interventions on these cues (keys of CUES), all of them or the main ones.
 
-    has_masks: whether objects are known. Without them, those of cues that need masks are yielded, too: they are
-    recorded as left out.
+    has_masks: whether objects are known. Without them, those of cues that need masks are yielded,
+    too: they are recorded as left out.
     """
     for name in names:
         cue = CUES[name]

@@ -1,4 +1,5 @@
-"""The interventions on cues: functions of a view, a region and a level to changed images in [0, 1]."""
+"""The interventions on cues: functions of a view, a region and a level to changed images in
+[0, 1]."""
 
 import torch
 from torch import Tensor
@@ -59,7 +60,9 @@ def background_blurred(view: View, _region: Region, _level: float) -> Images:
 
 
 def disturbed(view: View, kind: str, level: float) -> Images:
-    """Apply a disturbance, a key of DISTURBANCES, at a level; of tiles at the nearest number that divides the sides."""
+    """Apply a disturbance, a key of DISTURBANCES, at a level; of tiles at the nearest number that
+    divides the sides.
+    """
     if kind == "shuffle":
         level = _dividing(view, level)
     return OPERATIONS[DISTURBANCES[kind].operation](view.images, level, view.keys).clamp(0, 1)
@@ -68,7 +71,8 @@ def disturbed(view: View, kind: str, level: float) -> Images:
 def pixelated(view: View, _region: Region, off: float) -> Images:
     """Replace blocks of the size of a patch by their mean, but keep the outline of the object.
 
-    Without it, small objects would grow to whole blocks. off: shares of a block by which the grid is shifted.
+    Without it, small objects would grow to whole blocks. off: shares of a block by which the grid
+    is shifted.
     """
     height, width = view.images.shape[-2:]
     rows, columns = view.patch
@@ -83,13 +87,17 @@ def pixelated(view: View, _region: Region, off: float) -> Images:
 
 
 def low_pass(view: View, _region: Region, cutoff: float) -> Images:
-    """Remove frequencies above the cut-off, a share of Nyquist's, but keep the outline of the object."""
+    """Remove frequencies above the cut-off, a share of Nyquist's, but keep the outline of the
+    object.
+    """
     low, _ = frequency_bands(view.images - view.flat, cutoff=cutoff)
     return (view.flat + low).clamp(0, 1)
 
 
 def patches_shuffled(view: View, _region: Region, off: float) -> Images:
-    """Shuffle tiles of the size of a patch, or near it; off: shares of a tile by which their grid is shifted."""
+    """Shuffle tiles of the size of a patch, or near it; off: shares of a tile by which their grid
+    is shifted.
+    """
     height, width = view.images.shape[-2:]
     wanted = min(height // view.patch[0], width // view.patch[1])
     parts = _dividing(view, wanted)
@@ -106,27 +114,37 @@ def _dividing(view: View, wanted: float) -> float:
 
 
 def shifted(view: View, _region: Region, _level: float) -> Images:
-    """Shift each image diagonally, off the patch grid; an object stays inside the image where it has room."""
+    """Shift each image diagonally, off the patch grid; an object stays inside the image where it
+    has room.
+    """
     moved = shift(view, _object_layers(view), "constant")
     return _composed(moved, shift(view, view.ground, "reflect"))
 
 
 def shrunk(view: View, _region: Region, _level: float) -> Images:
-    """Shrink each image around its object, which keeps its place, or around its centre where no object is known."""
+    """Shrink each image around its object, which keeps its place, or around its centre where no
+    object is known.
+    """
     moved = shrink(view, _object_layers(view), "zeros")
     return _composed(moved, shrink(view, view.ground, "reflection"))
 
 
 def shift(view: View, pixels: Tensor, beyond: str, *, back: bool = False) -> Tensor:
-    """Shift pixels (batch, channels, height, width) as `shifted` does, or back; beyond the edge: as F.pad."""
+    """Shift pixels (batch, channels, height, width) as `shifted` does, or back; beyond the edge: as
+    F.pad.
+    """
     height, width = pixels.shape[-2:]
     step = max(1, round(_SHIFT * min(height, width)))
     step += step % view.patch[0] == 0 and view.patch[0] > 1
     step = min(step, height - 1, width - 1)
     padded = F.pad(pixels, (step, step, step, step), mode=beyond)
     starts = [(2 * step * up, 2 * step * left) for up in (0, 1) for left in (0, 1)]
-    options = torch.stack([padded[..., top : top + height, left : left + width] for top, left in starts])
-    drawn = (uniform(view.keys, 1, stream=_PLACE_STREAM)[:, 0] * len(starts)).long().to(pixels.device)
+    options = torch.stack(
+        [padded[..., top : top + height, left : left + width] for top, left in starts]
+    )
+    drawn = (
+        (uniform(view.keys, 1, stream=_PLACE_STREAM)[:, 0] * len(starts)).long().to(pixels.device)
+    )
     up = _with_room(view.cutout.amax((1, 3)) > 0, step, drawn // 2)
     left = _with_room(view.cutout.amax((1, 2)) > 0, step, drawn % 2)
     if back:
@@ -136,7 +154,8 @@ def shift(view: View, pixels: Tensor, beyond: str, *, back: bool = False) -> Ten
 
 
 def _with_room(occupied: Tensor, step: int, drawn: Tensor) -> Tensor:
-    """Return the drawn directions (batch,), 1 towards the start of an axis, or the others where only those have room.
+    """Return the drawn directions (batch,), 1 towards the start of an axis, or the others where
+    only those have room.
 
     occupied: (batch, places) whether an object has pixels at a place of the axis.
     """
@@ -146,7 +165,9 @@ def _with_room(occupied: Tensor, step: int, drawn: Tensor) -> Tensor:
 
 
 def shrink(view: View, pixels: Tensor, beyond: str) -> Tensor:
-    """Shrink pixels (batch, channels, height, width) around each object; beyond the edge: as F.grid_sample."""
+    """Shrink pixels (batch, channels, height, width) around each object; beyond the edge: as
+    F.grid_sample.
+    """
     return _scaled_around(view.centre, pixels, _SMALLER, beyond)
 
 

@@ -1,7 +1,9 @@
-"""Which heads carry a cue: each head sees the changed image while everything else sees the original one.
+"""Which heads carry a cue: each head sees the changed image while everything else sees the original
+one.
 
-The change of the logits that one head causes is compared with the change that the whole model shows, image by image
-(activation patching; Vig 2020, Heimersheim and Nanda 2024). No image is selected by its outcome.
+The change of the logits that one head causes is compared with the change that the whole model
+shows, image by image (activation patching; Vig 2020, Heimersheim and Nanda 2024). No image is
+selected by its outcome.
 """
 
 from collections.abc import Sequence
@@ -26,9 +28,10 @@ _SMALLEST_CHANGE = 1e-6  # mean squared logits; below it the model ignores the c
 class CueHead:
     """The part of a cue's effect that passes through one head.
 
-    share: of the change of the logits that the cue's change causes (1: all of it); control: the same of the control's
-    change; p_holm: that both are equal, paired over images and corrected for all heads. accuracy: points of accuracy
-    gained when only this head sees the changed image, None without labels.
+    share: of the change of the logits that the cue's change causes (1: all of it); control: the
+    same of the control's change; p_holm: that both are equal, paired over images and corrected for
+    all heads. accuracy: points of accuracy gained when only this head sees the changed image, None
+    without labels.
     """
 
     layer: int
@@ -52,14 +55,16 @@ def find_cue_heads(
 ) -> list[CueHead]:
     """Return all heads, ordered by the share of a cue's effect that passes through each.
 
-    images, changed, control: (n, 3, height, width), in one order; changed has the cue removed or exchanged, control
-    a matched change that leaves it alone. labels (n,): classes as the model numbers them. groups (n,): of images that
-    share a source. Raises InputError for different numbers of images, and where the logits do not depend on the change;
-    UnsupportedError for a model without attention.
+    images, changed, control: (n, 3, height, width), in one order; changed has the cue removed or
+    exchanged, control a matched change that leaves it alone. labels (n,): classes as the model
+    numbers them. groups (n,): of images that share a source. Raises InputError for different
+    numbers of images, and where the logits do not depend on the change; UnsupportedError for a
+    model without attention.
     """
     if not len(images) == len(changed) == len(control):
         raise InputError(
-            f"expected as many changed and control images as images ({len(images)}), found {len(changed)} and "
+            f"expected as many changed and control images as images ({len(images)}), found "
+            f"{len(changed)} and "
             f"{len(control)}"
         )
     places = [(layer.index, head) for layer in layers(model) for head in range(layer.heads)]
@@ -72,7 +77,10 @@ def find_cue_heads(
         of_cue.add(model, images[rows], changed[rows], names, batch_labels)
         of_control.add(model, images[rows], control[rows], names, None)
     if of_cue.size < _SMALLEST_CHANGE:
-        raise InputError(f"expected logits of {model.alias} that depend on the change, found none; try another cue")
+        raise InputError(
+            f"expected logits of {model.alias} that depend on the change, found none; try another "
+            "cue"
+        )
     shares = estimates(of_cue.shares, groups=groups, seed=seed)
     control_shares = estimates(of_control.shares, groups=groups, seed=seed)
     differences = of_cue.shares - of_control.shares
@@ -82,7 +90,9 @@ def find_cue_heads(
         gains = estimates(of_cue.points, groups=groups, seed=seed, unit="points")
     rows_of_heads = [
         CueHead(layer, head, share, control, p, gain)
-        for (layer, head), share, control, p, gain in zip(places, shares, control_shares, p_values, gains, strict=True)
+        for (layer, head), share, control, p, gain in zip(
+            places, shares, control_shares, p_values, gains, strict=True
+        )
     ]
     return sorted(rows_of_heads, key=lambda row: -abs(row.share.value))
 
@@ -95,7 +105,14 @@ class _Effects:
         self._whole: list[Float[Tensor, " batch"]] = []
         self._points: list[Float[Tensor, "heads batch"]] = []
 
-    def add(self, model: Model, images: Images, changed: Images, names: Sequence[str], labels: Labels | None) -> None:
+    def add(
+        self,
+        model: Model,
+        images: Images,
+        changed: Images,
+        names: Sequence[str],
+        labels: Labels | None,
+    ) -> None:
         """Measure one batch."""
         patched = patch(model, images, changed, names)
         before = _centred(patched.clean)
@@ -117,7 +134,8 @@ class _Effects:
     def shares(self) -> Float[Tensor, "heads images"]:
         """Values of which the mean is the share of the change that passes through each head.
 
-        The share is a ratio of means; each image contributes the first-order term of this ratio (Cochran 1977, 6.4).
+        The share is a ratio of means; each image contributes the first-order term of this ratio
+        (Cochran 1977, 6.4).
         """
         passed = torch.cat(self._passed, dim=1)
         whole = torch.cat(self._whole)
@@ -132,7 +150,9 @@ class _Effects:
 
 
 def _centred(logits: Tensor) -> Float[Tensor, "... classes"]:
-    """Return logits minus their mean, in double precision: a shift of all logits changes no prediction."""
+    """Return logits minus their mean, in double precision: a shift of all logits changes no
+    prediction.
+    """
     double = logits.double()
     return double - double.mean(-1, keepdim=True)
 

@@ -1,4 +1,6 @@
-"""Measure what models rely on: predictions on all images after each intervention, and after its control."""
+"""Measure what models rely on: predictions on all images after each intervention, and after its
+control.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,7 +31,13 @@ from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.references import resolved
 from vitlens.shapes import Images, Labels
-from vitlens.uncertainty import accuracy_difference, bootstrap_difference, holm, paired_test, share_of
+from vitlens.uncertainty import (
+    accuracy_difference,
+    bootstrap_difference,
+    holm,
+    paired_test,
+    share_of,
+)
 
 Level = tuple[str, float]  # of a disturbance
 Row = TypeVar("Row", RelianceRow, ReliancePairRow)
@@ -41,7 +49,8 @@ _WORD: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Viewer:
-    """One model with its images, prepared for it, and their labels in its reading of the classes."""
+    """One model with its images, prepared for it, and their labels in its reading of the
+    classes."""
 
     model: Model
     split: Split
@@ -57,15 +66,20 @@ class Viewer:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: interventions with their controls, and levels of disturbances without one."""
+    """What is measured: interventions with their controls, and levels of disturbances without
+    one."""
 
     interventions: tuple[tuple[Cue, Intervention], ...]
     levels: tuple[Level, ...] = ()
 
     @property
     def own_levels(self) -> tuple[Level, ...]:
-        """Return the levels that are neither the first of their kind, which changes nothing, nor an intervention's."""
-        shared = {(each.disturbance, each.level) for _, each in self.interventions if each.disturbance}
+        """Return the levels that are neither the first of their kind, which changes nothing, nor an
+        intervention's.
+        """
+        shared = {
+            (each.disturbance, each.level) for _, each in self.interventions if each.disturbance
+        }
         return tuple(level for level in self.levels if level not in shared and not _is_first(level))
 
     @property
@@ -83,8 +97,9 @@ def _is_first(level: Level) -> bool:
 
 @dataclass(frozen=True)
 class Measured:
-    """rows, pairs, left_out: see rows.py; correct: (models, n) of each level of a disturbance, in a canonical order of
-    the images; clean: the same without any; groups: (n,) in that order, or None."""
+    """rows, pairs, left_out: see rows.py; correct: (models, n) of each level of a disturbance, in a
+    canonical order of the images; clean: the same without any; groups: (n,) in that order, or None.
+    """
 
     rows: tuple[RelianceRow, ...]
     pairs: tuple[ReliancePairRow, ...]
@@ -98,8 +113,8 @@ class Measured:
 class _Outcome:
     """What becomes of images under one intervention, or a level.
 
-    predictions: (models, 2, n) after it and after its control; size: (2, n) distances; visible: (n,) whether it changes
-    an image.
+    predictions: (models, 2, n) after it and after its control; size: (2, n) distances; visible:
+    (n,) whether it changes an image.
     """
 
     predictions: Int[Tensor, "models 2 batch"]
@@ -115,12 +130,18 @@ def measure_reliance(
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Measured:
-    """Measure the reliance of models on the same images. advance: called with passes of an image just done.
+    """Measure the reliance of models on the same images. advance: called with passes of an image
+    just done.
 
-    Images are taken in an order that their content decides, which also decides the random numbers of each: the order in
-    which they are given has no effect.
+    Images are taken in an order that their content decides, which also decides the random numbers
+    of each: the order in which they are given has no effect.
     """
-    run = _Run(viewers, plan, seed, batch_size or min(_AT_ONCE, *(fitting_batch_size(each.model) for each in viewers)))
+    run = _Run(
+        viewers,
+        plan,
+        seed,
+        batch_size or min(_AT_ONCE, *(fitting_batch_size(each.model) for each in viewers)),
+    )
     outcomes, clean = run.measure(advance)
     rows = list[RelianceRow]()
     left_out = list[LeftOutCueRow]()
@@ -163,7 +184,10 @@ class _Run:
         self.plan = plan
         self.seed = seed
         self.batch_size = batch_size
-        self.viewers = [replace(each, split=each.split.pick(order), labels=each.labels[order]) for each in viewers]
+        self.viewers = [
+            replace(each, split=each.split.pick(order), labels=each.labels[order])
+            for each in viewers
+        ]
         self.keys = keys_of(seed, numbers[order])
         self.count = len(order)
         self.has_masks = first.masks is not None
@@ -172,20 +196,29 @@ class _Run:
 
     @cached_property
     def partners(self) -> Int[Tensor, " batch"]:
-        """For each image the next one of another class and another group, in an order that is drawn."""
+        """For each image the next one of another class and another group, in an order that is
+        drawn.
+        """
         labels = self.viewers[0].labels.tolist()
         groups = list(range(self.count)) if self.groups is None else self.groups.tolist()
         drawn = self.keys.argsort(stable=True).tolist()
         partners = torch.empty(self.count, dtype=torch.long)
         for place, image in enumerate(drawn):
-            following = [drawn[(place + step) % self.count] for step in range(1, min(self.count, _SEARCHED + 1))]
+            following = [
+                drawn[(place + step) % self.count]
+                for step in range(1, min(self.count, _SEARCHED + 1))
+            ]
             others = [each for each in following if groups[each] != groups[image]]
             apart = [each for each in others if labels[each] != labels[image]]
             partners[image] = next(iter([*apart, *others, *following, image]))
         return partners
 
-    def measure(self, advance: Callable[[int], object]) -> tuple[dict[tuple[str, str], _Outcome], Tensor]:
-        """Return the outcome of everything by name, and the predictions (models, n) without a change."""
+    def measure(
+        self, advance: Callable[[int], object]
+    ) -> tuple[dict[tuple[str, str], _Outcome], Tensor]:
+        """Return the outcome of everything by name, and the predictions (models, n) without a
+        change.
+        """
         parts: dict[tuple[str, str], list[_Outcome]] = {}
         clean = list[Tensor]()
         with ExitStack() as stack:
@@ -194,7 +227,11 @@ class _Run:
                 stack.enter_context(quick_passes(viewer.model))
             for indices in torch.arange(self.count).split(self.batch_size):
                 views = self.views(indices)
-                clean.append(torch.stack([viewer.predict(view.images) for viewer, view in zip(self.viewers, views)]))
+                clean.append(
+                    torch.stack(
+                        [viewer.predict(view.images) for viewer, view in zip(self.viewers, views)]
+                    )
+                )
                 for name, outcome in self._outcomes(views):
                     parts.setdefault(name, []).append(outcome)
                 advance(self.plan.passes * len(self.viewers) * len(indices))
@@ -209,7 +246,9 @@ class _Run:
         return outcomes, torch.cat(clean, -1)
 
     def views(self, indices: Tensor) -> list[View]:
-        """Return the view of each model; models whose pixels are the same share one, and its changes."""
+        """Return the view of each model; models whose pixels are the same share one, and its
+        changes.
+        """
         views = list[View]()
         for viewer in self.viewers:
             view = self._view(viewer.split, indices)
@@ -221,11 +260,17 @@ class _Run:
         images = next(iter(split.pick(indices).batches(len(indices)))).images
         masks = None if split.masks is None else split.masks[indices]
         return View(
-            images, masks, self.keys[indices], self._patch(split), lambda: self._view(split, self.partners[indices])
+            images,
+            masks,
+            self.keys[indices],
+            self._patch(split),
+            lambda: self._view(split, self.partners[indices]),
         )
 
     def _patch(self, split: Split) -> tuple[int, int]:
-        """Return the sides of a patch of the first model with patches, else of a ViT of its size, px of the images."""
+        """Return the sides of a patch of the first model with patches, else of a ViT of its size,
+        px of the images.
+        """
         models = [viewer.model for viewer in self.viewers]
         reference = next((model for model in models if model.anatomy.layout is not None), models[0])
         rows, columns = removal_grid(reference)
@@ -235,12 +280,19 @@ class _Run:
         for cue, intervention in self.plan.interventions:
             if not intervention.suits(has_masks=self.has_masks):
                 continue
-            yield (cue.name, intervention.name), self._outcome(views, partial(_edited, intervention))
+            yield (
+                (cue.name, intervention.name),
+                self._outcome(views, partial(_edited, intervention)),
+            )
         for kind, level in self.plan.own_levels:
             yield (kind, f"{level:g}"), self._outcome(views, partial(_disturbed, kind, level))
 
-    def _outcome(self, views: Sequence[View], edit: Callable[[View], tuple[Images, ...]]) -> _Outcome:
-        """Return what becomes of a batch after an edit, which gives changed images and perhaps their control."""
+    def _outcome(
+        self, views: Sequence[View], edit: Callable[[View], tuple[Images, ...]]
+    ) -> _Outcome:
+        """Return what becomes of a batch after an edit, which gives changed images and perhaps
+        their control.
+        """
         edited: dict[int, tuple[Images, ...]] = {}
         predictions = list[Tensor]()
         for viewer, view in zip(self.viewers, views):
@@ -262,7 +314,9 @@ class _Run:
     def correct_at(
         self, level: Level, outcomes: Mapping[tuple[str, str], _Outcome], clean: Tensor
     ) -> NDArray[np.bool_]:
-        """Return which images each model classifies correctly at a level of a disturbance (models, n)."""
+        """Return which images each model classifies correctly at a level of a disturbance (models,
+        n).
+        """
         if _is_first(level):
             return self.is_correct(clean)
         kind, value = level
@@ -272,7 +326,9 @@ class _Run:
                 name = (cue.name, intervention.name)
         return self.is_correct(outcomes[name].predictions[:, 0])
 
-    def row(self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, at: int) -> RelianceRow:
+    def row(
+        self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, at: int
+    ) -> RelianceRow:
         """Return the row of one model; of the images that the intervention changes."""
         effect = _Effect(self, outcome, clean, at)
         size, control_size = outcome.size[:, outcome.visible].double().mean(1).tolist()
@@ -287,7 +343,9 @@ class _Run:
             control_size=control_size,
             changed_by=share_of(effect.moved, groups=groups),
             changed_by_control=share_of(effect.moved_by_control, groups=groups),
-            changed=accuracy_difference(effect.moved, effect.moved_by_control, groups=groups, seed=self.seed),
+            changed=accuracy_difference(
+                effect.moved, effect.moved_by_control, groups=groups, seed=self.seed
+            ),
             lost=accuracy_difference(effect.control, effect.then, groups=groups, seed=self.seed),
             gained=accuracy_difference(effect.then, effect.right, groups=groups, seed=self.seed),
             errors=int((~effect.right).sum()),
@@ -301,9 +359,14 @@ class _Run:
         )
 
     def pair_rows(
-        self, rows: Sequence[RelianceRow], outcomes: Mapping[tuple[str, str], _Outcome], clean: Tensor
+        self,
+        rows: Sequence[RelianceRow],
+        outcomes: Mapping[tuple[str, str], _Outcome],
+        clean: Tensor,
     ) -> Iterator[ReliancePairRow]:
-        """Yield the differences between all pairs of models under every intervention that was judged."""
+        """Yield the differences between all pairs of models under every intervention that was
+        judged.
+        """
         places = {viewer.model.alias: at for at, viewer in enumerate(self.viewers)}
         judged: dict[tuple[str, str], list[RelianceRow]] = {}
         for row in rows:
@@ -325,18 +388,31 @@ class _Run:
                     p_lost=paired_test(one.accuracy_lost, other.accuracy_lost, groups=one.groups),
                     is_matched=same[0].is_matched,
                     changed_by=100 * float(one.moved.mean() - other.moved.mean()),
-                    relying=tuple(row.model for row in same if row.is_relied_on and row.model in (first, second)),
-                    accuracy=accuracy_difference(one.then, other.then, groups=one.groups, seed=self.seed),
+                    relying=tuple(
+                        row.model
+                        for row in same
+                        if row.is_relied_on and row.model in (first, second)
+                    ),
+                    accuracy=accuracy_difference(
+                        one.then, other.then, groups=one.groups, seed=self.seed
+                    ),
                 )
 
-    def _points(self, first: NDArray[Any], second: NDArray[Any], groups: NDArray[Any] | None) -> Any:
+    def _points(
+        self, first: NDArray[Any], second: NDArray[Any], groups: NDArray[Any] | None
+    ) -> Any:
         return bootstrap_difference(
             100.0 * first, 100.0 * second, groups=groups, seed=self.seed, unit="points", most=200.0
         )
 
     def without_masks(self) -> Iterator[LeftOutCueRow]:
-        """Yield the cues of which no intervention can be made without masks, where there are none."""
-        suiting = {cue.name for cue, intervention in self.plan.interventions if intervention.suits(has_masks=False)}
+        """Yield the cues of which no intervention can be made without masks, where there are
+        none."""
+        suiting = {
+            cue.name
+            for cue, intervention in self.plan.interventions
+            if intervention.suits(has_masks=False)
+        }
         for name in dict.fromkeys(cue.name for cue, _ in self.plan.interventions):
             if not self.has_masks and name not in suiting:
                 yield LeftOutCueRow(name, "the objects' masks are not known")
@@ -344,9 +420,11 @@ class _Run:
 
 @dataclass(frozen=True)
 class ChangedImages:
-    """All images of a viewer before and after an intervention and its control, (n, 3, height, width) on the CPU.
+    """All images of a viewer before and after an intervention and its control, (n, 3, height,
+    width) on the CPU.
 
-    region: (n, height, width), where the intervention may change pixels; labels: (n,); groups: (n,) or None.
+    region: (n, height, width), where the intervention may change pixels; labels: (n,); groups: (n,)
+    or None.
     """
 
     images: Images
@@ -357,7 +435,9 @@ class ChangedImages:
     groups: Tensor | None
 
 
-def changed_images(viewer: Viewer, intervention: Intervention, *, limit: int, seed: int = 0) -> ChangedImages:
+def changed_images(
+    viewer: Viewer, intervention: Intervention, *, limit: int, seed: int = 0
+) -> ChangedImages:
     """Return at most `limit` images as `measure_reliance` changes them."""
     run = _Run([viewer], Plan(()), seed, _AT_ONCE)
     parts = list[tuple[Tensor, ...]]()
@@ -369,14 +449,16 @@ def changed_images(viewer: Viewer, intervention: Intervention, *, limit: int, se
     images, changed, control, region = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
     groups = run.viewers[0].split.groups
     chosen_groups = None if groups is None else groups.cpu()[chosen]
-    return ChangedImages(images, changed, control, region, run.viewers[0].labels[chosen], chosen_groups)
+    return ChangedImages(
+        images, changed, control, region, run.viewers[0].labels[chosen], chosen_groups
+    )
 
 
 class _Effect:
     """One model on the images (n,) that an intervention changes.
 
-    right, then, control: whether each is classified correctly before, after the intervention and after its control;
-    moved, moved_by_control: whether the prediction differs from before.
+    right, then, control: whether each is classified correctly before, after the intervention and
+    after its control; moved, moved_by_control: whether the prediction differs from before.
     """
 
     def __init__(self, run: _Run, outcome: _Outcome, clean: Tensor, at: int) -> None:
@@ -393,17 +475,21 @@ class _Effect:
 
     @property
     def beyond(self) -> NDArray[np.int64]:
-        """1 where only the intervention changes the prediction, -1 where only the control does, else 0."""
+        """1 where only the intervention changes the prediction, -1 where only the control does,
+        else 0.
+        """
         return self.moved.astype(np.int64) - self.moved_by_control
 
     @property
     def accuracy_lost(self) -> NDArray[np.int64]:
-        """1 where an image is right after the control only, -1 after the intervention only, else 0."""
+        """1 where an image is right after the control only, -1 after the intervention only,
+        else 0."""
         return self.control.astype(np.int64) - self.then
 
 
 def _canonical(numbers: Tensor, labels: Labels, groups: Tensor | None) -> Int[Tensor, " batch"]:
-    """Return the order of images by the hash of their content; of equal ones, by label and group."""
+    """Return the order of images by the hash of their content; of equal ones, by label and
+    group."""
     sources = np.zeros(len(numbers)) if groups is None else groups.cpu().numpy()
     return torch.from_numpy(np.lexsort((sources, labels.numpy(), numbers.numpy())))
 
@@ -423,7 +509,9 @@ def _edited(intervention: Intervention, view: View) -> tuple[Images, Images]:
 
 
 def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the rows with p-values corrected by Holm over all that are matched; the others have none."""
+    """Yield the rows with p-values corrected by Holm over all that are matched; the others have
+    none.
+    """
     matched = [at for at, row in enumerate(rows) if row.is_matched]
     p_holm = dict(zip(matched, holm([rows[at].p for at in matched])))
     p_lost_holm = dict(zip(matched, holm([rows[at].p_lost for at in matched])))
@@ -436,6 +524,12 @@ def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _corrected_gains(rows: Sequence[RelianceRow | ReliancePairRow]) -> dict[int, float]:
-    """Return the corrected p-values of the accuracy gained, by place; of pairs of models there are none."""
-    p_values = {at: row.p_gained for at, row in enumerate(rows) if isinstance(row, RelianceRow) and row.is_matched}
+    """Return the corrected p-values of the accuracy gained, by place; of pairs of models there are
+    none.
+    """
+    p_values = {
+        at: row.p_gained
+        for at, row in enumerate(rows)
+        if isinstance(row, RelianceRow) and row.is_matched
+    }
     return dict(zip(p_values, holm(list(p_values.values()))))

@@ -30,8 +30,9 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True, repr=False)
 class Reliance(Table):
-    """What models rely on. rows: a model under one intervention each; pairs: two models under one intervention each;
-    left_out: cues that could not be tested, and why."""
+    """What models rely on. rows: a model under one intervention each; pairs: two models under one
+    intervention each; left_out: cues that could not be tested, and why.
+    """
 
     models: tuple[str, ...]
     rows: tuple[RelianceRow, ...]
@@ -39,12 +40,16 @@ class Reliance(Table):
     left_out: tuple[LeftOutCueRow, ...]
 
     def relied_on(self, model: str | None = None) -> tuple[str, ...]:
-        """Return the cues that a model (None: the first) is shown to rely on, the largest effect first."""
+        """Return the cues that a model (None: the first) is shown to rely on, the largest effect
+        first.
+        """
         return tuple(row.cue for row in ranked(self.rows, model or self.models[0]))
 
     @property
     def differences(self) -> tuple[tuple[str, str], ...]:
-        """Return the model that is shown to rely more on a cue, and the cue, the largest difference first."""
+        """Return the model that is shown to rely more on a cue, and the cue, the largest difference
+        first.
+        """
         return tuple((row.more, row.cue) for row in ranked_pairs(self.pairs))
 
     def records(self) -> Iterator[dict[str, object]]:
@@ -54,7 +59,11 @@ class Reliance(Table):
             for name, value in asdict(row).items():
                 if isinstance(value, dict):
                     estimate = Estimate(**value)
-                    record |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+                    record |= {
+                        name: estimate.value,
+                        f"{name}_low": estimate.low,
+                        f"{name}_high": estimate.high,
+                    }
                 else:
                     record[name] = value
             yield {**record, "matched": row.is_matched, "relied_on": row.is_relied_on}
@@ -62,7 +71,9 @@ class Reliance(Table):
     def summary(self) -> Iterator[Line]:
         """Yield what each model relies on, every effect, and what could not be tested."""
         for model in self.models:
-            yield Line(f"{model} relies on", ", ".join(self.relied_on(model)) or "nothing that was tested")
+            yield Line(
+                f"{model} relies on", ", ".join(self.relied_on(model)) or "nothing that was tested"
+            )
         for more, cue in self.differences:
             yield Line(f"{more} relies more on", cue)
         for row in self.rows:
@@ -88,17 +99,19 @@ def reliance(
 ) -> Reliance:
     """Measure what models rely on: colour, background, fine detail, layout, and more.
 
-    Each cue is changed in all images, and the predictions that change are compared, image by image, with those after a
-    control that changes the pixels as much and keeps the cue. A model is said to rely on a cue only where its control
-    is matched, the difference survives Holm's correction, and it is at least 5 points.
+    Each cue is changed in all images, and the predictions that change are compared, image by image,
+    with those after a control that changes the pixels as much and keeps the cue. A model is said to
+    rely on a cue only where its control is matched, the difference survives Holm's correction, and
+    it is at least 5 points.
 
-    models: one, or several on the same images; images: a Split, or any form that `vitlens.images` takes; labels: class
-    indices of the first model (n,) (None: those of the Split or the class folders); masks: (n, height, width), True on
-    the object (None: those of the Split); without any, cues of objects and backgrounds are left out; groups: (n,) of
-    images that share a source (None: those of the Split); cues: keys of `vitlens.analysis.reliance.cues.CUES` (None:
-    all); thorough: False measures one intervention of the most important cues; advance: called with the number of
-    passes of an image just done. Raises DataError without labels, InputError when a model does not know the data's
-    classes, and UnknownNameError for another cue.
+    models: one, or several on the same images; images: a Split, or any form that `vitlens.images`
+    takes; labels: class indices of the first model (n,) (None: those of the Split or the class
+    folders); masks: (n, height, width), True on the object (None: those of the Split); without any,
+    cues of objects and backgrounds are left out; groups: (n,) of images that share a source (None:
+    those of the Split); cues: keys of `vitlens.analysis.reliance.cues.CUES` (None: all); thorough:
+    False measures one intervention of the most important cues; advance: called with the number of
+    passes of an image just done. Raises DataError without labels, InputError when a model does not
+    know the data's classes, and UnknownNameError for another cue.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=40)
@@ -108,7 +121,9 @@ def reliance(
     """
     several = list(models) if isinstance(models, list | tuple) else [models]
     if not several:
-        raise InputError("expected a model or several, found none; give vitlens.reliance(model, images, labels)")
+        raise InputError(
+            "expected a model or several, found none; give vitlens.reliance(model, images, labels)"
+        )
     for model in several:
         require_model(model, images)
         model.require_classifier()
@@ -140,14 +155,17 @@ def _needs_masks(name: str) -> bool:
 
 
 def _with(split: Split, masks: Masks | None, groups: Tensor | None) -> tuple[Split, str]:
-    """Return the images with these masks and groups, and why the masks are left out, "" where they are not.
+    """Return the images with these masks and groups, and why the masks are left out, "" where they
+    are not.
 
     Raises InputError for groups that do not fit.
     """
     if groups is not None:
         groups = torch.as_tensor(groups)
         if groups.shape != (len(split),):
-            raise InputError(f"expected groups of shape ({len(split)},), found {tuple(groups.shape)}")
+            raise InputError(
+                f"expected groups of shape ({len(split)},), found {tuple(groups.shape)}"
+            )
         split = replace(split, groups=groups)
     if masks is None:
         return split, ""
@@ -155,12 +173,16 @@ def _with(split: Split, masks: Masks | None, groups: Tensor | None) -> tuple[Spl
     expected = (len(split), *split.size)
     if given.shape != expected or given.dtype != torch.bool:
         found = f"{tuple(given.shape)} of {given.dtype}"
-        return replace(split, masks=None), f"expected masks of shape {expected} of torch.bool, found {found}"
+        return replace(
+            split, masks=None
+        ), f"expected masks of shape {expected} of torch.bool, found {found}"
     return replace(split, masks=given), ""
 
 
 def _require_distinct(models: Sequence[Model]) -> None:
-    """Raise InputError where two models have one alias, which would be mistaken for each other in the rows."""
+    """Raise InputError where two models have one alias, which would be mistaken for each other in
+    the rows.
+    """
     aliases = [model.alias for model in models]
     if len(set(aliases)) < len(aliases):
         raise InputError(f"expected models with different aliases, found {', '.join(aliases)}")

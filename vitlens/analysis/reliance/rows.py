@@ -1,4 +1,6 @@
-"""What is recorded of a model's reliance on cues: rows, and what may be said of them; free of torch."""
+"""What is recorded of a model's reliance on cues: rows, and what may be said of them; free of
+torch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +12,15 @@ from vitlens.record import OfModel, col, head_name
 from vitlens.uncertainty import LEVEL, Estimate
 
 FEWEST: Final = 20  # images that an intervention changes, below which it is not judged
-LEAST_RATIO: Final = 0.5  # of the distances of a control and an intervention, or of an intervention and a control
-SMALLEST_RELIANCE: Final = 5.0  # points of predictions changed beyond the control: less is not called reliance
-SMALLEST_SHARE: Final = 0.05  # of a cue's effect through a head, beyond the control's: less is not named
+LEAST_RATIO: Final = (
+    0.5  # of the distances of a control and an intervention, or of an intervention and a control
+)
+SMALLEST_RELIANCE: Final = (
+    5.0  # points of predictions changed beyond the control: less is not called reliance
+)
+SMALLEST_SHARE: Final = (
+    0.05  # of a cue's effect through a head, beyond the control's: less is not named
+)
 SMALLEST_AREA: Final = 0.6  # between 0.45 and 0.55 an area is no finding
 _EXPLAINED: Final = 0.8  # share of a cue's effect from which on it is that of a part
 _HALF: Final = 0.5  # share of it from which on a cue that it holds is named first
@@ -53,13 +61,15 @@ class OfIntervention:
 
 @dataclass(frozen=True, kw_only=True)
 class RelianceRow(OfModel, OfIntervention):
-    """One model on all images that an intervention changes, and on the same images after the control.
+    """One model on all images that an intervention changes, and on the same images after the
+    control.
 
-    n: these images; unchanged: the others, which lack the cue; size, control_size: the mean absolute distance of the
-    pixels; changed_by, changed_by_control: the share of predictions that change; changed: the difference of the two;
-    lost: accuracy after the control minus accuracy after the intervention; gained: accuracy after the intervention
-    minus accuracy before; errors: before; fixed, broken: errors that become right and correct predictions that become
-    wrong; p: of `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`; p_holm, p_lost_holm,
+    n: these images; unchanged: the others, which lack the cue; size, control_size: the mean
+    absolute distance of the pixels; changed_by, changed_by_control: the share of predictions that
+    change; changed: the difference of the two; lost: accuracy after the control minus accuracy
+    after the intervention; gained: accuracy after the intervention minus accuracy before; errors:
+    before; fixed, broken: errors that become right and correct predictions that become wrong; p: of
+    `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`; p_holm, p_lost_holm,
     p_gained_holm: corrected over all rows that are matched.
     """
 
@@ -73,7 +83,8 @@ class RelianceRow(OfModel, OfIntervention):
     changed_by_control: Estimate = col("by the control")
     changed: Estimate = col(
         "changed beyond the control",
-        term="predictions that the intervention changes minus those that its control changes, in points",
+        term="predictions that the intervention changes minus those that its control changes, in "
+        "points",
         metric="reliance/{model}/{cue}/{intervention}",
     )
     lost: Estimate = col(
@@ -81,7 +92,9 @@ class RelianceRow(OfModel, OfIntervention):
         better="lower",
         metric="accuracy_lost_without/{model}/{cue}/{intervention}",
     )
-    gained: Estimate = col("accuracy gained", term="accuracy without the cue minus accuracy with it")
+    gained: Estimate = col(
+        "accuracy gained", term="accuracy without the cue minus accuracy with it"
+    )
     errors: int = col("errors")
     fixed: int = col("errors fixed")
     broken: int = col("broken")
@@ -111,21 +124,26 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def changes_predictions(self) -> bool:
-        """True where more predictions change than under a matched control, significantly and by at least 5 points."""
+        """True where more predictions change than under a matched control, significantly and by at
+        least 5 points.
+        """
         is_significant = self.p_holm is not None and self.p_holm <= LEVEL
         return self.is_matched and is_significant and self.changed.value >= SMALLEST_RELIANCE
 
     @property
     def changes_accuracy(self) -> bool:
-        """True where the intervention is shown to cost accuracy, or to gain some, beyond the control."""
+        """True where the intervention is shown to cost accuracy, or to gain some, beyond the
+        control.
+        """
         return self.is_matched and self.p_lost_holm is not None and self.p_lost_holm <= LEVEL
 
     @property
     def misleads(self) -> bool:
-        """True where the cue is shown to cause errors: accuracy rises without it, and by more than under the control.
+        """True where the cue is shown to cause errors: accuracy rises without it, and by more than
+        under the control.
 
-        A change that only disturbs does not make predictions right. So this holds also where the control disturbs more
-        predictions than the intervention.
+        A change that only disturbs does not make predictions right. So this holds also where the
+        control disturbs more predictions than the intervention.
         """
         is_gain = self.p_gained_holm is not None and self.p_gained_holm <= LEVEL
         is_large = self.gained.value >= SMALLEST_RELIANCE
@@ -133,18 +151,21 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def strength(self) -> float:
-        """Return the larger of predictions changed beyond the control and, where the cue misleads, accuracy gained,
-        points."""
+        """Return the larger of predictions changed beyond the control and, where the cue misleads,
+        accuracy gained, points.
+        """
         return max(self.changed.value, self.gained.value) if self.misleads else self.changed.value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReliancePairRow(OfIntervention):
-    """Two models on the same images: predictions changed, and accuracy lost, beyond the control, first minus second.
+    """Two models on the same images: predictions changed, and accuracy lost, beyond the control,
+    first minus second.
 
-    relying: the models that are shown to rely on the cue; changed_by: the share of predictions that the intervention
-    changes, first minus second, in points, without any control; accuracy: after the intervention, first minus second;
-    p: of `changed`, p_lost: of `lost`, by `paired_test`; p_holm, p_lost_holm: corrected over all rows that are matched.
+    relying: the models that are shown to rely on the cue; changed_by: the share of predictions that
+    the intervention changes, first minus second, in points, without any control; accuracy: after
+    the intervention, first minus second; p: of `changed`, p_lost: of `lost`, by `paired_test`;
+    p_holm, p_lost_holm: corrected over all rows that are matched.
     """
 
     first: str = col("first")
@@ -167,8 +188,8 @@ class ReliancePairRow(OfIntervention):
     def more(self) -> str:
         """Return the model that is shown to rely more on the cue, "" for neither.
 
-        It relies on it, and the difference is significant, not small, and not the control's: the intervention itself
-        changes more of its predictions, too.
+        It relies on it, and the difference is significant, not small, and not the control's: the
+        intervention itself changes more of its predictions, too.
         """
         if not self.is_matched or self.p_holm is None or self.p_holm > LEVEL:
             return ""
@@ -183,25 +204,31 @@ class ReliancePairRow(OfIntervention):
 class CueHeadRow(OfModel, OfIntervention):
     """The part of a cue's effect that passes through one head, on all images.
 
-    share: of the change of the logits that the intervention causes; control: the same of the control's change; p_holm:
-    that both are equal, paired over images and corrected for all heads. accuracy: gained when only this head sees the
-    changed image.
+    share: of the change of the logits that the intervention causes; control: the same of the
+    control's change; p_holm: that both are equal, paired over images and corrected for all heads.
+    accuracy: gained when only this head sees the changed image.
     """
 
     cue: str = col("cue")
     intervention: str = col("intervention")
     layer: int = col("layer")
     head: int = col("head")
-    share: Estimate = col("share of the effect", term="of the change of the logits; 100 % is all of it")
+    share: Estimate = col(
+        "share of the effect", term="of the change of the logits; 100 % is all of it"
+    )
     control: Estimate = col("share of the control's effect")
     p_holm: float = col("p (Holm)")
-    accuracy: Estimate = col("accuracy gained", unit="points", term="when only this head sees the changed image")
+    accuracy: Estimate = col(
+        "accuracy gained", unit="points", term="when only this head sees the changed image"
+    )
 
     name = head_name
 
     @property
     def carries(self) -> bool:
-        """True where a larger share of the cue's effect than of the control's is shown to pass through the head."""
+        """True where a larger share of the cue's effect than of the control's is shown to pass
+        through the head.
+        """
         gain = self.share.value - self.control.value
         return self.p_holm <= LEVEL and gain >= SMALLEST_SHARE
 
@@ -210,9 +237,10 @@ class CueHeadRow(OfModel, OfIntervention):
 class CueMapRow(OfModel, OfIntervention):
     """Whether maps of one method show the region of a cue where this cue decides the prediction.
 
-    decided, others: the mean share of the map's positive evidence in the region, on images in which the intervention
-    changes the prediction and its control does not, and on the others; area: the probability that the share,
-    minus that of a uniform map, is larger on one of the former; p_holm: that it is 0.5, corrected over the methods.
+    decided, others: the mean share of the map's positive evidence in the region, on images in which
+    the intervention changes the prediction and its control does not, and on the others; area: the
+    probability that the share, minus that of a uniform map, is larger on one of the former; p_holm:
+    that it is 0.5, corrected over the methods.
     """
 
     cue: str = col("cue")
@@ -220,7 +248,9 @@ class CueMapRow(OfModel, OfIntervention):
     method: str = col("method")
     decided: Estimate = col("evidence there where the cue decides", unit="fraction")
     others: Estimate = col("evidence there on other images", unit="fraction")
-    area: Estimate = col("ROC-AUC", better="higher", term="how well the share tells these images from the others")
+    area: Estimate = col(
+        "ROC-AUC", better="higher", term="how well the share tells these images from the others"
+    )
     p_holm: float | None = col("p (Holm)", default=None)
 
     @property
@@ -231,7 +261,9 @@ class CueMapRow(OfModel, OfIntervention):
 
 @dataclass(frozen=True, kw_only=True)
 class CueExampleRow(OfModel, OfIntervention):
-    """One image of a cue's examples: its label, and the predictions before and after the intervention."""
+    """One image of a cue's examples: its label, and the predictions before and after the
+    intervention.
+    """
 
     cue: str = col("cue")
     intervention: str = col("intervention")
@@ -242,7 +274,8 @@ class CueExampleRow(OfModel, OfIntervention):
 
 @dataclass(frozen=True)
 class CueExampleArrays:
-    """By row of a model's examples: pixels before and after, where they may differ, and the map of one method, if any.
+    """By row of a model's examples: pixels before and after, where they may differ, and the map of
+    one method, if any.
 
     before, after: (examples, 3, height, width); regions: (examples, height, width).
     """
@@ -267,10 +300,11 @@ class LeftOutCueRow:
 
 
 def ranked(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
-    """Return what a model is shown to rely on, the largest effect first: of each cue its strongest intervention.
+    """Return what a model is shown to rely on, the largest effect first: of each cue its strongest
+    intervention.
 
-    A cue is left out where one of its parts has at least 80 % of its effect, and comes after those that it holds and
-    that have at least half of it.
+    A cue is left out where one of its parts has at least 80 % of its effect, and comes after those
+    that it holds and that have at least half of it.
     """
     strongest: dict[str, RelianceRow] = {}
     for row in rows:
@@ -279,25 +313,36 @@ def ranked(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
         best = strongest.get(row.cue)
         if best is None or row.strength > best.strength:
             strongest[row.cue] = row
-    kept = [row for row in strongest.values() if not _has(row, row.of_cue.parts, _EXPLAINED, strongest)]
-    return tuple(sorted(kept, key=lambda row: (_has(row, row.of_cue.holds, _HALF, strongest), -row.strength)))
+    kept = [
+        row for row in strongest.values() if not _has(row, row.of_cue.parts, _EXPLAINED, strongest)
+    ]
+    return tuple(
+        sorted(kept, key=lambda row: (_has(row, row.of_cue.holds, _HALF, strongest), -row.strength))
+    )
 
 
-def _has(row: RelianceRow, names: Sequence[str], share: float, strongest: dict[str, RelianceRow]) -> bool:
+def _has(
+    row: RelianceRow, names: Sequence[str], share: float, strongest: dict[str, RelianceRow]
+) -> bool:
     """Return True where one of these cues has at least this share of a row's effect."""
     others = [strongest[name] for name in names if name in strongest]
     return any(other.strength >= share * row.strength for other in others)
 
 
 def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
-    """Return the cues a model should not rely on but does: those that mislead it, then those of the background.
+    """Return the cues a model should not rely on but does: those that mislead it, then those of the
+    background.
 
-    A cue misleads where any intervention on it shows that. Where the strongest one does not, the one that gains most
-    stands for the cue.
+    A cue misleads where any intervention on it shows that. Where the strongest one does not, the
+    one that gains most stands for the cue.
     """
     chosen = list[RelianceRow]()
     for row in ranked(rows, model):
-        misleading = [other for other in rows if other.model == model and other.cue == row.cue and other.misleads]
+        misleading = [
+            other
+            for other in rows
+            if other.model == model and other.cue == row.cue and other.misleads
+        ]
         if misleading and not row.misleads:
             chosen.append(max(misleading, key=lambda other: other.gained.value))
         elif row.misleads or row.of_intervention.region == "background":
@@ -306,7 +351,9 @@ def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]
 
 
 def ranked_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:
-    """Return what one model is shown to rely on more than another, the largest difference first, once a cue."""
+    """Return what one model is shown to rely on more than another, the largest difference first,
+    once a cue.
+    """
     strongest: dict[tuple[str, str, str], ReliancePairRow] = {}
     for row in pairs:
         if not row.more:

@@ -1,4 +1,6 @@
-"""Images as interventions and controls see them: pixels, objects, the random numbers of each image, and a partner."""
+"""Images as interventions and controls see them: pixels, objects, the random numbers of each image,
+and a partner.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +23,8 @@ PerImage = Float[Tensor, " batch"]
 class View:
     """A batch of images.
 
-    keys: of each image's random numbers; patch: side of a patch (rows, columns), px; read_partner: gives the image of
-    the same place with which each image exchanges something.
+    keys: of each image's random numbers; patch: side of a patch (rows, columns), px; read_partner:
+    gives the image of the same place with which each image exchanges something.
     """
 
     images: Images
@@ -37,7 +39,9 @@ class View:
         return self.read_partner()
 
     def region(self, name: Region) -> Plane:
-        """Return 1 within a region and 0 elsewhere; an image without object has neither object nor background."""
+        """Return 1 within a region and 0 elsewhere; an image without object has neither object nor
+        background.
+        """
         if name == "image" or self.masks is None:
             return torch.ones_like(self.images[:, :1])
         inside = self.masks[:, None].to(self.images)
@@ -46,7 +50,9 @@ class View:
 
     @cached_property
     def layer(self) -> Plane:
-        """Return the object with its smoothed edge; an image without object, or without background, is all layer."""
+        """Return the object with its smoothed edge; an image without object, or without background,
+        is all layer.
+        """
         edge = F.max_pool2d(self.region("object"), 3, stride=1, padding=1)
         share = edge.mean((1, 2, 3))
         is_plain = ((share == 0) | (share == 1))[:, None, None, None]
@@ -54,20 +60,27 @@ class View:
 
     @cached_property
     def cutout(self) -> Plane:
-        """Return the object with its smoothed edge; nothing for an image without object, or without background."""
+        """Return the object with its smoothed edge; nothing for an image without object, or without
+        background.
+        """
         is_plain = (self.layer == 1).flatten(1).all(1)[:, None, None, None]
         return torch.where(is_plain, 0.0, self.layer)
 
     @cached_property
     def flat(self) -> Images:
-        """Return the object and what surrounds it, each in its mean colour; an image without object in that of the
-        whole."""
+        """Return the object and what surrounds it, each in its mean colour; an image without object
+        in that of the whole.
+        """
         inside = self.region("object") * (self.cutout > 0)
-        return inside * _mean_colour(self.images, inside) + (1 - inside) * _mean_colour(self.images, 1 - inside)
+        return inside * _mean_colour(self.images, inside) + (1 - inside) * _mean_colour(
+            self.images, 1 - inside
+        )
 
     @cached_property
     def centre(self) -> Float[Tensor, "batch 2"]:
-        """Return the centre of each object, down and across from -1 to 1; 0 where no object is known."""
+        """Return the centre of each object, down and across from -1 to 1; 0 where no object is
+        known.
+        """
         if self.masks is None:
             return torch.zeros(len(self.images), 2).to(self.images)
         inside = self.region("object")[:, 0]

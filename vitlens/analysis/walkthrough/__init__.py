@@ -1,1 +1,3 @@
-"""One head's attention step by step, with the numbers of a model and an image, each step checked against the model."""
+"""One head's attention step by step, with the numbers of a model and an image, each step checked
+against the model.
+"""

@@ -1,5 +1,6 @@
-"""`vitlens.walkthrough`: one head of one layer, step by step, on one image; and what happens without scaling, positions
-and CLS, measured on the model itself."""
+"""`vitlens.walkthrough`: one head of one layer, step by step, on one image; and what happens
+without scaling, positions and CLS, measured on the model itself.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ from vitlens.pixels import AnyImages, as_parts
 from vitlens.shapes import Images, Logits
 from vitlens.summary import Line, Summary
 
-Change = Literal["none", "no-positions", "unscaled", "patches-zero", "prefix-zero", "prefix-unread", "mean-read"]
+Change = Literal[
+    "none", "no-positions", "unscaled", "patches-zero", "prefix-zero", "prefix-unread", "mean-read"
+]
 CHANGES: Final[dict[Change, str]] = {
     "none": "as it is",
     "no-positions": "patches without positions",
@@ -53,9 +56,9 @@ CHANGES: Final[dict[Change, str]] = {
 class Permutation:
     """The patches in another order, with or without positions, which stay where they are.
 
-    difference: the largest between the permuted run's patches, after the last block, and the same permutation of the
-    plain run's; logits: the largest between both runs' logits; largest: the largest value of the patches; permuted:
-    the permuted run's logits.
+    difference: the largest between the permuted run's patches, after the last block, and the same
+    permutation of the plain run's; logits: the largest between both runs' logits; largest: the
+    largest value of the patches; permuted: the permuted run's logits.
     """
 
     positions: bool
@@ -67,7 +70,9 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Changed:
-    """The model with one change; logits: (batch, classes); difference: from the model's own, at most."""
+    """The model with one change; logits: (batch, classes); difference: from the model's own, at
+    most.
+    """
 
     change: Change
     logits: Logits
@@ -76,8 +81,9 @@ class Changed:
 
 @dataclass(frozen=True)
 class Entropies:
-    """Entropy of the attention weights in nats, mean over queries and images, of every head (layers, heads); NaN where
-    there is none. unscaled: without the division by sqrt(head_dim)."""
+    """Entropy of the attention weights in nats, mean over queries and images, of every head
+    (layers, heads); NaN where there is none. unscaled: without the division by sqrt(head_dim).
+    """
 
     scaled: Float[Tensor, "layers heads"]
     unscaled: Float[Tensor, "layers heads"]
@@ -87,17 +93,18 @@ class Entropies:
 class Walkthrough(Summary):
     """One head of one layer on one image, step by step; tensors on the CPU, without a batch axis.
 
-    layer, head: counted from 0; layers: of the model, blocks without attention included; heads: of the layer; scale:
-    what scores are multiplied by, 1/sqrt(head_dim); query: the position of the token that is followed, the one that the
-    classifier reads, or the patch in the middle; key: the patch to which it attends most.
-    embedding: the patch embedding, None for a model whose patches are not cut by one convolution;
-    positions: what is added to it, None where that is no fixed vector a patch.
-    input: the residual stream that enters the block; normed: what enters its attention; queries, keys, values: of the
-    head; products: q kᵀ; scores: scaled; weights: after the softmax; unscaled: the weights without scaling; outputs: of
-    the head; projected: its part of the output projection; head_norms: the norm of each head's part, by token;
-    attention, mlp, after: outputs of the attention, the MLP and the block.
-    checks: each step against the model's own; entropies: of all heads; permutations, changed: what happens without;
-    order: of the permuted patches; logits: the model's own.
+    layer, head: counted from 0; layers: of the model, blocks without attention included; heads: of
+    the layer; scale: what scores are multiplied by, 1/sqrt(head_dim); query: the position of the
+    token that is followed, the one that the classifier reads, or the patch in the middle; key: the
+    patch to which it attends most. embedding: the patch embedding, None for a model whose patches
+    are not cut by one convolution; positions: what is added to it, None where that is no fixed
+    vector a patch. input: the residual stream that enters the block; normed: what enters its
+    attention; queries, keys, values: of the head; products: q kᵀ; scores: scaled; weights: after
+    the softmax; unscaled: the weights without scaling; outputs: of the head; projected: its part of
+    the output projection; head_norms: the norm of each head's part, by token; attention, mlp,
+    after: outputs of the attention, the MLP and the block. checks: each step against the model's
+    own; entropies: of all heads; permutations, changed: what happens without; order: of the
+    permuted patches; logits: the model's own.
     """
 
     layer: int
@@ -134,7 +141,16 @@ class Walkthrough(Summary):
     def summary(self) -> Iterator[Line]:
         """Yield the shapes of the steps, and how closely each equals the model's own."""
         yield Line("head", f"L{self.layer}.H{self.head}")
-        for name in ("queries", "keys", "values", "scores", "weights", "outputs", "projected", "after"):
+        for name in (
+            "queries",
+            "keys",
+            "values",
+            "scores",
+            "weights",
+            "outputs",
+            "projected",
+            "after",
+        ):
             yield Line(name, getattr(self, name))
         for check in self.checks:
             if check.difference is not None:
@@ -143,19 +159,27 @@ class Walkthrough(Summary):
 
 @takes_images
 def walkthrough(
-    model: Model, images: AnyImages, *, layer: int | None = None, head: int | None = None, seed: int = 0
+    model: Model,
+    images: AnyImages,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    seed: int = 0,
 ) -> Walkthrough:
-    """Return one head's attention on one image, from patches to the residual stream, every step computed again by hand.
+    """Return one head's attention on one image, from patches to the residual stream, every step
+    computed again by hand.
 
-    images: one image (1, 3, height, width) in [0, 1], or any form of one that `vitlens.images` takes; layer, head:
-    from 0 (None: the middle layer, the head whose weights have the least entropy); seed: of the permutation. Each of
-    `.checks` holds the largest difference of a step from what the model itself computed; `.permutations` and
-    `.changed` tell what happens without positions, scaling and CLS. Raises UnsupportedError for a model in which not
-    all tokens attend to all tokens (a CNN, Swin), InputError for another number of images and for a layer or head that
-    is not there.
+    images: one image (1, 3, height, width) in [0, 1], or any form of one that `vitlens.images`
+    takes; layer, head: from 0 (None: the middle layer, the head whose weights have the least
+    entropy); seed: of the permutation. Each of `.checks` holds the largest difference of a step
+    from what the model itself computed; `.permutations` and `.changed` tell what happens without
+    positions, scaling and CLS. Raises UnsupportedError for a model in which not all tokens attend
+    to all tokens (a CNN, Swin), InputError for another number of images and for a layer or head
+    that is not there.
 
     >>> import torch, vitlens
-    >>> walk = vitlens.walkthrough(vitlens.load("vit-digits"), torch.rand(1, 3, 32, 32), layer=3, head=1)
+    >>> vit = vitlens.load("vit-digits")
+    >>> walk = vitlens.walkthrough(vit, torch.rand(1, 3, 32, 32), layer=3, head=1)
     >>> walk.scores.shape, walk.queries.shape  # 64 patches and CLS
     (torch.Size([65, 65]), torch.Size([65, 32]))
     >>> max(check.difference for check in walk.checks) < 1e-4
@@ -168,18 +192,24 @@ def walkthrough(
     image = parts[:1].to(model.device)
     chosen = _chosen_layer(model, layer)
     if head is not None and not 0 <= head < chosen.heads:
-        raise InputError(f"expected a head from 0 to {chosen.heads - 1} in layer {chosen.index}, found {head}")
+        raise InputError(
+            f"expected a head from 0 to {chosen.heads - 1} in layer {chosen.index}, found {head}"
+        )
     with evaluating(model), torch.no_grad(), without_autocast(image.device):
         return _walked(model, image, chosen, head, seed)
 
 
 @requirement("walkthrough")
 def require_walkthrough(model: Model) -> None:
-    """Raise UnsupportedError unless the tokens of one sequence attend to each other; of windows, say what applies."""
+    """Raise UnsupportedError unless the tokens of one sequence attend to each other; of windows,
+    say what applies.
+    """
     if any(site.kind == "window" for site in survey_weights(model, probe_images(model, 1))):
         raise UnsupportedError(
-            f"expected layers in which every token attends to every token, found windows in {model.alias}: there the "
-            "same steps hold within each window, with a position bias on the scores and no CLS; vitlens attention "
+            "expected layers in which every token attends to every token, found windows in "
+            f"{model.alias}: there the "
+            "same steps hold within each window, with a position bias on the scores and no CLS; "
+            "vitlens attention "
             "shows what a patch attends to in its window"
         )
     require_token_attention(model)
@@ -188,13 +218,16 @@ def require_walkthrough(model: Model) -> None:
 
 
 def _chosen_layer(model: Model, layer: int | None) -> Layer:
-    """Return the layer of that number, by default the one in the middle. Raises InputError where there is none."""
+    """Return the layer of that number, by default the one in the middle. Raises InputError where
+    there is none.
+    """
     tokens = model.layout.tokens
     known = [each for each in layers(model) if each.queries == each.keys == tokens]
     numbers = [each.index for each in known]
     if layer is not None and layer not in numbers:
         raise InputError(
-            f"expected a layer {numbers_text(numbers)} of {model.alias}, in which tokens attend to tokens, "
+            f"expected a layer {numbers_text(numbers)} of {model.alias}, in which tokens attend to "
+            "tokens, "
             f"found {layer}"
         )
     return known[len(known) // 2 if layer is None else numbers.index(layer)]
@@ -208,13 +241,17 @@ def _walked(model: Model, image: Images, layer: Layer, head: int | None, seed: i
     positions, before = before_blocks(model, image, embedding)
     if head is None:
         head = int(entropy(heads["weights"]).mean((0, 2)).argmin())
-    order = torch.randperm(layout.patches, generator=torch.Generator().manual_seed(seed)).to(image.device)
+    order = torch.randperm(layout.patches, generator=torch.Generator().manual_seed(seed)).to(
+        image.device
+    )
     last = _last_residual(model)
     permuted: tuple[Permutation, ...] = ()
     if embedding is not None and positions is not None:
         permuted = tuple(_permutations(model, image, last, embedding.convolved, positions, order))
     of_heads, scales = _entropies(model, image)
-    changes = _changes(model, last, embedding.convolved if embedding is not None and permuted else None, scales)
+    changes = _changes(
+        model, last, embedding.convolved if embedding is not None and permuted else None, scales
+    )
     tensors = {name: values[:, head] for name, values in heads.items()} | whole
     tensors["head_norms"] = heads["projected"].norm(dim=-1)
     parts = {name: values[0].float().cpu() for name, values in tensors.items()}
@@ -247,8 +284,9 @@ def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]
 
 
 def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float]]:
-    """Return the entropy of every head that attends from all tokens to all tokens, with and without scaling; and the
-    scale of each such layer, by the place of its scores."""
+    """Return the entropy of every head that attends from all tokens to all tokens, with and without
+    scaling; and the scale of each such layer, by the place of its scores.
+    """
     rows: dict[int, tuple[Tensor, Tensor]] = {}
     scales: dict[str, float] = {}
 
@@ -261,7 +299,9 @@ def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float
             assert part.inputs is not None  # as the call has them
             bias = part.inputs.bias
             added: Tensor | float = 0.0 if bias is None or bias.dtype == torch.bool else bias
-            raw = softmax_or_zero((part.inputs.scores(slice(None)) - added) / part.inputs.scale + added)
+            raw = softmax_or_zero(
+                (part.inputs.scores(slice(None)) - added) / part.inputs.scale + added
+            )
             pairs.append((entropy(part.weights()).mean(-1), entropy(raw).mean(-1)))
         scaled, unscaled = (torch.cat(each).mean(0).float().cpu() for each in zip(*pairs))
         rows[call.site.layer] = (scaled, unscaled)
@@ -277,7 +317,11 @@ def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float
 def _last_residual(model: Model) -> str:
     """Return the place of the residual stream after the last block of all tokens."""
     tokens = (model.layout.tokens,)
-    return [place.name for place in model.places() if place.kind == "residual" and place.shape[:1] == tokens][-1]
+    return [
+        place.name
+        for place in model.places()
+        if place.kind == "residual" and place.shape[:1] == tokens
+    ][-1]
 
 
 def _permutations(
@@ -299,25 +343,37 @@ def _permutations(
         expected = plain[last][:, prefix:][:, order]
         difference = float((permuted[last][:, prefix:] - expected).abs().max())
         logits = float((permuted.logits - plain.logits).abs().max())
-        yield Permutation(positions, difference, logits, float(expected.abs().max()), permuted.logits.cpu())
+        yield Permutation(
+            positions, difference, logits, float(expected.abs().max()), permuted.logits.cpu()
+        )
 
 
 def _changes(
-    model: Model, last: str, patches: Float[Tensor, "batch patches dim"] | None, scales: dict[str, float]
+    model: Model,
+    last: str,
+    patches: Float[Tensor, "batch patches dim"] | None,
+    scales: dict[str, float],
 ) -> dict[Change, Changes]:
-    """Return each change that the model has the parts for; patches: without positions; scales: by the place of the
-    scores."""
+    """Return each change that the model has the parts for; patches: without positions; scales: by
+    the place of the scores.
+    """
     layout = model.layout
     prefix = len(model.layout.prefix)
     found: dict[Change, Changes] = {} if patches is None else {"no-positions": {"patches": patches}}
     if scales:
-        found["unscaled"] = {place: partial(torch.div, other=scale) for place, scale in scales.items()}
+        found["unscaled"] = {
+            place: partial(torch.div, other=scale) for place, scale in scales.items()
+        }
     found["patches-zero"] = {f"{last}[patch]": "zero"}
     if prefix:
         found["prefix-zero"] = {f"{last}[{','.join(map(str, range(prefix)))}]": "zero"}
         unread = KnockOut(keys=range(prefix), queries=range(prefix, layout.tokens))
         whole = (layout.tokens,) * 2
-        places = [place for place in model.places() if place.kind == "weights" and place.shape[-2:] == whole]
+        places = [
+            place
+            for place in model.places()
+            if place.kind == "weights" and place.shape[-2:] == whole
+        ]
         found["prefix-unread"] = {place.name: unread for place in places}
     if layout.positions("cls") and model.anatomy.readout in ("cls", "cls+distillation"):
 
@@ -330,7 +386,9 @@ def _changes(
     return found
 
 
-def _changed(model: Model, images: Images, logits: Logits, changes: dict[Change, Changes]) -> Iterator[Changed]:
+def _changed(
+    model: Model, images: Images, logits: Logits, changes: dict[Change, Changes]
+) -> Iterator[Changed]:
     yield Changed("none", logits.cpu(), 0.0)
     for change, places in changes.items():
         with intervene(model, places):

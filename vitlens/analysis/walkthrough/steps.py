@@ -1,6 +1,8 @@
-"""The steps of a walkthrough, from pixels to the residual stream after a block, each computed again by hand.
+"""The steps of a walkthrough, from pixels to the residual stream after a block, each computed again
+by hand.
 
-Every step starts from what the model itself computed before it, so that a difference belongs to that step alone.
+Every step starts from what the model itself computed before it, so that a difference belongs to
+that step alone.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,8 @@ from vitlens.shapes import Heads, Images, Tokens
 
 
 class Step(NamedTuple):
-    """One step that is computed again by hand. compared: with what of the model's own forward pass."""
+    """One step that is computed again by hand. compared: with what of the model's own forward
+    pass."""
 
     title: str
     formula: str
@@ -34,25 +37,42 @@ class Step(NamedTuple):
 
 
 STEPS: Final[dict[StepName, Step]] = {
-    "embedding": Step("embedding", "pixels of a patch · weights + bias", "the output of its convolution"),
-    "positions": Step("positions", "embedding + position", "the patches before the first block, of another image"),
-    "norm": Step("layer norm", "(x - mean) / deviation · scale + shift", "the input of the attention"),
-    "queries": Step("queries, keys, values", "x W_q + b_q; so k and v", "the model's own queries, keys, values"),
+    "embedding": Step(
+        "embedding", "pixels of a patch · weights + bias", "the output of its convolution"
+    ),
+    "positions": Step(
+        "positions", "embedding + position", "the patches before the first block, of another image"
+    ),
+    "norm": Step(
+        "layer norm", "(x - mean) / deviation · scale + shift", "the input of the attention"
+    ),
+    "queries": Step(
+        "queries, keys, values", "x W_q + b_q; so k and v", "the model's own queries, keys, values"
+    ),
     "scores": Step("scores", "q k^T / sqrt(d)", "the scores that the lens reads"),
     "softmax": Step("weights", "exp(score) / sum of exp(score)", "the weights that the lens reads"),
-    "values": Step("output of the head", "sum of weight · v", "the output of the model's own attention kernel"),
-    "projection": Step("output projection", "sum over heads of o W_o + bias", "the output of the attention"),
+    "values": Step(
+        "output of the head", "sum of weight · v", "the output of the model's own attention kernel"
+    ),
+    "projection": Step(
+        "output projection", "sum over heads of o W_o + bias", "the output of the attention"
+    ),
     "residual": Step("residual stream", "x + attention + MLP", "the output of the block"),
 }
 TOLERANCE: Final = 1e-4  # of the largest value of a step: greater differences are not rounding
 _PARTS: Final = ("input", "heads", "attention", "mlp", "residual")  # places of a block
-_SEPARATE: Final = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"))
+_SEPARATE: Final = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("to_q", "to_k", "to_v"),
+)
 
 
 @dataclass(frozen=True)
 class StepCheck:
-    """One step against the model's own: the largest difference, None where it was not computed again (note: why), and
-    the largest value of the model's own."""
+    """One step against the model's own: the largest difference, None where it was not computed
+    again (note: why), and the largest value of the model's own.
+    """
 
     step: StepName
     difference: float | None
@@ -62,15 +82,18 @@ class StepCheck:
     @property
     def equal(self) -> bool:
         """Return True if the difference is rounding."""
-        return self.difference is not None and self.difference <= TOLERANCE * max(self.largest, 1e-12)
+        return self.difference is not None and self.difference <= TOLERANCE * max(
+            self.largest, 1e-12
+        )
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """The patch embedding of some images. values: 3 x patch height x patch width, channel by channel, normalised.
+    """The patch embedding of some images. values: 3 x patch height x patch width, channel by
+    channel, normalised.
 
-    patches: the pixels of each patch, row by row; filters: the convolution's weights; embedded: patches · filters +
-    bias, by hand; convolved: the convolution's own output.
+    patches: the pixels of each patch, row by row; filters: the convolution's weights; embedded:
+    patches · filters + bias, by hand; convolved: the convolution's own output.
     """
 
     patches: Float[Tensor, "batch patches values"]
@@ -80,8 +103,10 @@ class Embedding:
 
 
 def patch_embedding(model: Model, images: Images) -> Embedding | None:
-    """Return the patch embedding as unfold and a linear map; None for a model whose patches are not cut by one
-    convolution: one whose stride is its kernel, the size of a patch, and which reads three channels."""
+    """Return the patch embedding as unfold and a linear map; None for a model whose patches are not
+    cut by one convolution: one whose stride is its kernel, the size of a patch, and which reads
+    three channels.
+    """
     size = model.layout.patch_size
     found = [
         (name, module)
@@ -93,12 +118,18 @@ def patch_embedding(model: Model, images: Images) -> Embedding | None:
     ]
     seen: list[tuple[Tensor, Tensor]] = []
     for name, _ in found[:1]:
-        with watching(model.module, [name], lambda _name, arguments, output: seen.append((arguments[0], output))):
+        with watching(
+            model.module,
+            [name],
+            lambda _name, arguments, output: seen.append((arguments[0], output)),
+        ):
             model(images)
     if len(seen) != 1:
         return None
     ((pixels, output),), convolution = seen, found[0][1]
-    patches = F.unfold(pixels, size, stride=size).transpose(1, 2)  # (batch, patches, 3 x height x width)
+    patches = F.unfold(pixels, size, stride=size).transpose(
+        1, 2
+    )  # (batch, patches, 3 x height x width)
     filters = convolution.weight.flatten(1)
     embedded = patches @ filters.T
     embedded = embedded if convolution.bias is None else embedded + convolution.bias
@@ -108,23 +139,31 @@ def patch_embedding(model: Model, images: Images) -> Embedding | None:
 def before_blocks(
     model: Model, images: Images, embedding: Embedding | None
 ) -> tuple[Float[Tensor, "patches dim"] | None, list[StepCheck]]:
-    """Return what is added to the embeddings of the patches, and the checks of embedding and positions; None where it
-    is no fixed vector a patch.
+    """Return what is added to the embeddings of the patches, and the checks of embedding and
+    positions; None where it is no fixed vector a patch.
 
     Position embeddings do not depend on the image, so another image's differ by rounding.
     """
     if embedding is None:
         note = "patches are not cut by one convolution"
-        return None, [StepCheck("embedding", None, 0.0, note), StepCheck("positions", None, 0.0, note)]
+        return None, [
+            StepCheck("embedding", None, 0.0, note),
+            StepCheck("positions", None, 0.0, note),
+        ]
     first = _check("embedding", embedding.embedded, embedding.convolved)
     if "patches" not in model.places().names:
-        return None, [first, StepCheck("positions", None, 0.0, "the patches cannot be read before the first block")]
+        return None, [
+            first,
+            StepCheck("positions", None, 0.0, "the patches cannot be read before the first block"),
+        ]
     tokens = capture(model, images, "patches")["patches"]
     other = torch.zeros_like(images)
     added = (tokens - embedding.convolved)[0]
     again = patch_embedding(model, other)
     assert again is not None  # as the model has one
-    differs = float((capture(model, other, "patches")["patches"] - again.convolved - added).abs().max())
+    differs = float(
+        (capture(model, other, "patches")["patches"] - again.convolved - added).abs().max()
+    )
     largest = float(tokens.abs().max())
     if differs > 1e-3 * largest:
         note = "more than a fixed vector is added to a patch (a norm before the first block)"
@@ -137,8 +176,10 @@ def before_blocks(
 def layer_steps(
     model: Model, images: Images, layer: Layer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float, tuple[StepCheck, ...]]:
-    """Return one layer step by step, under the names of a Walkthrough's fields: tensors of its heads (batch, heads,
-    ...), others (batch, tokens, dim), the scale of the scores, and the check of each step against the model's own.
+    """Return one layer step by step, under the names of a Walkthrough's fields: tensors of its
+    heads (batch, heads,
+    ...), others (batch, tokens, dim), the scale of the scores, and the check of each step against
+      the model's own.
 
     Raises UnsupportedError where queries or keys are not seen.
     """
@@ -197,37 +238,48 @@ def layer_steps(
         "outputs": own["heads"],
         "projected": projected,
     }
-    whole = {"normed": normed, "after": own["residual"], **{part: own[part] for part in ("input", "attention", "mlp")}}
+    whole = {
+        "normed": normed,
+        "after": own["residual"],
+        **{part: own[part] for part in ("input", "attention", "mlp")},
+    }
     return heads, whole, scale, checks
 
 
 def require_steps(model: Model, layer: Layer) -> None:
-    """Raise UnsupportedError for a block that does not add attention and an MLP to the residual stream, and where
-    queries and keys of a layer are seen neither by the lens nor in its weights."""
+    """Raise UnsupportedError for a block that does not add attention and an MLP to the residual
+    stream, and where queries and keys of a layer are seen neither by the lens nor in its weights.
+    """
     known = model.places().names
     name = f"blocks.{layer.index}"
     missing = [part for part in _PARTS if f"{name}.{part}" not in known]
     if missing:
         raise UnsupportedError(
-            f"expected a block that adds attention and an MLP to the residual stream at layer {layer.index} of "
+            "expected a block that adds attention and an MLP to the residual stream at layer "
+            f"{layer.index} of "
             f"{model.alias}, found no place {name}.{missing[0]}; choose another "
             f"{argument('layer')}, or see vitlens attention"
         )
     attention = model.module.get_submodule(layer.attention)
     if f"{name}.attention.queries" in known:
         return
-    if isinstance(getattr(attention, "proj_l", None), nn.Module):  # timm's name of what mixes the heads' scores
+    if isinstance(
+        getattr(attention, "proj_l", None), nn.Module
+    ):  # timm's name of what mixes the heads' scores
         raise UnsupportedError(_changed_scores(model, layer))
     if _three(attention, layer.heads) is None:
         raise UnsupportedError(
-            f"expected queries and keys of layer {layer.index} of {model.alias}, found only their softmax, computed by "
-            "hand from projections of unknown names; call F.scaled_dot_product_attention, or see vitlens attention"
+            f"expected queries and keys of layer {layer.index} of {model.alias}, found only their "
+            "softmax, computed by "
+            "hand from projections of unknown names; call F.scaled_dot_product_attention, or see "
+            "vitlens attention"
         )
 
 
 def _changed_scores(model: Model, layer: Layer) -> str:
     return (
-        f"expected scores that are q kᵀ times a scale at layer {layer.index} of {model.alias}, found that they are "
+        f"expected scores that are q kᵀ times a scale at layer {layer.index} of {model.alias}, "
+        "found that they are "
         "changed before the softmax (talking heads); see vitlens attention"
     )
 
@@ -249,23 +301,33 @@ def _seen(model: Model, images: Images, layer: Layer) -> tuple[AttentionCall, To
     tokens = next((each for each in entered if each.dim() == 3 and len(each) == len(images)), None)
     if len(calls) != 1 or tokens is None:
         raise UnsupportedError(
-            f"expected one attention call on tokens (batch, tokens, dim) in layer {layer.index} of {model.alias}, "
+            f"expected one attention call on tokens (batch, tokens, dim) in layer {layer.index} of "
+            f"{model.alias}, "
             f"found {len(calls)} calls; choose another {argument('layer')}"
         )
     return calls[0], tokens
 
 
-def _projected(attention: nn.Module, tokens: Tokens, heads: int) -> tuple[Heads, Heads, Heads] | None:
-    """Return queries, keys and values of the tokens by the module's own weights, under the names that libraries use.
+def _projected(
+    attention: nn.Module, tokens: Tokens, heads: int
+) -> tuple[Heads, Heads, Heads] | None:
+    """Return queries, keys and values of the tokens by the module's own weights, under the names
+    that libraries use.
 
-    Of each (batch, heads, tokens, head_dim); None where no such weights are known, or they fit no heads.
+    Of each (batch, heads, tokens, head_dim); None where no such weights are known, or they fit no
+    heads.
     """
     parts = _three(attention, heads)
     if parts is None:
         return None
-    query, key, value = (F.linear(tokens, *part).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+    query, key, value = (
+        F.linear(tokens, *part).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts
+    )
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    query, key = (norm(each) if isinstance(norm, nn.Module) else each for norm, each in zip(norms, (query, key)))
+    query, key = (
+        norm(each) if isinstance(norm, nn.Module) else each
+        for norm, each in zip(norms, (query, key))
+    )
     return query, key, value
 
 
@@ -277,14 +339,18 @@ def _three(attention: nn.Module, heads: int) -> Sequence[tuple[Tensor, Tensor | 
         weight = attention.in_proj_weight
         bias = attention.in_proj_bias
     else:
-        linear = [module for module in attention.children() if isinstance(module, nn.Linear)]  # of a user's own
+        linear = [
+            module for module in attention.children() if isinstance(module, nn.Linear)
+        ]  # of a user's own
         wide = (module for module in linear if module.out_features == 3 * module.in_features)
         joint: Any = getattr(attention, "qkv", None) or next(wide, None)
         weight = getattr(joint, "weight", None)
         bias = getattr(joint, "bias", None)
     if isinstance(weight, Tensor):
         own: list[Any] = [getattr(attention, name, None) for name in ("q_bias", "v_bias")]
-        if bias is None and all(isinstance(each, Tensor) for each in own):  # BEiT: keys have no bias
+        if bias is None and all(
+            isinstance(each, Tensor) for each in own
+        ):  # BEiT: keys have no bias
             bias = torch.cat([own[0], torch.zeros_like(own[0]), own[1]])
         biases = (None, None, None) if bias is None else bias.chunk(3)
         return None if weight.shape[0] % (3 * heads) else list(zip(weight.chunk(3), biases))
@@ -312,19 +378,30 @@ def _norm_check(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
             check = _check("norm", ours if norm.bias is None else ours + norm.bias, normed)
             if check.equal:
                 return check
-    return StepCheck("norm", None, float(normed.abs().max()), "no layer norm of the block before its attention")
+    return StepCheck(
+        "norm", None, float(normed.abs().max()), "no layer norm of the block before its attention"
+    )
 
 
-def _projection_check(by_hand: tuple[Heads, Heads, Heads] | None, own: tuple[Heads, Heads, Heads] | None) -> StepCheck:
+def _projection_check(
+    by_hand: tuple[Heads, Heads, Heads] | None, own: tuple[Heads, Heads, Heads] | None
+) -> StepCheck:
     if own is None:
-        return StepCheck("queries", None, 0.0, "the model computes attention by hand; its scores check them")
+        return StepCheck(
+            "queries", None, 0.0, "the model computes attention by hand; its scores check them"
+        )
     if by_hand is None or any(ours.shape != each.shape for ours, each in zip(by_hand, own)):
         largest = max(float(each.abs().max()) for each in own)
-        return StepCheck("queries", None, largest, "no projections to queries, keys and values of a known name")
+        return StepCheck(
+            "queries", None, largest, "no projections to queries, keys and values of a known name"
+        )
     found = [_check("queries", ours, each) for ours, each in zip(by_hand, own)]
     note = ""
     if not all(check.equal for check in found[:2]) and found[2].equal:
-        note = "queries and keys are rotated or normalised after their projection; compared: the values"
+        note = (
+            "queries and keys are rotated or normalised after their projection; compared: the "
+            "values"
+        )
         found = found[2:]
     worst = max(found, key=lambda check: check.difference or 0.0)
     return StepCheck("queries", worst.difference, max(check.largest for check in found), note)

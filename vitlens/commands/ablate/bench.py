@@ -29,8 +29,9 @@ _KEY_DIGITS: Final = 16  # hexadecimal digits of the digest that names stored ou
 class Bench:
     """A run of `vitlens ablate` with its labels and units.
 
-    run: its options name at least one replacement. labels: (n,) columns of the model's logits. store: outcomes of the
-    batches that a stopped run has measured. means: mean outputs of the units, None if they are not needed.
+    run: its options name at least one replacement. labels: (n,) columns of the model's logits.
+    store: outcomes of the batches that a stopped run has measured. means: mean outputs of the
+    units, None if they are not needed.
     """
 
     run: Run[AblateOptions]
@@ -65,7 +66,9 @@ class Bench:
         return self.run.run.seed
 
     def groups(self, indices: Tensor | None = None) -> Tensor | None:
-        """Return the groups of all images (n,) or of those at some indices; None for images without groups."""
+        """Return the groups of all images (n,) or of those at some indices; None for images without
+        groups.
+        """
         groups = self.run.split.groups
         if groups is None or indices is None:
             return groups
@@ -93,7 +96,8 @@ class Bench:
         )
 
     def measure_means(self) -> Means | None:
-        """Return the mean outputs of the units over all processes, None if no measurement needs them.
+        """Return the mean outputs of the units over all processes, None if no measurement needs
+        them.
 
         A single batch with all images needs none: its pass through the unchanged model gives them.
         """

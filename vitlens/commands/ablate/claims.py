@@ -1,9 +1,17 @@
-"""The claims of `vitlens ablate`: important heads, removable heads, and effects that single removals hide."""
+"""The claims of `vitlens ablate`: important heads, removable heads, and effects that single
+removals hide.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vitlens.commands.ablate.record import AblateRecord, HeadPairRow, UnitRow, redundant_pairs, without_effect
+from vitlens.commands.ablate.record import (
+    AblateRecord,
+    HeadPairRow,
+    UnitRow,
+    redundant_pairs,
+    without_effect,
+)
 from vitlens.record import by
 from vitlens.report.claims import Claim, above, enough
 from vitlens.report.prose import say
@@ -11,9 +19,11 @@ from vitlens.uncertainty import LEVEL, Estimate
 
 
 def claims(record: AblateRecord) -> Iterator[Claim]:
-    """Yield the most important unit, the heads with and without an effect, and the effects that removals hide.
+    """Yield the most important unit, the heads with and without an effect, and the effects that
+    removals hide.
 
-    Heads with an effect, without one, and undecided ones are counted, not judged, because heads back each other up.
+    Heads with an effect, without one, and undecided ones are counted, not judged, because heads
+    back each other up.
     """
     if record.has_few_images:
         return
@@ -25,7 +35,8 @@ def claims(record: AblateRecord) -> Iterator[Claim]:
         yield _claim(
             record,
             "removable heads",
-            "{{ share }} of the heads can be removed, least important first, before accuracy falls by more than "
+            "{{ share }} of the heads can be removed, least important first, before accuracy falls "
+            "by more than "
             "{{ one }} point.",
             removable,
             values={"share": removable, "one": 1},
@@ -44,7 +55,8 @@ def effects(record: AblateRecord) -> Iterator[Claim]:
         yield _claim(
             record,
             f"head {row.unit}",
-            "Without **{{ row.unit }}**, the accuracy of **{{ model }}** falls by {{ row.accuracy|alone }}.",
+            "Without **{{ row.unit }}**, the accuracy of **{{ model }}** falls by "
+            "{{ row.accuracy|alone }}.",
             row.accuracy,
             values={"row": row},
         )
@@ -62,14 +74,22 @@ def _claim(
 ) -> Claim:
     """Return a claim about the model.
 
-    values: of the templates, besides `model`, `smallest` and the number of heads `n`; brief: the template of the short
-    sentence; fields: of the claim.
+    values: of the templates, besides `model`, `smallest` and the number of heads `n`; brief: the
+    template of the short sentence; fields: of the claim.
     """
     model = record.model.model
     values = {"model": model, "smallest": record.model.smallest, "n": len(record.heads), **values}
     fields = {"place": "importance", **fields}
     says = say(template, **values)
-    return Claim(question, model, says, effect=effect, evidence="intervened", brief=say(brief, **values), **fields)
+    return Claim(
+        question,
+        model,
+        says,
+        effect=effect,
+        evidence="intervened",
+        brief=say(brief, **values),
+        **fields,
+    )
 
 
 def by_rank(rows: Sequence[UnitRow]) -> list[UnitRow]:
@@ -106,12 +126,15 @@ def _first_by_log_odds(record: AblateRecord, lead: UnitRow, word: str, count: in
     return _claim(
         record,
         f"most important {word}",
-        "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %}, the log-odds of the label "
-        "fall most, by {{ lead.log_odds|alone }}. The loss of **{{ model }}** is near 0 and changes by "
+        "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %}, the "
+        "log-odds of the label "
+        "fall most, by {{ lead.log_odds|alone }}. The loss of **{{ model }}** is near 0 and "
+        "changes by "
         "{{ lead.loss|alone }}.",
         lead.log_odds,
         values={"lead": lead, "word": word},
-        brief="Removing {{ word }} **{{ lead.unit }}** makes **{{ model }}** least certain of the right class.",
+        brief="Removing {{ word }} **{{ lead.unit }}** makes **{{ model }}** least certain of the "
+        "right class.",
         p=lead.log_odds_p,
         kind="answer",
         title=_title(record, lead, word, count),
@@ -125,9 +148,11 @@ def _first_by_loss(record: AblateRecord, rows: Sequence[UnitRow], word: str, cou
     return _claim(
         record,
         f"most important {word}",
-        "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %}, the loss of **{{ model }}** "
+        "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %}, the loss of "
+        "**{{ model }}** "
         "rises most, by {{ lead.loss|alone }}.{% if loses_accuracy %} Top-1 accuracy falls by "
-        "{{ lead.accuracy|alone }}.{% endif %}{% if others %} The loss also rises without {{ others|names }}."
+        "{{ lead.accuracy|alone }}.{% endif %}{% if others %} The loss also rises without "
+        "{{ others|names }}."
         "{% endif %}",
         lead.loss,
         values={
@@ -137,7 +162,8 @@ def _first_by_loss(record: AblateRecord, rows: Sequence[UnitRow], word: str, cou
             "word": word,
             "place": place,
         },
-        brief="Without {{ word }} **{{ lead.unit }}**{% if place %} ({{ place }}){% endif %}, **{{ model }}** loses "
+        brief="Without {{ word }} **{{ lead.unit }}**{% if place %} ({{ place }}){% endif %}, "
+        "**{{ model }}** loses "
         "most{% if loses_accuracy %}: {{ lead.accuracy|value }} of accuracy{% endif %}.",
         p=lead.p,
         kind="answer",
@@ -150,11 +176,18 @@ def _no_important_unit(record: AblateRecord, rows: Sequence[UnitRow], word: str)
     return _claim(
         record,
         f"most important {word}",
-        "No single {{ word }} of **{{ model }}** significantly changes the loss by more than {{ smallest }} "
-        "(corrected for {{ tests }} tests). The largest measured rise is {{ most.loss|alone }}, without "
+        "No single {{ word }} of **{{ model }}** significantly changes the loss by more than "
+        "{{ smallest }} "
+        "(corrected for {{ tests }} tests). The largest measured rise is {{ most.loss|alone }}, "
+        "without "
         "**{{ most.unit }}**.",
-        values={"word": word, "tests": len(rows), "most": max(rows, key=lambda row: row.loss.value)},
-        brief="No single {{ word }} of **{{ model }}** significantly changes the loss when it is removed.",
+        values={
+            "word": word,
+            "tests": len(rows),
+            "most": max(rows, key=lambda row: row.loss.value),
+        },
+        brief="No single {{ word }} of **{{ model }}** significantly changes the loss when it is "
+        "removed.",
         title=f"No single {word} of {record.model.model} matters significantly",
         kind="answer",
     )
@@ -165,9 +198,12 @@ def _heads_with_effect(record: AblateRecord) -> Claim:
     return _claim(
         record,
         "heads with an effect",
-        "When heads are removed one at a time, {{ count }} of {{ n }} change the loss by more than {{ smallest }}"
-        "{% if undecided %}; {{ undecided }} {{ undecided|are }} undecided{% endif %}.{% if dead %} "
-        "{{ dead|length }} {{ dead|have }} no effect with any replacement or in pairs ({{ dead|names }}).{% endif %}",
+        "When heads are removed one at a time, {{ count }} of {{ n }} change the loss by more than "
+        "{{ smallest }}"
+        "{% if undecided %}; {{ undecided }} {{ undecided|are }} "
+        "undecided{% endif %}.{% if dead %} "
+        "{{ dead|length }} {{ dead|have }} no effect with any replacement or in pairs "
+        "({{ dead|names }}).{% endif %}",
         values={
             "count": judgements.count("effect"),
             "undecided": judgements.count("undecided"),
@@ -181,8 +217,10 @@ def _redundant(record: AblateRecord, row: HeadPairRow) -> Claim:
     return _claim(
         record,
         "redundant heads",
-        "**{{ row.pair }}** are redundant: removing one changes the loss by at most {{ row.larger|number }} nats, "
-        "removing both raises it by {{ row.both|number }} nats.{% if row.similarity is not none %} Their outputs "
+        "**{{ row.pair }}** are redundant: removing one changes the loss by at most "
+        "{{ row.larger|number }} nats, "
+        "removing both raises it by {{ row.both|number }} nats.{% if row.similarity is not none %} "
+        "Their outputs "
         "have a linear CKA of {{ row.similarity|number }}.{% endif %}",
         row.synergy,
         values={"row": row},
@@ -193,7 +231,9 @@ def _redundant(record: AblateRecord, row: HeadPairRow) -> Claim:
 
 
 def _hidden(record: AblateRecord) -> Iterator[Claim]:
-    """Yield the heads that have an effect when they are resampled, but none when they are replaced by their mean."""
+    """Yield the heads that have an effect when they are resampled, but none when they are replaced
+    by their mean.
+    """
     rows = [row for row in record.heads if _is_hidden(record, row)]
     if not rows:
         return
@@ -202,8 +242,10 @@ def _hidden(record: AblateRecord) -> Iterator[Claim]:
     yield _claim(
         record,
         "hidden by the mean",
-        "Replacing the output of **{{ head.unit }}** by its mean has no {% if not is_spare %}significant "
-        "{% endif %}effect ({{ head.loss|alone }}). Replacing it by the output on another image has one "
+        "Replacing the output of **{{ head.unit }}** by its mean has no "
+        "{% if not is_spare %}significant "
+        "{% endif %}effect ({{ head.loss|alone }}). Replacing it by the output on another image "
+        "has one "
         "({{ resampled|alone }}).{% if others %} The same holds for {{ others|names }}.{% endif %}",
         head.hidden,
         values={

@@ -29,7 +29,8 @@ HeadLabels = Mapping[tuple[int, int], str]  # by layer and head
 
 @dataclass(frozen=True)
 class UnitEffects:
-    """The effects of all units on all images, with one replacement. first_order: (units, n), nats."""
+    """The effects of all units on all images, with one replacement. first_order: (units, n),
+    nats."""
 
     effects: Outcomes
     first_order: Tensor
@@ -37,7 +38,9 @@ class UnitEffects:
 
     @property
     def ranking(self) -> Tensor:
-        """Return the change by which units are ranked (units, n): of the loss, or of log-odds if the loss is near 0."""
+        """Return the change by which units are ranked (units, n): of the loss, or of log-odds if
+        the loss is near 0.
+        """
         if self.importance.log_odds is None:
             return self.effects.delta_loss
         return self.effects.delta_log_odds
@@ -55,7 +58,8 @@ EffectsByReplacement = Mapping[Replacement, UnitEffects]  # the replacement of t
 
 
 def measure_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
-    """Return the effects of all units and their first-order estimates, gathered from all processes."""
+    """Return the effects of all units and their first-order estimates, gathered from all
+    processes."""
     analysis = bench.for_replacement(replacement)
     sets = [(unit,) for unit in bench.units]
     effects = analysis.without(sets, what=f"Removing each unit ({replacement})")
@@ -64,7 +68,9 @@ def measure_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
     return UnitEffects(effects, estimates, importance)
 
 
-def unit_rows(bench: Bench, measured: EffectsByReplacement, labels: HeadLabels) -> Iterator[UnitRow]:
+def unit_rows(
+    bench: Bench, measured: EffectsByReplacement, labels: HeadLabels
+) -> Iterator[UnitRow]:
     """Yield a row for each unit with its effects and their tests."""
     importance = measured[bench.replacement].importance
     smallest = smallest_effect(importance.clean_loss)
@@ -116,7 +122,9 @@ def _head_fields(unit: Unit, labels: HeadLabels) -> dict[str, Any]:
 
 
 def _estimate_fields(importance: Importance, index: int) -> dict[str, Any]:
-    """Return the first-order estimate of a unit, and the fall of the log-odds where units are ranked by it."""
+    """Return the first-order estimate of a unit, and the fall of the log-odds where units are
+    ranked by it.
+    """
     fields: dict[str, Any] = {}
     if importance.first_order is not None:
         fields["first_order"] = finite(importance.first_order[index])
@@ -128,7 +136,8 @@ def _estimate_fields(importance: Importance, index: int) -> dict[str, Any]:
 
 
 def _hidden_by_mean(bench: Bench, measured: EffectsByReplacement) -> dict[int, dict[str, Any]]:
-    """Return the rise of the loss under resampling minus that under the mean, with p, by index of the head.
+    """Return the rise of the loss under resampling minus that under the mean, with p, by index of
+    the head.
 
     Empty unless both replacements were measured.
     """
@@ -191,7 +200,9 @@ def _share(flags: Sequence[bool]) -> Estimate:
 
 
 def _rank_correlations(measured: EffectsByReplacement, figures: UnitEffects) -> dict[str, Estimate]:
-    """Return Spearman's correlation of the figures' effects with those of other replacements and first-order ones."""
+    """Return Spearman's correlation of the figures' effects with those of other replacements and
+    first-order ones.
+    """
     heads = figures.importance.of_kind("head")
     reference = figures.importance.loss.mean[heads]
     correlations: dict[str, float] = {}

@@ -1,4 +1,6 @@
-"""Measurements inside the model: labels and exemplars of heads, activation patching, logit lens, contributions."""
+"""Measurements inside the model: labels and exemplars of heads, activation patching, logit lens,
+contributions.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,11 +41,16 @@ from vitlens.models.model import Model
 from vitlens.shapes import TokenLayout
 from vitlens.uncertainty import finite
 
-_IMAGES: Final = 64  # most images for labels of heads, the lens and contributions; the patched pair is among them
+# most images for labels of heads, the lens and contributions; the patched pair is among them
+_IMAGES: Final = 64
 _EXEMPLARS: Final = 2  # images shown for each head
 _LARGEST: Final = 96  # px, longest side of a stored exemplar
 _CANDIDATES: Final = 8  # images that are corrupted to find one whose prediction changes
-_CORRUPTIONS: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}  # in the order of trial
+_CORRUPTIONS: Final = {
+    "blur": "blurred",
+    "shuffle": "tiles shuffled",
+    "noise": "with noise",
+}  # in the order of trial
 
 Fields = dict[str, Any]  # of the record
 
@@ -76,7 +83,8 @@ def _label_words(label: HeadLabel) -> str:
 
 
 def measure_inside(bench: Bench) -> tuple[Fields, tuple[str, ...]]:
-    """Return the fields of the record that are measured inside the model, and the reasons for missing ones.
+    """Return the fields of the record that are measured inside the model, and the reasons for
+    missing ones.
 
     Raises InputError if the images of --clean and --corrupted cannot be patched.
     """
@@ -104,7 +112,9 @@ def measure_inside(bench: Bench) -> tuple[Fields, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class ImagePair:
-    """A clean and a corrupted image, (1, 3, height, width) each. corruption: "" for two different images."""
+    """A clean and a corrupted image, (1, 3, height, width) each. corruption: "" for two different
+    images.
+    """
 
     clean: Tensor
     corrupted: Tensor
@@ -153,13 +163,16 @@ def _pair_of_options(bench: Bench) -> ImagePair | None:
     model = bench.run.model
     split = load_images([clean, corrupted], preprocessing=model.preprocessing)
     if len(split) != 2:
-        raise InputError(f"expected two images that can be read, found {len(split)} of {clean} and {corrupted}")
+        raise InputError(
+            f"expected two images that can be read, found {len(split)} of {clean} and {corrupted}"
+        )
     [batch] = split.batches(2, device=model.device)
     return ImagePair(batch.images[:1], batch.images[1:], clean.name, corrupted.name)
 
 
 def _corrupted_pair(model: Model, images: Tensor, labels: Tensor) -> ImagePair:
-    """Return the most confident correct image whose prediction a corruption changes, and its corrupted copy.
+    """Return the most confident correct image whose prediction a corruption changes, and its
+    corrupted copy.
 
     Positions of the two images correspond. Raises InputError if no corruption changes a prediction.
     """
@@ -176,7 +189,8 @@ def _corrupted_pair(model: Model, images: Tensor, labels: Tensor) -> ImagePair:
                 name = model.classes[label]
                 return ImagePair(clean, corrupted, name, f"{name}, {words}", corruption)
     raise InputError(
-        "expected a correctly classified image whose prediction a corruption changes, found none; give --clean and "
+        "expected a correctly classified image whose prediction a corruption changes, found none; "
+        "give --clean and "
         "--corrupted"
     )
 
@@ -231,7 +245,9 @@ def _find_exemplars(bench: Bench, images: Tensor, labels: Tensor) -> Fields:
         best = _best_images(raised_by)
         if not best:
             continue
-        contributions_of_keys = key_contributions(model, images[best], logit_weights[best], unit.layer, head)
+        contributions_of_keys = key_contributions(
+            model, images[best], logit_weights[best], unit.layer, head
+        )
         for image, keys in zip(best, contributions_of_keys):
             row = ExemplarRow(
                 layer=unit.layer,
@@ -245,7 +261,10 @@ def _find_exemplars(bench: Bench, images: Tensor, labels: Tensor) -> Fields:
             rows.append(row)
     if not rows:
         return {}
-    return {"exemplars": tuple(rows), "pictures": ExemplarArrays(_downscale(images[list(pictures)]))}
+    return {
+        "exemplars": tuple(rows),
+        "pictures": ExemplarArrays(_downscale(images[list(pictures)])),
+    }
 
 
 def _best_images(contributions: Tensor) -> list[int]:
@@ -258,7 +277,9 @@ def _best_images(contributions: Tensor) -> list[int]:
 
 
 def _patch_fields(layout: TokenLayout | None, contributions: Tensor) -> dict[str, tuple[int, int]]:
-    """Return the patch with the largest contribution and the grid of patches, if keys are tokens of the layout."""
+    """Return the patch with the largest contribution and the grid of patches, if keys are tokens of
+    the layout.
+    """
     if layout is None or len(contributions) != layout.tokens:
         return {}
     if not contributions.isfinite().all():

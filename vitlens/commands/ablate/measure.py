@@ -19,7 +19,13 @@ from vitlens.commands.ablate.inside import Fields, label_heads, measure_inside
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.pruning import Pruning, prune
 from vitlens.commands.ablate.record import AblateRecord
-from vitlens.commands.ablate.removal import REMOVAL_IMAGES, HeadPairs, RemovalCurves, measure_curves, measure_pairs
+from vitlens.commands.ablate.removal import (
+    REMOVAL_IMAGES,
+    HeadPairs,
+    RemovalCurves,
+    measure_curves,
+    measure_pairs,
+)
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.resume import resumable, with_its_settings
@@ -31,7 +37,9 @@ from vitlens.names import Replacement
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements in which all processes share. labels: of the heads, in the first process only."""
+    """The measurements in which all processes share. labels: of the heads, in the first process
+    only.
+    """
 
     effects: EffectsByReplacement
     curves: RemovalCurves
@@ -42,9 +50,9 @@ class Measurements:
 def measure(options: AblateOptions) -> Path | None:
     """Remove every head of a model in turn, exactly, and write the report.
 
-    Of several processes, each measures its share of the images. Returns the path of the report, None in all processes
-    but the first. Raises DataError for images without labels, InputError for too few images, or for a model or data
-    other than those of the run that is resumed.
+    Of several processes, each measures its share of the images. Returns the path of the report,
+    None in all processes but the first. Raises DataError for images without labels, InputError for
+    too few images, or for a model or data other than those of the run that is resumed.
     """
     typed = options.replace
     options = with_its_settings(options, "ablate")
@@ -54,12 +62,18 @@ def measure(options: AblateOptions) -> Path | None:
     replacements, reason = _choose_replacements(typed, options.replace, len(run.split))
     options = replace(options, replace=replacements)
     run.options = options
-    labels = labels_of(run.model, run.split, predicted=options.predicted, doing="ablate", options=run.run)
+    labels = labels_of(
+        run.model, run.split, predicted=options.predicted, doing="ablate", options=run.run
+    )
     if reason and not run.run.quiet:
         print(reason, file=sys.stderr)  # noqa: T201
     units = units_of(run.model, kinds=options.units)
     _ = run.shares  # raises for fewer images than processes before anything is written
-    settings = {"replace": list(replacements), "predicted": options.predicted, "units": list(options.units)}
+    settings = {
+        "replace": list(replacements),
+        "predicted": options.predicted,
+        "units": list(options.units),
+    }
     with resumable(run, "Ablation of", options.resume, **settings) as (writing, store):
         bench = Bench(run, labels, units, store)
         with autocast(run.model.device, run.run.precision):
@@ -110,7 +124,9 @@ def _measure(bench: Bench) -> Measurements:
     return Measurements(effects, curves, pairs, labels)
 
 
-def _record(bench: Bench, measurements: Measurements, reason: str, folder: RunFolder) -> AblateRecord:
+def _record(
+    bench: Bench, measurements: Measurements, reason: str, folder: RunFolder
+) -> AblateRecord:
     options = bench.run.options
     pruning = Pruning()
     if options.prune is not None:

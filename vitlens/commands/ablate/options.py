@@ -16,9 +16,9 @@ _PRUNE = "Pruning"
 class AblateOptions(ModelOnImages):
     """The units that are removed, their replacements, and the further measurements.
 
-    replace: the first one is that of the figures; empty for the mean, or another one for few images. resume: folder of
-    a stopped run with the same model, data and options. clean, corrupted: the images of activation patching, None for
-    an image of the data and its corrupted copy.
+    replace: the first one is that of the figures; empty for the mean, or another one for few
+    images. resume: folder of a stopped run with the same model, data and options. clean, corrupted:
+    the images of activation patching, None for an image of the data and its corrupted copy.
     """
 
     model: str = one_model(default="")
@@ -56,7 +56,8 @@ class AblateOptions(ModelOnImages):
     )
     pairs: int = option(
         "--pairs",
-        "Remove the K most important heads in pairs, and the K pairs with the most similar outputs; 0 for none.",
+        "Remove the K most important heads in pairs, and the K pairs with the most similar "
+        "outputs; 0 for none.",
         default=5,
         metavar="K",
         low=0,
@@ -100,6 +101,11 @@ class AblateOptions(ModelOnImages):
     def __post_init__(self) -> None:
         require_models(self.model, self.resume)
         if (self.clean is None) != (self.corrupted is None):
-            raise InputError("expected --clean and --corrupted together, found only one; give both images, or none")
+            raise InputError(
+                "expected --clean and --corrupted together, found only one; give both images, or "
+                "none"
+            )
         if self.save is not None and self.prune is None:
-            raise InputError("expected --save with --prune X, found no --prune; e.g. --prune 0.25 --save pruned")
+            raise InputError(
+                "expected --save with --prune X, found no --prune; e.g. --prune 0.25 --save pruned"
+            )

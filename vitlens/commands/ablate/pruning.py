@@ -32,7 +32,9 @@ Models = dict[Literal["whole", "pruned"], Model]
 
 @dataclass(frozen=True)
 class Pruning:
-    """The share of the parameters that was pruned, and the rows of both models; empty without --prune."""
+    """The share of the parameters that was pruned, and the rows of both models; empty without
+    --prune.
+    """
 
     parameters_cut: Estimate | None = None
     rows: tuple[PrunedRow, ...] = ()
@@ -40,14 +42,18 @@ class Pruning:
 
 @phase("Pruning, and timing the pruned model")
 def prune(bench: Bench, importance: Importance, share: float, folder: Path) -> Pruning:
-    """Prune the least important share of the heads, save the model, and compare it with the whole one.
+    """Prune the least important share of the heads, save the model, and compare it with the whole
+    one.
 
     Raises InputError for a share that prunes no head.
     """
     ranking = importance.ranking("head")
     count = round(share * len(ranking))
     if count == 0:
-        raise InputError(f"expected --prune with a share that cuts at least one of {len(ranking)} heads, found {share}")
+        raise InputError(
+            f"expected --prune with a share that cuts at least one of {len(ranking)} heads, found "
+            f"{share}"
+        )
     least_important = ranking[::-1][:count]
     model = bench.run.model
     pruned = _save_without(model, least_important, folder)
@@ -84,7 +90,8 @@ def _save_without(model: Model, heads: tuple[Unit, ...], folder: Path) -> Model:
 
 
 def _time(bench: Bench, models: Models) -> dict[str, Estimate]:
-    """Return the time of a batch for each model, in milliseconds: the round with the lowest median."""
+    """Return the time of a batch for each model, in milliseconds: the round with the lowest
+    median."""
     split = bench.run.split.pick(bench.first_images(_TIMED))
     [batch] = split.batches(_TIMED, device=bench.run.model.device)
     rounds: dict[str, list[Latency]] = {name: [] for name in models}
@@ -95,7 +102,9 @@ def _time(bench: Bench, models: Models) -> dict[str, Estimate]:
     times: dict[str, Estimate] = {}
     for timed, latencies in rounds.items():
         best = min(latencies, key=lambda latency: latency.median)
-        times[timed] = Estimate(1000 * best.median, 1000 * best.low, 1000 * best.high, len(batch.images), "ms")
+        times[timed] = Estimate(
+            1000 * best.median, 1000 * best.low, 1000 * best.high, len(batch.images), "ms"
+        )
     return times
 
 

@@ -1,4 +1,6 @@
-"""The record of `vitlens ablate`. A unit is a head (L3.H7), an MLP (L3.MLP) or a block (L3.block), counted from 0."""
+"""The record of `vitlens ablate`. A unit is a head (L3.H7), an MLP (L3.MLP) or a block (L3.block),
+counted from 0.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ from vitlens.uncertainty import fewest_images as fewest_images
 
 Effect = Literal["effect", "no effect", "undecided"]
 
-FIRST_ORDER: Final = "first-order"  # name of the gradient estimate among rankings and orders of removal
+FIRST_ORDER: Final = (
+    "first-order"  # name of the gradient estimate among rankings and orders of removal
+)
 LOSS: Final = 0.01  # nats, a fall of the label's probability by 1 % (geometric mean over images)
 OF_CLEAN: Final = 0.01  # share of the clean loss, for models with a high loss
 REPLACED: Final[Mapping[str, str]] = {
@@ -24,15 +28,18 @@ REPLACED: Final[Mapping[str, str]] = {
 
 
 def smallest_effect(clean_loss: float) -> Estimate:
-    """Return the smallest change of the mean loss that is worth reporting: the larger of LOSS and OF_CLEAN, nats."""
+    """Return the smallest change of the mean loss that is worth reporting: the larger of LOSS and
+    OF_CLEAN, nats.
+    """
     return Estimate(max(LOSS, OF_CLEAN * clean_loss), unit="nats")
 
 
 def judge_effect(loss: Estimate, p: float | None, smallest: Estimate, tests: int) -> Effect:
-    """Return "effect" or "no effect" if the change of the loss is clearly above or below the smallest effect.
+    """Return "effect" or "no effect" if the change of the loss is clearly above or below the
+    smallest effect.
 
-    p: of the change, after Holm's correction over the units of the kind; tests: number of these units, for which the
-    interval is widened.
+    p: of the change, after Holm's correction over the units of the kind; tests: number of these
+    units, for which the interval is widened.
     """
     wide = widened(loss, tests)
     if wide.low is None or wide.high is None:
@@ -49,21 +56,34 @@ def judge_effect(loss: Estimate, p: float | None, smallest: Estimate, tests: int
 class AblatedModelRow(OfModel):
     """The model without removal, and summaries over its units.
 
-    rank_correlation: Spearman's, between the heads' effects with the main replacement and with another one, or with
-    their "first-order" estimates, where it is defined. reason: for a replacement other than the mean. notes: remarks of
-    the measurements. undone: reasons for missing patching, logit lens or contributions.
+    rank_correlation: Spearman's, between the heads' effects with the main replacement and with
+    another one, or with their "first-order" estimates, where it is defined. reason: for a
+    replacement other than the mean. notes: remarks of the measurements. undone: reasons for missing
+    patching, logit lens or contributions.
     """
 
     replace: Replacement = col("replaced by")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
     smallest: Estimate = col("smallest effect worth reporting")
-    matter: Estimate | None = col("heads with significant effect", metric="heads_that_matter/{model}", default=None)
-    without_effect: Estimate | None = col("heads without effect", metric="heads_without_effect/{model}", default=None)
-    rank_correlation: Mapping[str, Estimate] = col("rank correlation", metric="rank_correlation/{model}/{key}")
-    removable: Estimate | None = col("heads removable within 1 point", metric="removable_share/{model}", default=None)
-    parameters_cut: Estimate | None = col("parameters pruned", metric="parameters_cut/{model}", default=None)
-    forwards: Mapping[str, Estimate] = col("forward passes an image", metric="forward_equivalents/{model}/{key}")
+    matter: Estimate | None = col(
+        "heads with significant effect", metric="heads_that_matter/{model}", default=None
+    )
+    without_effect: Estimate | None = col(
+        "heads without effect", metric="heads_without_effect/{model}", default=None
+    )
+    rank_correlation: Mapping[str, Estimate] = col(
+        "rank correlation", metric="rank_correlation/{model}/{key}"
+    )
+    removable: Estimate | None = col(
+        "heads removable within 1 point", metric="removable_share/{model}", default=None
+    )
+    parameters_cut: Estimate | None = col(
+        "parameters pruned", metric="parameters_cut/{model}", default=None
+    )
+    forwards: Mapping[str, Estimate] = col(
+        "forward passes an image", metric="forward_equivalents/{model}/{key}"
+    )
     reason: str = col("reason for the replacement", default="")
     notes: tuple[str, ...] = col("notes", default=())
     undone: tuple[str, ...] = col("not measured", default=())
@@ -73,12 +93,13 @@ class AblatedModelRow(OfModel):
 class UnitRow(OfModel):
     """The effect of removing one unit.
 
-    part: the head's number, "mlp" or "block". label: what a head attends to, as in `vitlens stats`. p: of sign flips,
-    after Holm's correction over the units of the kind, None for fewer than two images. log_odds, log_odds_p: the same
-    for the label's log-odds, by which units are ranked if the mean loss is near 0, else None. effect: by
-    `judge_effect`. first_order: the gradient estimate of the rise of the loss. other_losses, other_p, other_effects:
-    with the other replacements, by name. hidden, hidden_p: the rise under resampling minus that under the mean, paired
-    over images, if both were measured.
+    part: the head's number, "mlp" or "block". label: what a head attends to, as in `vitlens stats`.
+    p: of sign flips, after Holm's correction over the units of the kind, None for fewer than two
+    images. log_odds, log_odds_p: the same for the label's log-odds, by which units are ranked if
+    the mean loss is near 0, else None. effect: by `judge_effect`. first_order: the gradient
+    estimate of the rise of the loss. other_losses, other_p, other_effects: with the other
+    replacements, by name. hidden, hidden_p: the rise under resampling minus that under the mean,
+    paired over images, if both were measured.
     """
 
     unit: str = col("unit")
@@ -91,7 +112,8 @@ class UnitRow(OfModel):
     loss: Estimate = col(
         "rise of the loss",
         metric="importance/{model}/delta_loss/{layer}/{part}",
-        term="mean cross-entropy without the unit minus that of the unchanged model, on the same images",
+        term="mean cross-entropy without the unit minus that of the unchanged model, on the same "
+        "images",
     )
     p: float | None = col("p (Holm)", default=None)
     log_odds: Estimate | None = col(
@@ -100,7 +122,9 @@ class UnitRow(OfModel):
         term="mean log-odds of the label in the unchanged model minus those without the unit",
     )
     log_odds_p: float | None = col("p of the log-odds (Holm)", default=None)
-    accuracy: Estimate = col("accuracy lost", metric="importance/{model}/delta_accuracy/{layer}/{part}")
+    accuracy: Estimate = col(
+        "accuracy lost", metric="importance/{model}/delta_accuracy/{layer}/{part}"
+    )
     effect: Effect = col("effect")
     first_order: float | None = col("first-order estimate", unit="nats", default=None)
     other_losses: Mapping[Replacement, Estimate] = col("rise of the loss, replaced by")
@@ -118,7 +142,9 @@ class UnitRow(OfModel):
 
     @property
     def rank(self) -> Estimate:
-        """Return the change by which units are ranked: the fall of the log-odds, or else the rise of the loss."""
+        """Return the change by which units are ranked: the fall of the log-odds, or else the rise
+        of the loss.
+        """
         return self.log_odds or self.loss
 
     @property
@@ -143,9 +169,9 @@ class RemovalRow:
 class HeadPairRow:
     """Two heads removed at once; the first is of the earlier layer.
 
-    chosen: for the importance of both heads, or for the similarity of their outputs. first_alone, second_alone, both:
-    rise of the loss, nats. synergy: the rise without both heads minus the sum of the rises without each. p: after
-    Holm's correction over the pairs.
+    chosen: for the importance of both heads, or for the similarity of their outputs. first_alone,
+    second_alone, both: rise of the loss, nats. synergy: the rise without both heads minus the sum
+    of the rises without each. p: after Holm's correction over the pairs.
     """
 
     first: str = col("first")
@@ -157,7 +183,9 @@ class HeadPairRow:
     both: float = col("without both", unit="nats")
     synergy: Estimate = col("beyond the sum")
     p: float | None = col("p (Holm)", default=None)
-    similarity: float | None = col("similarity", default=None, term="linear CKA of two heads' outputs, 1: alike")
+    similarity: float | None = col(
+        "similarity", default=None, term="linear CKA of two heads' outputs, 1: alike"
+    )
 
     @property
     def larger(self) -> float:
@@ -169,8 +197,9 @@ class HeadPairRow:
 class PatchingRow:
     """A clean and a corrupted image, and the logit difference between two classes on each of them.
 
-    target, other: the classes of the logit difference. corruption: applied to the clean image, "" if the corrupted one
-    is another image. grid: (rows, columns); prefix: tokens before the patches; None if the layout is unknown.
+    target, other: the classes of the logit difference. corruption: applied to the clean image, ""
+    if the corrupted one is another image. grid: (rows, columns); prefix: tokens before the patches;
+    None if the layout is unknown.
     """
 
     clean: str = col("clean image")
@@ -186,7 +215,9 @@ class PatchingRow:
 
 @dataclass(frozen=True)
 class LensRow:
-    """The accuracy of the classifier on the residual stream after `depth` blocks (0: the embedding)."""
+    """The accuracy of the classifier on the residual stream after `depth` blocks (0: the
+    embedding).
+    """
 
     depth: int = col("blocks passed")
     accuracy: Estimate = col("accuracy of the logit lens")
@@ -194,7 +225,8 @@ class LensRow:
 
 @dataclass(frozen=True)
 class ContributionRow:
-    """The direct contribution of one part to the label's logit, a mean over images; "rest": embedding and biases.
+    """The direct contribution of one part to the label's logit, a mean over images; "rest":
+    embedding and biases.
 
     The contributions of all parts sum to the logit.
     """
@@ -208,11 +240,12 @@ class ContributionRow:
 
 @dataclass(frozen=True)
 class ExemplarRow:
-    """An image with a large contribution of one head to its label; the image with the largest contribution comes first.
+    """An image with a large contribution of one head to its label; the image with the largest
+    contribution comes first.
 
-    adds: direct contribution to the logit of the label, above the mean over all classes. picture: row of the image in
-    the arrays. patch: (row, column) of the patch with the largest contribution, on the `grid` (rows, columns); None if
-    it is unknown.
+    adds: direct contribution to the logit of the label, above the mean over all classes. picture:
+    row of the image in the arrays. patch: (row, column) of the patch with the largest contribution,
+    on the `grid` (rows, columns); None if it is unknown.
     """
 
     layer: int = col("layer")
@@ -227,7 +260,9 @@ class ExemplarRow:
 
 @dataclass(frozen=True)
 class PrunedRow:
-    """The whole or the pruned model. time: median for a batch, with quartiles; cut: the pruned heads."""
+    """The whole or the pruned model. time: median for a batch, with quartiles; cut: the pruned
+    heads.
+    """
 
     model: Literal["whole", "pruned"] = col("model")
     heads: int = col("heads")
@@ -241,8 +276,8 @@ class PrunedRow:
 class EffectArrays:
     """The results of every image with one replacement.
 
-    delta_loss, correct, first_order: (units, images). clean_loss, clean_correct: of the unchanged model, (images,).
-    labels: (images,) columns of the logits.
+    delta_loss, correct, first_order: (units, images). clean_loss, clean_correct: of the unchanged
+    model, (images,). labels: (images,) columns of the logits.
     """
 
     units: Words
@@ -256,7 +291,8 @@ class EffectArrays:
 
 @dataclass(frozen=True)
 class PatchingArrays:
-    """The clean and the corrupted image, and the share of the logit difference that each activation restores.
+    """The clean and the corrupted image, and the share of the logit difference that each activation
+    restores.
 
     heads: (layers, heads); positions: (layers, tokens); NaN where there is no head or token.
     """
@@ -308,7 +344,9 @@ class AblateRecord(Record):
 
 
 def without_effect(record: AblateRecord) -> list[UnitRow]:
-    """Return the heads that have no effect with any replacement, and are not one of a redundant pair."""
+    """Return the heads that have no effect with any replacement, and are not one of a redundant
+    pair.
+    """
     in_redundant_pairs = set()
     for pair in redundant_pairs(record):
         in_redundant_pairs |= {pair.first, pair.second}
@@ -326,6 +364,10 @@ def redundant_pairs(record: AblateRecord) -> list[HeadPairRow]:
     rows = []
     for row in record.pairs:
         is_significant = row.p is not None and row.p <= LEVEL
-        if is_significant and row.larger <= smallest and above(row.synergy, smallest, len(record.pairs)):
+        if (
+            is_significant
+            and row.larger <= smallest
+            and above(row.synergy, smallest, len(record.pairs))
+        ):
             rows.append(row)
     return sorted(rows, key=lambda row: -row.synergy.value)

@@ -10,26 +10,35 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes, Unit
 from vitlens.analysis.ablation.importance import Importance
-from vitlens.analysis.ablation.several import greedy_order, pairwise, removal_curves, share_removable
+from vitlens.analysis.ablation.several import (
+    greedy_order,
+    pairwise,
+    removal_curves,
+    share_removable,
+)
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.commands.ablate.bench import Bench, name_of
 from vitlens.commands.ablate.record import FIRST_ORDER, HeadPairRow, RemovalRow
 from vitlens.uncertainty import Estimate, fewest_images, finite
 
-REMOVAL_IMAGES: Final = 256  # most images for curves and pairs, each point of which costs most of a forward pass
+REMOVAL_IMAGES: Final = (
+    256  # most images for curves and pairs, each point of which costs most of a forward pass
+)
 _POINTS: Final = 9  # points of a removal curve
 _RANDOM_ORDERS: Final = 2  # orders that the others are compared with
 _RERANKINGS: Final = 12  # times that a greedy order ranks the remaining heads
 _SIMILAR: Final = 0.5  # linear CKA of two heads' outputs from which they are removed together
-_FEWEST: Final = 10  # images to rank on and to measure on; with fewer than twice as many, all images serve for both
+# images to rank on and to measure on; with fewer than twice as many, all images serve for both
+_FEWEST: Final = 10
 
 
 @dataclass(frozen=True)
 class RemovalCurves:
     """The accuracy as heads are removed one after another.
 
-    removable: the share of heads that can be removed within one point of accuracy, None if accuracy without any head
-    is not shown to be lower. greedy_forwards: forward passes an image that the greedy order took, None without it.
+    removable: the share of heads that can be removed within one point of accuracy, None if accuracy
+    without any head is not shown to be lower. greedy_forwards: forward passes an image that the
+    greedy order took, None without it.
     """
 
     points: tuple[RemovalRow, ...] = ()
@@ -46,7 +55,8 @@ class HeadPairs:
 
 
 def measure_curves(bench: Bench, ranking: Tensor, first_order: Tensor) -> RemovalCurves:
-    """Remove heads in the orders of their importance, which is ranked on half of the images, and measure on the rest.
+    """Remove heads in the orders of their importance, which is ranked on half of the images, and
+    measure on the rest.
 
     ranking, first_order: (units, n), the exact and the estimated effect of each unit on each image.
     """
@@ -57,7 +67,9 @@ def measure_curves(bench: Bench, ranking: Tensor, first_order: Tensor) -> Remova
     if bench.run.options.greedy:
         orders["greedy"], greedy_forwards = _greedy_order(bench, ranked_on[:REMOVAL_IMAGES])
     analysis = bench.for_replacement(bench.replacement)
-    curves = removal_curves(analysis, orders, points=_POINTS, images=measured_on, what="Removing heads in order")
+    curves = removal_curves(
+        analysis, orders, points=_POINTS, images=measured_on, what="Removing heads in order"
+    )
     groups = bench.groups(measured_on)
     least_first = next(iter(curves.values()))
     return RemovalCurves(
@@ -68,14 +80,18 @@ def measure_curves(bench: Bench, ranking: Tensor, first_order: Tensor) -> Remova
 
 
 def _halves(count: int) -> tuple[Tensor, Tensor]:
-    """Return the indices to rank on and to measure on: every second image, or all of few images twice."""
+    """Return the indices to rank on and to measure on: every second image, or all of few images
+    twice.
+    """
     images = torch.arange(count)
     if count < 2 * _FEWEST:
         return images, images
     return images[0::2], images[1::2]
 
 
-def _orders(bench: Bench, effects: Tensor, estimates: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
+def _orders(
+    bench: Bench, effects: Tensor, estimates: Tensor
+) -> Iterator[tuple[str, tuple[Unit, ...]]]:
     """Yield the orders of removal by name. effects, estimates: (units,) means over images."""
     heads = [index for index, unit in enumerate(bench.units) if unit.kind == "head"]
 
@@ -95,15 +111,21 @@ def _orders(bench: Bench, effects: Tensor, estimates: Tensor) -> Iterator[tuple[
 
 
 def _greedy_order(bench: Bench, images: Tensor) -> tuple[tuple[Unit, ...], float]:
-    """Return the order that ranks the remaining heads again after removals, and the forward passes it took."""
+    """Return the order that ranks the remaining heads again after removals, and the forward passes
+    it took.
+    """
     analysis = bench.for_replacement(bench.replacement)
-    subset = replace(analysis, images=analysis.images[images], labels=analysis.labels[images], groups=None)
+    subset = replace(
+        analysis, images=analysis.images[images], labels=analysis.labels[images], groups=None
+    )
     removals_per_ranking = max(1, len(bench.heads) // _RERANKINGS)
     with bench.run.progress("Ranking heads again", len(bench.heads), "heads") as advance:
         return greedy_order(subset, bench.heads, every=removals_per_ranking, advance=advance)
 
 
-def _points(bench: Bench, curves: Mapping[str, Outcomes], groups: Tensor | None) -> Iterator[RemovalRow]:
+def _points(
+    bench: Bench, curves: Mapping[str, Outcomes], groups: Tensor | None
+) -> Iterator[RemovalRow]:
     for order, curve in curves.items():
         for removed, correct, loss in zip(curve.sets, curve.correct, curve.loss):
             yield RemovalRow(
@@ -118,8 +140,8 @@ def _points(bench: Bench, curves: Mapping[str, Outcomes], groups: Tensor | None)
 def measure_pairs(bench: Bench, importance: Importance, similarity: Tensor) -> HeadPairs:
     """Remove heads in pairs: the most important ones, and those whose outputs are most similar.
 
-    The most important heads are paired only if heads are ranked significantly, similar ones only if the images suffice
-    for a significant test. similarity: (heads, others), from `head_similarity`.
+    The most important heads are paired only if heads are ranked significantly, similar ones only if
+    the images suffice for a significant test. similarity: (heads, others), from `head_similarity`.
     """
     important: tuple[Unit, ...] = ()
     if importance.is_ranked("head"):
@@ -156,8 +178,12 @@ def measure_pairs(bench: Bench, importance: Importance, similarity: Tensor) -> H
     return HeadPairs(tuple(rows), remark)
 
 
-def _pairs_to_remove(bench: Bench, important: Sequence[Unit], similarity: Tensor) -> list[tuple[Unit, Unit]]:
-    """Return each pair once, the earlier head first: pairs of important heads, then pairs of similar ones."""
+def _pairs_to_remove(
+    bench: Bench, important: Sequence[Unit], similarity: Tensor
+) -> list[tuple[Unit, Unit]]:
+    """Return each pair once, the earlier head first: pairs of important heads, then pairs of
+    similar ones.
+    """
     heads = bench.heads
     pairs: dict[tuple[Unit, Unit], None] = {}
     for one, other in combinations(important, 2):
@@ -169,7 +195,8 @@ def _pairs_to_remove(bench: Bench, important: Sequence[Unit], similarity: Tensor
 
 
 def _similar_pairs(bench: Bench, similarity: Tensor) -> Iterator[tuple[Unit, Unit]]:
-    """Yield the pairs with the most similar outputs, if the images suffice for a significant test."""
+    """Yield the pairs with the most similar outputs, if the images suffice for a significant
+    test."""
     most = bench.run.options.pairs
     if bench.images < fewest_images(max(most, 1)):
         return

@@ -18,7 +18,9 @@ from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate, fewest_images
 
-_FULL_COLOUR: Final = 0.01  # nats, least value of the full colour; smaller differences are negligible
+_FULL_COLOUR: Final = (
+    0.01  # nats, least value of the full colour; smaller differences are negligible
+)
 
 
 def unknown(record: AblateRecord) -> Iterator[str]:
@@ -27,7 +29,10 @@ def unknown(record: AblateRecord) -> Iterator[str]:
     if model.reason:
         yield say("{{ reason|whole }}.", reason=model.reason.rstrip("."))
     if record.options.get("predicted"):
-        yield "The labels are predictions of the model (`--predicted`): accuracy is the share of unchanged predictions."
+        yield (
+            "The labels are predictions of the model (`--predicted`): accuracy is the share of "
+            "unchanged predictions."
+        )
     if record.has_few_images:
         yield say(
             "{{ n }} image{{ n|s }} {{ n|are }} too few for a claim; use at least {{ fewest }}.",
@@ -39,14 +44,16 @@ def unknown(record: AblateRecord) -> Iterator[str]:
     yield from _undecided(record)
     if len(record.heads) > 1:
         yield say(
-            "Heads were removed one at a time, and {{ k }} of {{ n }} pairs together. Heads with the same function "
+            "Heads were removed one at a time, and {{ k }} of {{ n }} pairs together. Heads with "
+            "the same function "
             "can each appear unimportant.",
             k=len(record.pairs),
             n=comb(len(record.heads), 2),
         )
     if not model.reason and "resample" not in record.effects:
         yield say(
-            "Outputs were only replaced by {{ by }}. `--replace mean,resample` also detects units that must differ "
+            "Outputs were only replaced by {{ by }}. `--replace mean,resample` also detects units "
+            "that must differ "
             "between images.",
             by=REPLACED[model.replace],
         )
@@ -61,8 +68,10 @@ def _undecided(record: AblateRecord) -> Iterator[str]:
         return
     smallest = record.model.smallest
     yield say(
-        "{{ undecided|length }} of {{ n }} heads {{ undecided|are }} undecided: their intervals include changes of the "
-        "loss below and above {{ smallest }}.{% if needed %} About {{ needed }} would be enough to decide.{% endif %}",
+        "{{ undecided|length }} of {{ n }} heads {{ undecided|are }} undecided: their intervals "
+        "include changes of the "
+        "loss below and above {{ smallest }}.{% if needed %} About {{ needed }} would be enough to "
+        "decide.{% endif %}",
         undecided=undecided,
         n=len(record.heads),
         smallest=smallest,
@@ -71,7 +80,8 @@ def _undecided(record: AblateRecord) -> Iterator[str]:
 
 
 def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> Estimate | None:
-    """Return about how many images shrink the median interval of these units to the smallest effect on either side.
+    """Return about how many images shrink the median interval of these units to the smallest effect
+    on either side.
 
     None without intervals.
     """
@@ -89,7 +99,11 @@ def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> E
 def definitions(record: AblateRecord) -> Iterator[tuple[str, str]]:
     """Yield the replacements and the labels of heads with their meaning."""
     for name in record.effects:
-        yield name, f"the output of a unit is replaced by {REPLACED[name]}; blocks are skipped with any replacement."
+        yield (
+            name,
+            f"the output of a unit is replaced by {REPLACED[name]}; blocks are skipped with any "
+            "replacement.",
+        )
     labels = dict.fromkeys(row.label for row in record.heads)
     for label in labels:
         if label in LABELS:
@@ -101,9 +115,12 @@ def _heads(record: AblateRecord) -> str:
     heads = record.heads
     fewest = fewest_images(max(1, len(heads)))
     return say(
-        "The output of each head was replaced by {{ by }}, for every image. {% if significant %}{{ significant }} of "
-        "{{ n }} heads change the loss significantly after Holm's correction.{% else %}No head changes the loss "
-        "significantly, so their order may be due to chance.{% if is_few %} With fewer than {{ fewest }} images, no "
+        "The output of each head was replaced by {{ by }}, for every image. "
+        "{% if significant %}{{ significant }} of "
+        "{{ n }} heads change the loss significantly after Holm's correction.{% else %}No head "
+        "changes the loss "
+        "significantly, so their order may be due to chance.{% if is_few %} With fewer than "
+        "{{ fewest }} images, no "
         "change can be significant.{% endif %}{% endif %}",
         by=REPLACED[record.model.replace],
         n=len(heads),
@@ -124,17 +141,25 @@ def _pairs(record: AblateRecord) -> str:
     """Return a sentence on how the pairs were chosen."""
     chosen = {row.chosen for row in record.pairs}
     if chosen == {"similarity"}:
-        return "The pairs of heads with the most similar outputs were removed; no head matters enough to be ranked."
+        return (
+            "The pairs of heads with the most similar outputs were removed; no head matters "
+            "enough to be ranked."
+        )
     if chosen == {"importance"}:
         return "The most important heads were removed in pairs."
-    return "The most important heads were removed in pairs, and so were the heads with the most similar outputs."
+    return (
+        "The most important heads were removed in pairs, and so were the heads with the most "
+        "similar outputs."
+    )
 
 
 _PATCHING: Final = (
-    "This example uses one pair of images. The logit of {{ first.target }} minus that of {{ first.other }} is "
+    "This example uses one pair of images. The logit of {{ first.target }} minus that of "
+    "{{ first.other }} is "
     "{{ first.difference_clean|number }} on the clean image ({{ first.clean }}) and "
     "{{ first.difference_corrupted|number }} on the corrupted one ({{ first.corrupted }})."
-    "{% if not first.corruption %} Positions in two different images need not correspond.{% endif %}"
+    "{% if not first.corruption %} Positions in two different images need not "
+    "correspond.{% endif %}"
 )
 
 
@@ -166,7 +191,9 @@ def _image_pair(record: AblateRecord) -> Iterator[Picture]:
 
 
 def _restored_by_tokens(record: AblateRecord) -> Iterator[Picture]:
-    """Yield the share that each token restores before each block: maps of the patches, and the prefix tokens."""
+    """Yield the share that each token restores before each block: maps of the patches, and the
+    prefix tokens.
+    """
     if record.patched is None:
         return
     row = record.patching[0]
@@ -175,7 +202,9 @@ def _restored_by_tokens(record: AblateRecord) -> Iterator[Picture]:
     if row.grid is None or positions.shape[1] != len(prefix) + row.grid[0] * row.grid[1]:
         return
     for layer, shares in enumerate(positions):
-        if not np.isfinite(shares).any():  # a block that is no module, so that nothing was patched before it
+        if not np.isfinite(
+            shares
+        ).any():  # a block that is no module, so that nothing was patched before it
             continue
         column = f"L{layer}"
         yield Picture(None, shares[len(prefix) :].reshape(row.grid), row="patches", column=column)
@@ -201,14 +230,23 @@ def _token_words(prefix: Sequence[str], index: int) -> str:
 def _lens(record: AblateRecord) -> str:
     last = record.lens[-1]
     return say(
-        "The final accuracy is {{ last.accuracy }}. The final norm and classifier, applied to the residual stream, "
-        "reach half of it after {{ first.depth }} block{{ first.depth|s }} ({{ first.accuracy|alone }}).",
+        "The final accuracy is {{ last.accuracy }}. The final norm and classifier, applied to the "
+        "residual stream, "
+        "reach half of it after {{ first.depth }} block{{ first.depth|s }} "
+        "({{ first.accuracy|alone }}).",
         first=next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2),
         last=last,
     )
 
 
-_METRICS: Final = ("accuracy", "cross_entropy", "matter", "without_effect", "removable", "parameters_cut")
+_METRICS: Final = (
+    "accuracy",
+    "cross_entropy",
+    "matter",
+    "without_effect",
+    "removable",
+    "parameters_cut",
+)
 _RANKINGS: Final = (FIRST_ORDER, *REPLACED)
 
 REPORT: Final = Report(
@@ -217,19 +255,24 @@ REPORT: Final = Report(
     effects=effects,
     unknown=unknown,
     definitions=definitions,
-    title="{% if record.has_few_images %}{{ record.images }} image{{ record.images|s }} {{ record.images|are }} too "
+    title="{% if record.has_few_images %}{{ record.images }} image{{ record.images|s }} "
+    "{{ record.images|are }} too "
     "few to say which units of {{ record.model.model }} matter{% else %}{{ title }}{% endif %}",
     picture=Chart(
         "importance",
         board("loss", signed=True, marked=lambda row: row.matters, least=_FULL_COLOUR),
-        "Rise of the loss without each head. Red: the model is worse without it; dots: significant after Holm's "
+        "Rise of the loss without each head. Red: the model is worse without it; dots: significant "
+        "after Holm's "
         "correction. Heads with the same function can each appear unimportant.",
         title="What {{ first.model }} loses without each head",
         rows="heads",
     ),
     glance=(
         *(Glance("ablated", name) for name in _METRICS),
-        *(Glance("ablated", "rank_correlation", name, f"rank correlation ({name})") for name in _RANKINGS),
+        *(
+            Glance("ablated", "rank_correlation", name, f"rank correlation ({name})")
+            for name in _RANKINGS
+        ),
     ),
     sections=(
         Section(
@@ -240,8 +283,15 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "ranking",
-                    intervals("unit", "loss", "first_order", titles=("exact", "first-order estimate"), reference=0.0),
-                    "Exact rise of the mean cross-entropy with paired 95 % bootstrap intervals over images, and the "
+                    intervals(
+                        "unit",
+                        "loss",
+                        "first_order",
+                        titles=("exact", "first-order estimate"),
+                        reference=0.0,
+                    ),
+                    "Exact rise of the mean cross-entropy with paired 95 % bootstrap intervals "
+                    "over images, and the "
                     "estimate from one backward pass. The most important units come first.",
                     title="Rise of the loss without each head (nats)",
                     rows=_significant_ranking,
@@ -251,12 +301,14 @@ REPORT: Final = Report(
         Section(
             "Which MLPs and blocks matter?",
             lambda record: by_rank([row for row in record.units if row.head is None]),
-            opening="Each unit was removed separately. Removing a block leaves the residual stream as it is.",
+            opening="Each unit was removed separately. Removing a block leaves the residual stream "
+            "as it is.",
             charts=(
                 Chart(
                     "others",
                     intervals("unit", "loss", reference=0.0),
-                    "Rise of the loss without each MLP and each block, with 95 % intervals over images. Right of the "
+                    "Rise of the loss without each MLP and each block, with 95 % intervals over "
+                    "images. Right of the "
                     "line, the model is worse without the unit.",
                     title="Rise of the loss without each MLP and block",
                 ),
@@ -265,14 +317,18 @@ REPORT: Final = Report(
         Section(
             "How many heads can be removed?",
             "curves",
-            opening="{% if record.model.removable %}{{ record.model.removable }} of the heads can be removed, least "
-            "important first, before accuracy falls by more than {{ 1 }} point.{% else %}These images do not show how "
-            "many heads can be removed: accuracy may fall by less than {{ 1 }} point even without any head.{% endif %}",
+            opening="{% if record.model.removable %}{{ record.model.removable }} of the heads can "
+            "be removed, least "
+            "important first, before accuracy falls by more than {{ 1 }} point.{% else %}These "
+            "images do not show how "
+            "many heads can be removed: accuracy may fall by less than {{ 1 }} point even without "
+            "any head.{% endif %}",
             charts=(
                 Chart(
                     "curves",
                     lines("share", "accuracy", of="order"),
-                    "Accuracy as heads are removed one after another, with Wilson's 95 % intervals. Orders are chosen "
+                    "Accuracy as heads are removed one after another, with Wilson's 95 % "
+                    "intervals. Orders are chosen "
                     "on other images if there are enough; better orders may exist.",
                     title="Accuracy as heads are removed",
                 ),
@@ -288,7 +344,8 @@ REPORT: Final = Report(
                 Chart(
                     "pairs",
                     intervals("pair", "synergy", reference=0.0),
-                    "Rise of the loss without both heads minus the sum without each. Right of the line, the heads "
+                    "Rise of the loss without both heads minus the sum without each. Right of the "
+                    "line, the heads "
                     "compensate for each other; left of it, they depend on each other.",
                     title="What removing two heads costs beyond the sum",
                 ),
@@ -302,15 +359,18 @@ REPORT: Final = Report(
                 Chart(
                     "patching_pair",
                     images(largest=2.0),
-                    "{% if record.patching[0].corruption %}One of {{ record.images }} images and its corrupted copy"
-                    "{% else %}The two images{% endif %}. Activations of one replace those of the other.",
+                    "{% if record.patching[0].corruption %}One of {{ record.images }} images and "
+                    "its corrupted copy"
+                    "{% else %}The two images{% endif %}. Activations of one replace those of the "
+                    "other.",
                     title="The pair",
                     rows=_image_pair,
                 ),
                 Chart(
                     "patching",
                     board("share", signed=True),
-                    "Share of the logit difference restored when the output of one head is taken from the clean "
+                    "Share of the logit difference restored when the output of one head is taken "
+                    "from the clean "
                     "image. It can exceed the whole difference.",
                     title="What the clean image's heads restore",
                     rows=_restored_by_heads,
@@ -318,7 +378,8 @@ REPORT: Final = Report(
                 Chart(
                     "patching_tokens",
                     images(scale="signed", label="share restored", largest=1.0),
-                    "Share of the logit difference restored when the residual stream at one token before a block is "
+                    "Share of the logit difference restored when the residual stream at one token "
+                    "before a block is "
                     "taken from the clean image. Extreme values exceed the colour range.",
                     title="What the clean image's tokens restore",
                     rows=_restored_by_tokens,
@@ -333,14 +394,16 @@ REPORT: Final = Report(
                 Chart(
                     "lens",
                     lines("depth", "accuracy"),
-                    "Share of images with the correct label according to the logit lens, by number of blocks, with "
+                    "Share of images with the correct label according to the logit lens, by number "
+                    "of blocks, with "
                     "95 % intervals. Early blocks were not trained for it.",
                     title="Accuracy of the logit lens",
                 ),
                 Chart(
                     "contributions",
                     board("logit", signed=True),
-                    "Direct contribution of each head to the logit of the label, with the scale of the final norm "
+                    "Direct contribution of each head to the logit of the label, with the scale of "
+                    "the final norm "
                     "fixed for each image. Effects through later layers are not included.",
                     title="Direct contributions of the heads",
                     rows="contributions",
@@ -352,7 +415,8 @@ REPORT: Final = Report(
             "What remains after pruning?",
             "pruned",
             opening="{{ rows[1].cut|length }} heads ({{ rows[1].cut|names }}) were pruned, "
-            "{{ record.model.parameters_cut|value }} of the parameters. The model was not trained afterwards.",
+            "{{ record.model.parameters_cut|value }} of the parameters. The model was not trained "
+            "afterwards.",
             columns=("model", "heads", "parameters", "accuracy", "time"),
         ),
     ),

@@ -1,1 +1,3 @@
-"""`vitlens attack`: accuracy under adversarial attack over epsilon, and what changes inside the models."""
+"""`vitlens attack`: accuracy under adversarial attack over epsilon, and what changes inside the
+models.
+"""

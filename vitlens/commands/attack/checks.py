@@ -1,4 +1,6 @@
-"""The self-checks of the attacks on one model: of its gradients, of every attack, and of pairs of attacks."""
+"""The self-checks of the attacks on one model: of its gradients, of every attack, and of pairs of
+attacks.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -77,7 +79,9 @@ def _strongest_attack_checks(victim: Victim, correct: Tensor) -> Iterator[Check]
 
 
 def _more_steps(victim: Victim, name: str, correct: Tensor) -> Check:
-    """Check an attack at the largest epsilon with survivors, because there more steps can break more images."""
+    """Check an attack at the largest epsilon with survivors, because there more steps can break
+    more images.
+    """
     outcome = victim.outcomes[name]
     epsilon = outcome.epsilons[0]
     for larger in outcome.epsilons:
@@ -97,13 +101,16 @@ def _more_steps(victim: Victim, name: str, correct: Tensor) -> Check:
 
 
 def _attack_checks(victim: Victim, name: str, correct: Tensor) -> Iterator[Check]:
-    """Yield the checks of one attack; a slow one is checked on fewer images and with fewer steps."""
+    """Yield the checks of one attack; a slow one is checked on fewer images and with fewer
+    steps."""
     entry = ATTACKS[name]
     outcome = victim.outcomes[name]
     yield never_rises(outcome)
     if entry.gradients:
         zero = outcome.zero_gradients & victim.clean
-        yield gradients_read("gradients read", outcome.name, int(zero.sum()), int(victim.clean.sum()))
+        yield gradients_read(
+            "gradients read", outcome.name, int(zero.sum()), int(victim.clean.sum())
+        )
     if entry.slow:
         correct = evenly_spaced(correct, _SLOW_IMAGES)
     trial = Trial(

@@ -1,11 +1,17 @@
-"""The claims of `vitlens attack`: which model is more robust, how robust each is, and whether the attacks are sound."""
+"""The claims of `vitlens attack`: which model is more robust, how robust each is, and whether the
+attacks are sound.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from vitlens.commands.attack.corruption_claims import corruption_cost, corruption_gap, largest_corruption_gap
+from vitlens.commands.attack.corruption_claims import (
+    corruption_cost,
+    corruption_gap,
+    largest_corruption_gap,
+)
 from vitlens.commands.attack.record import (
     FAR,
     JUDGED,
@@ -27,16 +33,20 @@ from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import LEVEL, Estimate
 
 _KEPT: Final = 0.8  # share of the clean accuracy that no undefended model keeps at FAR
-_MISSED: Final = 0.1  # share of survivors broken by stronger attacks, above which the first attacks were too weak
+# share of survivors broken by stronger attacks, above which the first attacks were too weak
+_MISSED: Final = 0.1
 ORDER: Final = ("failed", "inconclusive")
 _CHANGE: Final = (  # the beginning of a sentence about images that an attack changes
-    "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} of its range (attack: {{ attack }}) "
+    "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} of its range (attack: "
+    "{{ attack }}) "
     "{% else %}The attack {{ row.title }} at {{ row.at }} {% endif %}"
 )
 
 
 def claims(record: AttackRecord) -> Iterator[Claim]:
-    """Yield masked gradients, which model is more robust, how robust each is, and what corruptions cost."""
+    """Yield masked gradients, which model is more robust, how robust each is, and what corruptions
+    cost.
+    """
     enough_images = record.images >= FEWEST
     if record.images == 1:
         yield from _of_one_image(record)
@@ -50,7 +60,9 @@ def claims(record: AttackRecord) -> Iterator[Claim]:
         for first, second in dict.fromkeys((row.first, row.second) for row in record.pairs):
             yield _difference(record, first, second)
     for row in record.overall:
-        curves = [curve for curve in record.curves if curve.model == row.model and curve.epsilon > 0]
+        curves = [
+            curve for curve in record.curves if curve.model == row.model and curve.epsilon > 0
+        ]
         if curves:
             yield _robustness(record, row, curves)
     for row in record.overall:
@@ -72,7 +84,10 @@ def _of_one_image(record: AttackRecord) -> Iterator[Claim]:
         example = record.examples.get(row.model)
         values: dict[str, Any] = {"model": row.model, "sample": row.sample}
         if example is not None and len(example.image):
-            words = "{{ before }} ({{ sure|percent }}) becomes {{ after }} ({{ misled|percent }}) under {{ sample }}"
+            words = (
+                "{{ before }} ({{ sure|percent }}) becomes {{ after }} ({{ misled|percent }}) "
+                "under {{ sample }}"
+            )
             values["before"], values["after"] = example.answers[:, 0].tolist()
             values["sure"], values["misled"] = example.probability[:, 0].tolist()
         elif _is_broken(record, row.model):
@@ -99,7 +114,8 @@ def _is_broken(record: AttackRecord, model: str) -> bool:
 def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
     """Yield the signs that attacks on a model fail because of its gradients.
 
-    These are the clearest failed self-check, and transferred images that break it more often than its own.
+    These are the clearest failed self-check, and transferred images that break it more often than
+    its own.
     """
     faults = []
     for check in _failed(record, model):
@@ -113,7 +129,11 @@ def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
     transferred = {row.made_for: row for row in record.transfer if row.shown_to == model}
     direct = transferred.pop(model, None)
     other = min(transferred.values(), key=lambda row: row.accuracy.value, default=None)
-    if direct is not None and other is not None and _is_clearly_lower(other.accuracy, direct.accuracy):
+    if (
+        direct is not None
+        and other is not None
+        and _is_clearly_lower(other.accuracy, direct.accuracy)
+    ):
         yield _transfer_beats_attack(direct, other, record.overall[0].sample)
 
 
@@ -126,8 +146,10 @@ def _transfer_beats_attack(direct: TransferRow, other: TransferRow, sample: str)
     return found(
         "transfer beats the attack",
         direct.shown_to,
-        "The gradients of **{{ direct.shown_to }}** are masked: adversarial images made for {{ other.made_for }} "
-        "({{ sample }}) lower its accuracy to {{ other.accuracy|value }}, its own only to {{ effect }}.",
+        "The gradients of **{{ direct.shown_to }}** are masked: adversarial images made for "
+        "{{ other.made_for }} "
+        "({{ sample }}) lower its accuracy to {{ other.accuracy|value }}, its own only to "
+        "{{ effect }}.",
         direct.accuracy,
         given={"direct": direct, "other": other, "sample": sample},
         reference=other.accuracy.value,
@@ -167,7 +189,9 @@ def _failed(record: AttackRecord, model: str) -> list[AttackCheckRow]:
 
 
 def _difference(record: AttackRecord, first: str, second: str) -> Claim:
-    """Return which of two models keeps more accuracy, in the informative test with the largest difference."""
+    """Return which of two models keeps more accuracy, in the informative test with the largest
+    difference.
+    """
     tests = []
     telling = []
     large = []
@@ -185,11 +209,15 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
         return _difference_at(record, largest, large, telling)
     claim = _under_attack(first, second)
     return claim(
-        "{% if telling %}In none of {{ telling|length }} paired tests under attack do **{{ first }}** and "
-        "**{{ second }}** differ significantly (McNemar, Holm).{% else %}**{{ first }}** and **{{ second }}** "
-        "cannot be compared under attack: in all {{ tests|length }} paired tests both have lost all accuracy or "
+        "{% if telling %}In none of {{ telling|length }} paired tests under attack do "
+        "**{{ first }}** and "
+        "**{{ second }}** differ significantly (McNemar, Holm).{% else %}**{{ first }}** and "
+        "**{{ second }}** "
+        "cannot be compared under attack: in all {{ tests|length }} paired tests both have lost "
+        "all accuracy or "
         "none.{% endif %}",
-        headline="{{ first }} and {{ second }} {% if telling %}do not differ significantly{% else %}cannot be "
+        headline="{{ first }} and {{ second }} {% if telling %}do not differ "
+        "significantly{% else %}cannot be "
         "compared{% endif %} under attack",
         given={"first": first, "second": second, "tests": tests, "telling": telling},
         is_null=True,
@@ -197,7 +225,9 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
 
 
 def _under_attack(first: str, second: str) -> Callable[..., Claim]:
-    """Return a function that makes claims on two models under attack; these rest on the verdicts on both."""
+    """Return a function that makes claims on two models under attack; these rest on the verdicts on
+    both.
+    """
     verdicts = []
     for question in ("robustness", "self-checks"):
         verdicts += [(question, first), (question, second)]
@@ -237,14 +267,20 @@ def _difference_at(
     }
     claim = _under_attack(row.first, row.second)
     return claim(
-        "Under {{ row.title }} at {{ row.at }}, **{{ better }}** keeps {{ kept[better]|value }} accuracy and "
-        "**{{ worse }}** {{ kept[worse]|value }}. The difference is {{ effect|alone }} (McNemar's exact test, Holm, "
-        "p {{ p }}){% if against %}; in {{ against|length }} of {{ telling|length }} tests it is reversed{% endif %}.",
+        "Under {{ row.title }} at {{ row.at }}, **{{ better }}** keeps {{ kept[better]|value }} "
+        "accuracy and "
+        "**{{ worse }}** {{ kept[worse]|value }}. The difference is {{ effect|alone }} (McNemar's "
+        "exact test, Holm, "
+        "p {{ p }}){% if against %}; in {{ against|length }} of {{ telling|length }} tests it is "
+        "reversed{% endif %}.",
         signed(row.difference, first_leads),
-        brief=_CHANGE + "leaves **{{ better }}** {{ kept[better]|value }} accuracy, **{{ worse }}** "
+        brief=_CHANGE
+        + "leaves **{{ better }}** {{ kept[better]|value }} accuracy, **{{ worse }}** "
         "{{ kept[worse]|value }} ({{ effect.n }} images).",
-        headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on the attack{% else %}"
-        "{{ better }} withstands attacks at {{ row.at }} better than {{ worse }}: {{ kept[better]|value(0) }} against "
+        headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on "
+        "the attack{% else %}"
+        "{{ better }} withstands attacks at {{ row.at }} better than {{ worse }}: "
+        "{{ kept[better]|value(0) }} against "
         "{{ kept[worse]|value(0) }} under {{ row.title }}{% endif %}",
         given=values,
         p=row.p_holm,
@@ -260,7 +296,10 @@ def _kept(record: AttackRecord, row: RobustPairRow) -> dict[str, Estimate]:
     """Return the accuracies that a pair compares, by model."""
     accuracies = {}
     for curve in record.curves:
-        if (curve.attack, curve.epsilon) == (row.attack, row.epsilon) and curve.model in (row.first, row.second):
+        if (curve.attack, curve.epsilon) == (row.attack, row.epsilon) and curve.model in (
+            row.first,
+            row.second,
+        ):
             accuracies[curve.model] = curve.accuracy
     return accuracies
 
@@ -279,8 +318,12 @@ def informative(record: AttackRecord, row: RobustPairRow) -> bool:
     return some_accuracy and some_loss
 
 
-def _robustness(record: AttackRecord, row: AttackedModelRow, curves: Sequence[AttackCurveRow]) -> Claim:
-    """Return the accuracy under the strongest attack at 1/255, or else at the smallest epsilon; 1/255 is judged."""
+def _robustness(
+    record: AttackRecord, row: AttackedModelRow, curves: Sequence[AttackCurveRow]
+) -> Claim:
+    """Return the accuracy under the strongest attack at 1/255, or else at the smallest epsilon;
+    1/255 is judged.
+    """
     judged = strongest(curves, JUDGED)
     at = judged or _weakest_attack(curves)
     same_norm = [curve for curve in curves if curve.norm == at.norm]
@@ -297,19 +340,26 @@ def _robustness(record: AttackRecord, row: AttackedModelRow, curves: Sequence[At
         "tried": {curve.attack for curve in same_norm if curve.epsilon == at.epsilon},
         "lost": lost,
     }
-    words = "**{{ at.model }}** classifies none of the {{ clean.n }} images correctly: there is nothing to attack."
+    words = (
+        "**{{ at.model }}** classifies none of the {{ clean.n }} images correctly: there is "
+        "nothing to attack."
+    )
     brief = ""
     headline = ""
     if row.clean.value:
         words = (
-            "Under {{ at.title }} at {{ at.at }}{% if tried|length > 1 %}, the strongest of {{ tried|length }} "
-            "attacks,{% endif %} **{{ at.model }}** keeps {{ at.accuracy }} top-1 accuracy, of {{ clean|value }} "
-            "on clean images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less than half is left"
+            "Under {{ at.title }} at {{ at.at }}{% if tried|length > 1 %}, the strongest of "
+            "{{ tried|length }} "
+            "attacks,{% endif %} **{{ at.model }}** keeps {{ at.accuracy }} top-1 accuracy, of "
+            "{{ clean|value }} "
+            "on clean images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less "
+            "than half is left"
             "{% endif %}."
         )
         brief = _CHANGE + "leaves {{ left }} accuracy."
         headline = (
-            "Robust accuracy of {{ at.model }} {{ 'falls to' if fell else 'stays at' }} {{ at.accuracy|value }} at "
+            "Robust accuracy of {{ at.model }} {{ 'falls to' if fell else 'stays at' }} "
+            "{{ at.accuracy|value }} at "
             "{{ at.at }} ({{ at.title }}{% if few %}, {{ at.accuracy.n }} images{% endif %})"
         )
     claim = found(
@@ -335,7 +385,9 @@ def _robustness(record: AttackRecord, row: AttackedModelRow, curves: Sequence[At
         curves=curves,
         failed=_failed(record, row.model),
         far=strongest(curve for curve in curves if curve.epsilon >= FAR),
-        again=next((survivors for survivors in record.survivors if survivors.model == row.model), None),
+        again=next(
+            (survivors for survivors in record.survivors if survivors.model == row.model), None
+        ),
     )
     return replace(claim, verdict=evidence.verdict())
 
@@ -364,8 +416,8 @@ def _by_epsilon(curve: AttackCurveRow) -> tuple[float, float]:
 class _Evidence:
     """The evidence on which the robustness of a model is judged.
 
-    at: the strongest attack at 1/255. failed: self-checks. far: the strongest attack at 8/255 or more. again: the
-    survivors that were attacked again.
+    at: the strongest attack at 1/255. failed: self-checks. far: the strongest attack at 8/255 or
+    more. again: the survivors that were attacked again.
     """
 
     row: AttackedModelRow
@@ -383,11 +435,16 @@ class _Evidence:
     def verdict(self) -> Verdict:
         """Return the verdict; no model is praised after faulty or weak attacks.
 
-        Every attack gives an upper bound of robust accuracy. A bound below the limit cannot pass, so it is not
-        inconclusive.
+        Every attack gives an upper bound of robust accuracy. A bound below the limit cannot pass,
+        so it is not inconclusive.
         """
         state, words, doubts = self._judge()
-        if state == "inconclusive" and not_robust(self.at.accuracy) and self.has_enough_images and self.row.clean.value:
+        if (
+            state == "inconclusive"
+            and not_robust(self.at.accuracy)
+            and self.has_enough_images
+            and self.row.clean.value
+        ):
             state = "warn"
             words += "; as an upper bound it lies below the limit all the same"
         because = say(
@@ -409,31 +466,40 @@ class _Evidence:
         if not clean:
             return "inconclusive", "it classifies no clean image correctly", False
         if min(curve.accuracy.value for curve in self.curves) >= clean:
-            words = "no attack fooled it at any epsilon, which says more about these attacks than about the model"
+            words = (
+                "no attack fooled it at any epsilon, which says more about these attacks than "
+                "about the model"
+            )
             return "inconclusive", words, True
         if not self.has_enough_images:
             return "inconclusive", f"{words}, on fewer than {{{{ few }}}} images", False
         if self.failed and state in ("pass", "warn"):
             words += (
-                ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is too high by an unknown "
+                ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is "
+                "too high by an unknown "
                 "amount"
             )
             return "inconclusive", words, True
         if self.again is not None and self.again.missed > _MISSED * self.again.survivors:
             words += (
-                "; but stronger attacks broke {{ again.missed }} of its {{ again.survivors }} survivors at "
+                "; but stronger attacks broke {{ again.missed }} of its {{ again.survivors }} "
+                "survivors at "
                 "{{ again.at }}: these attacks are too weak"
             )
             return "warn" if state == "pass" else state, words, True
-        if self.again is not None and (self.again.margin is not None or self.again.square is not None):
+        if self.again is not None and (
+            self.again.margin is not None or self.again.square is not None
+        ):
             words += (
-                "; at {{ again.at }} it keeps {{ again.after|alone }}, also under a margin loss and Square on its "
+                "; at {{ again.at }} it keeps {{ again.after|alone }}, also under a margin loss "
+                "and Square on its "
                 "{{ again.survivors }} survivors"
             )
             return state, words, False
         if state == "pass" and self.far is not None and self.far.accuracy.value >= _KEPT * clean:
             words += (
-                "; but the attacks are too weak: at {{ far.at }} it still has {{ far.accuracy|alone }}, which "
+                "; but the attacks are too weak: at {{ far.at }} it still has "
+                "{{ far.accuracy|alone }}, which "
                 "undefended models rarely keep"
             )
             return "warn", words, True
@@ -441,22 +507,31 @@ class _Evidence:
 
 
 def not_robust(upper_bound: Estimate) -> bool:
-    """Return True if accuracy under an attack, however weak or faulty, shows that a model cannot pass."""
+    """Return True if accuracy under an attack, however weak or faulty, shows that a model cannot
+    pass.
+    """
     return LIMITS["robustness"].out_of_reach(upper_bound)
 
 
 def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
-    """Return the self-checks of the attacks on one model; a check that could not have failed is not passed."""
+    """Return the self-checks of the attacks on one model; a check that could not have failed is not
+    passed.
+    """
     checks = [check for check in record.checks if check.model == row.model]
     failed = [check for check in checks if check.state == "failed"]
     undecided = [check for check in checks if check.state == "inconclusive"]
     because = say(
-        "{% if row.failed is none %}the self-checks of the attacks on **{{ model }}** were not finished: an attack may "
-        "be faulty{% elif failed %}{{ failed|length }} of {{ checks|length }} self-checks of the attacks on "
+        "{% if row.failed is none %}the self-checks of the attacks on **{{ model }}** were not "
+        "finished: an attack may "
+        "be faulty{% elif failed %}{{ failed|length }} of {{ checks|length }} self-checks of the "
+        "attacks on "
         "**{{ model }}** failed ({{ fault }}): its robust accuracies are too high."
-        "{% elif undecided %}{{ undecided|length }} of {{ checks|length }} could not have failed, as nothing was "
-        "fooled in them{% elif checks %}{{ checks|length }} of {{ checks|length }} as expected, each on images that "
-        "were fooled{% else %}no image was classified correctly, so there was nothing to check the attacks on"
+        "{% elif undecided %}{{ undecided|length }} of {{ checks|length }} could not have failed, "
+        "as nothing was "
+        "fooled in them{% elif checks %}{{ checks|length }} of {{ checks|length }} as expected, "
+        "each on images that "
+        "were fooled{% else %}no image was classified correctly, so there was nothing to check the "
+        "attacks on"
         "{% endif %}",
         row=row,
         model=row.model,
@@ -477,10 +552,14 @@ def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
 
 
 def effects(record: AttackRecord) -> Iterator[Claim]:
-    """Yield every informative difference under attack and under corruptions, with p before any correction."""
+    """Yield every informative difference under attack and under corruptions, with p before any
+    correction.
+    """
     for row in record.pairs:
         if row.attack != "clean" and informative(record, row):
-            yield replace(_difference_at(record, row, [], []), question=f"attack: {row.attack}", p=row.p)
+            yield replace(
+                _difference_at(record, row, [], []), question=f"attack: {row.attack}", p=row.p
+            )
     for gap in record.corruption_pairs:
         yield corruption_gap(gap, record)
 
@@ -488,38 +567,56 @@ def effects(record: AttackRecord) -> Iterator[Claim]:
 def unknown(record: AttackRecord) -> Iterator[str]:
     """Yield what could overturn this report, the most serious first."""
     if any(row.failed is None for row in record.overall):
-        yield "The self-checks of the attacks are not finished: a faulty attack makes a model look robust."
+        yield (
+            "The self-checks of the attacks are not finished: a faulty attack makes a model "
+            "look "
+            "robust."
+        )
     if record.images < FEWEST:
         yield say("Only {{ n }} image{{ n|s }}: too few for any claim.", n=record.images)
     undecided = [row for row in record.checks if row.state == "inconclusive"]
     if undecided:
         yield say(
-            "{{ undecided|length }} of {{ checks|length }} self-checks could not have failed, as nothing was fooled "
+            "{{ undecided|length }} of {{ checks|length }} self-checks could not have failed, as "
+            "nothing was fooled "
             "in them: they are no evidence that the attacks are sound.",
             undecided=undecided,
             checks=record.checks,
         )
     if record.images >= FEWEST and all(row.robust is None for row in record.overall):
-        yield "No L∞ attack was run at `1/255`, where robustness is judged; add `--epsilon 0,1,2,4,8`."
+        yield (
+            "No L∞ attack was run at `1/255`, where robustness is judged; add `--epsilon "
+            "0,1,2,4,8`."
+        )
     yield "Robust accuracies are upper bounds: a stronger attack (`--attack auto`) may lower them."
     if record.options.get("predicted"):
         yield (
-            "The models' own predictions are the labels (`--predicted`): accuracy is the share of predictions that "
+            "The models' own predictions are the labels (`--predicted`): accuracy is the share of "
+            "predictions that "
             "stay the same, right or wrong."
         )
     if record.options.get("downwards"):
         yield (
-            "The largest epsilon was tried first (`--downwards`): smaller ones were not tried for an image that stayed "
+            "The largest epsilon was tried first (`--downwards`): smaller ones were not tried for "
+            "an image that stayed "
             "correct, and count as survived."
         )
     few = [name for name, rows in sampled(record).items() if getattr(record, name) and not rows]
     if few:
-        yield say("Measured on too few images to be shown: {{ few }}; the numbers are in `tables/`.", few=listed(few))
-    yield "One set of weights of each model was attacked: another training may be more or less robust."
+        yield say(
+            "Measured on too few images to be shown: {{ few }}; the numbers are in `tables/`.",
+            few=listed(few),
+        )
+    yield (
+        "One set of weights of each model was attacked: another training may be more or less "
+        "robust."
+    )
 
 
 def sampled(record: AttackRecord) -> dict[str, list[Any]]:
-    """Return the rows of transfer and blocks that rest on enough images that fool a model, by table."""
+    """Return the rows of transfer and blocks that rest on enough images that fool a model, by
+    table.
+    """
     transfer = []
     for row in record.transfer:
         if row.made_for != row.shown_to and enough(row.rate):

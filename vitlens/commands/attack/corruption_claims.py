@@ -1,9 +1,16 @@
-"""The claims of `vitlens attack` about common corruptions: what they cost, and where two models differ."""
+"""The claims of `vitlens attack` about common corruptions: what they cost, and where two models
+differ.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vitlens.commands.attack.record import AttackedModelRow, AttackRecord, CorruptionPairRow, CorruptionRow
+from vitlens.commands.attack.record import (
+    AttackedModelRow,
+    AttackRecord,
+    CorruptionPairRow,
+    CorruptionRow,
+)
 from vitlens.commands.shared.comparison import signed
 from vitlens.report.claims import FEWEST, Claim, found
 from vitlens.report.prose import listed, say
@@ -27,7 +34,8 @@ def corruption_cost(record: AttackRecord, row: AttackedModelRow, lost: Estimate)
     if record.images >= FEWEST:
         brief = _worst_corruptions(record)
         says = say(
-            "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy on average. The worst is "
+            "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy on "
+            "average. The worst is "
             "{{ hardest.title }} at severity {{ hardest.severity }}: {{ hardest.accuracy|value }}.",
             row=row,
             hardest=min(corruptions, key=_accuracy_of),
@@ -76,7 +84,8 @@ def _is_at_chance(record: AttackRecord, row: AttackedModelRow) -> bool:
 
 
 def corruption_gap(row: CorruptionPairRow, record: AttackRecord) -> Claim:
-    """Return the claim of one difference between two models under a corruption; p is not corrected."""
+    """Return the claim of one difference between two models under a corruption; p is not
+    corrected."""
     first_leads = row.difference.value >= 0
     ahead = row.first if first_leads else row.second
     behind = row.second if first_leads else row.first
@@ -87,13 +96,15 @@ def corruption_gap(row: CorruptionPairRow, record: AttackRecord) -> Claim:
     return found(
         f"corruption: {row.kind}",
         f"{row.first} and {row.second}",
-        "Under {{ row.title }} at severity {{ row.severity }} **{{ ahead }}** keeps {{ kept[ahead]|value }}, "
+        "Under {{ row.title }} at severity {{ row.severity }} **{{ ahead }}** keeps "
+        "{{ kept[ahead]|value }}, "
         "**{{ behind }}** {{ kept[behind]|value }}: {{ effect|alone }}.",
         signed(row.difference, first_leads),
         brief="The corruption {{ row.title }} (severity {{ row.severity }}) leaves **{{ ahead }}** "
         "{{ kept[ahead]|value }} accuracy, **{{ behind }}** {{ kept[behind]|value }}.",
         given={"row": row, "ahead": ahead, "behind": behind, "kept": accuracies},
-        headline="{{ row.title }} (severity {{ row.severity }}) leaves {{ ahead }} {{ kept[ahead]|value(0) }}, "
+        headline="{{ row.title }} (severity {{ row.severity }}) leaves {{ ahead }} "
+        "{{ kept[ahead]|value(0) }}, "
         "{{ behind }} {{ kept[behind]|value(0) }}",
         p=row.p,
         kind="comparison",
@@ -103,7 +114,9 @@ def corruption_gap(row: CorruptionPairRow, record: AttackRecord) -> Claim:
 
 
 def largest_corruption_gap(record: AttackRecord) -> Iterator[Claim]:
-    """Yield the largest difference between two models under a corruption that survives Holm's correction."""
+    """Yield the largest difference between two models under a corruption that survives Holm's
+    correction.
+    """
     significant = [row for row in record.corruption_pairs if row.p_holm <= LEVEL]
     if significant and record.images >= FEWEST:
         row = max(significant, key=lambda row: abs(row.difference.value))

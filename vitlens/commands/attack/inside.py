@@ -1,4 +1,5 @@
-"""What an attack changes inside a model, on images that fool it: maps, and the outputs of blocks."""
+"""What an attack changes inside a model, on images that fool it: maps, and the outputs of
+blocks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 MEASURED: Final = 64  # images that fool a model whose maps and blocks are compared, at most
 SHOWN: Final = 5  # of them in a figure, at most
 _DRAWS: Final = 2000  # of a bootstrap, because there is one for every block
-_CLASS_AGNOSTIC: Final = "rollout"  # a method without a target class, compared as well if the model has it
+_CLASS_AGNOSTIC: Final = (
+    "rollout"  # a method without a target class, compared as well if the model has it
+)
 
 MapPair = tuple[Tensor, Tensor]  # before and after the attack, (n, rows, columns)
 
@@ -36,8 +39,8 @@ MapPair = tuple[Tensor, Tensor]  # before and after the attack, (n, rows, column
 class ChangesInside:
     """What an attack changes inside one model.
 
-    halfway: the first block whose outputs for a clean and an adversarial image differ at least half as much as for two
-    different images.
+    halfway: the first block whose outputs for a clean and an adversarial image differ at least half
+    as much as for two different images.
     """
 
     agreements: Sequence[MapAgreementRow]
@@ -66,7 +69,9 @@ class FoolingImages:
         return self.victim.run.run.seed
 
     def maps(self, images: Tensor, targets: Tensor, method: str) -> Tensor:
-        """Return the maps of these versions of the images for the target classes, (n, rows, columns)."""
+        """Return the maps of these versions of the images for the target classes, (n, rows,
+        columns).
+        """
         maps = explain(
             self.victim.model,
             images,
@@ -79,7 +84,9 @@ class FoolingImages:
 
 
 def changes_inside(victims: Sequence[Victim], sample: AttackSample) -> list[ChangesInside | None]:
-    """Return what the attack changes inside each model; None if no image fools it, or without --inside."""
+    """Return what the attack changes inside each model; None if no image fools it, or without
+    --inside.
+    """
     changes: list[ChangesInside | None] = []
     for index, victim in enumerate(victims):
         with phase("What changes inside the model"):
@@ -92,7 +99,9 @@ def changes_inside(victims: Sequence[Victim], sample: AttackSample) -> list[Chan
 
 
 def _fooling_images(victim: Victim, sample: AttackSample, index: int) -> FoolingImages | None:
-    """Return at most MEASURED sampled images that fool a model, the one of this index; None if there are none."""
+    """Return at most MEASURED sampled images that fool a model, the one of this index; None if
+    there are none.
+    """
     fooled = sample.fooled[index].nonzero().flatten()
     places = evenly_spaced(fooled, MEASURED)
     if not len(places):
@@ -133,8 +142,12 @@ def _changes(images: FoolingImages, norm: NormName) -> ChangesInside:
     )
 
 
-def _map_pairs(images: FoolingImages, method: str, before: Tensor, after: Tensor) -> dict[str, MapPair]:
-    """Return maps before and after the attack by a title: of the true class, of the predictions, and of rollout."""
+def _map_pairs(
+    images: FoolingImages, method: str, before: Tensor, after: Tensor
+) -> dict[str, MapPair]:
+    """Return maps before and after the attack by a title: of the true class, of the predictions,
+    and of rollout.
+    """
     predictions = images.victim.logits(images.adversarial).argmax(-1)
     of_predictions = images.maps(images.adversarial, predictions, method)
     pairs = {
@@ -149,7 +162,9 @@ def _map_pairs(images: FoolingImages, method: str, before: Tensor, after: Tensor
     return pairs
 
 
-def _agreement_rows(images: FoolingImages, pairs: Mapping[str, MapPair]) -> Iterator[MapAgreementRow]:
+def _agreement_rows(
+    images: FoolingImages, pairs: Mapping[str, MapPair]
+) -> Iterator[MapAgreementRow]:
     """Yield the agreement of each pair of maps, over the images for which both are usable."""
     for title, (before, after) in pairs.items():
         grid = (before.shape[-2], before.shape[-1])
@@ -186,7 +201,9 @@ def _agreement_rows(images: FoolingImages, pairs: Mapping[str, MapPair]) -> Iter
 
 
 def _cosines(images: FoolingImages, norm: NormName) -> dict[Counterpart, Tensor]:
-    """Return the cosine of each block's outputs for the clean images and for each counterpart, (blocks, n)."""
+    """Return the cosine of each block's outputs for the clean images and for each counterpart,
+    (blocks, n).
+    """
     count = len(images.clean)
     counterparts: dict[str, Tensor] = {
         "adversarial": images.adversarial,
@@ -195,7 +212,9 @@ def _cosines(images: FoolingImages, norm: NormName) -> dict[Counterpart, Tensor]
     if count > 1:  # half of the images away, so mostly of another class
         counterparts["another image"] = images.clean.roll(count // 2, 0)
     batch_size = images.victim.run.run.batch_size
-    by_name: dict[Any, Tensor] = cosines(images.victim.model, images.clean, counterparts, batch_size=batch_size)
+    by_name: dict[Any, Tensor] = cosines(
+        images.victim.model, images.clean, counterparts, batch_size=batch_size
+    )
     return by_name
 
 

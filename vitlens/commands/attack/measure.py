@@ -1,4 +1,6 @@
-"""Robust accuracy of models over epsilon and under common corruptions, and the changes inside the models."""
+"""Robust accuracy of models over epsilon and under common corruptions, and the changes inside the
+models.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,12 +39,14 @@ from vitlens.models.model import Model
 from vitlens.processes import share_of
 
 
-def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split | None = None) -> Path | None:
+def measure(
+    options: AttackOptions, models: Sequence[Model] = (), split: Split | None = None
+) -> Path | None:
     """Attack models on the same images, write the report and return its path.
 
-    models, split: if they are loaded already. All models are attacked at the input size of the first. Each of several
-    processes takes its share of the images, and all but the first return None. Raises InputError (or a subclass) before
-    anything is written.
+    models, split: if they are loaded already. All models are attacked at the input size of the
+    first. Each of several processes takes its share of the images, and all but the first return
+    None. Raises InputError (or a subclass) before anything is written.
     """
     options = with_its_settings(options, "attack")
     if split is None and not options.predicted and options.run.labels is None:
@@ -54,11 +58,16 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
     _require_possible_attacks(run)
     labels = []
     for model in run.models:
-        labels.append(labels_of(model, split, predicted=options.predicted, doing="attack", options=run.run))
+        labels.append(
+            labels_of(model, split, predicted=options.predicted, doing="attack", options=run.run)
+        )
     baseline = _baseline(run)
     _ = run.shares  # refuses fewer images than processes before anything is written
     settings = _settings(options)
-    with resumable(run, "Adversarial robustness of", options.resume, **settings) as (writing, store):
+    with resumable(run, "Adversarial robustness of", options.resume, **settings) as (
+        writing,
+        store,
+    ):
         victims = _victims(run, labels, store)
         for victim in victims:
             sweep_all(victim)
@@ -88,7 +97,9 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
 
 
 def _loader(models: Sequence[Model]) -> Callable[[RunOptions], tuple[Model, ...]] | None:
-    """Return a function that returns these models instead of loading the named ones; None without models."""
+    """Return a function that returns these models instead of loading the named ones; None without
+    models.
+    """
     if not models:
         return None
     return lambda _options: tuple(models)
@@ -108,7 +119,9 @@ def _load_images(run: Run[AttackOptions]) -> Split:
 
 
 def _require_possible_attacks(run: Run[AttackOptions]) -> None:
-    """Refuse an attack that needs more classes than a model has, and a patch larger than the images."""
+    """Refuse an attack that needs more classes than a model has, and a patch larger than the
+    images.
+    """
     options = run.options
     size = run.split.size
     for model, name in product(run.models, options.attacks):
@@ -134,7 +147,9 @@ def _baseline(run: Run[AttackOptions]) -> str:
 
 
 def _settings(options: AttackOptions) -> dict[str, Any]:
-    """Return the settings that a run and its continuation share; epsilons in the order in which they are tried."""
+    """Return the settings that a run and its continuation share; epsilons in the order in which
+    they are tried.
+    """
     linf = list(options.linf)
     l2 = list(options.l2)
     if options.downwards:
@@ -155,7 +170,9 @@ def _settings(options: AttackOptions) -> dict[str, Any]:
     }
 
 
-def _victims(run: Run[AttackOptions], labels: Sequence[Tensor], store: ProgressStore) -> list[Victim]:
+def _victims(
+    run: Run[AttackOptions], labels: Sequence[Tensor], store: ProgressStore
+) -> list[Victim]:
     victims = []
     for model, model_labels in zip(run.models, labels):
         victims.append(Victim(model, model_labels, run, store))
@@ -163,7 +180,8 @@ def _victims(run: Run[AttackOptions], labels: Sequence[Tensor], store: ProgressS
 
 
 def _on_corruptions(victim: Victim) -> Corrupted:
-    """Return which corrupted images a model classifies correctly; each process takes its share of the images.
+    """Return which corrupted images a model classifies correctly; each process takes its share of
+    the images.
 
     With --predicted, an image counts as correct if its prediction stays the same.
     """
@@ -188,7 +206,9 @@ def _on_corruptions(victim: Victim) -> Corrupted:
 
 
 def _save_images(victims: Sequence[Victim], sample: AttackSample, folder: RunFolder) -> None:
-    """Write the sampled images that fool each model as PNG, rounded to 8 bits, to adversarial/<model>/."""
+    """Write the sampled images that fool each model as PNG, rounded to 8 bits, to
+    adversarial/<model>/.
+    """
     for victim, images, fooled in zip(victims, sample.adversarial, sample.fooled):
         subfolder = named_file(victim.model.alias, "")
         for place in fooled.nonzero().flatten().tolist():

@@ -34,9 +34,10 @@ _EPSILON_OPTION: Final = {"linf": "--epsilon", "l2": "--epsilon-l2"}  # by norm
 class AttackOptions(ModelsOnImages):
     """The options; all models are attacked on the same images.
 
-    attacks: names of the registry. single_epsilons: by L∞ attack, in 1/255. steps: for all attacks, or by attack (None:
-    the default of each). step: of PGD, in epsilon / steps (None: 2.5). resume: a run with the same models, data and
-    options. baseline: an alias (None: the first CNN, else the first model).
+    attacks: names of the registry. single_epsilons: by L∞ attack, in 1/255. steps: for all attacks,
+    or by attack (None: the default of each). step: of PGD, in epsilon / steps (None: 2.5). resume:
+    a run with the same models, data and options. baseline: an alias (None: the first CNN, else the
+    first model).
     """
 
     models: tuple[str, ...] = several_models(default=())
@@ -121,7 +122,8 @@ class AttackOptions(ModelsOnImages):
     )
     save_images: bool = option(
         "--save-images",
-        "Save adversarial images: exact in arrays/, and as PNG, rounded to 8 bits, in adversarial/.",
+        "Save adversarial images: exact in arrays/, and as PNG, rounded to 8 bits, in "
+        "adversarial/.",
         default=False,
         panel=_MORE,
     )
@@ -155,7 +157,9 @@ class AttackOptions(ModelsOnImages):
     )
 
     def __post_init__(self) -> None:
-        """Raise InputError for options that no run can have, UnknownNameError for an unknown attack."""
+        """Raise InputError for options that no run can have, UnknownNameError for an unknown
+        attack.
+        """
         require_models(self.models, self.resume)
         self._require_valid_epsilons()
         self._require_attacks()
@@ -202,18 +206,25 @@ class AttackOptions(ModelsOnImages):
                 raise InputError(f"expected {flag} from 0 to {UNIT:g}, in 1/255, found {epsilon:g}")
         for epsilon in self.epsilons_l2:
             if not 0 <= epsilon < math.inf:
-                raise InputError(f"expected --epsilon-l2 of at least 0, in pixel units, found {epsilon:g}")
+                raise InputError(
+                    f"expected --epsilon-l2 of at least 0, in pixel units, found {epsilon:g}"
+                )
 
     def _require_attacks(self) -> None:
         """Check that there is an attack, that all are known, and that each has an epsilon."""
         if not self.attacks:
-            raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
+            raise InputError(
+                f"expected --attack with at least one of {', '.join(ATTACKS)}, found none"
+            )
         for name in self.attacks:
             if name not in ATTACKS:
                 raise UnknownNameError("attack", name, ATTACKS)
             if not self.epsilons_of(name):
                 flag = _EPSILON_OPTION[ATTACKS[name].norm]
-                raise InputError(f"expected {flag} with a number above 0 for {name}, found none; e.g. {flag} 1,2,4")
+                raise InputError(
+                    f"expected {flag} with a number above 0 for {name}, found none; e.g. {flag} "
+                    "1,2,4"
+                )
 
     def _require_single_epsilons_of_linf_attacks(self) -> None:
         linf_attacks = [name for name in self.attacks if ATTACKS[name].norm == "linf"]
@@ -232,7 +243,8 @@ class AttackOptions(ModelsOnImages):
             for name, steps in self.steps.items():
                 if name not in self.attacks:
                     raise InputError(
-                        f"expected --steps for attacks of --attack, found {name}; try {', '.join(self.attacks)}"
+                        f"expected --steps for attacks of --attack, found {name}; try "
+                        f"{', '.join(self.attacks)}"
                     )
                 counts.append(("--steps", steps))
         else:
@@ -241,17 +253,22 @@ class AttackOptions(ModelsOnImages):
         counts.append(("--patch-side", self.patch_side))
         for flag, count in counts:
             if count is not None and count < 1:
-                raise InputError(f"expected {flag} of at least 1, found {count}; leave it out for the default")
+                raise InputError(
+                    f"expected {flag} of at least 1, found {count}; leave it out for the default"
+                )
 
     def _require_valid_step(self) -> None:
         if self.step is None:
             return
         if not 0 < self.step < math.inf:
-            raise InputError(f"expected --step above 0, in epsilon / steps, found {self.step:g}; e.g. --step 2.5")
+            raise InputError(
+                f"expected --step above 0, in epsilon / steps, found {self.step:g}; e.g. --step 2.5"
+            )
         if not any(ATTACKS[name].takes_stride for name in self.attacks):
             able = [name for name, attack in ATTACKS.items() if attack.takes_stride]
             raise InputError(
-                f"expected --step with one of {', '.join(able)}, found {', '.join(self.attacks)}; leave it out"
+                f"expected --step with one of {', '.join(able)}, found {', '.join(self.attacks)}; "
+                "leave it out"
             )
 
     def _require_patch_attack(self) -> None:
@@ -259,7 +276,9 @@ class AttackOptions(ModelsOnImages):
         if any(ATTACKS[name].norm == "patch" for name in self.attacks):
             return
         if self.patch_side or self.patch_anywhere:
-            raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
+            raise InputError(
+                "expected --patch-side and --patch-anywhere with --attack patch, found them without"
+            )
 
     def _require_several_epsilons(self) -> None:
         """Check that --downwards has several epsilons to try in that order."""
@@ -269,5 +288,6 @@ class AttackOptions(ModelsOnImages):
             if ATTACKS[name].kind == "budget" and len(self.epsilons_of(name)) > 1:
                 return
         raise InputError(
-            f"expected --downwards with an attack at several epsilons, found {', '.join(self.attacks)}; leave it out"
+            "expected --downwards with an attack at several epsilons, found "
+            f"{', '.join(self.attacks)}; leave it out"
         )

@@ -1,6 +1,7 @@
 """The record of `vitlens attack`; free of torch. Layers and blocks count from 0.
 
-Epsilons are in the unit of the command line: 1/255 for L∞, pixel units for L2, a share of the pixels for a patch.
+Epsilons are in the unit of the command line: 1/255 for L∞, pixel units for L2, a share of the
+pixels for a patch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,9 @@ Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
 JUDGED: Final = 1.0  # epsilon in 1/255 at which robustness is judged
 FAR: Final = 8.0  # epsilon in 1/255 at which no undefended model keeps most of its accuracy
-SURVIVED: Final = 0.5  # robust accuracy at FAR above which stronger attacks are run on the survivors
+SURVIVED: Final = (
+    0.5  # robust accuracy at FAR above which stronger attacks are run on the survivors
+)
 WORST_TITLE: Final = "all attacks, with stronger ones on survivors"
 WORST_CASE: Final = "worst-case-linf"  # name in metrics of all L∞ attacks together
 AXES: Final[Mapping[NormName, str]] = {  # units of epsilon
@@ -27,8 +30,14 @@ AXES: Final[Mapping[NormName, str]] = {  # units of epsilon
     "l2": "pixel units",
     "patch": "share of the pixels",
 }
-_ROBUST: Final = "the share of all images that are classified correctly when clean and under every perturbation found"
-_EPSILON: Final = "the largest change that an attack may make: of one pixel in 1/255 (L∞), or the distance (L2)"
+_ROBUST: Final = (
+    "the share of all images that are classified correctly when clean and under "
+    "every "
+    "perturbation found"
+)
+_EPSILON: Final = (
+    "the largest change that an attack may make: of one pixel in 1/255 (L∞), or the distance (L2)"
+)
 
 
 def scale_of(norm: NormName) -> float:
@@ -37,12 +46,16 @@ def scale_of(norm: NormName) -> float:
 
 
 def typed_epsilon(epsilon: float, norm: NormName) -> float:
-    """Return an epsilon in pixel units as it is typed on the command line and named in metrics: 4, 0.5."""
+    """Return an epsilon in pixel units as it is typed on the command line and named in metrics: 4,
+    0.5.
+    """
     return float(f"{round(epsilon * scale_of(norm), 6):g}")
 
 
 def epsilon_words(epsilon: float, norm: NormName) -> str:
-    """Return an epsilon in the unit of the command line, in words: "4/255", "an L2 distance of 0.5"."""
+    """Return an epsilon in the unit of the command line, in words: "4/255", "an L2 distance of
+    0.5".
+    """
     if norm == "patch":
         return f"{100 * epsilon:.3g} % of the pixels covered"
     if norm == "linf":
@@ -54,28 +67,37 @@ def epsilon_words(epsilon: float, norm: NormName) -> str:
 class AttackedModelRow(OfModel):
     """One model over all attacks.
 
-    robust: accuracy under the strongest attack at 1/255; None if none was run. failed: None until the self-checks have
-    run. sample: the attack, with its epsilon, of the sampled images; examples, transfer and changes inside are measured
-    on them. fooled: the number of sampled images that it breaks. halfway: the first block whose outputs for a clean and
-    an adversarial image differ at least half as much as for two different images. lost: paired over images. baseline:
-    the model that corruption errors are relative to.
+    robust: accuracy under the strongest attack at 1/255; None if none was run. failed: None until
+    the self-checks have run. sample: the attack, with its epsilon, of the sampled images; examples,
+    transfer and changes inside are measured on them. fooled: the number of sampled images that it
+    breaks. halfway: the first block whose outputs for a clean and an adversarial image differ at
+    least half as much as for two different images. lost: paired over images. baseline: the model
+    that corruption errors are relative to.
     """
 
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
-    robust: Estimate | None = col("robust accuracy at 1/255", better="higher", term=_ROBUST, default=None)
+    robust: Estimate | None = col(
+        "robust accuracy at 1/255", better="higher", term=_ROBUST, default=None
+    )
     failed: int | None = col("failed self-checks", default=0)
     sample: str = col("attack of the sample", default="")
     fooled: int = col("fooled", default=0)
-    halfway: Estimate | None = col("block halfway to another image", metric="parting_block/{model}", default=None)
+    halfway: Estimate | None = col(
+        "block halfway to another image", metric="parting_block/{model}", default=None
+    )
     mean_error: Estimate | None = col(
-        "mean error under corruptions", better="lower", metric="mean_error_on_corruptions/{model}", default=None
+        "mean error under corruptions",
+        better="lower",
+        metric="mean_error_on_corruptions/{model}",
+        default=None,
     )
     lost: Estimate | None = col(
         "accuracy lost to corruptions",
         better="lower",
         metric="accuracy_lost_to_corruptions/{model}",
         default=None,
-        term="clean accuracy minus the mean accuracy over all kinds and severities of common corruptions",
+        term="clean accuracy minus the mean accuracy over all kinds and severities of common "
+        "corruptions",
     )
     baseline: str = col("baseline", default="")
     relative_error: Estimate | None = col(
@@ -83,7 +105,8 @@ class AttackedModelRow(OfModel):
         better="lower",
         metric="mean_corruption_error/{model}/{baseline}",
         default=None,
-        term="the errors under each corruption divided by the baseline's, mean over kinds (Hendrycks & Dietterich)",
+        term="the errors under each corruption divided by the baseline's, mean over kinds "
+        "(Hendrycks & Dietterich)",
     )
 
 
@@ -96,7 +119,10 @@ class AttackCurveRow(OfModel):
     norm: NormName = col("norm")
     epsilon: float = col("epsilon", term=_EPSILON)
     accuracy: Estimate = col(
-        "robust accuracy", better="higher", metric="robust_accuracy/{model}/{attack}/{epsilon:g}", term=_ROBUST
+        "robust accuracy",
+        better="higher",
+        metric="robust_accuracy/{model}/{attack}/{epsilon:g}",
+        term=_ROBUST,
     )
 
     @property
@@ -120,7 +146,9 @@ class AttackCurveRow(OfModel):
         return f"{self.title} ({AXES[self.norm]})"
 
 
-def strongest(curves: Iterable[AttackCurveRow], epsilon: float | None = None) -> AttackCurveRow | None:
+def strongest(
+    curves: Iterable[AttackCurveRow], epsilon: float | None = None
+) -> AttackCurveRow | None:
     """Return the row with the lowest accuracy under an L∞ attack, at one epsilon or at any (None).
 
     Of several such rows it is the last, because FGSM comes first.
@@ -140,9 +168,10 @@ def strongest(curves: Iterable[AttackCurveRow], epsilon: float | None = None) ->
 class AttackRow(OfModel):
     """Settings, results and cost of one attack on one model.
 
-    attack: its name in metrics. name: its name in the registry. right: images that the model classifies correctly
-    before the attack. broken: those of them for which a perturbation was found. median: None if it exceeds every
-    perturbation that was tried. forwards, backwards: images passed through the model. seconds: summed over processes.
+    attack: its name in metrics. name: its name in the registry. right: images that the model
+    classifies correctly before the attack. broken: those of them for which a perturbation was
+    found. median: None if it exceeds every perturbation that was tried. forwards, backwards: images
+    passed through the model. seconds: summed over processes.
     """
 
     attack: str = col("name in metrics")
@@ -171,8 +200,9 @@ class AttackRow(OfModel):
 class RobustPairRow:
     """Two models under one attack at one epsilon, or on clean images ("clean").
 
-    only_first, only_second: images that only this model classifies correctly. difference: accuracy of the first minus
-    that of the second. p: of McNemar's exact test. p_holm: corrected for all rows.
+    only_first, only_second: images that only this model classifies correctly. difference: accuracy
+    of the first minus that of the second. p: of McNemar's exact test. p_holm: corrected for all
+    rows.
     """
 
     attack: str = col("name")
@@ -183,7 +213,9 @@ class RobustPairRow:
     second: str = col("second")
     only_first: int = col("only the first right")
     only_second: int = col("only the second right")
-    difference: Estimate = col("first minus second", metric="robust_difference/{first}/{second}/{attack}/{epsilon:g}")
+    difference: Estimate = col(
+        "first minus second", metric="robust_difference/{first}/{second}/{attack}/{epsilon:g}"
+    )
     p: float = col("p")
     p_holm: float = col("p (Holm)")
 
@@ -209,14 +241,16 @@ class RobustPairRow:
 class SurvivorsRow(OfModel):
     """Stronger attacks on the images that survive every L∞ attack up to an epsilon.
 
-    These are PGD with a margin loss (difference of logits ratio) and Square. before, after: robust accuracy. margin,
-    square: the number of images that each breaks; None if it was not run.
+    These are PGD with a margin loss (difference of logits ratio) and Square. before, after: robust
+    accuracy. margin, square: the number of images that each breaks; None if it was not run.
     """
 
     epsilon: float = col("epsilon", term=_EPSILON)
     survivors: int = col("survivors")
     before: Estimate = col("robust accuracy before", better="higher")
-    after: Estimate = col("after stronger attacks", better="higher", metric="survivors_accuracy/{model}/{epsilon:g}")
+    after: Estimate = col(
+        "after stronger attacks", better="higher", metric="survivors_accuracy/{model}/{epsilon:g}"
+    )
     margin: int | None = col("broken by a margin loss", default=None)
     square: int | None = col("broken by Square", default=None)
 
@@ -235,8 +269,8 @@ class SurvivorsRow(OfModel):
 class CorruptionPairRow:
     """Two models under one common corruption at one severity.
 
-    difference: accuracy of the first minus that of the second, paired by image. p: of McNemar's exact test. p_holm:
-    corrected for all rows.
+    difference: accuracy of the first minus that of the second, paired by image. p: of McNemar's
+    exact test. p_holm: corrected for all rows.
     """
 
     kind: str = col("name")
@@ -244,7 +278,9 @@ class CorruptionPairRow:
     severity: int = col("severity")
     first: str = col("first")
     second: str = col("second")
-    difference: Estimate = col("first minus second", metric="corruption_difference/{first}/{second}/{kind}/{severity}")
+    difference: Estimate = col(
+        "first minus second", metric="corruption_difference/{first}/{second}/{kind}/{severity}"
+    )
     p: float = col("p")
     p_holm: float = col("p (Holm)")
 
@@ -263,9 +299,9 @@ class CorruptionPairRow:
 class TransferRow:
     """Adversarial images of one model (made_for), classified by another (shown_to).
 
-    rate: the share that also fools the second model, of the images that fool the first and that the second classifies
-    correctly when clean; None if there are none. accuracy: of the second model on all adversarial images of the first.
-    clean: its accuracy on the clean images.
+    rate: the share that also fools the second model, of the images that fool the first and that the
+    second classifies correctly when clean; None if there are none. accuracy: of the second model on
+    all adversarial images of the first. clean: its accuracy on the clean images.
     """
 
     made_for: str = col("made for")
@@ -274,10 +310,13 @@ class TransferRow:
         "fooled too",
         metric="transfer_rate/{made_for}/{shown_to}",
         default=None,
-        term="the share that fools both models, of images that fool the first and that the second classifies "
+        term="the share that fools both models, of images that fool the first and that the second "
+        "classifies "
         "correctly when clean",
     )
-    accuracy: Estimate = col("accuracy", metric="transfer_accuracy/{made_for}/{shown_to}", default=Estimate(0.0))
+    accuracy: Estimate = col(
+        "accuracy", metric="transfer_accuracy/{made_for}/{shown_to}", default=Estimate(0.0)
+    )
     clean: Estimate = col("clean accuracy", default=Estimate(0.0))
 
 
@@ -285,8 +324,8 @@ class TransferRow:
 class AttackCheckRow(OfModel):
     """One self-check of an attack on one model.
 
-    state: inconclusive if the check could not have failed because no image was fooled. against, of: `against` out of
-    `of` images contradict the expectation; None if images are not counted.
+    state: inconclusive if the check could not have failed because no image was fooled. against, of:
+    `against` out of `of` images contradict the expectation; None if images are not counted.
     """
 
     name: str = col("check")
@@ -309,8 +348,8 @@ class AttackCheckRow(OfModel):
 class MapAgreementRow(OfModel):
     """The agreement of maps before and after the attack, on images that fool a model.
 
-    maps: the name in metrics. spearman: rank correlation. top: the share of the top tenth of one map that is in the top
-    tenth of the other.
+    maps: the name in metrics. spearman: rank correlation. top: the share of the top tenth of one
+    map that is in the top tenth of the other.
     """
 
     maps: str = col("name in metrics")
@@ -321,7 +360,9 @@ class MapAgreementRow(OfModel):
 
 @dataclass(frozen=True)
 class BlockDistanceRow(OfModel):
-    """The distance (1 - cosine, at least 0) of a block's outputs for a clean image and for its counterpart."""
+    """The distance (1 - cosine, at least 0) of a block's outputs for a clean image and for its
+    counterpart.
+    """
 
     block: int = col("block")
     kind: Counterpart = col("counterpart")
@@ -340,16 +381,19 @@ class CorruptionRow(OfModel):
     operation: str = col("operation")
     severity: int = col("severity")
     strength: float = col("strength")
-    accuracy: Estimate = col("accuracy", better="higher", metric="corruption_accuracy/{model}/{kind}/{severity}")
+    accuracy: Estimate = col(
+        "accuracy", better="higher", metric="corruption_accuracy/{model}/{kind}/{severity}"
+    )
 
 
 @dataclass(frozen=True)
 class AttackedArrays:
     """The outcome of all attacks on one model, image by image.
 
-    clean (images,): True where the clean image is classified correctly. broken_at (images,): by attack, the smallest
-    epsilon at which it succeeds. distance (images,): by attack, the norm of the smallest perturbation. Both are in
-    pixel units, 0 for misclassified clean images and infinite if no perturbation was found.
+    clean (images,): True where the clean image is classified correctly. broken_at (images,): by
+    attack, the smallest epsilon at which it succeeds. distance (images,): by attack, the norm of
+    the smallest perturbation. Both are in pixel units, 0 for misclassified clean images and
+    infinite if no perturbation was found.
     """
 
     clean: Flags
@@ -361,9 +405,9 @@ class AttackedArrays:
 class AttackExampleArrays:
     """Some images that fool one model.
 
-    change: the perturbation (images, 3, height, width). before, after: positive parts of maps (images, rows, columns).
-    answers, probability: the predicted classes and their probabilities, clean and adversarial (2, images). image:
-    indices into the data.
+    change: the perturbation (images, 3, height, width). before, after: positive parts of maps
+    (images, rows, columns). answers, probability: the predicted classes and their probabilities,
+    clean and adversarial (2, images). image: indices into the data.
     """
 
     pixels: Pixels
@@ -379,8 +423,8 @@ class AttackExampleArrays:
 class AdversarialArrays:
     """The sampled images of one model, saved by --save-images.
 
-    images: adversarial (images, 3, height, width) in [0, 1]; clean where the attack failed. fooled: True where it
-    succeeded. image: indices into the data.
+    images: adversarial (images, 3, height, width) in [0, 1]; clean where the attack failed. fooled:
+    True where it succeeded. image: indices into the data.
     """
 
     images: Images

@@ -1,4 +1,6 @@
-"""The report of `vitlens attack`: which model is more robust, whether the attacks are sound, what changes inside."""
+"""The report of `vitlens attack`: which model is more robust, whether the attacks are sound, what
+changes inside.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -33,12 +35,14 @@ _CLASS_LETTERS: Final = 12  # of a class's name below a picture
 
 
 def _by_corruption(record: AttackRecord) -> str:
-    """Return how many differences between models are significant, and why two means may disagree."""
+    """Return how many differences between models are significant, and why two means may
+    disagree."""
     sentences = []
     if record.corruption_pairs:
         significant = [row for row in record.corruption_pairs if row.p_holm <= LEVEL]
         sentence = say(
-            "{{ significant|length }} of {{ pairs|length }} differences between models are significant "
+            "{{ significant|length }} of {{ pairs|length }} differences between models are "
+            "significant "
             "(McNemar, Holm).",
             significant=significant,
             pairs=record.corruption_pairs,
@@ -49,7 +53,8 @@ def _by_corruption(record: AttackRecord) -> str:
 
 
 def _disagreement(record: AttackRecord) -> Iterator[str]:
-    """Yield a sentence if the mean loss and the mean corruption error rank two models differently."""
+    """Yield a sentence if the mean loss and the mean corruption error rank two models
+    differently."""
     losses: dict[str, float] = {}
     errors: dict[str, float] = {}
     for row in record.overall:
@@ -62,8 +67,10 @@ def _disagreement(record: AttackRecord) -> Iterator[str]:
     by_error = min(errors, key=lambda model: errors[model])
     if by_loss != by_error:
         yield say(
-            "**{{ one }}** loses less accuracy on average; the mean corruption error prefers **{{ other }}**, because "
-            "it divides the errors under each corruption by those of {{ baseline }}. That error is not comparable "
+            "**{{ one }}** loses less accuracy on average; the mean corruption error prefers "
+            "**{{ other }}**, because "
+            "it divides the errors under each corruption by those of {{ baseline }}. That error is "
+            "not comparable "
             "with published values.",
             one=by_loss,
             other=by_error,
@@ -76,7 +83,9 @@ def _row_of(record: AttackRecord, model: str) -> AttackedModelRow:
 
 
 def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
-    """Return the strongest attack at each epsilon of each norm, on each model; the last of equally strong ones."""
+    """Return the strongest attack at each epsilon of each norm, on each model; the last of equally
+    strong ones.
+    """
     strongest_rows = {}
     for row in sorted(record.curves, key=lambda row: -row.accuracy.value):
         if row.epsilon > 0:
@@ -85,7 +94,9 @@ def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
 
 
 def _halfway(record: AttackRecord) -> str:
-    """Return how far the attack moves the outputs of blocks, compared with another image and with noise."""
+    """Return how far the attack moves the outputs of blocks, compared with another image and with
+    noise.
+    """
     last_block: dict[tuple[str, str], Estimate] = {}
     for block in record.blocks:
         last_block[block.model, block.kind] = block.distance
@@ -93,7 +104,8 @@ def _halfway(record: AttackRecord) -> str:
     for row in record.overall:
         if row.halfway is None and (row.model, "another image") in last_block:
             sentence = say(
-                "After the last block of **{{ model }}** the attack moves features {{ noise }} times as far as equal "
+                "After the last block of **{{ model }}** the attack moves features {{ noise }} "
+                "times as far as equal "
                 "noise, and {{ other }} times as far as another image.",
                 model=row.model,
                 noise=_ratio(last_block, row.model, "noise"),
@@ -102,7 +114,8 @@ def _halfway(record: AttackRecord) -> str:
             sentences.append(sentence)
         elif enough(row.halfway):
             sentence = say(
-                "From block {{ row.halfway|value }} on the attack changes the outputs of **{{ row.model }}** at least "
+                "From block {{ row.halfway|value }} on the attack changes the outputs of "
+                "**{{ row.model }}** at least "
                 "half as much as another image does.",
                 row=row,
             )
@@ -119,7 +132,9 @@ def _ratio(distances: dict[tuple[str, str], Estimate], model: str, kind: str) ->
 
 
 def _examples(record: AttackRecord) -> Iterator[Picture]:
-    """Yield images that fool the models: clean, perturbation and adversarial, with maps of the true class."""
+    """Yield images that fool the models: clean, perturbation and adversarial, with maps of the true
+    class.
+    """
     for model, arrays in record.examples.items():
         times = amplification(arrays.change.astype(np.float32))
         drawn = max(1, PICTURES // len(record.examples))
@@ -136,13 +151,17 @@ def _example(model: str, arrays: AttackExampleArrays, index: int, times: int) ->
     row = f"{shortened(model, _MODEL_LETTERS)} {arrays.image[index]}"
     yield Picture(clean, row=row, column="clean", below=_prediction(arrays, index, version=0))
     yield Picture(amplified, row=row, column="perturbation", below=f"× {times}")
-    yield Picture(adversarial, row=row, column="adversarial", below=_prediction(arrays, index, version=1))
+    yield Picture(
+        adversarial, row=row, column="adversarial", below=_prediction(arrays, index, version=1)
+    )
     yield Picture(clean, arrays.before[index], row=row, column="map before")
     yield Picture(adversarial, arrays.after[index], row=row, column="map after")
 
 
 def _prediction(arrays: AttackExampleArrays, index: int, *, version: int) -> str:
-    """Return the predicted class and its probability, of the clean (0) or adversarial (1) version of an image."""
+    """Return the predicted class and its probability, of the clean (0) or adversarial (1) version
+    of an image.
+    """
     name = shortened(str(arrays.answers[version, index]), _CLASS_LETTERS)
     return f"{name}, {100 * arrays.probability[version, index]:.0f} %"
 
@@ -168,7 +187,9 @@ def _clean_gap(record: AttackRecord) -> Estimate | None:
 
 
 def _draw_curves(rows: Sequence[AttackCurveRow], title: str) -> Figure:
-    """Draw robust accuracy over epsilon: of one model a panel for each norm, of several a panel for each attack."""
+    """Draw robust accuracy over epsilon: of one model a panel for each norm, of several a panel for
+    each attack.
+    """
     models = {row.model for row in rows}
     if len(models) == 1:
         draw = lines("epsilon", "accuracy", of="title", panel="axis")
@@ -183,7 +204,9 @@ def _by_norm(row: AttackCurveRow) -> tuple[int, float]:
 
 
 def _minimum_attacks(record: AttackRecord) -> list[AttackRow]:
-    """Return the attacks that search for the smallest perturbation of images that a model classifies correctly."""
+    """Return the attacks that search for the smallest perturbation of images that a model
+    classifies correctly.
+    """
     return [row for row in record.attacks if row.right and row.kind == "minimum"]
 
 
@@ -199,8 +222,10 @@ REPORT: Final = Report(
     picture=Chart(
         "examples",
         images(),
-        "Successful attacks, {{ rows|map(attribute='row')|unique|list|length }} on {{ record.images }} "
-        "image{{ record.images|s }}: clean, perturbation (amplified, around grey), adversarial, and the maps of the "
+        "Successful attacks, {{ rows|map(attribute='row')|unique|list|length }} on "
+        "{{ record.images }} "
+        "image{{ record.images|s }}: clean, perturbation (amplified, around grey), adversarial, "
+        "and the maps of the "
         "true class, each scaled to its maximum; below: predicted class and probability.",
         title="{{ record.overall[0].sample }}: images that fool a model",
         rows=_examples,
@@ -220,7 +245,8 @@ REPORT: Final = Report(
         Section(
             "How much accuracy is left under attack?",
             _strongest_rows,
-            opening="The table shows the strongest attack at each epsilon; a better attack may leave less accuracy. "
+            opening="The table shows the strongest attack at each epsilon; a better attack may "
+            "leave less accuracy. "
             "`tables/curves.csv` has the other attacks.",
             columns=("model", "title", "at_epsilon", "accuracy"),
             about=("robustness",),
@@ -231,7 +257,8 @@ REPORT: Final = Report(
                     _draw_curves,
                     "Robust accuracy over epsilon; bands: confidence intervals. "
                     "Epsilons of different norms cannot be compared.",
-                    title="Accuracy under attack, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}",
+                    title="Accuracy under attack, {{ first.accuracy.n }} "
+                    "image{{ first.accuracy.n|s }}",
                     rows="curves",
                 ),
             ),
@@ -239,7 +266,8 @@ REPORT: Final = Report(
         Section(
             "Do stronger attacks break the survivors?",
             "survivors",
-            opening="More images survived than undefended models keep, so PGD with a margin loss and a short run of "
+            opening="More images survived than undefended models keep, so PGD with a margin loss "
+            "and a short run of "
             "Square attacked them again.",
             columns=("model", "survivors", "before", "after", "margin", "square"),
             about=("robustness",),
@@ -253,7 +281,8 @@ REPORT: Final = Report(
                 Chart(
                     "pairs",
                     intervals("test", "difference", of="models", reference=0.0),
-                    "Accuracy of the first model minus that of the second, paired by image, for each attack and "
+                    "Accuracy of the first model minus that of the second, paired by image, for "
+                    "each attack and "
                     "epsilon. Right of the dashed line the first keeps more.",
                     title="{{ rows|map(attribute='models')|unique|join(', ') }} under attack",
                 ),
@@ -262,21 +291,25 @@ REPORT: Final = Report(
         Section(
             "How large must a perturbation be?",
             _minimum_attacks,
-            says="{{ title }} fools **{{ model }}** within {{ median|alone }} on half of the {{ right }} images that "
+            says="{{ title }} fools **{{ model }}** within {{ median|alone }} on half of the "
+            "{{ right }} images that "
             "the model classifies correctly.",
-            otherwise="More than half of the images that **{{ row.model }}** classifies correctly withstand every "
+            otherwise="More than half of the images that **{{ row.model }}** classifies correctly "
+            "withstand every "
             "perturbation that {{ row.title }} tried.",
             columns=("model", "title", "source", "steps", "broken", "median"),
         ),
         Section(
             "Do adversarial images of one model fool the other?",
             lambda record: sampled(record)["transfer"],
-            says="Of the images that fool **{{ made_for }}**, {{ rate }} also fool **{{ shown_to }}**.",
+            says="Of the images that fool **{{ made_for }}**, {{ rate }} also fool "
+            "**{{ shown_to }}**.",
             charts=(
                 Chart(
                     "transfer",
                     matrix("made_for", "shown_to", "rate", below=lambda row: f"of {row.rate.n}"),
-                    "Share of the images that fool the model of the row and also that of the column. Only images that "
+                    "Share of the images that fool the model of the row and also that of the "
+                    "column. Only images that "
                     "the latter classifies correctly when clean count.",
                     title="Transfer of {{ record.overall[0].sample }}",
                 ),
@@ -291,9 +324,11 @@ REPORT: Final = Report(
                 Chart(
                     "corruptions",
                     lines("severity", "accuracy", of="model", panel="title"),
-                    "Accuracy over severity. All models get the same pixels. Severities of different kinds cannot be "
+                    "Accuracy over severity. All models get the same pixels. Severities of "
+                    "different kinds cannot be "
                     "compared.",
-                    title="Accuracy under common corruptions, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}",
+                    title="Accuracy under common corruptions, {{ first.accuracy.n }} "
+                    "image{{ first.accuracy.n|s }}",
                 ),
             ),
         ),
@@ -305,7 +340,8 @@ REPORT: Final = Report(
                 Chart(
                     "paths",
                     lines("block", "distance", of="kind", panel="model", log=True),
-                    "One minus the cosine between a block's outputs for a clean image and its counterpart. The gap "
+                    "One minus the cosine between a block's outputs for a clean image and its "
+                    "counterpart. The gap "
                     "between attack and noise of the same strength is the attack's own effect.",
                     title="Change of the outputs of blocks, {{ first.distance.n }} images",
                 ),
@@ -314,7 +350,8 @@ REPORT: Final = Report(
         Section(
             "Are the attacks sound?",
             _suspicious_checks,
-            opening="A faulty attack makes a model look robust: these checks did not show that the attacks are sound.",
+            opening="A faulty attack makes a model look robust: these checks did not show that the "
+            "attacks are sound.",
             without="Every self-check came out as expected, on images that were fooled.",
             order=lambda row: ORDER.index(row.state),
             about=("self-checks",),

@@ -1,4 +1,6 @@
-"""Adversarial images of a sample, from which examples, transfer and the changes inside models are taken."""
+"""Adversarial images of a sample, from which examples, transfer and the changes inside models are
+taken.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +21,9 @@ SAMPLED: Final = 256  # images of the sample, at most
 class AttackSample:
     """One attack at one epsilon (pixel units) on some images, for every model.
 
-    indices: (m,) into the split. clean: (m, 3, height, width). adversarial: of each model, the images of `clean` where
-    the attack failed. fooled: of each model (m,), True where the attack succeeded.
+    indices: (m,) into the split. clean: (m, 3, height, width). adversarial: of each model, the
+    images of `clean` where the attack failed. fooled: of each model (m,), True where the attack
+    succeeded.
     """
 
     attack: Attack
@@ -47,8 +50,8 @@ def evenly_spaced(rows: Tensor, most: int) -> Tensor:
 def attack_sample(victims: Sequence[Victim]) -> AttackSample:
     """Attack a seeded, class-balanced sample of the images.
 
-    Epsilon is the smallest that halves the accuracy of every model, or else the largest. Images that survived this
-    attack in the sweep are not attacked again: they count as not fooled.
+    Epsilon is the smallest that halves the accuracy of every model, or else the largest. Images
+    that survived this attack in the sweep are not attacked again: they count as not fooled.
     """
     run = victims[0].run
     name = example_attack(run.options.attacks)

@@ -1,4 +1,6 @@
-"""Stronger attacks on the images that survive weak ones: a margin loss and Square, before robustness is claimed."""
+"""Stronger attacks on the images that survive weak ones: a margin loss and Square, before
+robustness is claimed.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,16 +20,22 @@ MARGIN = "pgd-dlr"
 SQUARE = "square"
 STEPS: Final[Mapping[str, int]] = {MARGIN: 10, SQUARE: 4}  # a step of Square has 50 queries
 RESTARTS: Final[Mapping[str, int]] = {MARGIN: 2, SQUARE: 1}
-_WITH_MARGIN: Final = (MARGIN, "apgd-dlr", "apgd-targeted", "auto")  # attacks that include a margin loss
+_WITH_MARGIN: Final = (
+    MARGIN,
+    "apgd-dlr",
+    "apgd-targeted",
+    "auto",
+)  # attacks that include a margin loss
 _WITH_SQUARE: Final = (SQUARE, "auto")  # attacks that include Square
 
 
 @dataclass(frozen=True)
 class Survivors:
-    """The images of one model that survive every L∞ attack up to an epsilon, before and after stronger attacks.
+    """The images of one model that survive every L∞ attack up to an epsilon, before and after
+    stronger attacks.
 
-    epsilon: pixel units. before, after: (n,), True where an image is correct under every attack. broken: the number of
-    images that each stronger attack breaks; empty if none was run.
+    epsilon: pixel units. before, after: (n,), True where an image is correct under every attack.
+    broken: the number of images that each stronger attack breaks; empty if none was run.
     """
 
     epsilon: float
@@ -37,7 +45,8 @@ class Survivors:
 
 
 def follow_up(victims: Sequence[Victim]) -> list[Survivors]:
-    """Attack the survivors of weak attacks on each model again; return nothing if no attack looks weak.
+    """Attack the survivors of weak attacks on each model again; return nothing if no attack looks
+    weak.
 
     All models are compared at one epsilon: the smallest of at least 8/255, or else the largest.
     """
@@ -60,8 +69,12 @@ def follow_up(victims: Sequence[Victim]) -> list[Survivors]:
     return results
 
 
-def survivors_rows(victims: Sequence[Victim], survivors: Sequence[Survivors]) -> tuple[SurvivorsRow, ...]:
-    """Return robust accuracy before and after the stronger attacks, for each model that was attacked again."""
+def survivors_rows(
+    victims: Sequence[Victim], survivors: Sequence[Survivors]
+) -> tuple[SurvivorsRow, ...]:
+    """Return robust accuracy before and after the stronger attacks, for each model that was
+    attacked again.
+    """
     rows = []
     for victim, result in zip(victims, survivors):
         if not result.broken:
@@ -116,7 +129,9 @@ def _looks_weak(victim: Victim, survivors: Tensor, epsilon: float) -> bool:
     return epsilon * UNIT >= FAR and float(survivors.double().mean()) > SURVIVED
 
 
-def _attack_again(victim: Victim, survivors: Tensor, epsilon: float) -> tuple[Tensor, dict[str, int]]:
+def _attack_again(
+    victim: Victim, survivors: Tensor, epsilon: float
+) -> tuple[Tensor, dict[str, int]]:
     """Run a margin loss, then Square on what survives it; skip those that the run included.
 
     Returns which images survive both, (n,), and the number that each broke.
@@ -142,7 +157,9 @@ def _is_needed(victim: Victim, name: str) -> bool:
     attacks = set(victim.outcomes)
     if name == SQUARE:
         return attacks.isdisjoint(_WITH_SQUARE)
-    uses_gradients = any(ATTACKS[attack].gradients for attack in attacks)  # else the model may have none
+    uses_gradients = any(
+        ATTACKS[attack].gradients for attack in attacks
+    )  # else the model may have none
     has_enough_classes = len(victim.model.classes) >= FEWEST_CLASSES[dlr]
     return uses_gradients and has_enough_classes and attacks.isdisjoint(_WITH_MARGIN)
 

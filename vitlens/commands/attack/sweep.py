@@ -1,4 +1,6 @@
-"""Every attack of a run on every image of a model at every epsilon; parts that are done are stored and resumed."""
+"""Every attack of a run on every image of a model at every epsilon; parts that are done are stored
+and resumed.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +23,12 @@ from vitlens.commands.run.run import Run
 from vitlens.devices import evaluating
 from vitlens.models.model import Model
 
-PART_BATCHES = 4  # batches attacked and stored together: the attack refills its queue from all of them
-_PART_PIXELS: Final = 400_000  # of a part on a CPU (8 photographs of 224 px), so that a stopped run loses little
+PART_BATCHES = (
+    4  # batches attacked and stored together: the attack refills its queue from all of them
+)
+_PART_PIXELS: Final = (
+    400_000  # of a part on a CPU (8 photographs of 224 px), so that a stopped run loses little
+)
 
 Part = Mapping[str, NDArray[Any]]  # the stored result of one attack on some images
 
@@ -31,7 +37,8 @@ Part = Mapping[str, NDArray[Any]]  # the stored result of one attack on some ima
 class Victim:
     """A model that is attacked, with its images.
 
-    labels: (n,), columns of the model's logits. outcomes: of the attacks, by name; filled by `sweep_all`.
+    labels: (n,), columns of the model's logits. outcomes: of the attacks, by name; filled by
+    `sweep_all`.
     """
 
     model: Model
@@ -101,7 +108,9 @@ class Victim:
         The patch attack ignores epsilon: the size of the patch bounds it.
         """
 
-        def attempt(images: Tensor, labels: Tensor, *, epsilon: float, **changes: Any) -> AttackResult:
+        def attempt(
+            images: Tensor, labels: Tensor, *, epsilon: float, **changes: Any
+        ) -> AttackResult:
             settings = self.settings(name) | changes
             bound = epsilon if ATTACKS[name].takes_epsilon else None
             return attack(self.model, images, labels, method=name, epsilon=bound, **settings)
@@ -116,7 +125,9 @@ class Victim:
         advance: Advance = lambda _: None,
         **changes: Any,
     ) -> Outcome:
-        """Return the outcome of one attack on some images at all its epsilons. changes: of the plan's settings."""
+        """Return the outcome of one attack on some images at all its epsilons. changes: of the
+        plan's settings.
+        """
         plan = AttackPlan(**(self.settings(name) | changes))
         return sweep(
             self.model,
@@ -146,14 +157,17 @@ def sweep_all(victim: Victim) -> None:
 
 
 def _sweep_part(victim: Victim, name: str, start: int, indices: Tensor, advance: Advance) -> Part:
-    """Return the result of one attack on some images, or its stored result from an interrupted run."""
+    """Return the result of one attack on some images, or its stored result from an
+    interrupted run."""
     key = f"{victim.model.alias}-{name}-{start}"
     digest = batch_digest(victim.images(indices), victim.labels[indices])
     stored = victim.store.recall(key, digest, _part_forms(len(indices)))
     if stored is not None:
         advance(len(indices))
         return stored
-    outcome = victim.sweep_epsilons(name, indices, downwards=victim.run.options.downwards, advance=advance)
+    outcome = victim.sweep_epsilons(
+        name, indices, downwards=victim.run.options.downwards, advance=advance
+    )
     counts = [outcome.forwards, outcome.backwards, outcome.seconds]
     part = {
         "clean": outcome.clean.cpu().numpy(),
@@ -181,7 +195,9 @@ def _part_forms(images: int) -> dict[str, Form]:
 
 
 def _gather(victim: Victim, name: str, parts: Sequence[Part]) -> Outcome:
-    """Return the outcome of an attack on all images, in their order, from the parts of all processes."""
+    """Return the outcome of an attack on all images, in their order, from the parts of all
+    processes.
+    """
     processes = victim.run.processes
 
     def gathered(key: str) -> Tensor:

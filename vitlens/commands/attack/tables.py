@@ -43,15 +43,18 @@ from vitlens.commands.attack.sweep import Victim
 from vitlens.commands.shared.comparison import PairRow, compared
 from vitlens.uncertainty import Estimate
 
-Comparison = tuple[str, str, NDArray[Any], NDArray[Any]]  # two models and which images each classifies correctly
+Comparison = tuple[
+    str, str, NDArray[Any], NDArray[Any]
+]  # two models and which images each classifies correctly
 
 
 @dataclass(frozen=True)
 class Measurements:
     """Everything that was measured, model by model.
 
-    inside: None for a model without images that fool it. corrupted: empty without --corruptions. survivors: empty if no
-    attack looks weak. baseline: the model that corruption errors are relative to.
+    inside: None for a model without images that fool it. corrupted: empty without --corruptions.
+    survivors: empty if no attack looks weak. baseline: the model that corruption errors are
+    relative to.
     """
 
     victims: Sequence[Victim]
@@ -104,7 +107,9 @@ def title_of(entry: Attack) -> str:
     return name + norm
 
 
-def _model_rows(measurements: Measurements, curves: Sequence[AttackCurveRow]) -> Iterator[AttackedModelRow]:
+def _model_rows(
+    measurements: Measurements, curves: Sequence[AttackCurveRow]
+) -> Iterator[AttackedModelRow]:
     """Yield the row of each model over all attacks."""
     sample = measurements.sample
     norm = sample.attack.norm
@@ -125,7 +130,9 @@ def _model_rows(measurements: Measurements, curves: Sequence[AttackCurveRow]) ->
         yield _with_corruptions(row, victim, measurements)
 
 
-def _with_corruptions(row: AttackedModelRow, victim: Victim, measurements: Measurements) -> AttackedModelRow:
+def _with_corruptions(
+    row: AttackedModelRow, victim: Victim, measurements: Measurements
+) -> AttackedModelRow:
     """Return the row of a model with its errors under corruptions, if these were measured."""
     by_model = {corrupted.alias: corrupted for corrupted in measurements.corrupted}
     corrupted = by_model.get(row.model)
@@ -144,8 +151,12 @@ def _with_corruptions(row: AttackedModelRow, victim: Victim, measurements: Measu
     )
 
 
-def _curve_rows(victims: Sequence[Victim], survivors: Sequence[Survivors]) -> tuple[AttackCurveRow, ...]:
-    """Return accuracy by attack and epsilon, then under all L∞ attacks together if survivors were attacked again."""
+def _curve_rows(
+    victims: Sequence[Victim], survivors: Sequence[Survivors]
+) -> tuple[AttackCurveRow, ...]:
+    """Return accuracy by attack and epsilon, then under all L∞ attacks together if survivors were
+    attacked again.
+    """
     rows: list[AttackCurveRow] = []
     for victim in victims:
         rows += _attack_curves(victim)
@@ -206,8 +217,11 @@ def _attack_rows(victims: Sequence[Victim]) -> Iterator[AttackRow]:
             )
 
 
-def _pair_rows(victims: Sequence[Victim], survivors: Sequence[Survivors]) -> Iterator[RobustPairRow]:
-    """Yield the paired tests of all models, on clean images and under attack, corrected together."""
+def _pair_rows(
+    victims: Sequence[Victim], survivors: Sequence[Survivors]
+) -> Iterator[RobustPairRow]:
+    """Yield the paired tests of all models, on clean images and under attack, corrected
+    together."""
     tests: list[RobustPairRow] = []
     comparisons: list[Comparison] = []
     for first, second in combinations(range(len(victims)), 2):
@@ -230,7 +244,9 @@ def _pair_rows(victims: Sequence[Victim], survivors: Sequence[Survivors]) -> Ite
 def _pair_tests(
     victims: Sequence[Victim], survivors: Sequence[Survivors], first: int, second: int
 ) -> Iterator[tuple[RobustPairRow, Tensor, Tensor]]:
-    """Yield each test of two models without its result, and which images each model classifies correctly in it."""
+    """Yield each test of two models without its result, and which images each model classifies
+    correctly in it.
+    """
     one = victims[first]
     other = victims[second]
     untested = RobustPairRow(
@@ -249,7 +265,9 @@ def _pair_tests(
     yield untested, one.clean, other.clean
     for name, outcome in one.outcomes.items():
         entry = ATTACKS[name]
-        under_attack = replace(untested, attack=outcome.name, title=title_of(entry), norm=entry.norm)
+        under_attack = replace(
+            untested, attack=outcome.name, title=title_of(entry), norm=entry.norm
+        )
         for epsilon in outcome.epsilons:
             test = replace(under_attack, epsilon=typed_epsilon(epsilon, entry.norm))
             yield test, outcome.robust(epsilon), other.outcomes[name].robust(epsilon)
@@ -308,7 +326,9 @@ def _corruption_rows(models: Sequence[Corrupted]) -> Iterator[CorruptionRow]:
 
 
 def _corruption_pair_rows(models: Sequence[Corrupted], seed: int) -> Iterator[CorruptionPairRow]:
-    """Yield the paired tests of all models under each corruption at each severity, corrected together."""
+    """Yield the paired tests of all models under each corruption at each severity, corrected
+    together.
+    """
     tests: list[tuple[str, int]] = []
     comparisons: list[Comparison] = []
     for first, second in combinations(models, 2):
@@ -354,7 +374,9 @@ def _outcome_arrays(victim: Victim) -> AttackedArrays:
     return AttackedArrays(victim.clean.numpy(), broken_at, distance)
 
 
-def _adversarial_arrays(victims: Sequence[Victim], sample: AttackSample) -> dict[str, AdversarialArrays]:
+def _adversarial_arrays(
+    victims: Sequence[Victim], sample: AttackSample
+) -> dict[str, AdversarialArrays]:
     """Return the exact images of the sample, by model."""
     arrays = {}
     for victim, images, fooled in zip(victims, sample.adversarial, sample.fooled):

@@ -1,4 +1,6 @@
-"""The claims of `vitlens attention`: layers on the object, information in maps, position embeddings, and limits."""
+"""The claims of `vitlens attention`: layers on the object, information in maps, position
+embeddings, and limits.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,17 +9,28 @@ from typing import Final
 
 from vitlens.commands.attention.record import AttentionRecord, LayerRow
 from vitlens.commands.shared.explorer import sinks_claim, without_explorer
-from vitlens.commands.shared.maps.record import ATTENTION, FIXED, UNIFORM, fixed_maps, mass_of, mixed_heads_words
+from vitlens.commands.shared.maps.record import (
+    ATTENTION,
+    FIXED,
+    UNIFORM,
+    fixed_maps,
+    mass_of,
+    mixed_heads_words,
+)
 from vitlens.report.claims import FEWEST, Claim, Kind, above, below, found
 from vitlens.report.prose import say
 from vitlens.uncertainty import Estimate
 
-ORDERED: Final = -0.2  # correlation of similarity with distance, from which on embeddings depend on the distance
+ORDERED: Final = (
+    -0.2
+)  # correlation of similarity with distance, from which on embeddings depend on the distance
 COLLAPSED: Final = 0.95  # cosine similarity, from which on two maps look the same
 
 
 def claims(record: AttentionRecord) -> Iterator[Claim]:
-    """Yield which layers attend to the object, which maps are uniform, fixed, alike or sinks, and position claims."""
+    """Yield which layers attend to the object, which maps are uniform, fixed, alike or sinks, and
+    position claims.
+    """
     (alias,) = record.aliases
     if record.images >= FEWEST:
         yield from _on_object(record, alias)
@@ -31,10 +44,14 @@ def claims(record: AttentionRecord) -> Iterator[Claim]:
             yield found(
                 "position embeddings",
                 row.model,
-                "In **{{ model }}**, position embeddings of near patches are {{ how }} similar than those of far "
+                "In **{{ model }}**, position embeddings of near patches are {{ how }} similar "
+                "than those of far "
                 "patches (correlation with distance {{ effect|value }}).",
                 row.distance,
-                given={"model": row.model, "how": "more" if row.distance.value <= ORDERED else "no more"},
+                given={
+                    "model": row.model,
+                    "how": "more" if row.distance.value <= ORDERED else "no more",
+                },
                 kind="answer",
                 place="position_maps",
             )
@@ -50,13 +67,16 @@ def _on_object(record: AttentionRecord, alias: str) -> Iterator[Claim]:
     yield found(
         "attention on the object",
         alias,
-        "In {{ more|length or 'none' }} of {{ n }} layer{{ n|s }}, attention favours the object more than its usual "
-        "place predicts. The gap is largest in layer {{ lead.layer }}: {{ lead.estimate|alone }} compared with "
+        "In {{ more|length or 'none' }} of {{ n }} layer{{ n|s }}, attention favours the object "
+        "more than its usual "
+        "place predicts. The gap is largest in layer {{ lead.layer }}: {{ lead.estimate|alone }} "
+        "compared with "
         "{{ lead.of_baseline|value }} of {{ lead.baseline }}.",
         lead.difference,
         given={"more": significant, "n": len(rows), "lead": lead, "alias": alias},
         kind="answer",
-        headline="{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} attend{{ 's' if not more }} to "
+        headline="{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} "
+        "attend{{ 's' if not more }} to "
         "the object significantly more than baselines",
         evidence="attributed",
         place="object",
@@ -92,7 +112,9 @@ class _MapFault:
 
 
 def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
-    """Yield the layers whose maps are uniform, the same for every image, or all alike up to the last layer."""
+    """Yield the layers whose maps are uniform, the same for every image, or all alike up to the
+    last layer.
+    """
     tests = len(rows)
     uniform = [row for row in rows if below(row.information, UNIFORM, tests)]
     if uniform:
@@ -102,7 +124,8 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
             uniform,
             _extreme(max, uniform, "information"),
             UNIFORM,
-            "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most {{ effect|value }}.",
+            "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most "
+            "{{ effect|value }}.",
             kind="hidden fault" if is_late else "expected fact",
         )
     fixed = fixed_maps(rows)
@@ -112,7 +135,8 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
             fixed,
             _extreme(max, fixed, "by_place"),
             FIXED,
-            "The mean maps of {{ layers|ranges }} are nearly the same for every image: other images explain up to "
+            "The mean maps of {{ layers|ranges }} are nearly the same for every image: other "
+            "images explain up to "
             "{{ effect|value }} of the information.",
         )
     from_last = [row for row in reversed(rows) if row not in uniform]
@@ -123,7 +147,8 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
             collapsed,
             _extreme(min, collapsed, "previous"),
             COLLAPSED,
-            "The maps collapse with depth: in {{ layers|ranges }}, each mean map has a cosine similarity of at least "
+            "The maps collapse with depth: in {{ layers|ranges }}, each mean map has a cosine "
+            "similarity of at least "
             "{{ effect|value }} to that of the previous layer.",
         )
 
@@ -153,11 +178,13 @@ def unknown(record: AttentionRecord) -> Iterator[str]:
     if record.mixed_heads:
         yield mixed_heads_words(record.mixed_heads)
     yield (
-        "High attention to a patch does not show that the prediction depends on it, or which information is taken "
+        "High attention to a patch does not show that the prediction depends on it, or which "
+        "information is taken "
         "from it. `vitlens ablate` removes heads, `vitlens explain` patches."
     )
     yield say(
-        "{% if few %}{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about heads{% else %}These are means over "
+        "{% if few %}{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about "
+        "heads{% else %}These are means over "
         "{{ n }} images{% endif %}. `vitlens stats` measures every head on a data set.",
         n=record.images,
         few=record.images < FEWEST,

@@ -31,7 +31,8 @@ def rollout_pictures(record: AttentionRecord) -> Iterator[Picture]:
 
 
 def _pictures(record: AttentionRecord, maps: Mapping[int, Any]) -> Iterator[Picture]:
-    """Yield every image with its maps in the drawn layers; a sheet has at most EACH images and SOME_LAYERS layers.
+    """Yield every image with its maps in the drawn layers; a sheet has at most EACH images and
+    SOME_LAYERS layers.
 
     maps: (images, rows, columns) by row of the table of layers.
     """
@@ -49,7 +50,8 @@ def _pictures(record: AttentionRecord, maps: Mapping[int, Any]) -> Iterator[Pict
 
 
 def _drawn_layers(record: AttentionRecord) -> list[int]:
-    """Return the rows of the layers of --layers, without it at most SOME_LAYERS evenly spaced ones."""
+    """Return the rows of the layers of --layers, without it at most SOME_LAYERS evenly spaced
+    ones."""
     chosen = tuple(map(str, record.options.get("layers") or ()))
     if not chosen:
         return evenly(len(record.layers), SOME_LAYERS)
@@ -67,7 +69,9 @@ class HeadPicture(Picture):
 
 
 def head_pictures(record: AttentionRecord) -> Iterator[HeadPicture]:
-    """Yield every head on the first image; a stage is a sequence of layers with equal heads and maps."""
+    """Yield every head on the first image; a stage is a sequence of layers with equal heads and
+    maps.
+    """
     if record.maps is None:
         return
     rows = record.layers
@@ -116,17 +120,22 @@ def view_pictures(view: Literal["query", "key"], record: Any) -> list[Picture]:
 
 
 def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **marks: Any) -> list[Picture]:
-    """Return the images that fit on a page, each next to its maps (images, rows, columns) in percent.
+    """Return the images that fit on a page, each next to its maps (images, rows, columns) in
+    percent.
 
     marks: as those of with_maps.
     """
     count = images_on_a_page(len(titles))
     shares = [100 * values[:count] for values in maps]
-    return list(with_maps(record.maps.pixels[:count], shares, titles, record.names[:count], **marks))
+    return list(
+        with_maps(record.maps.pixels[:count], shares, titles, record.names[:count], **marks)
+    )
 
 
 def windows_figure(record: Any, title: str) -> Figure:
-    """Draw two consecutive layers, the first pair whose second layer connects new patches, else the first pair."""
+    """Draw two consecutive layers, the first pair whose second layer connects new patches, else the
+    first pair.
+    """
     rows = record.windows
     arrays = record.window_maps
     second = _connecting_layer(rows)
@@ -145,7 +154,9 @@ def windows_figure(record: Any, title: str) -> Figure:
 
 
 def _connecting_layer(rows: Sequence[Any]) -> int:
-    """Return the first layer that connects patches which the layer before it, on the same map, does not."""
+    """Return the first layer that connects patches which the layer before it, on the same map, does
+    not.
+    """
     on_one_map = []
     for index in range(1, len(rows)):
         if rows[index].map != rows[index - 1].map:

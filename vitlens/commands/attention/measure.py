@@ -1,4 +1,6 @@
-"""Attention maps of every head of every layer on a few images, their common properties, and views of one patch."""
+"""Attention maps of every head of every layer on a few images, their common properties, and views
+of one patch.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +13,11 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.attention.map_checks import alike, map_bits
-from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
+from vitlens.analysis.attention.positions import (
+    distance_correlation,
+    position_similarity,
+    rank_correlation,
+)
 from vitlens.analysis.attention.tokens import rollout_by_layer
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps
 from vitlens.commands.attention import record as rows
@@ -28,7 +34,14 @@ from vitlens.commands.run.progress import phase
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.measure import map_rows, on_object_rows
-from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, MixedHeadsRow, OnObjectRow, mass_of
+from vitlens.commands.shared.maps.record import (
+    ATTENTION,
+    HEAD,
+    ROLLOUT,
+    MixedHeadsRow,
+    OnObjectRow,
+    mass_of,
+)
 from vitlens.commands.shared.sheets import DRAWN
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
@@ -42,7 +55,8 @@ from vitlens.uncertainty import Estimate, student_mean
 
 
 def measure(options: AttentionOptions) -> Path | None:
-    """Draw the attention of a model on images, by layer and head, and write the report; returns the report's path.
+    """Draw the attention of a model on images, by layer and head, and write the report; returns the
+    report's path.
 
     Raises InputError for a layer, head, patch or image that does not exist.
     """
@@ -67,7 +81,9 @@ def measure(options: AttentionOptions) -> Path | None:
         return folder.publish(lambda: replace(_record(model, split, images, layers), **views))
 
 
-def _record(model: Model, split: Split, images: Images, layers: Sequence[LayerMaps]) -> rows.AttentionRecord:
+def _record(
+    model: Model, split: Split, images: Images, layers: Sequence[LayerMaps]
+) -> rows.AttentionRecord:
     rollouts = _rollouts(model, images, layers)
     similarity = None if model.anatomy.layout is None else position_similarity(model)
     on_object = tuple(_on_object(model, split, layers, rollouts))
@@ -92,13 +108,17 @@ def _record(model: Model, split: Split, images: Images, layers: Sequence[LayerMa
     )
 
 
-def _layers_without_map(model: Model, images: Images, layers: Sequence[LayerMaps]) -> Iterator[rows.UnplacedRow]:
+def _layers_without_map(
+    model: Model, images: Images, layers: Sequence[LayerMaps]
+) -> Iterator[rows.UnplacedRow]:
     """Yield the layers whose attention has no place in the image, each once, with the reason."""
     mapped = {layer.site.layer for layer in layers}
     unplaced = {}
     for site in survey_weights(model, images):
         if site.layer not in mapped:
-            unplaced[site.layer] = rows.UnplacedRow(site.layer, site.module, site.kind, NO_PLACE[site.kind])
+            unplaced[site.layer] = rows.UnplacedRow(
+                site.layer, site.module, site.kind, NO_PLACE[site.kind]
+            )
     yield from unplaced.values()
 
 
@@ -143,14 +163,18 @@ def _layer_rows(
     on_object: Sequence[OnObjectRow],
     by_image: rows.HeadArrays,
 ) -> Iterator[rows.LayerRow]:
-    """Yield every layer with the properties of its maps: information, similarity, share on the object."""
+    """Yield every layer with the properties of its maps: information, similarity, share on the
+    object.
+    """
     groups = None if split.groups is None else split.groups.numpy()
     cosine = partial(student_mean, groups=groups, unit="", least=-1.0, most=1.0)
     mean_maps = [layer.maps.mean(1) for layer in layers]
     names = [str(layer.site.layer) for layer in layers]
     checked = map_rows(model.alias, list(zip(names, mean_maps)), split)
     shares = {row.layer: row for row in mass_of(on_object, ATTENTION)}
-    for index, (layer, map_row, heads) in enumerate(zip(layers, checked, _head_means(layers, by_image))):
+    for index, (layer, map_row, heads) in enumerate(
+        zip(layers, checked, _head_means(layers, by_image))
+    ):
         site = layer.site
         previous = None
         if index > 0 and mean_maps[index - 1].shape == mean_maps[index].shape:
@@ -187,7 +211,9 @@ def _with_share(row: rows.LayerRow, share: OnObjectRow | None) -> rows.LayerRow:
 
 @phase("Rollout up to each layer")
 def _rollouts(model: Model, images: Images, layers: Sequence[LayerMaps]) -> Tensor | None:
-    """Return the rollout up to each layer, on the CPU; None unless all layers attend over the whole sequence."""
+    """Return the rollout up to each layer, on the CPU; None unless all layers attend over the whole
+    sequence.
+    """
     if model.anatomy.layout is None or model.supports("rollout") is not None:
         return None
     for layer in layers:
@@ -207,7 +233,9 @@ class _MapKey(NamedTuple):
 def _on_object(
     model: Model, split: Split, layers: Sequence[LayerMaps], rollouts: Tensor | None
 ) -> Iterator[OnObjectRow]:
-    """Yield the share of each map on the object, if masks are known: of layers, heads, and the rollout up to them."""
+    """Yield the share of each map on the object, if masks are known: of layers, heads, and the
+    rollout up to them.
+    """
     if split.masks is None:
         return
     maps: dict[_MapKey, Maps] = {}
@@ -221,13 +249,16 @@ def _on_object(
             maps[_MapKey(ROLLOUT, layer.site.layer)] = rollouts[:, position]
     by_kind = [(key.kind, values) for key, values in maps.items()]
     masks = split.masks.cpu()
-    measured = on_object_rows(model.alias, by_kind, "mass", masks, groups=split.groups, sources=sources(split))
+    measured = on_object_rows(
+        model.alias, by_kind, "mass", masks, groups=split.groups, sources=sources(split)
+    )
     for key, row in zip(maps, measured):
         yield replace(row, layer=key.layer, head=key.head)
 
 
 def _layout(model: Model, similarity: Tensor | None) -> Iterator[rows.LayoutRow]:
-    """Yield the layout of the patches, and how the similarity of position embeddings depends on their distance.
+    """Yield the layout of the patches, and how the similarity of position embeddings depends on
+    their distance.
 
     The correlations have no intervals, because pairs of positions are not independent.
     """

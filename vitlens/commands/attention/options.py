@@ -21,7 +21,9 @@ def _layers(option: str, text: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(","))
     if words == (ALL,) or all(word.isdecimal() for word in words):
         return words
-    raise InputError(f"expected {option} with all, or numbers from 0 such as 0,5,11, found {text!r}")
+    raise InputError(
+        f"expected {option} with all, or numbers from 0 such as 0,5,11, found {text!r}"
+    )
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class AttentionOptions(ModelOnImages):
 
     same_as: Path | None = option(
         "--same-as",
-        "Measure the images of this earlier attention folder, for report --compare; --data is then optional.",
+        "Measure the images of this earlier attention folder, for report --compare; --data is then "
+        "optional.",
         default=None,
         metavar="FOLDER",
         shown=False,
@@ -44,10 +47,18 @@ class AttentionOptions(ModelOnImages):
         shown=f"at most {SOME_LAYERS}, evenly spaced",
         panel=_PANEL,
     )
-    layer: int | None = _view("--layer", "Layer whose heads are drawn large (default: the last).", metavar="N")
+    layer: int | None = _view(
+        "--layer", "Layer whose heads are drawn large (default: the last).", metavar="N"
+    )
     query: tuple[int, int] | None = _view(
-        "--query", "Show the attention from this patch, layer by layer.", metavar="ROW,COL", parse=two_counts
+        "--query",
+        "Show the attention from this patch, layer by layer.",
+        metavar="ROW,COL",
+        parse=two_counts,
     )
     key: tuple[int, int] | None = _view(
-        "--key", "Show the attention to this patch, layer by layer.", metavar="ROW,COL", parse=two_counts
+        "--key",
+        "Show the attention to this patch, layer by layer.",
+        metavar="ROW,COL",
+        parse=two_counts,
     )

@@ -1,4 +1,6 @@
-"""The record of `vitlens attention`. Layers, heads, rows and columns count from 0; sizes are (rows, columns)."""
+"""The record of `vitlens attention`. Layers, heads, rows and columns count from 0; sizes are (rows,
+columns).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,26 +31,36 @@ class LayerRow(MapRow):
     map: Size = col("map (rows, columns)")
     reading: str = col("row shown")  # the query whose attention the map shows
     prefix_mass: float = col(
-        "on CLS and registers", unit="fraction", term="share of the query's attention on tokens before the patches"
+        "on CLS and registers",
+        unit="fraction",
+        term="share of the query's attention on tokens before the patches",
     )
-    alike: Estimate = col("heads alike", term="cosine similarity of the maps of two heads, mean over pairs")
+    alike: Estimate = col(
+        "heads alike", term="cosine similarity of the maps of two heads, mean over pairs"
+    )
     previous: Estimate | None = col(  # None for the first layer, and after a change of size
         "like the layer before",
         term="cosine similarity of the mean map to that of the previous layer",
         default=None,
     )
-    share: Estimate | None = col("attention on the object", better="higher", default=None)  # None without masks
+    share: Estimate | None = col(
+        "attention on the object", better="higher", default=None
+    )  # None without masks
     share_of_baseline: Estimate | None = col("best map that ignores the image", default=None)
     share_difference: Estimate | None = col("beyond that map", better="higher", default=None)
-    head_information: Mapping[str, Estimate] | None = col(  # by head; None in folders of earlier versions
-        "information in the map of a head",
-        metric="map_information/{model}/L{layer}.H{key}",
-        default=None,
+    head_information: Mapping[str, Estimate] | None = (
+        col(  # by head; None in folders of earlier versions
+            "information in the map of a head",
+            metric="map_information/{model}/L{layer}.H{key}",
+            default=None,
+        )
     )
-    head_prefix_mass: Mapping[str, Estimate] | None = col(  # by head; None also without prefix tokens
-        "attention of a head on CLS and registers",
-        metric="prefix_attention/{model}/L{layer}.H{key}",
-        default=None,
+    head_prefix_mass: Mapping[str, Estimate] | None = (
+        col(  # by head; None also without prefix tokens
+            "attention of a head on CLS and registers",
+            metric="prefix_attention/{model}/L{layer}.H{key}",
+            default=None,
+        )
     )
 
 
@@ -67,7 +79,9 @@ class ImageRow:
     """One image."""
 
     image: str = col("image")
-    content: str = col("content", default="")  # number of its file or pixels, hexadecimal; "" in earlier versions
+    content: str = col(
+        "content", default=""
+    )  # number of its file or pixels, hexadecimal; "" in earlier versions
 
 
 @dataclass(frozen=True)
@@ -84,25 +98,32 @@ class LayoutRow(OfModel):
     distance: Estimate | None = col(  # Pearson's, of the similarity of two embeddings
         "correlation with distance", metric="positions/{model}/distance_correlation", default=None
     )
-    ranks: Mapping[str, Estimate] | None = col(  # of all pairs, of pairs in one row, and in one column
-        "rank correlation with nearness",
-        term="Spearman's correlation of the cosine similarity of two patches' position embeddings with minus their "
-        "distance: 1 if nearer patches are always more similar, 0 without such order",
-        metric="positions/{model}/rank_correlation/{key}",
-        default=None,
+    ranks: Mapping[str, Estimate] | None = (
+        col(  # of all pairs, of pairs in one row, and in one column
+            "rank correlation with nearness",
+            term="Spearman's correlation of the cosine similarity of two patches' position "
+            "embeddings with minus their "
+            "distance: 1 if nearer patches are always more similar, 0 without such order",
+            metric="positions/{model}/rank_correlation/{key}",
+            default=None,
+        )
     )
 
 
 @dataclass(frozen=True)
 class PatchRow:
-    """The attention from one patch (table query) or to it (key) in one layer, mean over heads and images."""
+    """The attention from one patch (table query) or to it (key) in one layer, mean over heads and
+    images.
+    """
 
     layer: int = col("layer")
     row: int = col("row")
     column: int = col("column")
     grid: Size = col("map (rows, columns)")
     itself: float = col("on itself", unit="fraction")
-    prefix: float | None = col("with CLS and registers", unit="fraction", default=None)  # to them; in key: from one
+    prefix: float | None = col(
+        "with CLS and registers", unit="fraction", default=None
+    )  # to them; in key: from one
     padding: float | None = col("on padding", unit="fraction", default=None)  # of its window
     received: float | None = col("received", unit="patches", default=None)  # sum over all patches
 
@@ -119,7 +140,8 @@ class WindowRow:
     padding: int = col("padded places")  # without a patch
     pairs: int = col("pairs that meet")  # ordered pairs of patches
     reach: float = col(  # in its stage's first map, mean over patches
-        "reach (patches)", term="patches on which one patch can depend through attention up to a layer"
+        "reach (patches)",
+        term="patches on which one patch can depend through attention up to a layer",
     )
     patch: Size = col("patch of the figure")  # whose reach the arrays hold
     new: int | None = col(
@@ -190,7 +212,9 @@ class AttentionRecord(Record):
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
 
     def values_by_image(self) -> Mapping[str, ImageValues]:
-        """Return the values of every head on the images, by the name of the metric that is their mean."""
+        """Return the values of every head on the images, by the name of the metric that is their
+        mean.
+        """
         values: dict[str, ImageValues] = {}
         if self.by_image is None:
             return values

@@ -1,4 +1,6 @@
-"""The report of `vitlens attention`: the maps of layers and heads, the views of a patch, windows and positions."""
+"""The report of `vitlens attention`: the maps of layers and heads, the views of a patch, windows
+and positions.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,7 +68,8 @@ def _view_chart(view: Literal["query", "key"], preposition: str) -> Chart:
     return Chart(
         view,
         images(scale="joint", label="attention (%)", smooth=False),
-        f"Attention {preposition} the outlined patch, layer by layer (mean of heads), on the first images. All panels "
+        f"Attention {preposition} the outlined patch, layer by layer (mean of heads), on the first "
+        "images. All panels "
         "share one colour scale.",
         title=f"Attention {preposition} the patch in row {{{{ record.{view}[0].row }}}}, "
         f"column {{{{ record.{view}[0].column }}}}, mean of heads",
@@ -77,7 +80,8 @@ def _view_chart(view: Literal["query", "key"], preposition: str) -> Chart:
 _PICTURE: Final = Chart(
     "layers",
     images(scale="joint", label="attention (%)"),
-    "Each image with the mean map of the heads in some layers (`--layers all` draws every layer). All panels share one "
+    "Each image with the mean map of the heads in some layers (`--layers all` draws every layer). "
+    "All panels share one "
     "colour scale.",
     title="Attention of {{ record.aliases[0] }} to each patch, mean of heads",
     rows=layer_pictures,
@@ -109,8 +113,11 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "object",
-                    intervals("layer", "estimate", "of_baseline", titles=("attention", "best baseline")),
-                    "Share of the layer's attention on the object, with its interval, compared with the best map that "
+                    intervals(
+                        "layer", "estimate", "of_baseline", titles=("attention", "best baseline")
+                    ),
+                    "Share of the layer's attention on the object, with its interval, compared "
+                    "with the best map that "
                     "ignores the image.",
                     title="Attention on the object, by layer",
                 ),
@@ -121,7 +128,8 @@ REPORT: Final = Report(
             partial(_on_object, HEAD),
             columns=("layer", "head", "estimate", "difference"),
             order=lambda row: -row.difference.value,
-            opening="Layer {{ first.layer }}, head {{ first.head }} leads: {{ first.estimate|alone }} of its map lies "
+            opening="Layer {{ first.layer }}, head {{ first.head }} leads: "
+            "{{ first.estimate|alone }} of its map lies "
             "on the object, compared with {{ first.of_baseline|value }} of {{ first.baseline }}.",
             charts=(
                 Chart(
@@ -132,7 +140,8 @@ REPORT: Final = Report(
                         signed=True,
                         marked=lambda row: row.side is not Side.UNDECIDED,
                     ),
-                    "Share of every head's map on the object minus that of the best map that ignores the image; dots: "
+                    "Share of every head's map on the object minus that of the best map that "
+                    "ignores the image; dots: "
                     "the interval of the difference excludes zero.",
                     title="Attention on the object beyond baselines, every head",
                 ),
@@ -146,7 +155,8 @@ REPORT: Final = Report(
                 Chart(
                     "information",
                     lines("layer", "information"),
-                    "Information of the mean map of each layer, with its interval; low maps are nearly uniform.",
+                    "Information of the mean map of each layer, with its interval; low maps are "
+                    "nearly uniform.",
                     title="Information in the maps, by layer",
                 ),
             ),
@@ -155,13 +165,15 @@ REPORT: Final = Report(
             "What does every head show?",
             _layers_with_maps,
             opening="{% if record.without_map %}There is no map in the image for "
-            "{{ record.without_map|map(attribute='layer')|list|ranges }}: {{ record.without_map[0].reason|whole }}."
+            "{{ record.without_map|map(attribute='layer')|list|ranges }}: "
+            "{{ record.without_map[0].reason|whole }}."
             "{% endif %}",
             charts=(
                 Chart(
                     "heads",
                     images(scale="joint", label="attention (%)"),
-                    "Map of every head on the first image: the share of the attention that each patch receives. All "
+                    "Map of every head on the first image: the share of the attention that each "
+                    "patch receives. All "
                     "panels share one colour scale.",
                     title="Attention of the {{ first.reading }} to each patch, by layer and head",
                     each="stage",
@@ -170,8 +182,10 @@ REPORT: Final = Report(
                 Chart(
                     "layer",
                     images(scale="joint", label="attention (%)"),
-                    "Every head of {% if record.options.layer is none %}the last layer{% else %}layer "
-                    "{{ record.options.layer }}{% endif %} on the first images. All panels share one colour scale.",
+                    "Every head of {% if record.options.layer is none %}the last "
+                    "layer{% else %}layer "
+                    "{{ record.options.layer }}{% endif %} on the first images. All panels share "
+                    "one colour scale.",
                     title="Every head of one layer",
                     rows=heads_of_one_layer,
                 ),
@@ -179,18 +193,22 @@ REPORT: Final = Report(
             ),
         ),
         other_sheets(_PICTURE),
-        replace(other_sheets(_ROLLOUT), question="How does the rollout of the other images develop?"),
+        replace(
+            other_sheets(_ROLLOUT), question="How does the rollout of the other images develop?"
+        ),
         Section(
             "Which patches can attend to which?",
             "windows",
-            opening="Layer {{ first.layer }} has {{ first.windows }} window{{ first.windows|s }}, without attention "
+            opening="Layer {{ first.layer }} has {{ first.windows }} window{{ first.windows|s }}, "
+            "without attention "
             "between them. New pairs are those that the previous layer does not connect.",
             columns=("layer", "map", "window", "shift", "new", "reach"),
             charts=(
                 Chart(
                     "windows",
                     windows_figure,
-                    "Windows of two layers by colour; patches on which the dot depends after the first (clear) and "
+                    "Windows of two layers by colour; patches on which the dot depends after the "
+                    "first (clear) and "
                     "second (orange); the attention mask of the last window.",
                     title="Windows and shift",
                     only=lambda record: len(record.windows) > 1,
@@ -202,7 +220,8 @@ REPORT: Final = Report(
             "How far does a patch see?",
             "receptive_fields",
             columns=("title", "distance", "uniform", "half", "seen"),
-            opening="The middle patch depends on {{ first.seen|percent(1) }} of the pixels after {{ first.title }}, "
+            opening="The middle patch depends on {{ first.seen|percent(1) }} of the pixels after "
+            "{{ first.title }}, "
             "and on {{ rows[-1].seen|percent(1) }} after {{ rows[-1].title }}; mean distance "
             "{{ first.distance|value }} and {{ rows[-1].distance|value }}.",
             charts=field_charts(),
@@ -214,7 +233,8 @@ REPORT: Final = Report(
             charts=(_view_chart("query", "from"),),
         ),
         Section(
-            "Which patches attend to the patch in row {{ rows[0].row }}, column {{ rows[0].column }}?",
+            "Which patches attend to the patch in row {{ rows[0].row }}, column "
+            "{{ rows[0].column }}?",
             "key",
             opening="With uniform attention, a patch receives about one in total from all patches.",
             columns=("layer", "grid", "itself", "prefix", "received"),
@@ -228,7 +248,8 @@ REPORT: Final = Report(
                 Chart(
                     "position_maps",
                     images(scale="signed", label="cosine similarity", largest=4.5),
-                    "Cosine similarity of position embeddings: at the place of each patch, its similarity to all "
+                    "Cosine similarity of position embeddings: at the place of each patch, its "
+                    "similarity to all "
                     "others. At most eight by eight patches, evenly spaced.",
                     title="Similarity of position embeddings",
                     rows=_position_pictures,

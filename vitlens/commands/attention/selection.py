@@ -1,4 +1,6 @@
-"""The images and layers of `vitlens attention`: those of the options, or the images of an earlier folder."""
+"""The images and layers of `vitlens attention`: those of the options, or the images of an earlier
+folder.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,13 +22,19 @@ from vitlens.models.model import Model
 
 
 def read_earlier(folder: Path) -> AttentionRecord:
-    """Return the record of an earlier folder. Raises InputError if it does not name the images that it measured."""
+    """Return the record of an earlier folder. Raises InputError if it does not name the images that
+    it measured.
+    """
     record = read_folder(folder)
     if not isinstance(record, AttentionRecord):
-        raise InputError(f"expected --same-as with a folder of attention, found one of {record.command} in {folder}")
+        raise InputError(
+            f"expected --same-as with a folder of attention, found one of {record.command} in "
+            f"{folder}"
+        )
     if not record.shown or not all(row.content for row in record.shown):
         raise InputError(
-            f"expected --same-as with a folder that says which images it measured, found none of them in {folder}; "
+            "expected --same-as with a folder that says which images it measured, found none of "
+            f"them in {folder}; "
             "run its attention again"
         )
     return record
@@ -39,7 +47,8 @@ def with_images_of(earlier: AttentionRecord, options: AttentionOptions) -> Atten
 
 
 def choose_images(run: Run[AttentionOptions], earlier: AttentionRecord | None) -> Split:
-    """Return the images of an earlier record, or --limit or at most DRAWN of those of the options."""
+    """Return the images of an earlier record, or --limit or at most DRAWN of those of the
+    options."""
     options = run.options
     unlimited = replace(run.run, limit=None)
     every = load_split(run.model, options=unlimited, data=options.data, images=options.images)
@@ -49,12 +58,15 @@ def choose_images(run: Run[AttentionOptions], earlier: AttentionRecord | None) -
         split = every.pick(torch.arange(min(DRAWN, len(every))))
     else:
         split = every.limit(options.run.limit or DRAWN, seed=options.run.seed)
-    print_left_out(len(split), len(every), quiet=run.run.quiet, more="--limit N measures and draws more")
+    print_left_out(
+        len(split), len(every), quiet=run.run.quiet, more="--limit N measures and draws more"
+    )
     return replace(split, notes=(*every.notes, *left_out_words(len(split), len(every))))
 
 
 def _same_images(earlier: AttentionRecord, every: Split, model: Model) -> Split:
-    """Return the images of an earlier record in its order, found by content among those of the model.
+    """Return the images of an earlier record in its order, found by content among those of the
+    model.
 
     Raises InputError if some of them are missing.
     """
@@ -68,8 +80,10 @@ def _same_images(earlier: AttentionRecord, every: Split, model: Model) -> Split:
             indices.append(remaining.pop(0))
     if len(indices) < len(earlier.shown):
         raise InputError(
-            f"expected the {len(earlier.shown)} images of {earlier.folder} among those that {model.alias} is measured "
-            f"on, found {len(indices)}; measure first the model that was trained on some of the images, and name "
+            f"expected the {len(earlier.shown)} images of {earlier.folder} among those that "
+            f"{model.alias} is measured "
+            f"on, found {len(indices)}; measure first the model that was trained on some of the "
+            "images, and name "
             "its folder"
         )
     return every.pick(torch.tensor(indices))

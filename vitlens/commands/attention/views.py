@@ -8,7 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.weights import LayerMaps, Side, WindowLayer, patch_views, reached, window_layers
+from vitlens.analysis.attention.weights import (
+    LayerMaps,
+    Side,
+    WindowLayer,
+    patch_views,
+    reached,
+    window_layers,
+)
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import PatchRow, ViewArrays, WindowArrays, WindowRow
@@ -62,7 +69,9 @@ class _Patch(NamedTuple):
 
 
 def measure_windows(model: Model, images: Images) -> dict[str, Any]:
-    """Return the windows of each layer, and the receptive field, as fields of the record; empty for other models."""
+    """Return the windows of each layer, and the receptive field, as fields of the record; empty for
+    other models.
+    """
     layers = _window_layers(model, images)
     if not layers:
         return {}

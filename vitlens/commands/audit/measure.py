@@ -1,4 +1,6 @@
-"""An audit: the chapters of one model, the strongest attack that fits the budget, and the file for JUnit."""
+"""An audit: the chapters of one model, the strongest attack that fits the budget, and the file for
+JUnit.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -48,11 +50,24 @@ from vitlens.commands.audit.plan import (
     mapped_images,
     pass_seconds,
 )
-from vitlens.commands.audit.record import CORRUPTIONS_PART, AuditRecord, BudgetRow, CandidateRow, Part, UntestedRow
+from vitlens.commands.audit.record import (
+    CORRUPTIONS_PART,
+    AuditRecord,
+    BudgetRow,
+    CandidateRow,
+    Part,
+    UntestedRow,
+)
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
+from vitlens.commands.run.chapter_runs import (
+    ChapterCache,
+    ChapterImages,
+    ChapterRunner,
+    as_typed,
+    cache_folder,
+)
 from vitlens.commands.run.chapters import ChapterRow
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
@@ -80,17 +95,21 @@ _FGSM_EPSILONS: Final = AttackOptions(("",)).linf
 class AuditChapters(ChapterRunner):
     """Runs the chapters of an audit of one model.
 
-    predicted: whether the model's predictions are the labels; untested: the chapters that could not be run, or not
-    whole. The methods are called in the order in which they stand here, as the attack has the time that the others
-    leave.
+    predicted: whether the model's predictions are the labels; untested: the chapters that could not
+    be run, or not whole. The methods are called in the order in which they stand here, as the
+    attack has the time that the others leave.
     """
 
-    def __init__(self, folder: RunFolder, run: Run[AuditOptions], predicted: bool, clock: BusyClock) -> None:
+    def __init__(
+        self, folder: RunFolder, run: Run[AuditOptions], predicted: bool, clock: BusyClock
+    ) -> None:
         options = run.options
         (name,) = parse_models((options.model,))
         data = None if options.images else options.data or "digits"
         images = ChapterImages(data, options.images, data_dir=run.run.data_dir)
-        cache = ChapterCache(cache_folder(), {as_typed(name): content_digest(run.model)}, images.digest)
+        cache = ChapterCache(
+            cache_folder(), {as_typed(name): content_digest(run.model)}, images.digest
+        )
         super().__init__(folder.path, run.run, cache if options.cache else None, on_done=self._keep)
         self.folder = folder
         self.audit_run = run
@@ -125,13 +144,18 @@ class AuditChapters(ChapterRunner):
             self._leave_out("evaluate", "it needs labelled images")
         else:
             options = EvaluateOptions(
-                self.models, self.images["data"], model_options=self.model_options, run=self.run_options
+                self.models,
+                self.images["data"],
+                model_options=self.model_options,
+                run=self.run_options,
             )
             self.run("evaluate", self.alias, options)
         self.one_pass = pass_of_an_image(self.model, self.split)
 
     def stats(self) -> None:
-        """Describe the attention of as many images as fit, without names of heads, which no verdict uses."""
+        """Describe the attention of as many images as fit, without names of heads, which no verdict
+        uses.
+        """
         reason = self.model.supports("stats")
         if reason is not None:
             self._leave_out("stats", reason.partition("; ")[0])
@@ -140,11 +164,17 @@ class AuditChapters(ChapterRunner):
         least = STATS_PASSES * self.one_pass * min(FEWEST_JUDGED, count)
         seconds = self.budget.share(STATS_SHARE)
         if seconds <= least:
-            self._leave_out("stats", self.budget.refusal("statistics of attention", least, STATS_SHARE))
+            self._leave_out(
+                "stats", self.budget.refusal("statistics of attention", least, STATS_SHARE)
+            )
             return
         images = min(count, int(seconds / (STATS_PASSES * self.one_pass)))
         options = StatsOptions(
-            *self.models, **self.images, names=False, model_options=self.model_options, run=self.at_most(images)
+            *self.models,
+            **self.images,
+            names=False,
+            model_options=self.model_options,
+            run=self.at_most(images),
         )
         self.run("stats", self.alias, options)
 
@@ -155,11 +185,15 @@ class AuditChapters(ChapterRunner):
         """
         methods = tuple(name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied)
         if not methods:
-            self._leave_out("explain", f"none of the methods that are checked is defined for {self.alias}")
+            self._leave_out(
+                "explain", f"none of the methods that are checked is defined for {self.alias}"
+            )
             return False
         seconds = self.budget.share(EXPLAIN_SHARE)
         if not seconds:
-            self._leave_out("explain", self.budget.refusal("the checks of maps", 0.0, EXPLAIN_SHARE))
+            self._leave_out(
+                "explain", self.budget.refusal("the checks of maps", 0.0, EXPLAIN_SHARE)
+            )
             return False
         costs = map_seconds(self.model, self.split, methods, self.one_pass)
         fitting, images = fitting_methods(costs, seconds, len(self.split))
@@ -172,7 +206,9 @@ class AuditChapters(ChapterRunner):
         too_slow = [name for name in methods if name not in fitting]
         if too_slow:
             minutes = f"{self.budget.minutes:g} min"
-            self._leave_out("explain", f"the checks of {', '.join(too_slow)} do not fit the budget of {minutes}")
+            self._leave_out(
+                "explain", f"the checks of {', '.join(too_slow)} do not fit the budget of {minutes}"
+            )
         options = ExplainOptions(
             self.models,
             **self.images,
@@ -203,7 +239,8 @@ class AuditChapters(ChapterRunner):
         self.quick = self._attacked(self._attack_options(FGSM, run), part=CORRUPTIONS_PART)
 
     def reliance(self) -> dict[str, Any]:
-        """Measure what the model relies on, on as many images as fit; return fields of the record."""
+        """Measure what the model relies on, on as many images as fit; return fields of the
+        record."""
         if self.predicted:
             return {}
         plan = plan_of([self.split], thorough=False, levels=False)
@@ -217,7 +254,8 @@ class AuditChapters(ChapterRunner):
         return {}
 
     def failures(self) -> dict[str, Any]:
-        """Ask why the model fails, with maps of as many images as fit; return fields of the record."""
+        """Ask why the model fails, with maps of as many images as fit; return fields of the
+        record."""
         if self.predicted:
             return {}
         count = len(self.split)
@@ -232,8 +270,12 @@ class AuditChapters(ChapterRunner):
         return {}
 
     def attack(self) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
-        """Run the strongest attack that fits what the others leave; return the budget and the candidates."""
-        budget = BudgetRow(self.budget.minutes, self.budget.spent / 60, self.budget.left / 60, self.one_pass)
+        """Run the strongest attack that fits what the others leave; return the budget and the
+        candidates.
+        """
+        budget = BudgetRow(
+            self.budget.minutes, self.budget.spent / 60, self.budget.left / 60, self.one_pass
+        )
         if self.quick is None:
             return budget, ()
         budget = replace(budget, pass_seconds=pass_seconds(self.quick.attacks[0]))
@@ -248,9 +290,16 @@ class AuditChapters(ChapterRunner):
         (chosen,) = [row for row in candidates if row.state == "chosen"]
         if chosen.attacks != FGSM:
             # FGSM again: a step takes no time, and the self-checks compare with it
-            options = self._attack_options((*FGSM, *chosen.attacks), replace(self.run_options, limit=chosen.images))
+            options = self._attack_options(
+                (*FGSM, *chosen.attacks), replace(self.run_options, limit=chosen.images)
+            )
             self._attacked(
-                replace(options, epsilons=(0.0, *chosen.epsilons), restarts=chosen.restarts, corruptions=False)
+                replace(
+                    options,
+                    epsilons=(0.0, *chosen.epsilons),
+                    restarts=chosen.restarts,
+                    corruptions=False,
+                )
             )
         return budget, candidates
 
@@ -279,7 +328,9 @@ class AuditChapters(ChapterRunner):
         return True
 
 
-def seconds_of(function: Callable[[Model, Split], Tensor], model: Model, split: Split, images: int = 1) -> float:
+def seconds_of(
+    function: Callable[[Model, Split], Tensor], model: Model, split: Split, images: int = 1
+) -> float:
     """Return the busy seconds of one image in a function of a model and the first images."""
     few = split.pick(torch.arange(min(images, len(split))))
     clock = BusyClock()
@@ -297,10 +348,14 @@ def pass_of_an_image(model: Model, split: Split) -> float:
 @phase("Timing the corruptions, to fit the budget")
 def corruption_seconds(model: Model, split: Split) -> float:
     """Return the seconds of one image under all corruptions."""
-    changes = [(kind.operation, strength) for kind in CORRUPTIONS.values() for strength in kind.levels]
+    changes = [
+        (kind.operation, strength) for kind in CORRUPTIONS.values() for strength in kind.levels
+    ]
 
     def corrupted(model: Model, few: Split) -> Tensor:
-        labelled = replace(few, labels=torch.zeros(len(few), dtype=torch.long), classes=model.classes)
+        labelled = replace(
+            few, labels=torch.zeros(len(few), dtype=torch.long), classes=model.classes
+        )
         return correct_after(model, labelled, changes, keys=torch.arange(len(few)))
 
     return seconds_of(corrupted, model, split)
@@ -331,13 +386,16 @@ def map_seconds(model: Model, split: Split, methods: Sequence[str], one_pass: fl
         return torch.stack(gaps)
 
     seconds_of(partial(removal, steps=1), model, split)  # what is made once is made before
-    return MapCosts({name: costs[name] for name in order}, seconds_of(removal, model, split), one_pass)
+    return MapCosts(
+        {name: costs[name] for name in order}, seconds_of(removal, model, split), one_pass
+    )
 
 
 def measure(options: AuditOptions) -> Path:
     """Run all chapters, write the report and, if asked, the JUnit file; returns the report's path.
 
-    Raises InputError (or one of its kind) before anything is written for images that cannot be audited.
+    Raises InputError (or one of its kind) before anything is written for images that cannot be
+    audited.
     """
     clock = BusyClock()
     requirements = requirements_of(options.run.at_least, options.run.at_most)
@@ -346,10 +404,15 @@ def measure(options: AuditOptions) -> Path:
     model = run.model
     split = run.split
     if not len(split):
-        raise DataError(f"expected images to audit {model.alias} on, found none in {split.name}; see vitlens data")
+        raise DataError(
+            f"expected images to audit {model.alias} on, found none in {split.name}; see vitlens "
+            "data"
+        )
     predicted = options.predicted or split.labels is None
     if not predicted:
-        label_columns(model.classes, split)  # classes that the model does not know are refused before any chapter
+        label_columns(
+            model.classes, split
+        )  # classes that the model does not know are refused before any chapter
     with run.folder("Audit of") as writing:
         folder = writing.folder
         assert folder is not None, "one process alone audits"
@@ -378,7 +441,9 @@ def measure(options: AuditOptions) -> Path:
         record = read_folder(folder.path)
         document = COMMANDS["audit"].report(record)
         judged = tuple(outcomes(requirements, record))
-        write_bytes(options.junit, junit(document, judged, suite="vitlens audit", seconds=folder.seconds))
+        write_bytes(
+            options.junit, junit(document, judged, suite="vitlens audit", seconds=folder.seconds)
+        )
     return path
 
 
@@ -387,12 +452,16 @@ def _reliance(run: Run[AuditOptions], plan: Plan, images: int) -> dict[str, Any]
     """Return the tables of the main cues, on a seeded, class-balanced subset of the images."""
     subset = run.split.limit(images, seed=run.run.seed)
     viewers = viewers_of([run.model], [subset], run.run.precision)
-    return reliance_fields(measure_reliance(viewers, plan, batch_size=run.run.batch_size, seed=run.run.seed))
+    return reliance_fields(
+        measure_reliance(viewers, plan, batch_size=run.run.batch_size, seed=run.run.seed)
+    )
 
 
 @phase("Predictions and maps, to ask why images are misclassified")
 def subject_of(run: Run[AuditOptions], images: int) -> Subject:
-    """Return the model, its predictions, and maps of so many images, drawn at random for unbiased accuracies."""
+    """Return the model, its predictions, and maps of so many images, drawn at random for unbiased
+    accuracies.
+    """
     model = run.model
     split = run.split
     seed = run.run.seed
@@ -400,8 +469,12 @@ def subject_of(run: Run[AuditOptions], images: int) -> Subject:
     draw = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     indices = draw[:images].sort().values
     method = preferred_method(model)
-    maps = explain(model, split.pick(indices), method=method, batch_size=run.run.batch_size, seed=seed)
-    return Subject(model, split, evaluation, maps.detach().float().cpu(), indices, **run.passes, seed=seed)
+    maps = explain(
+        model, split.pick(indices), method=method, batch_size=run.run.batch_size, seed=seed
+    )
+    return Subject(
+        model, split, evaluation, maps.detach().float().cpu(), indices, **run.passes, seed=seed
+    )
 
 
 def _require_writable(file: Path | None) -> None:
@@ -409,8 +482,11 @@ def _require_writable(file: Path | None) -> None:
     if file is None:
         return
     if not str(file).strip() or file.is_dir():
-        raise InputError(f"expected a file for --junit, found {str(file)!r}; e.g. --junit audit.xml")
+        raise InputError(
+            f"expected a file for --junit, found {str(file)!r}; e.g. --junit audit.xml"
+        )
     if not file.parent.is_dir():
         raise OutputError(
-            f"expected a folder that is there for --junit, found none at {file.parent}; make it, or choose another"
+            f"expected a folder that is there for --junit, found none at {file.parent}; make it, "
+            "or choose another"
         )

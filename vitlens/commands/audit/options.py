@@ -16,22 +16,25 @@ BUDGET: Final = 3.0  # minutes
 class AuditOptions(ModelOnImages):
     """Options of an audit.
 
-    model: the one that is judged; data, images: labelled or not; predicted: ignore labels and let attacks and
-    corruptions use the model's predictions, as they do for images without labels; budget: minutes for all chapters
-    together, of which maps and their checks have a share and the attack what the others leave; junit: the file for
-    continuous integration (None: no file); cache: use chapters of earlier runs again.
+    model: the one that is judged; data, images: labelled or not; predicted: ignore labels and let
+    attacks and corruptions use the model's predictions, as they do for images without labels;
+    budget: minutes for all chapters together, of which maps and their checks have a share and the
+    attack what the others leave; junit: the file for continuous integration (None: no file); cache:
+    use chapters of earlier runs again.
     """
 
     predicted: bool = predicted_option()
     budget: float = option(
         "--budget",
-        "Minutes of the whole audit on this machine: the maps that are checked and the attack are those that fit.",
+        "Minutes of the whole audit on this machine: the maps that are checked and the attack are "
+        "those that fit.",
         default=BUDGET,
         metavar="MINUTES",
     )
     junit: Path | None = option(
         "--junit",
-        "Also write verdicts and requirements as JUnit XML. Failures there are the --at-least and --at-most that "
+        "Also write verdicts and requirements as JUnit XML. Failures there are the --at-least and "
+        "--at-most that "
         "do not hold, as for exit code 3; a verdict of fail is skipped, with its reason.",
         metavar="FILE",
         shown=False,
@@ -45,4 +48,6 @@ class AuditOptions(ModelOnImages):
 
     def __post_init__(self) -> None:
         if not (isfinite(self.budget) and self.budget > 0):
-            raise InputError(f"expected --budget in minutes, above 0, found {self.budget:g}; e.g. --budget 10")
+            raise InputError(
+                f"expected --budget in minutes, above 0, found {self.budget:g}; e.g. --budget 10"
+            )

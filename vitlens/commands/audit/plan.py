@@ -1,4 +1,6 @@
-"""What of an audit fits its budget: arithmetic on the measured seconds of single images, and the clock."""
+"""What of an audit fits its budget: arithmetic on the measured seconds of single images, and the
+clock.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +27,19 @@ MAPPED_SHARE: Final = 0.1  # of it, which the question why the model fails may t
 RELIED_SHARE: Final = 0.1  # of it, which the question what the model relies on may take
 REPORT_SHARE: Final = 0.1  # of it, which is kept for the report
 MAPPED: Final = 200  # images with maps for the question why the model fails, at most
-EXPLAINED: Final = (50, FEWEST_JUDGED)  # images on which the methods are checked; fewer judge no map
+EXPLAINED: Final = (
+    50,
+    FEWEST_JUDGED,
+)  # images on which the methods are checked; fewer judge no map
 COSTLY: Final = 20  # forward passes of a map, above which its time is not measured but counted
 BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
-_RUNS: Final = 8  # runs of an attack on the images of its self-checks, four of them in one with four times the steps
+# runs of an attack on the images of its self-checks, four of them in one with four times the steps
+_RUNS: Final = 8
 _EDITED: Final = 1.3  # times a forward pass, which an image takes with its change
 _LONGER: Final = 1.1  # than this time a stage may take in another run
 
-# 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there is too weak
+# 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there
+# is too weak
 _FULL = (1.0, 2.0, 4.0, 8.0)
 _JUDGED = (1.0, 8.0)
 FGSM: Final = ("fgsm",)  # runs with the corruptions, before any other attack
@@ -56,14 +63,18 @@ CANDIDATES: Final = tuple(  # the strongest first
 
 
 class BusyClock:
-    """A clock of the seconds that this process could use: CPU time on a machine that others use, too."""
+    """A clock of the seconds that this process could use: CPU time on a machine that others use,
+    too.
+    """
 
     def __init__(self) -> None:
         self._wall = time.monotonic()
         self._processor = time.process_time()
 
     def __call__(self) -> float:
-        """Return the seconds since the clock was made, or the CPU seconds of all threads if these are fewer."""
+        """Return the seconds since the clock was made, or the CPU seconds of all threads if these
+        are fewer.
+        """
         return min(time.monotonic() - self._wall, time.process_time() - self._processor)
 
 
@@ -71,8 +82,8 @@ class BusyClock:
 class Budget:
     """The seconds that an audit may take.
 
-    minutes: of --budget; clock: busy seconds since the start; cached: seconds that chapters from the cache took when
-    they were made, so that the same audit chooses the same attack again.
+    minutes: of --budget; clock: busy seconds since the start; cached: seconds that chapters from
+    the cache took when they were made, so that the same audit chooses the same attack again.
     """
 
     minutes: float
@@ -95,16 +106,21 @@ class Budget:
         return max(0.0, (1 - REPORT_SHARE) * self.seconds - self.spent)
 
     def share(self, fraction: float) -> float:
-        """Return the seconds of a stage with this share of the whole, or what is left where that is less."""
+        """Return the seconds of a stage with this share of the whole, or what is left where that is
+        less.
+        """
         return min(fraction * self.seconds, self.left)
 
     def refusal(self, what: str, takes: float, share: float) -> str:
-        """Return why a stage is left out, and with which budget it would not be. takes: its seconds."""
+        """Return why a stage is left out, and with which budget it would not be. takes: its
+        seconds.
+        """
         if not self.left:
             return f"the budget of {number(self.minutes)} min was spent before {what}"
         enough = ceil(_LONGER * max(takes / share, takes + self.spent) / 60)
         return (
-            f"the budget of {number(self.minutes)} min leaves {number(self.share(share))} s for {what}, "
+            f"the budget of {number(self.minutes)} min leaves {number(self.share(share))} s for "
+            f"{what}, "
             f"which takes {number(takes)} s; --budget {enough} would do"
         )
 
@@ -113,8 +129,8 @@ class Budget:
 class MapCosts:
     """Measured seconds of one image.
 
-    maps: of its map by each method, the preferred method first, then the fastest; removal: of the check of one map that
-    removes patches; one_pass: of a forward pass.
+    maps: of its map by each method, the preferred method first, then the fastest; removal: of the
+    check of one map that removes patches; one_pass: of a forward pass.
     """
 
     maps: Mapping[str, float]
@@ -122,7 +138,9 @@ class MapCosts:
     one_pass: float
 
     def seconds(self, methods: Sequence[str], images: int) -> float:
-        """Return the seconds of all checks of these methods on so many images, and of the baselines' checks."""
+        """Return the seconds of all checks of these methods on so many images, and of the
+        baselines' checks.
+        """
         total = self.removal * images * (len(methods) + len(BASELINES))
         for name in methods:
             randomised = min(images, randomised_images(self.maps[name] / self.one_pass))
@@ -133,9 +151,9 @@ class MapCosts:
 def fitting_methods(costs: MapCosts, seconds: float, images: int) -> tuple[tuple[str, ...], int]:
     """Return the methods, and the number of images, whose checks fit into these seconds.
 
-    As many methods as fit come first, in the order of the costs, then as many images. If not even the first method
-    fits, another one may on the fewest images that judge a map. No method and no images: nothing fits. images: that
-    there are.
+    As many methods as fit come first, in the order of the costs, then as many images. If not even
+    the first method fits, another one may on the fewest images that judge a map. No method and no
+    images: nothing fits. images: that there are.
     """
     names = tuple(costs.maps)
     fewest = min(EXPLAINED[-1], images)
@@ -155,8 +173,8 @@ def fitting_methods(costs: MapCosts, seconds: float, images: int) -> tuple[tuple
 class CorruptionCosts:
     """Measured seconds of one image.
 
-    corrupted: under all corruptions; one_pass: of a forward pass; epsilons: number of epsilons of FGSM, which runs on
-    the same images.
+    corrupted: under all corruptions; one_pass: of a forward pass; epsilons: number of epsilons of
+    FGSM, which runs on the same images.
     """
 
     corrupted: float
@@ -170,7 +188,9 @@ class CorruptionCosts:
 
 
 def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int:
-    """Return on how many images corruptions and FGSM take these seconds at most; 0 where that judges nothing."""
+    """Return on how many images corruptions and FGSM take these seconds at most; 0 where that
+    judges nothing.
+    """
     least = min(FEWEST_JUDGED, images)
     for count in range(images, least - 1, -1):
         if costs.seconds(count) <= seconds:
@@ -179,7 +199,8 @@ def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int
 
 
 def mapped_images(a_map: float, one_pass: float, seconds: float, images: int) -> int:
-    """Return on how many images maps are made for the question why the model fails; 0 if too few fit.
+    """Return on how many images maps are made for the question why the model fails; 0 if too few
+    fit.
 
     a_map: seconds of one; all images are classified, too.
     """
@@ -201,7 +222,8 @@ def changed_images(passes: int, one_pass: float, seconds: float, images: int) ->
 
 
 def pass_seconds(row: AttackRow) -> float:
-    """Return the seconds of one forward pass of one image in an attack that was run; 0 where it attacked nothing.
+    """Return the seconds of one forward pass of one image in an attack that was run; 0 where it
+    attacked nothing.
 
     row: its forward passes include those whose gradients it took.
     """
@@ -218,12 +240,16 @@ def considered(
     defined: Callable[[Attack], bool] = lambda _: True,
     attacked: int | None = None,
 ) -> tuple[CandidateRow, ...]:
-    """Return all candidates in their order, and FGSM at the end; the first that fits what is left is chosen.
+    """Return all candidates in their order, and FGSM at the end; the first that fits what is left
+    is chosen.
 
-    images: that there are; candidates that differ in more images than these alone are one. shares: as `passes_of`;
-    defined: whether the model has enough classes for an attack; attacked: images on which FGSM ran (None: all).
+    images: that there are; candidates that differ in more images than these alone are one. shares:
+    as `passes_of`; defined: whether the model has enough classes for an attack; attacked: images on
+    which FGSM ran (None: all).
     """
-    unique = dict.fromkeys(replace(candidate, images=min(candidate.images, images)) for candidate in candidates)
+    unique = dict.fromkeys(
+        replace(candidate, images=min(candidate.images, images)) for candidate in candidates
+    )
     rows: list[CandidateRow] = []
     is_chosen = False
     for candidate in unique:
@@ -231,7 +257,9 @@ def considered(
         if not all(map(defined, parts)):
             rows.append(replace(candidate, state="undefined"))
             continue
-        fgsm = replace(candidate, attacks=FGSM, restarts=1)  # runs with the candidate, for the self-checks
+        fgsm = replace(
+            candidate, attacks=FGSM, restarts=1
+        )  # runs with the candidate, for the self-checks
         seconds = budget.pass_seconds * (passes_of(candidate, shares) + passes_of(fgsm, shares))
         state: CandidateState = (
             "weaker" if is_chosen else "too long"
@@ -242,15 +270,19 @@ def considered(
         rows.append(replace(candidate, minutes=seconds / 60, state=state))
     fgsm_state: CandidateState = "weaker" if is_chosen else "chosen"
     fgsm_images = images if attacked is None else attacked
-    return (*rows, CandidateRow(FGSM, 1, _FULL, fgsm_images, 0.0, fgsm_state))  # has been run already
+    return (
+        *rows,
+        CandidateRow(FGSM, 1, _FULL, fgsm_images, 0.0, fgsm_state),
+    )  # has been run already
 
 
 def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
-    """Return the most forward passes that the attacks, their self-checks and the attack on a sample take.
+    """Return the most forward passes that the attacks, their self-checks and the attack on a sample
+    take.
 
-    An image that is fooled at one epsilon is not attacked at larger ones, and by the later members of an ensemble not
-    at this one. shares: epsilon in 1/255 (0: clean) -> the share of the images that a weaker attack leaves correct, so
-    that no more are left here.
+    An image that is fooled at one epsilon is not attacked at larger ones, and by the later members
+    of an ensemble not at this one. shares: epsilon in 1/255 (0: clean) -> the share of the images
+    that a weaker attack leaves correct, so that no more are left here.
     """
     total = 0.0
     for name in candidate.attacks:
@@ -264,6 +296,8 @@ def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
             for smaller, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons):
                 left = smaller if index == 0 else epsilon
                 swept += shares.get(left, shares.get(0.0, 1.0))
-            passes = member.passes(restarts=candidate.restarts) * (BACKWARD if member.gradients else 1.0)
+            passes = member.passes(restarts=candidate.restarts) * (
+                BACKWARD if member.gradients else 1.0
+            )
             total += (checked + candidate.images * swept) * passes
     return total

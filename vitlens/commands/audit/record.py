@@ -1,4 +1,5 @@
-"""What `vitlens audit` records: its chapters, how the attack was chosen, and what was not tested."""
+"""What `vitlens audit` records: its chapters, how the attack was chosen, and what was not
+tested."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,18 +10,22 @@ from vitlens.commands.shared.failures import FailuresRecord
 from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.record import col, table
 
-Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats", "failures", "reliance"]
+Part: TypeAlias = Literal[
+    "evaluate", "explain", "attack", "corruptions", "stats", "failures", "reliance"
+]
 CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
-CORRUPTIONS_PART: Final = "corruptions"  # of the two attack chapters, the one of corruptions and FGSM on all images
+CORRUPTIONS_PART: Final = (
+    "corruptions"  # of the two attack chapters, the one of corruptions and FGSM on all images
+)
 
 
 @dataclass(frozen=True)
 class CandidateRow:
     """One way to attack the model, the strongest first.
 
-    attacks: names of the registry; images: number of attacked images; minutes: upper bound of its time here, None if an
-    attack is not defined for the model; state: chosen, weaker than the chosen one, longer than what is left of the
-    budget, or not defined for so few classes.
+    attacks: names of the registry; images: number of attacked images; minutes: upper bound of its
+    time here, None if an attack is not defined for the model; state: chosen, weaker than the chosen
+    one, longer than what is left of the budget, or not defined for so few classes.
     """
 
     attacks: tuple[str, ...] = col("attacks")
@@ -35,8 +40,9 @@ class CandidateRow:
 class BudgetRow:
     """Minutes of the budget and how they were spent.
 
-    minutes: of --budget; others: taken by all chapters before the attack; left: for the attack; total: of the whole
-    audit before its report was written; pass_seconds: of one forward pass of one image.
+    minutes: of --budget; others: taken by all chapters before the attack; left: for the attack;
+    total: of the whole audit before its report was written; pass_seconds: of one forward pass of
+    one image.
     """
 
     minutes: float = col("budget, minutes")
@@ -64,7 +70,9 @@ class AuditRecord(Chaptered, FailuresRecord, RelianceRecord):
 
     @property
     def named(self) -> Mapping[str, Chapter]:
-        """Return the chapters that were run, by command, or by which one it is of several of a command."""
+        """Return the chapters that were run, by command, or by which one it is of several of a
+        command.
+        """
         return {chapter.row.part or chapter.row.word: chapter for chapter in self.parts}
 
     @property

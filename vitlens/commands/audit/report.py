@@ -31,8 +31,15 @@ _QUESTIONS: Final = (
     Question("Is it accurate?", ("evaluate",), "per_class"),
     Question("Are its probabilities right?", ("evaluate",), "calibration"),
     Question("Which map can you trust?", ("explain",), "checks"),
-    Question("How does it break under attack?", ("attack", "corruptions"), "curves", ("robustness",)),
-    Question("How does it break under common corruptions?", ("corruptions",), "corruptions", ("common corruptions",)),
+    Question(
+        "How does it break under attack?", ("attack", "corruptions"), "curves", ("robustness",)
+    ),
+    Question(
+        "How does it break under common corruptions?",
+        ("corruptions",),
+        "corruptions",
+        ("common corruptions",),
+    ),
     Question("Which classes are confused?", ("evaluate",), "confusion"),
     Question("Is its attention healthy?", ("stats",), "specialisation"),
 )
@@ -81,11 +88,15 @@ def _release(record: AuditRecord, judged: Sequence[Claim]) -> Claim:
     return found(
         "release",
         alias,
-        "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in {{ failing|names }}"
-        "{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif %}{% if rest %}; {{ rest }} "
+        "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in "
+        "{{ failing|names }}"
+        "{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} "
+        "doubtful{% endif %}{% if rest %}; {{ rest }} "
         "{{ rest|are }} inconclusive or not tested{% endif %}.",
-        headline=_RELEASE + "{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is "
-        "doubtful in {{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}",
+        headline=_RELEASE
+        + "{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is "
+        "doubtful in {{ warned[:3]|join(', ') }}{% else %}fails in nothing that was "
+        "judged{% endif %}",
         given={
             "model": alias,
             "n": states.total(),
@@ -100,12 +111,15 @@ def _release(record: AuditRecord, judged: Sequence[Claim]) -> Claim:
 
 
 def _judged(record: AuditRecord) -> Iterator[Claim]:
-    """Yield what each chapter judges, once; for chapters that were not run, that it is not tested."""
+    """Yield what each chapter judges, once; for chapters that were not run, that it is not
+    tested."""
     yield _accuracy(record)
     is_attacked = "attack" in record.named
     for name, chapter in record.named.items():
         for claim in chapter.claims:
-            if claim.question in ("accuracy", "top-1 accuracy") or _is_judged_elsewhere(record, name, claim):
+            if claim.question in ("accuracy", "top-1 accuracy") or _is_judged_elsewhere(
+                record, name, claim
+            ):
                 continue
             claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
             claim = claim if is_attacked else _one_step(claim)
@@ -119,7 +133,9 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
 
 
 def _is_judged_elsewhere(record: AuditRecord, name: str, claim: Claim) -> bool:
-    """Return True for what another chapter judges better: attacks by the strongest, corruptions on most images."""
+    """Return True for what another chapter judges better: attacks by the strongest, corruptions on
+    most images.
+    """
     if claim.question == "common corruptions":
         return name == "attack"
     return claim.question == "robustness" and name == "corruptions" and "attack" in record.named
@@ -131,7 +147,9 @@ def _accuracy(record: AuditRecord) -> Claim:
     if record.predicted:
         return unjudged("accuracy", alias, "it needs labelled images", state="not tested")
     accuracy = record.metric(f"accuracy/{alias}")
-    required = [outcome for outcome in requirement_outcomes(record) if outcome.metric == f"accuracy/{alias}"]
+    required = [
+        outcome for outcome in requirement_outcomes(record) if outcome.metric == f"accuracy/{alias}"
+    ]
     if not required:
         because = "there is no other model to judge it by: add `--at-least accuracy=VALUE`"
         return Claim("accuracy", alias, verdict=Verdict("not tested", because), effect=accuracy)
@@ -140,14 +158,20 @@ def _accuracy(record: AuditRecord) -> Claim:
     return Claim(
         "accuracy",
         alias,
-        say("**{{ m }}** classifies {{ accuracy }} of the images correctly.", m=alias, accuracy=accuracy),
+        say(
+            "**{{ m }}** classifies {{ accuracy }} of the images correctly.",
+            m=alias,
+            accuracy=accuracy,
+        ),
         verdict=Verdict("pass" if holds else "fail", ", ".join(bounds)),
         effect=accuracy,
     )
 
 
 def _one_step(claim: Claim) -> Claim:
-    """Withhold praise if only FGSM fits the budget: it can show that a model is weak, not that it is robust."""
+    """Withhold praise if only FGSM fits the budget: it can show that a model is weak, not that it
+    is robust.
+    """
     if claim.question != "robustness" or claim.state not in ("pass", "warn"):
         return claim
     if claim.effect is not None and not_robust(claim.effect):
@@ -188,10 +212,13 @@ def unknown(record: AuditRecord) -> Iterator[str]:
     """Yield what could overturn the judgement, the most serious first."""
     chosen = record.chosen
     considered = record.attacks_considered
-    stronger = [row for row in considered[: considered.index(chosen)] if row.minutes] if chosen else []
+    stronger = (
+        [row for row in considered[: considered.index(chosen)] if row.minutes] if chosen else []
+    )
     if chosen and stronger:
         yield say(
-            "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break more images than "
+            "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break "
+            "more images than "
             "{{ chosen }}.",
             more=attack_words(stronger[0]),
             chosen=attack_words(chosen),
@@ -202,11 +229,13 @@ def unknown(record: AuditRecord) -> Iterator[str]:
             yield say("Not tested: {{ r|whole }}.", r=row.reason)
     if record.predicted:
         yield (
-            "No labels are used: accuracy and calibration are not tested, and attacks and corruptions are judged by "
+            "No labels are used: accuracy and calibration are not tested, and attacks and "
+            "corruptions are judged by "
             "the share of the model's predictions that stay the same."
         )
     yield say(
-        "This holds for images like these {{ n }}. The intervals cover the choice of images, not other sources of "
+        "This holds for images like these {{ n }}. The intervals cover the choice of images, not "
+        "other sources of "
         "images or another training of the model.",
         n=record.images,
     )
@@ -226,7 +255,9 @@ def attack_words(row: CandidateRow) -> str:
 
 
 def _answers(record: AuditRecord) -> Iterator[Section]:
-    """Yield the questions that chapters answer; of an audit that was stopped, also its other chapters."""
+    """Yield the questions that chapters answer; of an audit that was stopped, also its other
+    chapters.
+    """
     sections = tuple(answered(record.parts, _QUESTIONS, list(_judged(record))))
     yield from sections
     if not record.budget:  # which is written at the end
@@ -258,7 +289,8 @@ REPORT: Final = Report(
         Declared(
             "Does it meet what was asked?",
             requirement_outcomes,
-            opening="{{ rows|selectattr('holds')|list|length }} of {{ rows|length }} requirement{{ rows|s }} hold"
+            opening="{{ rows|selectattr('holds')|list|length }} of {{ rows|length }} "
+            "requirement{{ rows|s }} hold"
             "{% if rows|length == 1 %}s{% endif %}.",
             columns=("metric", "holds", "because"),
         ),

@@ -12,7 +12,12 @@ from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import BiasRow, ConflictRow, DisturbedPairRow, HarderRow
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.comparison import compared
-from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, traced_fields, viewers_of
+from vitlens.commands.shared.reliance_measure import (
+    plan_of,
+    reliance_fields,
+    traced_fields,
+    viewers_of,
+)
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of
 from vitlens.data.shapes import CLASSES as SHAPES
@@ -22,10 +27,11 @@ from vitlens.models.model import Model
 
 
 def changed_image_fields(run: Run[CompareOptions]) -> dict[str, Any]:
-    """Return the fields of the record that are measured on changed images: reliance on cues, and disturbances.
+    """Return the fields of the record that are measured on changed images: reliance on cues, and
+    disturbances.
 
-    All of them use the same seeded, class-balanced subset of at most --disturbed images. The levels of the
-    disturbances are among the interventions.
+    All of them use the same seeded, class-balanced subset of at most --disturbed images. The levels
+    of the disturbances are among the interventions.
     """
     options = run.options
     seed = run.run.seed
@@ -34,10 +40,14 @@ def changed_image_fields(run: Run[CompareOptions]) -> dict[str, Any]:
     plan = plan_of(subsets, thorough=options.every_cue, levels=True)
     images = sum(len(subset) for subset in subsets)
     with run.progress("changing images", plan.passes * images) as advance:
-        measured = measure_reliance(viewers, plan, batch_size=run.run.batch_size, seed=seed, advance=advance)
+        measured = measure_reliance(
+            viewers, plan, batch_size=run.run.batch_size, seed=seed, advance=advance
+        )
     return {
         **reliance_fields(measured),
-        **traced_fields(measured, viewers, limit=options.disturbed, seed=seed, progress=run.progress),
+        **traced_fields(
+            measured, viewers, limit=options.disturbed, seed=seed, progress=run.progress
+        ),
         "robustness": tuple(_accuracy_by_level(run, measured)),
         "disturbed_pairs": tuple(_differences_by_level(run, measured)),
     }
@@ -49,7 +59,9 @@ def _accuracy_by_level(run: Run[CompareOptions], measured: Measured) -> Iterator
     if measured.groups is not None:
         groups = torch.from_numpy(measured.groups)
     for index, (model, split) in enumerate(zip(run.models, run.splits)):
-        classes = max(len(split.classes), len(model.classes))  # the data may have only some classes of the model
+        classes = max(
+            len(split.classes), len(model.classes)
+        )  # the data may have only some classes of the model
         for (kind, level), correct in measured.correct.items():
             yield HarderRow(
                 model=model.alias,
@@ -60,7 +72,9 @@ def _accuracy_by_level(run: Run[CompareOptions], measured: Measured) -> Iterator
             )
 
 
-def _differences_by_level(run: Run[CompareOptions], measured: Measured) -> Iterator[DisturbedPairRow]:
+def _differences_by_level(
+    run: Run[CompareOptions], measured: Measured
+) -> Iterator[DisturbedPairRow]:
     """Yield the difference of the models at each level, all tests corrected together (Holm)."""
     first, second = run.aliases
     tests = [(first, second, correct[0], correct[1]) for correct in measured.correct.values()]
@@ -72,8 +86,8 @@ def _differences_by_level(run: Run[CompareOptions], measured: Measured) -> Itera
 def load_cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
     """Return images with cue conflicts, preprocessed for each model; none if there are none.
 
-    They are those of --cue-conflict, or else those of the data, or else the bundled shapes for models that know their
-    classes. Raises DataError if --cue-conflict names other images.
+    They are those of --cue-conflict, or else those of the data, or else the bundled shapes for
+    models that know their classes. Raises DataError if --cue-conflict names other images.
     """
     if run.options.cue_conflict is not None:
         return _load_named(run, run.options.cue_conflict)
@@ -109,7 +123,9 @@ def _knows_shapes(model: Model) -> bool:
 
 
 def shape_bias_fields(run: Run[CompareOptions], conflicts: Sequence[Split]) -> dict[str, Any]:
-    """Return the fields of the record on the shape bias of both models; empty tables without cue conflicts."""
+    """Return the fields of the record on the shape bias of both models; empty tables without cue
+    conflicts.
+    """
     rows = []
     rows_by_shape: list[ConflictRow] = []
     for model, split in zip(run.models, conflicts):

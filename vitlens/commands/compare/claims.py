@@ -8,7 +8,12 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.commands.shared.calibration import FEW, calibration_claim
-from vitlens.commands.shared.comparison import accuracy_claims, accuracy_effects, not_equal, which_is_better
+from vitlens.commands.shared.comparison import (
+    accuracy_claims,
+    accuracy_effects,
+    not_equal,
+    which_is_better,
+)
 from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
 from vitlens.commands.shared.maps.report import uniform_claim
 from vitlens.commands.shared.trainings import trained
@@ -26,7 +31,9 @@ _DISTURBED: Final = {  # descriptions of images by disturbance, with the level o
 
 
 def claims(record: CompareRecord) -> Iterator[Claim]:
-    """Yield the better model, the judgements of each model, and its largest lead on disturbed images."""
+    """Yield the better model, the judgements of each model, and its largest lead on disturbed
+    images.
+    """
     accuracies = {row.model: row.accuracy for row in record.scores}
     if record.images >= FEW:
         yield from which_is_better(accuracies, record.pairs)
@@ -50,7 +57,8 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
     says = ""
     if row.state == "fail" and record.images >= FEWEST:
         says = say(
-            "Do not trust the maps of **{{ row.model }}** by {{ method }}: the method {{ row.lacks|whole }}.",
+            "Do not trust the maps of **{{ row.model }}** by {{ method }}: the method "
+            "{{ row.lacks|whole }}.",
             row=row,
             method=Marked(ATTRIBUTIONS[row.method].title),
         )
@@ -95,7 +103,8 @@ def _uniform_maps(record: CompareRecord, model: str) -> Iterator[Claim]:
 
 
 def _largest_lead(record: CompareRecord, model: str) -> Iterator[Claim]:
-    """Yield the largest difference on disturbed images in favour of a model that is above chance there.
+    """Yield the largest difference on disturbed images in favour of a model that is above chance
+    there.
 
     It is the largest of many, so its interval is corrected for their number.
     """
@@ -125,16 +134,20 @@ def _level_row(record: CompareRecord, pair: DisturbedPairRow, model: str) -> Har
     raise LookupError(f"no accuracy of {model} under {pair.kind} at {pair.level}")
 
 
-def _on_disturbed(record: CompareRecord, row: DisturbedPairRow, ahead: str, gain: Estimate) -> Claim:
+def _on_disturbed(
+    record: CompareRecord, row: DisturbedPairRow, ahead: str, gain: Estimate
+) -> Claim:
     """Return the claim about one difference on disturbed images; its p is not corrected."""
     behind = row.second if row.first == ahead else row.first
     return found(
         f"disturbance: {row.kind}",
         f"{row.first} and {row.second}",
-        f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** is {{{{ effect|alone }}}} more accurate than "
+        f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** is {{{{ effect|alone }}}} more "
+        "accurate than "
         "**{{ behind }}** ({{ accuracy_ahead|value }} compared with {{ accuracy_behind|value }}).",
         gain,
-        brief=f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** keeps {{{{ accuracy_ahead|value }}}} accuracy, "
+        brief=f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** keeps {{{{ "
+        "accuracy_ahead|value }} accuracy, "
         "**{{ behind }}** {{ accuracy_behind|value }}.",
         given={
             "row": row,
@@ -143,7 +156,8 @@ def _on_disturbed(record: CompareRecord, row: DisturbedPairRow, ahead: str, gain
             "accuracy_ahead": _level_row(record, row, ahead).accuracy,
             "accuracy_behind": _level_row(record, row, behind).accuracy,
         },
-        headline=f"On images {_DISTURBED[row.kind]}, {{{{ ahead }}}} keeps {{{{ accuracy_ahead|value(0) }}}}, "
+        headline=f"On images {_DISTURBED[row.kind]}, {{{{ ahead }}}} keeps {{{{ "
+        "accuracy_ahead|value(0) }}, "
         "{{ behind }} {{ accuracy_behind|value(0) }}",
         p=row.p,
         kind="comparison",
@@ -166,8 +180,14 @@ def unknown(record: CompareRecord) -> Iterator[str]:
     """Yield what could overturn these numbers, the most serious first."""
     n = record.images
     if n < FEW:
-        scores = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=row) for row in record.scores])
-        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few to compare models: {{ scores }}.", n=n, scores=scores)
+        scores = listed(
+            [say("{{ s.model }} {{ s.accuracy|alone }}", s=row) for row in record.scores]
+        )
+        yield say(
+            "{{ n }} image{{ n|s }} {{ n|are }} too few to compare models: {{ scores }}.",
+            n=n,
+            scores=scores,
+        )
     yield from trained(record.training)
     yield from not_equal(record.pairs)
     yield from _unknown_of_maps(record)
@@ -175,7 +195,8 @@ def unknown(record: CompareRecord) -> Iterator[str]:
     yield from failures.unknown(record)
     yield from reliance.unknown(record)
     yield say(
-        "One training run of each model was compared, on {{ n }} images. With other seeds, the order of the models may "
+        "One training run of each model was compared, on {{ n }} images. With other seeds, the "
+        "order of the models may "
         "differ.",
         n=n,
     )
@@ -186,7 +207,8 @@ def _unknown_of_maps(record: CompareRecord) -> Iterator[str]:
     for row in record.methods:
         if row.usable.value < 1:
             yield say(
-                "{{ unusable }} of {{ row.usable.n }} maps of {{ row.model }} are uniform or not finite and were "
+                "{{ unusable }} of {{ row.usable.n }} maps of {{ row.model }} are uniform or not "
+                "finite and were "
                 "left out.",
                 row=row,
                 unusable=round((1 - row.usable.value) * (row.usable.n or 0)),
@@ -194,8 +216,10 @@ def _unknown_of_maps(record: CompareRecord) -> Iterator[str]:
     first, second = record.methods
     if first.method != second.method:
         yield say(
-            "The maps are by two methods ({{ first.method }} for {{ first.model }}, {{ second.method }} for "
-            "{{ second.model }}), so they may differ for that reason. Give one method in `--method` to rule it out.",
+            "The maps are by two methods ({{ first.method }} for {{ first.model }}, "
+            "{{ second.method }} for "
+            "{{ second.model }}), so they may differ for that reason. Give one method in "
+            "`--method` to rule it out.",
             first=first,
             second=second,
         )
@@ -207,4 +231,6 @@ def _few_disturbed(record: CompareRecord) -> Iterator[str]:
         return
     n = record.disturbed_pairs[0].difference.n or 0
     if n < FEWEST:
-        yield say("Only {{ n }} image{{ n|s }} {{ n|are }} disturbed, too few to compare the models.", n=n)
+        yield say(
+            "Only {{ n }} image{{ n|s }} {{ n|are }} disturbed, too few to compare the models.", n=n
+        )

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import BACKWARD, accuracy, fitting_batch_size
-from vitlens.analysis.faithfulness.maps import MapOverlap, MapShares, map_overlap, map_shares, removal_grid
+from vitlens.analysis.faithfulness.maps import (
+    MapOverlap,
+    MapShares,
+    map_overlap,
+    map_shares,
+    removal_grid,
+)
 from vitlens.attribution.explain import explain
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import AgreementRow, MapRow
@@ -30,9 +36,9 @@ _ON_OBJECT: Final = {"mass": "inside", "pointing": "pointing"}  # fields of MapR
 class MapsOfBoth:
     """The raw maps of two models on the same images.
 
-    indices: (m,) into the split, ascending. sampled: (m,) True for the random subset over which statistics are
-    averaged; the other images are examples. values: of each model, (m, rows, columns). shares, overlap: position,
-    concentration and overlap, (m,) each.
+    indices: (m,) into the split, ascending. sampled: (m,) True for the random subset over which
+    statistics are averaged; the other images are examples. values: of each model, (m, rows,
+    columns). shares, overlap: position, concentration and overlap, (m,) each.
     """
 
     indices: Tensor
@@ -42,10 +48,13 @@ class MapsOfBoth:
     overlap: MapOverlap
 
 
-def explain_images(run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor) -> MapsOfBoth:
+def explain_images(
+    run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor
+) -> MapsOfBoth:
     """Return both models' maps of the images at these indices, for the logit of the target class.
 
-    Their properties are computed on the patches of the first model that has patches, or on about 14 cells a side.
+    Their properties are computed on the patches of the first model that has patches, or on about 14
+    cells a side.
     """
     values = []
     for model, split, method in zip(run.models, run.splits, methods):
@@ -73,7 +82,9 @@ def _reference_model(models: Sequence[Model]) -> Model:
     return models[0]
 
 
-def _maps(run: Run[CompareOptions], model: Model, split: Split, method: str, indices: Tensor) -> Tensor:
+def _maps(
+    run: Run[CompareOptions], model: Model, split: Split, method: str, indices: Tensor
+) -> Tensor:
     """Return the maps of one model, (m, rows, columns) on the CPU."""
     options = run.run
     all_targets = chosen_targets(run.options.target, model, split)
@@ -104,7 +115,9 @@ class _Statistics:
             return None
         return self.split.groups[self.maps.indices[members]]
 
-    def mean(self, values: Tensor, members: Tensor, *, unit: str = "fraction", least: float = 0.0) -> Estimate:
+    def mean(
+        self, values: Tensor, members: Tensor, *, unit: str = "fraction", least: float = 0.0
+    ) -> Estimate:
         """Return the mean of values (m,) over the members; least: the smallest possible value."""
         groups = self.groups(members)
         return bootstrap_mean(
@@ -125,14 +138,20 @@ class _Statistics:
 
     @cached_property
     def photographs(self) -> Tensor | None:
-        """Return the photograph of each mapped image, if masks are known: no baseline is of the same one."""
+        """Return the photograph of each mapped image, if masks are known: no baseline is of the
+        same one.
+        """
         if self.split.masks is None:
             return None
         return sources(self.split.pick(self.maps.indices))
 
 
-def map_fields(run: Run[CompareOptions], methods: Sequence[str], maps: MapsOfBoth) -> dict[str, Any]:
-    """Return the fields of the record that describe the maps: means over usable maps of the sampled images."""
+def map_fields(
+    run: Run[CompareOptions], methods: Sequence[str], maps: MapsOfBoth
+) -> dict[str, Any]:
+    """Return the fields of the record that describe the maps: means over usable maps of the sampled
+    images.
+    """
     statistics = _Statistics(maps, run.split, run.run.seed)
     rows = []
     object_rows: list[OnObjectRow] = []
@@ -157,8 +176,11 @@ def map_fields(run: Run[CompareOptions], methods: Sequence[str], maps: MapsOfBot
     }
 
 
-def _object_rows(statistics: _Statistics, alias: str, values: Tensor, usable: Tensor, score: str) -> list[OnObjectRow]:
-    """Return how far usable maps of one model lie on objects by one score; nothing without masks."""
+def _object_rows(
+    statistics: _Statistics, alias: str, values: Tensor, usable: Tensor, score: str
+) -> list[OnObjectRow]:
+    """Return how far usable maps of one model lie on objects by one score; nothing without
+    masks."""
     masks = statistics.masks
     photographs = statistics.photographs
     if masks is None or photographs is None:

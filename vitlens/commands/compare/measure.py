@@ -1,4 +1,6 @@
-"""Compare two models on the same labelled images: predictions, maps, failures, changed images, shape bias."""
+"""Compare two models on the same labelled images: predictions, maps, failures, changed images,
+shape bias.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +12,11 @@ from vitlens.analysis.evaluation.evaluate import Evaluation, evaluate, require_l
 from vitlens.analysis.failures.compare import compare_evaluations
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.classes import require_shared
-from vitlens.commands.compare.changes import changed_image_fields, load_cue_conflicts, shape_bias_fields
+from vitlens.commands.compare.changes import (
+    changed_image_fields,
+    load_cue_conflicts,
+    shape_bias_fields,
+)
 from vitlens.commands.compare.maps import MapsOfBoth, explain_images, map_fields
 from vitlens.commands.compare.methods import best_method, candidate_methods, check_methods
 from vitlens.commands.compare.options import CompareOptions
@@ -55,10 +61,13 @@ def _require_options(options: CompareOptions) -> None:
     """Raise InputError for another number of models than two, or for more panels than maps."""
     if len(options.models) != 2:
         raise InputError(
-            f"expected two models to compare, found {len(options.models)}; e.g. vitlens compare vit-digits cnn-digits"
+            f"expected two models to compare, found {len(options.models)}; e.g. vitlens compare "
+            "vit-digits cnn-digits"
         )
     if options.panels > options.maps:
-        raise InputError(f"expected --maps of at least --panels ({options.panels}), found {options.maps}")
+        raise InputError(
+            f"expected --maps of at least --panels ({options.panels}), found {options.maps}"
+        )
     if options.run.labels is None:
         require_evaluable(options.data)
 
@@ -73,15 +82,18 @@ def _require_different(first: Model, second: Model) -> None:
         return
     if all(torch.equal(weights[name], other_weights[name]) for name in weights):
         raise InputError(
-            f"expected two models to compare, found the same weights as {first.alias} and {second.alias}; name another"
+            f"expected two models to compare, found the same weights as {first.alias} and "
+            f"{second.alias}; name another"
         )
 
 
-def _record(run: Run[CompareOptions], candidates: Sequence[Sequence[str]], conflicts: Sequence[Split]) -> CompareRecord:
+def _record(
+    run: Run[CompareOptions], candidates: Sequence[Sequence[str]], conflicts: Sequence[Split]
+) -> CompareRecord:
     """Return all tables and arrays of the comparison.
 
-    candidates: methods of the maps that are checked, for each model; conflicts: images with cue conflicts, for each
-    model.
+    candidates: methods of the maps that are checked, for each model; conflicts: images with cue
+    conflicts, for each model.
     """
     options = run.options
     seed = run.run.seed
@@ -120,7 +132,9 @@ def _evaluate(run: Run[CompareOptions]) -> list[Evaluation]:
     return evaluations
 
 
-def _subjects(run: Run[CompareOptions], evaluations: Sequence[Evaluation], maps: MapsOfBoth) -> list[Subject]:
+def _subjects(
+    run: Run[CompareOptions], evaluations: Sequence[Evaluation], maps: MapsOfBoth
+) -> list[Subject]:
     """Return both models for the analysis of failures, with the maps of the sampled images.
 
     The other mapped images are left out, because they were chosen for their errors.

@@ -1,4 +1,6 @@
-"""The attribution methods of `vitlens compare`: candidates, their checks, and the best one of each model."""
+"""The attribution methods of `vitlens compare`: candidates, their checks, and the best one of each
+model.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -30,12 +32,14 @@ _STEPS: Final = 8  # steps of the removal curves; `vitlens explain` takes 20
 def candidate_methods(requested: Sequence[str], models: Sequence[Model]) -> list[tuple[str, ...]]:
     """Return the methods that are checked for each model.
 
-    requested: methods of --method, one for both models or one for each; none: the preferred ones of each family.
-    Raises InputError for more than two, UnknownNameError and UnsupportedError like the registry.
+    requested: methods of --method, one for both models or one for each; none: the preferred ones of
+    each family. Raises InputError for more than two, UnknownNameError and UnsupportedError like the
+    registry.
     """
     if len(requested) > 2:
         raise InputError(
-            f"expected --method A or A,B (the first model's, the second's), found {len(requested)} methods"
+            f"expected --method A or A,B (the first model's, the second's), found {len(requested)} "
+            "methods"
         )
     for name in requested:
         attribution(name)
@@ -72,10 +76,14 @@ def check_methods(
         targets_of_subset = targets[indices]
     targets_of_subset = targets_of_subset.to(model.device)
     functions = {name: _explainer(name, options) for name in methods}
-    settings = Settings(steps=_STEPS, counterfactuals=False, seed=options.seed, batch_size=batch_size)
+    settings = Settings(
+        steps=_STEPS, counterfactuals=False, seed=options.seed, batch_size=batch_size
+    )
     count = CHECKS * (len(methods) + len(BASELINES))
     with run.progress(f"checking maps of {model.alias}", count, "checks") as advance:
-        results = league(model, images, targets_of_subset, functions, settings=settings, advance=advance)
+        results = league(
+            model, images, targets_of_subset, functions, settings=settings, advance=advance
+        )
     checked_maps = CheckedMaps(
         model=model,
         images=images,
@@ -109,7 +117,8 @@ def _explainer(method: str, options: RunOptions) -> Explain:
 def best_method(candidates: Sequence[str], checks: Sequence[MapCheckRow]) -> str:
     """Return the method with the best verdict, of these the one with the highest ROAD.
 
-    Without checks, or if no verdict is better than inconclusive, it is the preferred method, which comes first.
+    Without checks, or if no verdict is better than inconclusive, it is the preferred method, which
+    comes first.
     """
     if not checks:
         return candidates[0]

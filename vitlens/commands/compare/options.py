@@ -11,11 +11,12 @@ from vitlens.commands.run.options import SharedOptions, data_option, several_mod
 class CompareOptions(SharedOptions):
     """The two models, their images, the maps that are compared, and the changes of the images.
 
-    method: of the maps, one for both models or one for each; empty for the preferred method of each family that passes
-    its checks best. target: class whose logit the maps explain. panels: images that are shown. maps: randomly drawn
-    images over which statistics of maps are averaged. checked: images on which methods are checked. harder: True to
-    measure reliance on cues and accuracy on disturbed images, on at most `disturbed` of them. every_cue: True for all
-    interventions, False for one on each of the main cues. cue_conflict: images with the shape of one class and the
+    method: of the maps, one for both models or one for each; empty for the preferred method of each
+    family that passes its checks best. target: class whose logit the maps explain. panels: images
+    that are shown. maps: randomly drawn images over which statistics of maps are averaged. checked:
+    images on which methods are checked. harder: True to measure reliance on cues and accuracy on
+    disturbed images, on at most `disturbed` of them. every_cue: True for all interventions, False
+    for one on each of the main cues. cue_conflict: images with the shape of one class and the
     texture of another.
     """
 
@@ -23,7 +24,8 @@ class CompareOptions(SharedOptions):
     data: str | None = data_option()
     method: tuple[str, ...] = choices(
         "--method",
-        "Method of the maps: one for both models, or one each (default: of relevance, gradcam and layercam, the one "
+        "Method of the maps: one for both models, or one each (default: of relevance, gradcam and "
+        "layercam, the one "
         "that passes its checks best).",
         tuple(ATTRIBUTIONS),
         default=(),

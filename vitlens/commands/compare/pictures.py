@@ -18,14 +18,17 @@ from vitlens.report.prose import say
 PICTURED: Final = 6  # images of a figure
 LITTLE: Final = 0.3  # rank correlation of two maps below which they agree little
 MUCH: Final = 0.6  # rank correlation from which they agree well
-_ERRORS: Final = {  # cells with the errors of one model, and the column with the confidence of that model
+# cells with the errors of one model, and the column with the confidence of that model
+_ERRORS: Final = {
     "only-first-wrong": "first_probability",
     "only-second-wrong": "second_probability",
 }
 
 
 def errors_of_one_model(record: CompareRecord) -> Iterator[Picture]:
-    """Yield the most confident errors that only one model makes, three of each; without any, images of the panels."""
+    """Yield the most confident errors that only one model makes, three of each; without any, images
+    of the panels.
+    """
     errors: list[ImageRow] = []
     for cell, confidence in _ERRORS.items():
         rows = [row for row in record.images_shown if row.example and row.cell == cell]
@@ -67,7 +70,9 @@ def _pictures(record: CompareRecord, rows: Sequence[ImageRow]) -> Iterator[Pictu
         yield Picture(image, row="input", column=column, below=row.truth, mask=mask)
         maps = (arrays.first[position], arrays.second[position])
         for alias, values, (prediction, probability) in zip(record.aliases, maps, row.predicted):
-            picture = Picture.predicted(image, prediction, probability, row.truth, row=labels.get(alias, alias))
+            picture = Picture.predicted(
+                image, prediction, probability, row.truth, row=labels.get(alias, alias)
+            )
             is_uniform = values.max() <= values.min()
             yield replace(
                 picture,
@@ -79,7 +84,9 @@ def _pictures(record: CompareRecord, rows: Sequence[ImageRow]) -> Iterator[Pictu
 
 
 def image_panels(record: CompareRecord) -> Iterator[ImagePanel]:
-    """Yield the panels by rising agreement, then the other examples, for a page that can filter them."""
+    """Yield the panels by rising agreement, then the other examples, for a page that can filter
+    them.
+    """
     names = {row.cell: row.name for row in record.cells}
     examples = [row for row in record.images_shown if row.panel is None]
     for row in [*panel_rows(record), *examples]:

@@ -23,7 +23,9 @@ EXAMPLES = 6  # images of each cell whose maps are shown
 
 
 def prediction_record(comparison: Comparison, seed: int) -> CompareRecord:
-    """Return a record with the tables of the predictions: scores, paired test, cells, classes, calibration."""
+    """Return a record with the tables of the predictions: scores, paired test, cells, classes,
+    calibration.
+    """
     evaluations = (comparison.first, comparison.second)
     groups = comparison.first.groups
     return CompareRecord(
@@ -101,8 +103,8 @@ def _calibration_rows(evaluations: Sequence[Evaluation]) -> Iterator[Calibration
 def choose_examples(comparison: Comparison) -> list[Tensor]:
     """Return the indices of a few images of each cell.
 
-    Errors are those with the most confident wrong predictions; images that both models classify correctly are drawn at
-    random.
+    Errors are those with the most confident wrong predictions; images that both models classify
+    correctly are drawn at random.
     """
     first_confidence = comparison.first.confidence * ~comparison.first.correct
     second_confidence = comparison.second.confidence * ~comparison.second.correct

@@ -35,13 +35,16 @@ class ScoreRow(OfModel):
         "calibration error",
         better="lower",
         metric="calibration_error/{model}",
-        term="mean difference between confidence and accuracy over bins of confidence, weighted by their images",
+        term="mean difference between confidence and accuracy over bins of confidence, weighted by "
+        "their images",
     )
 
 
 @dataclass(frozen=True)
 class CellRow:
-    """The number of images on which both models, one, or none is wrong. cell: a key of CELLS; name: in words."""
+    """The number of images on which both models, one, or none is wrong. cell: a key of CELLS; name:
+    in words.
+    """
 
     first: str = col("first")
     second: str = col("second")
@@ -53,7 +56,8 @@ class CellRow:
 
 @dataclass(frozen=True)
 class MapRow(OfModel):
-    """The maps of one model by one method: means over usable maps of the sampled images, None without usable maps.
+    """The maps of one model by one method: means over usable maps of the sampled images, None
+    without usable maps.
 
     A map is usable if it is finite, not constant, and positive somewhere.
     """
@@ -74,17 +78,21 @@ class MapRow(OfModel):
         term="share of a map on the middle quarter of the image; 25 % for a uniform map",
     )
     row: Estimate | None = col("centre of mass, down", metric="maps/{model}/row", default=None)
-    column: Estimate | None = col("centre of mass, across", metric="maps/{model}/column", default=None)
+    column: Estimate | None = col(
+        "centre of mass, across", metric="maps/{model}/column", default=None
+    )
     inside: Estimate | None = col("on the object", metric="maps/{model}/inside", default=None)
-    pointing: Estimate | None = col("maximum on the object", metric="localisation/{model}/pointing", default=None)
+    pointing: Estimate | None = col(
+        "maximum on the object", metric="localisation/{model}/pointing", default=None
+    )
 
 
 @dataclass(frozen=True)
 class AgreementRow:
     """The agreement of both models' maps of the same images.
 
-    top: share of the top tenth of one map that is in the top tenth of the other. shared: share of mass in the same
-    places. half_difference: area of half the map, first minus second.
+    top: share of the top tenth of one map that is in the top tenth of the other. shared: share of
+    mass in the same places. half_difference: area of half the map, first minus second.
     """
 
     first: str = col("first")
@@ -99,9 +107,9 @@ class AgreementRow:
 class ImageRow:
     """An image whose maps are shown.
 
-    image: its index in the data. cell: a key of CELLS. agreement: rank correlation of the two maps, None if one of them
-    is not usable. panel: position among the panels by rising agreement, None for images that are only examples.
-    example: True for an example of its cell.
+    image: its index in the data. cell: a key of CELLS. agreement: rank correlation of the two maps,
+    None if one of them is not usable. panel: position among the panels by rising agreement, None
+    for images that are only examples. example: True for an example of its cell.
     """
 
     image: int = col("image")
@@ -119,7 +127,10 @@ class ImageRow:
     @property
     def predicted(self) -> tuple[tuple[str, float], tuple[str, float]]:
         """Return both models' predictions with their probabilities."""
-        return (self.first_prediction, self.first_probability), (self.second_prediction, self.second_probability)
+        return (self.first_prediction, self.first_probability), (
+            self.second_prediction,
+            self.second_probability,
+        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,9 @@ class HarderRow(OfModel):
 
     kind: str = col("disturbance")
     level: float = col("level")
-    accuracy: Estimate = col("accuracy", better="higher", metric="hardened_accuracy/{model}/{kind}/{level:g}")
+    accuracy: Estimate = col(
+        "accuracy", better="higher", metric="hardened_accuracy/{model}/{kind}/{level:g}"
+    )
     chance: float = col("chance", unit="fraction")
 
     @property
@@ -139,7 +152,9 @@ class HarderRow(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class DisturbedPairRow(PairRow):
-    """The difference of both models on the same disturbed images. p_holm: corrected for all rows of the table."""
+    """The difference of both models on the same disturbed images. p_holm: corrected for all rows of
+    the table.
+    """
 
     kind: str = col("disturbance")
     level: float = col("level")
@@ -151,15 +166,16 @@ class DisturbedPairRow(PairRow):
 class BiasRow(OfModel):
     """The shape bias of one model on images with cue conflicts.
 
-    bias: predictions by shape among those by shape or texture, None without any. note: a remark on the predictions, or
-    "".
+    bias: predictions by shape among those by shape or texture, None without any. note: a remark on
+    the predictions, or "".
     """
 
     n: int = col("images")
     bias: Estimate | None = col(
         "shape bias",
         metric="shape_bias/{model}",
-        term="share of predictions of the shape's class among those of the shape's or texture's class (Geirhos 2019)",
+        term="share of predictions of the shape's class among those of the shape's or texture's "
+        "class (Geirhos 2019)",
     )
     shape: Estimate = col("predictions by shape", metric="shape_answers/{model}")
     texture: Estimate = col("by texture", metric="texture_answers/{model}")
@@ -175,12 +191,16 @@ class ConflictRow(OfModel):
     n: int = col("images")
     shape: int = col("predictions by shape")
     texture: int = col("by texture")
-    share: float | None = col("by shape, of those by shape or texture", unit="fraction", default=None)
+    share: float | None = col(
+        "by shape, of those by shape or texture", unit="fraction", default=None
+    )
 
 
 @dataclass(frozen=True)
 class ShownArrays:
-    """The pixels, the positive part of both models' maps, and masks if known, by row of `images_shown`."""
+    """The pixels, the positive part of both models' maps, and masks if known, by row of
+    `images_shown`.
+    """
 
     pixels: Pixels
     first: Stack

@@ -6,7 +6,13 @@ from shlex import quote
 from typing import Final
 
 from vitlens.charts import bars, images, lines
-from vitlens.commands.compare.claims import claims, effects, judged_methods, maps_comparable, unknown
+from vitlens.commands.compare.claims import (
+    claims,
+    effects,
+    judged_methods,
+    maps_comparable,
+    unknown,
+)
 from vitlens.commands.compare.pictures import (
     LITTLE,
     MUCH,
@@ -38,16 +44,20 @@ _BY_CHANCE: Final = {
 
 
 def _errors(record: CompareRecord) -> str:
-    """Return the errors that both models make, the worst class, and the most frequent confusions."""
+    """Return the errors that both models make, the worst class, and the most frequent
+    confusions."""
     counts = [row.count for row in record.cells]
     _, only_first, only_second, same_class, different_classes = counts  # in the order of CELLS
     both = same_class + different_classes
     first, second = record.aliases
     confusions = _confusions(record)
     return say(
-        "{% if wrong %}Of the {{ wrong }} images that at least one model misclassifies, {{ only_first }} "
-        "{{ only_first|are }} misclassified only by **{{ first }}**, {{ only_second }} only by **{{ second }}** and "
-        "{{ both or 'none' }} by both{% if both %} ({{ same_class }} of them as the same class){% endif %}."
+        "{% if wrong %}Of the {{ wrong }} images that at least one model misclassifies, "
+        "{{ only_first }} "
+        "{{ only_first|are }} misclassified only by **{{ first }}**, {{ only_second }} only by "
+        "**{{ second }}** and "
+        "{{ both or 'none' }} by both{% if both %} ({{ same_class }} of them as the same "
+        "class){% endif %}."
         "{% else %}Neither model misclassifies an image.{% endif %}"
         "{% if classes %} The lowest accuracy is that of **{{ classes[0].model }}** on class "
         "{{ classes[0].class_name }}, {{ classes[0].accuracy|alone }}.{% endif %}"
@@ -71,7 +81,9 @@ def _classes_by_accuracy(record: CompareRecord) -> list[ClassRow]:
 
 
 def _confusions(record: CompareRecord) -> list[str]:
-    """Return the most frequent confusions with the number of images of each model, if any has more than one."""
+    """Return the most frequent confusions with the number of images of each model, if any has more
+    than one.
+    """
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for row in record.confusions:
         counts.setdefault((row.truth, row.prediction), {})[row.model] = row.count
@@ -108,7 +120,8 @@ def _maps(record: CompareRecord) -> str:
         return agreement
     command = f"vitlens report {quote(str(record.folder))} --html"
     return say(
-        "{{ agreement }} The figure shows {{ pictured }} of {{ count }} panels. {{ command }} writes all of them to "
+        "{{ agreement }} The figure shows {{ pictured }} of {{ count }} panels. {{ command }} "
+        "writes all of them to "
         "report.html, which a browser can print to PDF.",
         agreement=Marked(agreement),
         pictured=PICTURED,
@@ -118,21 +131,29 @@ def _maps(record: CompareRecord) -> str:
 
 
 def _agreement(record: CompareRecord) -> str:
-    """Return how far the two models' maps agree and which are more concentrated, if they are comparable."""
+    """Return how far the two models' maps agree and which are more concentrated, if they are
+    comparable.
+    """
     if not record.agreement:
         return "No image has a usable map of both models."
     [row] = record.agreement
     if (row.spearman.n or 0) < FEWEST:
-        return say("{{ n }} image{{ n|s }} {{ n|are }} too few to compare the maps.", n=row.spearman.n)
+        return say(
+            "{{ n }} image{{ n|s }} {{ n|are }} too few to compare the maps.", n=row.spearman.n
+        )
     if not maps_comparable(record):
         return _not_comparable(record)
     gap = row.half_difference
     narrow, wide = (row.first, row.second) if gap.value < 0 else (row.second, row.first)
     return say(
-        "The two maps of an image {{ relation }}: their mean rank correlation is {{ row.spearman }}. "
-        "{{ row.top|alone }} of the top tenth of one map is in that of the other ({{ by_chance }}). {% if differs %}"
-        "The maps of **{{ narrow }}** are more concentrated than those of **{{ wide }}**.{% else %}Neither model's "
-        "maps are significantly more concentrated.{% endif %} The areas that hold half of a map differ by "
+        "The two maps of an image {{ relation }}: their mean rank correlation is "
+        "{{ row.spearman }}. "
+        "{{ row.top|alone }} of the top tenth of one map is in that of the other "
+        "({{ by_chance }}). {% if differs %}"
+        "The maps of **{{ narrow }}** are more concentrated than those of "
+        "**{{ wide }}**.{% else %}Neither model's "
+        "maps are significantly more concentrated.{% endif %} The areas that hold half of a map "
+        "differ by "
         "{{ gap|points }} of the image.",
         relation=_relation(row.spearman),
         row=row,
@@ -148,12 +169,19 @@ def _not_comparable(record: CompareRecord) -> str:
     """Return why the maps of two methods are not compared."""
     sentences = []
     for row in judged_methods(record):
-        says = "For **{{ row.model }}**, {{ row.method }} {{ row.lacks|whole or 'passes its checks' }}."
+        says = (
+            "For **{{ row.model }}**, {{ row.method }} "
+            "{{ row.lacks|whole or 'passes its checks' }}."
+        )
         sentences.append(say(says, row=row))
     if not sentences:
         return "The maps are not compared, because they are by two methods that were not checked."
     return " ".join(
-        ["The maps are not compared, because they are by two methods that do not both pass their checks.", *sentences]
+        [
+            "The maps are not compared, because they are by two methods that do not both pass "
+            "their checks.",
+            *sentences,
+        ]
     )
 
 
@@ -185,9 +213,11 @@ def _disturbed(record: CompareRecord) -> str:
     for alias in record.aliases:
         kinds_ahead[alias] = [row.kind for row in record.disturbed_pairs if row.better == alias]
     return say(
-        "Of {{ levels }} levels, {% for alias, kinds in kinds_ahead.items() %}{{ ' and ' if loop.last }}"
+        "Of {{ levels }} levels, "
+        "{% for alias, kinds in kinds_ahead.items() %}{{ ' and ' if loop.last }}"
         "**{{ alias }}** is significantly ahead at {{ kinds|length or 'none' }}{% if kinds %} "
-        "({{ kinds|unique|join(', ') }}){% endif %}{% endfor %} (McNemar, Holm; {{ n }} of {{ images }} images).",
+        "({{ kinds|unique|join(', ') }}){% endif %}{% endfor %} (McNemar, Holm; {{ n }} of "
+        "{{ images }} images).",
         levels=len(record.disturbed_pairs),
         kinds_ahead=kinds_ahead,
         n=record.robustness[0].accuracy.n,
@@ -200,13 +230,18 @@ def _shape_bias(record: CompareRecord) -> str:
     first, second = record.shape_bias
     if first.bias is None or second.bias is None:
         undefined = [row.model for row in record.shape_bias if row.bias is None]
-        return say("No prediction of {{ models|names }} is of the shape's or of the texture's class.", models=undefined)
+        return say(
+            "No prediction of {{ models|names }} is of the shape's or of the texture's class.",
+            models=undefined,
+        )
     side = apart(first.bias, second.bias)
     ahead, behind = (second, first) if side is Side.BELOW else (first, second)
     notes_on_data = record.config.data.notes if record.config.data else ()
     return say(
-        "{% if decided %}**{{ ahead.model }}** relies on shape more than **{{ behind.model }}**{% else %}The shape "
-        "biases of **{{ ahead.model }}** and **{{ behind.model }}** do not differ significantly{% endif %}. The first "
+        "{% if decided %}**{{ ahead.model }}** relies on shape more than "
+        "**{{ behind.model }}**{% else %}The shape "
+        "biases of **{{ ahead.model }}** and **{{ behind.model }}** do not differ "
+        "significantly{% endif %}. The first "
         "has a shape bias of {{ ahead.bias }}. The second has {{ behind.bias }}. {{ note|whole }}",
         decided=side is not Side.UNDECIDED,
         ahead=ahead,
@@ -239,14 +274,21 @@ REPORT: Final = Report(
     picture=Chart(
         "examples",
         images(),
-        "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of {{ record.images }} images: errors of only one "
-        "model, most confident first, and both maps (bright: evidence). Frames: blue correct, orange wrong; white: "
+        "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of {{ record.images }} images: "
+        "errors of only one "
+        "model, most confident first, and both maps (bright: evidence). Frames: blue correct, "
+        "orange wrong; white: "
         "object; agreement: rank correlation of the maps.",
         title="Input and the map of each model",
         rows=errors_of_one_model,
     ),
     glance=(
-        Glance("scores", "accuracy", question="accuracy", difference=lambda record: record.pairs[0].difference),
+        Glance(
+            "scores",
+            "accuracy",
+            question="accuracy",
+            difference=lambda record: record.pairs[0].difference,
+        ),
         Glance("scores", "calibration_error", question="calibration"),
         Glance("methods", "method", question="explanation"),
         Glance("methods", "inside", title="map on the object"),
@@ -280,7 +322,8 @@ REPORT: Final = Report(
                 Chart(
                     "panels",
                     images(),
-                    "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of {{ record.images }} images, ordered "
+                    "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of "
+                    "{{ record.images }} images, ordered "
                     "by the agreement of the two maps. The colour scales of the maps differ.",
                     title="Input and both maps",
                     rows=spread_of_panels,
@@ -302,7 +345,8 @@ REPORT: Final = Report(
                 Chart(
                     "robustness",
                     lines("level", "accuracy", of="model", panel="panel", reference="chance"),
-                    "Accuracy by level of each disturbance, with 95 % intervals; dashed: chance. Both models get the "
+                    "Accuracy by level of each disturbance, with 95 % intervals; dashed: chance. "
+                    "Both models get the "
                     "same pixels. Tests: tables/disturbed_pairs.csv.",
                     title="Accuracy on disturbed images",
                     rows="robustness",
@@ -318,7 +362,8 @@ REPORT: Final = Report(
                 Chart(
                     "shape_bias",
                     bars("class_name", "share", of="model"),
-                    "Share of predictions by shape among those by shape or texture, for each class of shape. Classes "
+                    "Share of predictions by shape among those by shape or texture, for each class "
+                    "of shape. Classes "
                     "have few images.",
                     title="Shape compared with texture",
                     rows="cue_conflicts",

@@ -47,7 +47,9 @@ def image_rows(
 
 
 def _choose_panels(maps: MapsOfBoth, panels: int) -> dict[int, int]:
-    """Return the panel of each image that has one, evenly spaced over the ranking of all usable sampled maps."""
+    """Return the panel of each image that has one, evenly spaced over the ranking of all usable
+    sampled maps.
+    """
     usable = (maps.overlap.usable & maps.sampled).nonzero().flatten()
     ascending = maps.overlap.spearman[usable].argsort(stable=True)
     images = maps.indices[usable[ascending]]
@@ -75,7 +77,9 @@ def _predictions(evaluation: Evaluation, names: Sequence[str]) -> list[tuple[str
 
 
 def shown_arrays(rows: Sequence[ImageRow], split: Split, maps: MapsOfBoth) -> ShownArrays:
-    """Return the pixels of the images, and the positive part of both maps; values that are not finite become 0."""
+    """Return the pixels of the images, and the positive part of both maps; values that are not
+    finite become 0.
+    """
     images = torch.tensor([row.image for row in rows], dtype=torch.long)
     positions = torch.searchsorted(maps.indices, images)
     first, second = maps.values

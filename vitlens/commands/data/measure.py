@@ -12,9 +12,13 @@ from vitlens.errors import DataError
 
 
 def measure(options: DataOptions) -> Iterator[str]:
-    """Lines: all named data sets, or the parts of one set, folder or .npz. Raises UnknownNameError and DataError."""
+    """Lines: all named data sets, or the parts of one set, folder or .npz. Raises UnknownNameError
+    and DataError.
+    """
     if options.name is not None:
-        yield from _parts(partial(load_data, options.name, data_dir=options.data_dir, labels=options.labels))
+        yield from _parts(
+            partial(load_data, options.name, data_dir=options.data_dir, labels=options.labels)
+        )
         return
     for info in SETS.values():
         size = f"{info.size[0]}x{info.size[1]} px" if info.size else "sizes differ"
@@ -32,9 +36,16 @@ def _parts(load: Callable[..., Split]) -> Iterator[str]:
             parts = {"train": training, "test": load(part="test")}
     classes = whole.classes
     shown = ", ".join(classes[:10]) + (" ..." if len(classes) > 10 else "")
-    yield f"{whole.title or whole.name}: {f'{len(classes)} classes ({shown})' if classes else 'no labels'}"
+    yield (
+        f"{whole.title or whole.name}: "
+        f"{f'{len(classes)} classes ({shown})' if classes else 'no labels'}"
+    )
     for part, split in parts.items():
-        extras = [name for name, values in (("labels", split.labels), ("masks", split.masks)) if values is not None]
+        extras = [
+            name
+            for name, values in (("labels", split.labels), ("masks", split.masks))
+            if values is not None
+        ]
         with_ = f", with {' and '.join(extras)}" if extras else ""
         yield f"{part}: {len(split):,} images of {split.size[0]}x{split.size[1]} px{with_}"
     for note in dict.fromkeys(note for split in parts.values() for note in split.notes):

@@ -8,11 +8,14 @@ from vitlens.commands.run.flags import argument, option
 
 @dataclass(frozen=True)
 class DataOptions:
-    """name: a data set, a folder or an .npz, whose parts are listed (None: all named data sets); labels: a table of the
-    labels of a folder's images."""
+    """name: a data set, a folder or an .npz, whose parts are listed (None: all named data sets);
+    labels: a table of the labels of a folder's images.
+    """
 
     name: str | None = argument("DATA", "Say more of one.", default=None, complete="data")
-    data_dir: Path = option("--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR")
+    data_dir: Path = option(
+        "--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR"
+    )
     labels: Path | None = option(
         "--labels",
         "A table (CSV) of file names and labels, for a folder without class folders.",

@@ -38,7 +38,9 @@ from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, student_test
 
 SAMPLED: Final = 450  # images on which a model is checked for too few errors to explain
-MOST_SCENES: Final = 3600  # of data that are drawn, where the usual number leaves too few errors to explain
+MOST_SCENES: Final = (
+    3600  # of data that are drawn, where the usual number leaves too few errors to explain
+)
 MANY_CLASSES: Final = 20  # from this number on, top-5 accuracy is measured too
 SHOWN: Final = 12  # errors that are drawn
 
@@ -46,9 +48,9 @@ SHOWN: Final = 12  # errors that are drawn
 def measure(options: EvaluateOptions) -> Path | None:
     """Evaluate models on the test part of labelled data and write the report.
 
-    Several models are compared in pairs by McNemar's exact test. Of several processes each takes its share of the
-    images. Returns the report's path in the first process and None in the others. Raises InputError (or one of its
-    kind) before anything is written.
+    Several models are compared in pairs by McNemar's exact test. Of several processes each takes
+    its share of the images. Returns the report's path in the first process and None in the others.
+    Raises InputError (or one of its kind) before anything is written.
     """
     run = _open(options)
     with run.folder("Evaluation of") as folder:
@@ -62,7 +64,9 @@ def _open(options: EvaluateOptions) -> Run[EvaluateOptions]:
         require_evaluable(options.data)
     run = Run("evaluate", replace(options, data=options.data or "digits"), repeat=True)
     if _needs_more_scenes(run):
-        scenes = load_splits(run.models, options=run.run, data=run.options.data, limit=MOST_SCENES, repeat=True)
+        scenes = load_splits(
+            run.models, options=run.run, data=run.options.data, limit=MOST_SCENES, repeat=True
+        )
         run = run.with_images(scenes)
     for split in run.splits:
         require_labels(split)
@@ -72,7 +76,8 @@ def _open(options: EvaluateOptions) -> Run[EvaluateOptions]:
 
 
 def _needs_more_scenes(run: Run[EvaluateOptions]) -> bool:
-    """Return True if a model makes too few errors to explain, on data of which more scenes can be drawn.
+    """Return True if a model makes too few errors to explain, on data of which more scenes can be
+    drawn.
 
     A sample of the images decides. Where the user limits the images, no more are drawn.
     """
@@ -93,7 +98,9 @@ def _needs_more_scenes(run: Run[EvaluateOptions]) -> bool:
 
 
 def _evaluate(run: Run[EvaluateOptions], index: int) -> Evaluation:
-    """Evaluate one model on this process's share of the images, and gather the logits of all processes."""
+    """Evaluate one model on this process's share of the images, and gather the logits of all
+    processes.
+    """
     model = run.models[index]
     split = run.splits[index]
     share = run.shares[index]
@@ -112,7 +119,9 @@ def _record(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> row
     for evaluation, split in zip(evaluations, run.splits):
         predictions[evaluation.alias] = _prediction_arrays(evaluation, split)
     record = recorded(evaluations, classes=len(run.split.classes), seed=run.run.seed)
-    scores = [_with_candidates(*of_model) for of_model in zip(record.scores, run.models, evaluations)]
+    scores = [
+        _with_candidates(*of_model) for of_model in zip(record.scores, run.models, evaluations)
+    ]
     return replace(
         record,
         scores=tuple(scores),
@@ -152,7 +161,9 @@ def _as_array(groups: Tensor | None) -> NDArray[Any] | None:
     return None if groups is None else groups.cpu().numpy()
 
 
-def _by_factor(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> tuple[FactorRow, ...]:
+def _by_factor(
+    run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]
+) -> tuple[FactorRow, ...]:
     """Return the accuracy by generating factor; no rows for images whose factors are not known."""
     factors = run.split.factors
     if factors is None:
@@ -162,7 +173,9 @@ def _by_factor(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> 
 
 
 def _with_candidates(score: rows.ScoreRow, model: Model, evaluation: Evaluation) -> rows.ScoreRow:
-    """Add the number of classes and the chance level for a zero-shot model, which chooses among class names."""
+    """Add the number of classes and the chance level for a zero-shot model, which chooses among
+    class names.
+    """
     if not has_text_tower(model):
         return score
     count = len(evaluation.classes)
@@ -180,7 +193,9 @@ def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
         calibration_error=calibration_error(
             evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed
         ),
-        confidence_gap=bootstrap_mean(excess.numpy(), groups=groups, seed=seed, least=-1.0, most=1.0),
+        confidence_gap=bootstrap_mean(
+            excess.numpy(), groups=groups, seed=seed, least=-1.0, most=1.0
+        ),
         top5=_top5_accuracy(evaluation),
     )
 
@@ -195,10 +210,11 @@ def _top5_accuracy(evaluation: Evaluation) -> Estimate | None:
 
 
 def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClassRow]:
-    """Compare confidence with accuracy on the images predicted as each class (top-label calibration, Gupta 2022).
+    """Compare confidence with accuracy on the images predicted as each class (top-label
+    calibration, Gupta 2022).
 
-    Images are grouped by prediction because a calibrated model is calibrated on these groups. On the images of one
-    true class it is not.
+    Images are grouped by prediction because a calibrated model is calibrated on these groups. On
+    the images of one true class it is not.
     """
     predicted = []
     for index in evaluation.predictions.unique().tolist():
@@ -234,7 +250,9 @@ def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
     names = evaluation.classes
     counts = confusion(evaluation.labels, evaluation.predictions, count=len(names))
     for truth, prediction in counts.nonzero().tolist():
-        yield ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
+        yield ConfusionRow(
+            evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction])
+        )
 
 
 def _prediction_arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:

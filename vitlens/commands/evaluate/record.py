@@ -23,10 +23,15 @@ class ScoreRow(OfModel):
         "calibration error",
         better="lower",
         metric="calibration_error/{model}",
-        term="the mean difference of confidence and accuracy over bins of confidence, weighted by their images",
+        term="the mean difference of confidence and accuracy over bins of confidence, weighted by "
+        "their images",
     )
-    confidence_gap: Estimate = col("confidence minus accuracy", unit="points", metric="confidence_gap/{model}")
-    top5: Estimate | None = col("top-5 accuracy", better="higher", metric="top5_accuracy/{model}", default=None)
+    confidence_gap: Estimate = col(
+        "confidence minus accuracy", unit="points", metric="confidence_gap/{model}"
+    )
+    top5: Estimate | None = col(
+        "top-5 accuracy", better="higher", metric="top5_accuracy/{model}", default=None
+    )
     candidates: int | None = col("classes to choose from, zero-shot", default=None)
     chance: float | None = col("accuracy by chance, zero-shot", unit="fraction", default=None)
 
@@ -35,8 +40,9 @@ class ScoreRow(OfModel):
 class PredictedClassRow(OfModel):
     """The n images that one model predicts as one class.
 
-    gap: mean confidence minus accuracy of these predictions; p: of the hypothesis that each prediction is correct with
-    the probability of its confidence; p_holm: p corrected for the number of classes of the model.
+    gap: mean confidence minus accuracy of these predictions; p: of the hypothesis that each
+    prediction is correct with the probability of its confidence; p_holm: p corrected for the number
+    of classes of the model.
     """
 
     class_name: str = col("predicted class")
@@ -52,8 +58,8 @@ class PredictedClassRow(OfModel):
 class PredictionArrays:
     """Every prediction of one model, as indices into classes.
 
-    surest_errors: indices of the errors with the highest confidence, highest first; surest_errors_pixels: their pixels;
-    groups: of images that share a source, None if no images do.
+    surest_errors: indices of the errors with the highest confidence, highest first;
+    surest_errors_pixels: their pixels; groups: of images that share a source, None if no images do.
     """
 
     classes: Words

@@ -10,7 +10,13 @@ import numpy as np
 from vitlens.charts import Picture, images
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
 from vitlens.commands.shared.calibration import ENOUGH, FEW, calibration_claim, reliability
-from vitlens.commands.shared.comparison import SECTION, accuracy_claims, accuracy_effects, not_equal, which_is_better
+from vitlens.commands.shared.comparison import (
+    SECTION,
+    accuracy_claims,
+    accuracy_effects,
+    not_equal,
+    which_is_better,
+)
 from vitlens.commands.shared.saturation import is_saturated, saturated_words
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
@@ -23,7 +29,9 @@ _PICTURED: Final = 3  # models
 
 
 def claims(record: EvaluateRecord) -> Iterator[Claim]:
-    """Yield which model is better, the judgements of each model, and where its confidence or its classes are worst."""
+    """Yield which model is better, the judgements of each model, and where its confidence or its
+    classes are worst.
+    """
     accuracies = {score.model: score.accuracy for score in record.scores}
     is_enough = record.images >= FEW
     if len(accuracies) > 1:
@@ -45,10 +53,13 @@ def _accuracy(record: EvaluateRecord) -> Claim:
         "top-1 accuracy",
         score.model,
         "**{{ model }}** classifies {{ effect }} of the images correctly"
-        "{% if classes %}, zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} by chance)"
+        "{% if classes %}, zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} "
+        "by chance)"
         "{% endif %}.",
         score.accuracy,
-        brief="" if score.candidates else "Of {{ n }} images, **{{ model }}** classifies {{ effect|alone }} correctly.",
+        brief=""
+        if score.candidates
+        else "Of {{ n }} images, **{{ model }}** classifies {{ effect|alone }} correctly.",
         headline="{{ model }} classifies {{ correct }} of {{ n }} images correctly",
         kind="answer",
         given={
@@ -61,10 +72,11 @@ def _accuracy(record: EvaluateRecord) -> Claim:
 
 
 def miscalibrated(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
-    """Return the predicted classes whose confidence differs from their accuracy, after correction for their number.
+    """Return the predicted classes whose confidence differs from their accuracy, after correction
+    for their number.
 
-    Classes with few images are left out. The class with the most images predicted too confidently, or too cautiously,
-    comes first.
+    Classes with few images are left out. The class with the most images predicted too confidently,
+    or too cautiously, comes first.
     """
     significant = []
     for row in rows:
@@ -91,9 +103,12 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
         yield found(
             "confidence by class",
             score.model,
-            "**{{ row.model }}** is {{ direction }} where it predicts class {{ row.class_name }}: mean confidence "
-            "{{ row.confidence|percent(1) }}, accuracy {{ row.accuracy|percent(1) }} of {{ row.n }} images"
-            "{% if wrong > 1 %}; {{ wrong }} of {{ classes }} predicted classes differ like this{% endif %}.",
+            "**{{ row.model }}** is {{ direction }} where it predicts class {{ row.class_name }}: "
+            "mean confidence "
+            "{{ row.confidence|percent(1) }}, accuracy {{ row.accuracy|percent(1) }} of "
+            "{{ row.n }} images"
+            "{% if wrong > 1 %}; {{ wrong }} of {{ classes }} predicted classes differ like "
+            "this{% endif %}.",
             worst.gap,
             given={
                 "row": worst,
@@ -109,7 +124,8 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
         yield found(
             "confidence",
             score.model,
-            "**{{ model }}** is {{ direction }}: mean confidence minus accuracy is {{ effect|points }}.",
+            "**{{ model }}** is {{ direction }}: mean confidence minus accuracy is "
+            "{{ effect|points }}.",
             gap,
             given={"model": score.model, "direction": _direction(gap)},
             kind="hidden fault",
@@ -121,14 +137,21 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
     """Yield what could overturn these numbers, the most serious first."""
     n = record.images
     if n < FEW:
-        scores = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
-        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few to judge a model: {{ scores }}.", n=n, scores=scores)
+        scores = listed(
+            [say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores]
+        )
+        yield say(
+            "{{ n }} image{{ n|s }} {{ n|are }} too few to judge a model: {{ scores }}.",
+            n=n,
+            scores=scores,
+        )
     if saturated := _saturated(record):
         yield saturated_words(saturated, "calibration by class and confusions")
     yield from trained(record.training)
     yield from not_equal(record.pairs)
     yield say(
-        "The images are a sample of {{ n }}, and each model was trained once: other data or another seed may give "
+        "The images are a sample of {{ n }}, and each model was trained once: other data or "
+        "another seed may give "
         "{{ 'another order' if pairs else 'another accuracy' }}.",
         n=n,
         pairs=record.pairs,
@@ -136,7 +159,9 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
 
 
 def _saturated(record: EvaluateRecord) -> dict[str, int]:
-    """Return the number of errors of each model with too few errors, or too low a loss, to explain them."""
+    """Return the number of errors of each model with too few errors, or too low a loss, to explain
+    them.
+    """
     if record.images < FEWEST:
         return {}
     errors = Counter[str]()
@@ -162,7 +187,9 @@ def _without_saturated(rows: Rows) -> Callable[[EvaluateRecord], list[Any]]:
 
 
 def _errors(record: EvaluateRecord) -> list[Picture]:
-    """Return the errors with the highest confidence, one row of pictures for each of several models."""
+    """Return the errors with the highest confidence, one row of pictures for each of several
+    models.
+    """
     aliases = [alias for alias in record.aliases[:_PICTURED] if alias in record.predictions]
     is_single = len(aliases) == 1
     most = 12 if is_single else 6
@@ -192,8 +219,10 @@ def _confidence_section(record: EvaluateRecord) -> Sequence[PredictedClassRow]:
 def _confidence_opening(record: EvaluateRecord) -> str:
     rows = [row for row in _confidence_rows(record) if row.n >= FEWEST]
     return say(
-        "{% if wrong %}Confidence differs from accuracy in {{ wrong }} of {{ n }} predicted classes with at least "
-        "{{ few }} images.{% elif n %}No predicted class is measurably over- or underconfident.{% else %}"
+        "{% if wrong %}Confidence differs from accuracy in {{ wrong }} of {{ n }} predicted "
+        "classes with at least "
+        "{{ few }} images.{% elif n %}No predicted class is measurably over- or "
+        "underconfident.{% else %}"
         "No class is predicted for {{ few }} images, enough to judge its confidence."
         "{% endif %}",
         wrong=len(miscalibrated(rows)),
@@ -221,8 +250,10 @@ REPORT: Final = Report(
     picture=Chart(
         "surest_errors",
         images(),
-        "Errors, {{ rows|length }} on {{ record.images }} image{{ record.images|s }}, those with the highest "
-        "confidence, highest first, with the true class below: the worst, not typical ones. Labels may be wrong.",
+        "Errors, {{ rows|length }} on {{ record.images }} image{{ record.images|s }}, those with "
+        "the highest "
+        "confidence, highest first, with the true class below: the worst, not typical ones. Labels "
+        "may be wrong.",
         title="Errors with the highest confidence",
         rows=_errors,
     ),

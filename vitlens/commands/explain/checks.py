@@ -10,11 +10,23 @@ from torch import Tensor
 
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import CHECKS, MethodChecks, Settings, league
-from vitlens.analysis.faithfulness.maps import Explain, map_iou, on_grid, removal_grid, spearman, top_overlap
+from vitlens.analysis.faithfulness.maps import (
+    Explain,
+    map_iou,
+    on_grid,
+    removal_grid,
+    spearman,
+    top_overlap,
+)
 from vitlens.commands.explain.composites import composite_tables
 from vitlens.commands.explain.league import league_rows, power_rows
 from vitlens.commands.explain.options import NONE, ExplainOptions
-from vitlens.commands.explain.orders import order_rows, removal_orders, replacement_tables, set_arrays
+from vitlens.commands.explain.orders import (
+    order_rows,
+    removal_orders,
+    replacement_tables,
+    set_arrays,
+)
 from vitlens.commands.explain.record import CurveArrays, PairRow, StabilityRow, StageRow
 from vitlens.commands.run.progress import progress
 from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
@@ -37,7 +49,9 @@ def check_methods(
     computed: Mapping[str, tuple[Tensor, float]],
     options: ExplainOptions,
 ) -> dict[str, object]:
-    """Return the tables and arrays of all checks. computed: the maps of each method with the seconds per image."""
+    """Return the tables and arrays of all checks. computed: the maps of each method with the
+    seconds per image.
+    """
     masks = None
     if split.masks is not None:
         masks = split.masks.to(model.device)
@@ -108,7 +122,8 @@ def _checked_maps(
 
 
 def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
-    """Yield the scores of each method's maps on objects, compared with maps that ignore the image."""
+    """Yield the scores of each method's maps on objects, compared with maps that ignore the
+    image."""
     if split.masks is None:
         return
     maps = [(name, checked.by_name[name].maps) for name in checked.methods]
@@ -130,7 +145,9 @@ def _stage_rows(checked: CheckedMaps) -> Iterator[StageRow]:
         if checks.randomisation is None:
             continue
         for stage in checks.randomisation.stages(groups=checked.groups, seed=checked.settings.seed):
-            yield StageRow(checked.model.alias, checks.name, stage.name, stage.similarity, stage.kept)
+            yield StageRow(
+                checked.model.alias, checks.name, stage.name, stage.similarity, stage.kept
+            )
 
 
 def _pair_rows(checked: CheckedMaps) -> Iterator[PairRow]:
@@ -144,7 +161,9 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[PairRow]:
     if not pairs:
         return
 
-    def means(measure: Callable[[Tensor, Tensor], Tensor], *, unit: str, least: float) -> list[Estimate]:
+    def means(
+        measure: Callable[[Tensor, Tensor], Tensor], *, unit: str, least: float
+    ) -> list[Estimate]:
         values = [measure(maps[first], maps[second]).nan_to_num(0.0) for first, second in pairs]
         return checked.means(torch.stack(values), unit=unit, least=least)
 

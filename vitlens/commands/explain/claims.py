@@ -1,4 +1,6 @@
-"""The claims of `vitlens explain`: which method was chosen, which map you can trust; and what could overturn them."""
+"""The claims of `vitlens explain`: which method was chosen, which map you can trust; and what could
+overturn them.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -13,7 +15,10 @@ from vitlens.report.claims import Claim, few_images, found, unjudged
 from vitlens.report.prose import say
 from vitlens.uncertainty import Estimate
 
-_TUNED_ON: Final = ("Digits in scenes", "coco_masks")  # titles of data sets (benchmarks/best_map.md)
+_TUNED_ON: Final = (
+    "Digits in scenes",
+    "coco_masks",
+)  # titles of data sets (benchmarks/best_map.md)
 _VERBS: Final = {"confirmed": "confirm", "contradicted": "contradict"}
 _UNUSABLE: Final = 2  # methods with unusable maps that are named
 
@@ -24,7 +29,9 @@ def judged_of(record: ExplainRecord) -> dict[str, tuple[JudgedMap, ...]]:
 
 
 def claims(record: ExplainRecord) -> Iterator[Claim]:
-    """Yield which method was chosen, which map you can trust, and what speaks against the other maps."""
+    """Yield which method was chosen, which map you can trust, and what speaks against the other
+    maps.
+    """
     for row in record.chosen:
         yield _choice(record, row)
     checks = by(record.checks, "model")
@@ -47,7 +54,8 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
         return found(
             "choice",
             row.model,
-            "**{{ row.method }}** is the default method of **{{ row.model }}**, not chosen by evidence: "
+            "**{{ row.method }}** is the default method of **{{ row.model }}**, not chosen by "
+            "evidence: "
             "{{ row.reason|whole }}.",
             given=values,
             kind="answer",
@@ -56,12 +64,16 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
         "choice",
         row.model,
         "**{{ row.method }}** is chosen for **{{ row.model }}**: it has the highest score of "
-        "{{ row.candidates|length }} methods on {{ row.selection }} images, and in {{ row.certainty|value }} of "
-        "{{ row.draws }} bootstrap samples of them{% if effect %}; the other {{ row.report }} images {{ verb }} it: "
-        "its score minus that of {{ row.runner_up }} is {{ effect|alone }}{% endif %}{% if row.alike %}; "
+        "{{ row.candidates|length }} methods on {{ row.selection }} images, and in "
+        "{{ row.certainty|value }} of "
+        "{{ row.draws }} bootstrap samples of them{% if effect %}; the other {{ row.report }} "
+        "images {{ verb }} it: "
+        "its score minus that of {{ row.runner_up }} is "
+        "{{ effect|alone }}{% endif %}{% if row.alike %}; "
         "{{ row.alike|names }} give the same maps{% endif %}.",
         _lead(record, row),
-        headline="{{ row.method }} is chosen for {{ row.model }}{% if effect %}; other images {{ verb }} it{% endif %}",
+        headline="{{ row.method }} is chosen for {{ row.model }}{% if effect %}; other images "
+        "{{ verb }} it{% endif %}",
         given=values,
         evidence="intervened",
         place="choice",
@@ -72,7 +84,11 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
 def _lead(record: ExplainRecord, row: ChoiceRow) -> Estimate | None:
     """Return the score of the chosen method minus that of the runner-up; None without one."""
     for margin in record.choice_margins:
-        if margin.model == row.model and margin.check == "score" and margin.against == row.runner_up:
+        if (
+            margin.model == row.model
+            and margin.check == "score"
+            and margin.against == row.runner_up
+        ):
             return margin.difference
     return None
 
@@ -80,7 +96,10 @@ def _lead(record: ExplainRecord, row: ChoiceRow) -> Estimate | None:
 def unknown(record: ExplainRecord) -> Iterator[str]:
     """Yield what could overturn the verdicts, the most serious first."""
     if not record.checks:
-        yield "No map was checked: a map that looks right may be that of any model. `--verify` checks them."
+        yield (
+            "No map was checked: a map that looks right may be that of any model. `--verify` "
+            "checks them."
+        )
     yield from few_images(record.images)
     yield from _unusable_maps(record)
     yield from _tuned_on_these_images(record)
@@ -88,10 +107,20 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
     yield from _missed_differences(record)
     yield from _left_out(record)
     if record.options.get("engine") == "grad-cam":
-        yield "The maps are those of the grad-cam package: negative values are 0, and each has its own scale."
+        yield (
+            "The maps are those of the grad-cam package: negative values are 0, and each has "
+            "its "
+            "own scale."
+        )
     if record.stages:
-        yield "Images of another kind, and classes other than those explained here, may have another best map."
-        yield "A map that changes with the weights need not be right: randomisation is necessary, not sufficient."
+        yield (
+            "Images of another kind, and classes other than those explained here, may have "
+            "another best map."
+        )
+        yield (
+            "A map that changes with the weights need not be right: randomisation is necessary, "
+            "not sufficient."
+        )
     yield from without_explorer(record.explorer)
 
 
@@ -102,7 +131,8 @@ def _unusable_maps(record: ExplainRecord) -> Iterator[str]:
         unusable = row.constant + row.not_finite
         if unusable:
             sentence = say(
-                "{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are uniform or not finite: "
+                "{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are uniform "
+                "or not finite: "
                 "nothing is drawn.",
                 row=row,
                 n=unusable,
@@ -125,11 +155,14 @@ def _tuned_on_these_images(record: ExplainRecord) -> Iterator[str]:
 
 
 def _changed_rankings(record: ExplainRecord) -> Iterator[str]:
-    """Yield, for each model, the two methods that change places most clearly between two replacements."""
+    """Yield, for each model, the two methods that change places most clearly between two
+    replacements.
+    """
     for alias, rows in by(record.swapped, "model").items():
         clearest = max(rows, key=lambda row: min(row.in_first.value, -row.in_second.value))
         yield say(
-            "The ranking for {{ alias }} depends on the replacement of removed patches: {{ row.better }} is above "
+            "The ranking for {{ alias }} depends on the replacement of removed patches: "
+            "{{ row.better }} is above "
             "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.",
             alias=alias,
             row=clearest,
@@ -143,8 +176,10 @@ def _missed_differences(record: ExplainRecord) -> Iterator[str]:
     for row in record.power:
         if row.check in ("road", "gap"):
             yield say(
-                "{% if row.detectable %}A true difference of the removal scores of two methods below "
-                "{{ row.detectable.value|number }} is{% else %}Any difference of removal scores is{% endif %} "
+                "{% if row.detectable %}A true difference of the removal scores of two methods "
+                "below "
+                "{{ row.detectable.value|number }} is{% else %}Any difference of removal scores "
+                "is{% endif %} "
                 "likely missed with {{ n }} images.",
                 row=row,
                 n=record.images,
@@ -153,7 +188,9 @@ def _missed_differences(record: ExplainRecord) -> Iterator[str]:
 
 
 def _left_out(record: ExplainRecord) -> Iterator[str]:
-    """Yield methods that are not defined for a model, models without a classifier, and checks left out of a choice."""
+    """Yield methods that are not defined for a model, models without a classifier, and checks left
+    out of a choice.
+    """
     methods = by(record.methods, "model")
     images = by(record.shown, "model")
     chosen = by(record.chosen, "model")
@@ -164,9 +201,16 @@ def _left_out(record: ExplainRecord) -> Iterator[str]:
         requested = record.options.get("method", ())
         missing = [name for name in requested if name not in {*defined, ALL}]
         if all(row.target is None for row in images.get(alias, ())):
-            yield say("{{ alias }} has no classifier: methods that explain a class are left out.", alias=alias)
+            yield say(
+                "{{ alias }} has no classifier: methods that explain a class are left out.",
+                alias=alias,
+            )
         elif missing:
-            yield say("{{ names|names }} {{ names|are }} not defined for {{ alias }}.", names=missing, alias=alias)
+            yield say(
+                "{{ names|names }} {{ names|are }} not defined for {{ alias }}.",
+                names=missing,
+                alias=alias,
+            )
     for row in record.chosen:
         for check, reason in row.left_out.items():
             yield say(

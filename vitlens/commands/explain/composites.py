@@ -41,8 +41,8 @@ _DRAWN: Final = 4  # maps of each kind of composites that are drawn
 class Sources:
     """The images of which composites are made.
 
-    labels: their classes, of `origin` ("labels" or "predictions"). masks: of their objects, or None. usable: the
-    indices of confidently classified images.
+    labels: their classes, of `origin` ("labels" or "predictions"). masks: of their objects, or
+    None. usable: the indices of confidently classified images.
     """
 
     images: Images
@@ -78,13 +78,15 @@ class Sources:
         if self.classes >= least:
             return ""
         return (
-            f"expected confidently and correctly classified images of at least {least} distinct classes, "
+            f"expected confidently and correctly classified images of at least {least} distinct "
+            "classes, "
             f"found {len(self.usable)} of {self.classes}"
         )
 
 
 def composite_names(chosen: tuple[str, ...], *, has_masks: bool) -> tuple[str, ...]:
-    """Return the kinds of --composites; "auto" stands for the default kinds if there are no masks."""
+    """Return the kinds of --composites; "auto" stands for the default kinds if there are no
+    masks."""
     names = set(chosen)
     if AUTO in chosen and not has_masks:
         names |= {kind.name for kind in COMPOSITE_KINDS.values() if kind.default}
@@ -131,7 +133,9 @@ def _sources(checked: CheckedMaps, split: Split, masks: Masks | None) -> Sources
 
 
 def _labels(checked: CheckedMaps, split: Split) -> tuple[Labels, str]:
-    """Return the class of each image as a column of the logits, and its origin: labels or predictions."""
+    """Return the class of each image as a column of the logits, and its origin: labels or
+    predictions.
+    """
     if split.labels is not None:
         try:
             return label_columns(checked.model.classes, split).cpu(), "labels"
@@ -174,7 +178,8 @@ def _with_composites(
 ) -> CompositeSetRow:
     """Return the row of one kind with the share of target classes that the model recognises.
 
-    A class is recognised if it is among the most probable classes of its composite, as many as the composite has.
+    A class is recognised if it is among the most probable classes of its composite, as many as the
+    composite has.
     """
     logits = _logits(model, composites.images)[composites.which]
     hits = recognised(logits, composites.targets, kind.classes)
@@ -211,10 +216,14 @@ def _method_rows(
     scores = {}
     means: dict[str, list[Estimate]] = {}
     for score, function in COMPOSITE_SCORES.items():
-        values = torch.stack([function(method_maps, composites.masks) for method_maps in maps.values()])
+        values = torch.stack(
+            [function(method_maps, composites.masks) for method_maps in maps.values()]
+        )
         scores[score] = values
         means[score] = estimates(values, groups=groups, seed=seed, least=0.0, most=1.0)
-    means["pointing"] = [pointing_rate(hits, groups=groups, seed=seed) for hits in scores["pointing"]]
+    means["pointing"] = [
+        pointing_rate(hits, groups=groups, seed=seed) for hits in scores["pointing"]
+    ]
     above = _exceeded_baselines(checked, list(maps), scores["mass"], groups)
     rows = []
     for index, name in enumerate(maps):
@@ -232,8 +241,12 @@ def _method_rows(
     return sorted(rows, key=lambda row: -row.mass.value)
 
 
-def _exceeded_baselines(checked: CheckedMaps, names: list[str], mass: Tensor, groups: Tensor) -> dict[str, list[str]]:
-    """Return the baselines that the mass of each method exceeds: paired, corrected for the number of methods."""
+def _exceeded_baselines(
+    checked: CheckedMaps, names: list[str], mass: Tensor, groups: Tensor
+) -> dict[str, list[str]]:
+    """Return the baselines that the mass of each method exceeds: paired, corrected for the number
+    of methods.
+    """
     above: dict[str, list[str]] = {name: [] for name in names}
     if len(groups.unique()) < ENOUGH:
         return above
@@ -247,7 +260,9 @@ def _exceeded_baselines(checked: CheckedMaps, names: list[str], mass: Tensor, gr
     return above
 
 
-def _arrays(checked: CheckedMaps, composites: Composites, maps: Mapping[str, Maps]) -> CompositeArrays:
+def _arrays(
+    checked: CheckedMaps, composites: Composites, maps: Mapping[str, Maps]
+) -> CompositeArrays:
     """Return the first composites with the maps of every method."""
     drawn = min(_DRAWN, len(composites))
     methods = [name for name in maps if name not in BASELINES]

@@ -23,7 +23,11 @@ _RANGES: Final = {  # of columns that are not shares: differences of areas, and 
     "road": (-1.0, 1.0),
     "relevance_gain": (-math.inf, math.inf),
 }
-_COMPARED: Final = ("road", "roc_auc", "pointing")  # checks in which the best method is compared with the others
+_COMPARED: Final = (
+    "road",
+    "roc_auc",
+    "pointing",
+)  # checks in which the best method is compared with the others
 
 
 def league_rows(checked: CheckedMaps, split: Split) -> tuple[LeagueRow, ...]:
@@ -60,7 +64,9 @@ def _columns(checked: CheckedMaps, split: Split) -> dict[str, list[Estimate]]:
         groups = split.groups
         if name in checked.results[0].scores:
             groups = masked_groups(split)
-        values = torch.stack([method[name].float() for method in by_image])  # methods share bootstrap draws
+        values = torch.stack(
+            [method[name].float() for method in by_image]
+        )  # methods share bootstrap draws
         if name == "pointing":
             columns[name] = [pointing_rate(hits, groups=groups) for hits in values]
         else:
@@ -102,7 +108,9 @@ def masked_groups(split: Split) -> Tensor | None:
 
 
 def power_rows(checked: CheckedMaps, split: Split) -> Iterator[PowerRow]:
-    """Yield the power of paired comparisons of the best method with the others, for each check of single images."""
+    """Yield the power of paired comparisons of the best method with the others, for each check of
+    single images.
+    """
     for check in _COMPARED:
         values = _values_by_method(checked, check)
         if values is None:
@@ -141,7 +149,9 @@ def _values_by_method(checked: CheckedMaps, check: str) -> dict[str, Tensor] | N
 
 
 def _powers(values: Mapping[str, Tensor], best: str, groups: Tensor | None) -> Sequence[Power]:
-    """Return the power of the comparison of the best method with each other method that differs from it."""
+    """Return the power of the comparison of the best method with each other method that differs
+    from it.
+    """
     powers = []
     for name in values:
         if name == best:

@@ -1,4 +1,6 @@
-"""Attribution maps by several methods, of one or several models; the choice of a method, and checks of the maps."""
+"""Attribution maps by several methods, of one or several models; the choice of a method, and checks
+of the maps.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +15,13 @@ from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size, p
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.maps import map_faults
 from vitlens.analysis.faithfulness.removal import require_substrate
-from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoice, chosen_by_evidence
+from vitlens.attribution.choice import (
+    DRAWS,
+    FAITHFULNESS,
+    REPLACED,
+    MethodChoice,
+    chosen_by_evidence,
+)
 from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
 from vitlens.attribution.explain import PROVENANCE
 from vitlens.attribution.gradients import logit_gain
@@ -21,7 +29,13 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.checks import check_methods
 from vitlens.commands.explain.methods import MethodFunction, as_function, methods_of, refinement_of
 from vitlens.commands.explain.options import ExplainOptions
-from vitlens.commands.explain.record import ChoiceRow, ExplainArrays, ExplainRecord, ImageRow, MethodRow
+from vitlens.commands.explain.record import (
+    ChoiceRow,
+    ExplainArrays,
+    ExplainRecord,
+    ImageRow,
+    MethodRow,
+)
 from vitlens.commands.run.load import load_splits
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import Advance, progress
@@ -38,20 +52,27 @@ from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 _BACKWARD: Final = 3  # forward passes that take about as long as one forward and backward pass
-_STORED_BYTES: Final = 32 << 20  # of the stored maps of a model, at most, unless the drawn ones are larger
+_STORED_BYTES: Final = (
+    32 << 20
+)  # of the stored maps of a model, at most, unless the drawn ones are larger
 
 
-def measure(options: ExplainOptions, models: Sequence[Model] = (), splits: Sequence[Split] = ()) -> Path | None:
+def measure(
+    options: ExplainOptions, models: Sequence[Model] = (), splits: Sequence[Split] = ()
+) -> Path | None:
     """Explain images by every chosen method, write the report and return its path.
 
-    models, splits: if they are loaded already. Raises InputError (or a subclass) before anything is written.
+    models, splits: if they are loaded already. Raises InputError (or a subclass) before anything is
+    written.
     """
     run = Run("explain", options, images=False, load=_loader(models))
     methods = _checked_methods(options, run.models)
     if not splits:
         splits = _load_images(options, run.models)
     drawn = _drawn_images(options, len(splits[0]))
-    run.splits = [replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))) for split in splits]
+    run.splits = [
+        replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))) for split in splits
+    ]
     explainers = []
     for model, split, names in zip(run.models, run.splits, methods):
         targets = chosen_targets(options.target, model, split)
@@ -60,13 +81,17 @@ def measure(options: ExplainOptions, models: Sequence[Model] = (), splits: Seque
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
         for explainer in explainers:
-            has_explorer = any(part.explorer_arrays for part in parts)  # only the first model that can gets one
+            has_explorer = any(
+                part.explorer_arrays for part in parts
+            )  # only the first model that can gets one
             parts.append(explainer.record(drawn, explorer=not has_explorer))
         return folder.publish(lambda: joined(parts))
 
 
 def _loader(models: Sequence[Model]) -> Callable[[RunOptions], tuple[Model, ...]] | None:
-    """Return a function that returns these models instead of loading the named ones; None without models."""
+    """Return a function that returns these models instead of loading the named ones; None without
+    models.
+    """
     if not models:
         return None
     return lambda _options: tuple(models)
@@ -114,7 +139,8 @@ def _drawn_images(options: ExplainOptions, images: int) -> int:
 class Explainer:
     """Explains the images of one model.
 
-    targets: the target class of each image (None: the predicted one). methods: with --auto, the candidates.
+    targets: the target class of each image (None: the predicted one). methods: with --auto, the
+    candidates.
     """
 
     model: Model
@@ -124,7 +150,9 @@ class Explainer:
     options: ExplainOptions
 
     def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
-        """Return the record of this model. drawn: the number of images in figures. explorer: True to add attention."""
+        """Return the record of this model. drawn: the number of images in figures. explorer: True
+        to add attention.
+        """
         model = self.model
         split = self.split
         fields: dict[str, Any] = {}
@@ -157,7 +185,9 @@ class Explainer:
 
     @property
     def _precision(self) -> str:
-        """Return bf16 if it was asked for, else fp32, because attributions are differences of large numbers."""
+        """Return bf16 if it was asked for, else fp32, because attributions are differences of large
+        numbers.
+        """
         return "bf16" if self.options.run.precision == "bf16" else "fp32"
 
     def _choose(self) -> MethodChoice:
@@ -179,7 +209,9 @@ class Explainer:
                 advance=advance,
             )
 
-    def _explain_all(self, names: Sequence[str], classes: Labels | None) -> dict[str, tuple[MethodRow, Tensor]]:
+    def _explain_all(
+        self, names: Sequence[str], classes: Labels | None
+    ) -> dict[str, tuple[MethodRow, Tensor]]:
         """Return the row and the maps (n, rows, columns) of each method.
 
         Progress counts passes, because a map takes from one pass to hundreds.
@@ -203,14 +235,20 @@ class Explainer:
                 passes += entry.forwards + _BACKWARD * entry.backwards
         return max(1, round(refinement.views * passes))
 
-    def _explain(self, name: str, targets: Labels | None, advance: Advance) -> tuple[MethodRow, Tensor]:
-        """Return the row of one method, and its maps of all images (n, rows, columns) on the CPU, raw."""
+    def _explain(
+        self, name: str, targets: Labels | None, advance: Advance
+    ) -> tuple[MethodRow, Tensor]:
+        """Return the row of one method, and its maps of all images (n, rows, columns) on the CPU,
+        raw.
+        """
         split = self.split
         device = self.model.device
         size = self.options.run.batch_size or max(1, fitting_batch_size(self.model) // BACKWARD)
         function = as_function(name, self.options, batch_size=size)
         # a refined map sums to less
-        sums_to_gain = ATTRIBUTIONS[name].complete and not refinement_of(self.options.refine).changes
+        sums_to_gain = (
+            ATTRIBUTIONS[name].complete and not refinement_of(self.options.refine).changes
+        )
         parts = []
         gains = []
         seconds = 0.0
@@ -220,7 +258,9 @@ class Explainer:
                 classes = targets[batch.indices].to(device)
             with autocast(device, self._precision):
                 start = time.perf_counter()
-                parts.append(function(self.model, batch.images, classes).cpu())  # waits for an asynchronous device
+                parts.append(
+                    function(self.model, batch.images, classes).cpu()
+                )  # waits for an asynchronous device
                 seconds += time.perf_counter() - start
                 if sums_to_gain and classes is not None:
                     gains.append(logit_gain(self.model, batch.images, classes).cpu())
@@ -229,7 +269,9 @@ class Explainer:
         row = self._method_row(name, maps, seconds / len(split))
         if gains:
             gain = torch.cat(gains)
-            row = replace(row, gain=float(gain.abs().mean()), completeness=self._completeness(maps, gain))
+            row = replace(
+                row, gain=float(gain.abs().mean()), completeness=self._completeness(maps, gain)
+            )
         return row, maps
 
     def _method_row(self, name: str, maps: Tensor, seconds: float) -> MethodRow:
@@ -261,7 +303,9 @@ class Explainer:
         )
 
     def _completeness(self, maps: Tensor, gain: Tensor) -> Estimate | None:
-        """Return the mean error of the sums of maps; None if a map is not finite. gain: of each image, in logits."""
+        """Return the mean error of the sums of maps; None if a map is not finite. gain: of each
+        image, in logits.
+        """
         if not bool(maps.isfinite().all()):
             return None
         errors = (maps.sum((1, 2)) - gain).abs()
@@ -273,7 +317,9 @@ class Explainer:
             least=0.0,
         )
 
-    def _checks(self, classes: Labels, explained: Mapping[str, tuple[MethodRow, Tensor]]) -> dict[str, object]:
+    def _checks(
+        self, classes: Labels, explained: Mapping[str, tuple[MethodRow, Tensor]]
+    ) -> dict[str, object]:
         """Return the tables and arrays of all checks."""
         computed = {name: (maps, row.seconds) for name, (row, maps) in explained.items()}
         functions = self._functions(explained)
@@ -304,7 +350,9 @@ def _scaled(advance: Advance, cost: int) -> Advance:
     return lambda images: advance(images * cost)
 
 
-def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> Iterator[ImageRow]:
+def image_rows(
+    model: Model, split: Split, logits: Tensor, targets: Tensor | None
+) -> Iterator[ImageRow]:
     """Yield the prediction and the target class of each image; None without a classifier."""
     shares = logits.softmax(-1)
     for index, name in enumerate(file_names(split.names)):
@@ -325,7 +373,9 @@ def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | Non
 
 
 def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
-    """Return the tables of a choice; the table of checks has the removal check of the chosen method."""
+    """Return the tables of a choice; the table of checks has the removal check of the chosen
+    method.
+    """
     selection = len(choice.selection)
     row = ChoiceRow(
         model=alias,
@@ -353,7 +403,9 @@ def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
 
 
 def _chosen_check(alias: str, choice: MethodChoice) -> Iterator[MapCheckRow]:
-    """Yield the removal check of the chosen method on the report half; nothing if it was not compared."""
+    """Yield the removal check of the chosen method on the report half; nothing if it was not
+    compared.
+    """
     margins = {}
     for baseline in BASELINES:
         margin = choice.margin(baseline, FAITHFULNESS)

@@ -1,4 +1,6 @@
-"""The methods of a run: those that each model has, with their refinement, as functions of images and targets."""
+"""The methods of a run: those that each model has, with their refinement, as functions of images
+and targets.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -44,17 +46,20 @@ def refinement_of(options: RefineOptions) -> Refinement:
     times = None
     if options.times != NONE:
         times = options.times
-    return Refinement(options.refine, options.layers, options.steps, times, options.views, options.upsample)
+    return Refinement(
+        options.refine, options.layers, options.steps, times, options.views, options.upsample
+    )
 
 
 def chosen_methods(
     models: Sequence[Model], names: Sequence[str], *, engine: Engine, refinement: Refinement
 ) -> list[tuple[str, ...]]:
-    """Return the methods of each model, in the order of names; the default methods if there are no names.
+    """Return the methods of each model, in the order of names; the default methods if there are no
+    names.
 
-    A method that is not named is left out if the refinement does not apply to its maps. Raises UnknownNameError for an
-    unknown name. Raises UnsupportedError for a method that no model has, a model that has none of the methods, or a
-    refinement that does not apply.
+    A method that is not named is left out if the refinement does not apply to its maps. Raises
+    UnknownNameError for an unknown name. Raises UnsupportedError for a method that no model has, a
+    model that has none of the methods, or a refinement that does not apply.
     """
     if refinement.refine == "affinity":
         for model in models:
@@ -80,8 +85,12 @@ def chosen_methods(
     return chosen
 
 
-def _defined_methods(model: Model, names: Sequence[str], engine: Engine, refinement: Refinement) -> tuple[str, ...]:
-    """Return the methods that a model has: the named ones, and those to which the refinement applies."""
+def _defined_methods(
+    model: Model, names: Sequence[str], engine: Engine, refinement: Refinement
+) -> tuple[str, ...]:
+    """Return the methods that a model has: the named ones, and those to which the refinement
+    applies.
+    """
     methods = []
     for name in methods_for(model, engine=engine):
         if name in names or applies(model, name, refinement):
@@ -90,7 +99,11 @@ def _defined_methods(model: Model, names: Sequence[str], engine: Engine, refinem
 
 
 def _require_refinements(
-    model: Model, methods: Sequence[str], names: Sequence[str], engine: Engine, refinement: Refinement
+    model: Model,
+    methods: Sequence[str],
+    names: Sequence[str],
+    engine: Engine,
+    refinement: Refinement,
 ) -> None:
     """Raise UnsupportedError if the refinement does not apply to a named method of a model."""
     if ALL not in names:
@@ -123,7 +136,9 @@ def as_function(name: str, options: ExplainOptions, *, batch_size: int | None) -
 
 def _passes(model: Model, method: str, engine: Engine) -> AbstractContextManager[object]:
     """Return a context in which passes are quick ones, if the method does not observe attention."""
-    if engine != "vitlens":  # the package copies the model, and would call the quick layers of the original
+    if (
+        engine != "vitlens"
+    ):  # the package copies the model, and would call the quick layers of the original
         return nullcontext()
     if ATTRIBUTIONS[method].needs not in (None, "cam"):
         return nullcontext()

@@ -4,7 +4,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from vitlens.analysis.attention.registry import REFINE_STEPS
-from vitlens.analysis.faithfulness.defaults import COMPOSITE_KINDS, COMPOSITES, OTHER_SUBSTRATES, SUBSTRATE
+from vitlens.analysis.faithfulness.defaults import (
+    COMPOSITE_KINDS,
+    COMPOSITES,
+    OTHER_SUBSTRATES,
+    SUBSTRATE,
+)
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.run.flags import bundle, choices, option
 from vitlens.commands.run.options import SharedOptions, data_option, images_option, several_models
@@ -67,10 +72,10 @@ class RefineOptions:
 class ExplainOptions(SharedOptions):
     """The options for attribution maps of one or several models.
 
-    method: names of the registry, or "all" (empty: the default methods); each model gets those that are defined for it.
-    target: "predicted", "true", or a class by name or index. verify: by default with all methods and on all images;
-    without it and without a limit, only a few images of a data set are explained. show: file names of the images in
-    figures.
+    method: names of the registry, or "all" (empty: the default methods); each model gets those that
+    are defined for it. target: "predicted", "true", or a class by name or index. verify: by default
+    with all methods and on all images; without it and without a limit, only a few images of a data
+    set are explained. show: file names of the images in figures.
     """
 
     models: tuple[str, ...] = several_models()
@@ -85,12 +90,14 @@ class ExplainOptions(SharedOptions):
     )
     auto: bool = option(
         "--auto",
-        "Choose among the methods of --method by quick checks on half of up to 40 images; the other half judges it.",
+        "Choose among the methods of --method by quick checks on half of up to 40 images; the "
+        "other half judges it.",
         default=False,
     )
     engine: Engine = option(
         "--engine",
-        "grad-cam: maps of the grad-cam package (ReLU, scaled to [0, 1]), for the methods that it has.",
+        "grad-cam: maps of the grad-cam package (ReLU, scaled to [0, 1]), for the methods that it "
+        "has.",
         default="vitlens",
     )
     target: str = option(
@@ -101,7 +108,8 @@ class ExplainOptions(SharedOptions):
     )
     verify: bool = option(
         "--verify",
-        "Check every method: remove patches, randomise weights, score localisation, and rank the methods.",
+        "Check every method: remove patches, randomise weights, score localisation, and rank the "
+        "methods.",
         default=False,
     )
     substrate: Substrate = option(
@@ -111,7 +119,8 @@ class ExplainOptions(SharedOptions):
     )
     counterfactuals: bool = option(
         "--counterfactuals/--no-counterfactuals",
-        "With --verify: search for patches whose removal changes the prediction (the slowest check).",
+        "With --verify: search for patches whose removal changes the prediction (the slowest "
+        "check).",
         default=True,
     )
     show: tuple[str, ...] = option(
@@ -138,14 +147,16 @@ class ExplainOptions(SharedOptions):
     )
     other_substrates: tuple[str, ...] = choices(
         "--other-substrates",
-        f"With --verify: {', '.join(SUBSTRATES)}, or {NONE}: further replacements, to compare rankings of methods.",
+        f"With --verify: {', '.join(SUBSTRATES)}, or {NONE}: further replacements, to compare "
+        "rankings of methods.",
         (*SUBSTRATES, NONE),
         default=OTHER_SUBSTRATES,
         shown=", ".join(OTHER_SUBSTRATES),
     )
     stability: bool = option(
         "--stability/--no-stability",
-        "With --verify: check that maps follow shifts of the images by 1/4, 1/2 and 1 px, and a flip.",
+        "With --verify: check that maps follow shifts of the images by 1/4, 1/2 and 1 px, and a "
+        "flip.",
         default=True,
     )
     refine: RefineOptions = bundle(RefineOptions)

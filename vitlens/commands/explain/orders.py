@@ -1,4 +1,6 @@
-"""Removed patches: how few change the prediction in the order of each map, and the effect of their replacement."""
+"""Removed patches: how few change the prediction in the order of each map, and the effect of their
+replacement.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +15,14 @@ from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import rank_agreement
-from vitlens.commands.explain.record import SEARCH, OrderRow, RankingRow, SetArrays, SubstrateRow, SwappedRow
+from vitlens.commands.explain.record import (
+    SEARCH,
+    OrderRow,
+    RankingRow,
+    SetArrays,
+    SubstrateRow,
+    SwappedRow,
+)
 from vitlens.commands.shared.maps.measure import CheckedMaps
 from vitlens.data.split import Split
 
@@ -23,9 +32,11 @@ _DRAWN: Final = 5  # images whose removed patches are drawn, at most
 
 @dataclass(frozen=True)
 class RemovalOrders:
-    """The sets of patches whose removal changes the prediction, by the order in which patches are removed.
+    """The sets of patches whose removal changes the prediction, by the order in which patches are
+    removed.
 
-    by_map: in the order of the map of each method and baseline. search: by greedy search, on the first images.
+    by_map: in the order of the map of each method and baseline. search: by greedy search, on the
+    first images.
     """
 
     by_map: Mapping[str, Counterfactuals]
@@ -56,7 +67,9 @@ def removal_orders(checked: CheckedMaps) -> RemovalOrders | None:
 
 
 def order_rows(checked: CheckedMaps, orders: RemovalOrders) -> tuple[OrderRow, ...]:
-    """Return how few patches change the prediction, in the order of each map and in that of the greedy search."""
+    """Return how few patches change the prediction, in the order of each map and in that of the
+    greedy search.
+    """
     of_all_images = []
     of_searched_images = []
     for sets in orders.every.values():
@@ -105,7 +118,9 @@ def set_arrays(checked: CheckedMaps, orders: RemovalOrders, split: Split) -> Set
 
 
 def replacement_tables(checked: CheckedMaps) -> dict[str, object]:
-    """Return the tables of the replacements of removed patches: scores with each, and the agreement of each pair."""
+    """Return the tables of the replacements of removed patches: scores with each, and the agreement
+    of each pair.
+    """
     gaps: dict[str, dict[str, Tensor]] = {}
     for substrate, by_method in checked.removals.gaps.items():
         gaps[substrate] = {name: values[: checked.count] for name, values in by_method.items()}
@@ -123,7 +138,9 @@ def replacement_tables(checked: CheckedMaps) -> dict[str, object]:
     }
 
 
-def _substrate_rows(checked: CheckedMaps, gaps: Mapping[str, Mapping[str, Tensor]]) -> list[SubstrateRow]:
+def _substrate_rows(
+    checked: CheckedMaps, gaps: Mapping[str, Mapping[str, Tensor]]
+) -> list[SubstrateRow]:
     """Return insertion minus deletion by replacement, if there are several."""
     rows: list[SubstrateRow] = []
     if len(gaps) < 2:
@@ -138,7 +155,9 @@ def _substrate_rows(checked: CheckedMaps, gaps: Mapping[str, Mapping[str, Tensor
 def _ranking(
     checked: CheckedMaps, gaps: Mapping[str, Mapping[str, Tensor]], first: str, second: str
 ) -> tuple[RankingRow, list[SwappedRow]]:
-    """Return the agreement of the rankings with two replacements, and the methods that change places."""
+    """Return the agreement of the rankings with two replacements, and the methods that change
+    places.
+    """
     alias = checked.model.alias
     groups = checked.groups
     if groups is not None:

@@ -1,4 +1,6 @@
-"""The pictures of `vitlens explain`: images with their maps, and without the patches that change a prediction."""
+"""The pictures of `vitlens explain`: images with their maps, and without the patches that change a
+prediction.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,8 +40,8 @@ _FLAT: Final = 1e-6  # of the largest value: a map that varies less is constant
 class Sheet:
     """One figure with some images of a model and the maps of some methods.
 
-    methods: all methods of the model. names: of all drawn images. faults: by method. image_slice, method_slice: the
-    images and methods of this sheet.
+    methods: all methods of the model. names: of all drawn images. faults: by method. image_slice,
+    method_slice: the images and methods of this sheet.
     """
 
     arrays: ExplainArrays
@@ -55,7 +57,11 @@ class Sheet:
         """Yield each image, followed by its maps."""
         for index in range(len(self.arrays.images))[self.image_slice]:
             image = self.arrays.images[index] / np.float32(255)
-            placed: dict[str, Any] = {"row": self.names[index], "sheet": self.number, "of": self.title}
+            placed: dict[str, Any] = {
+                "row": self.names[index],
+                "sheet": self.number,
+                "of": self.title,
+            }
             if self.arrays.masks is not None:
                 placed["mask"] = self.arrays.masks[index]
             yield Picture(image, column="image", **placed)
@@ -74,7 +80,9 @@ class Sheet:
 
 
 def sheets(record: ExplainRecord) -> Iterator[Picture]:
-    """Yield the drawn images of each model with their maps, on sheets of at most EACH images and _METHODS methods."""
+    """Yield the drawn images of each model with their maps, on sheets of at most EACH images and
+    _METHODS methods.
+    """
     judged = judged_of(record)
     number = 0
     for alias in record.aliases:
@@ -118,7 +126,9 @@ def _sheet_title(record: ExplainRecord, alias: str, rows: Sequence[ImageRow]) ->
 
 
 def _image_titles(rows: Sequence[ImageRow]) -> list[str]:
-    """Return the file name of each image, with its prediction and target class if the model has a classifier."""
+    """Return the file name of each image, with its prediction and target class if the model has a
+    classifier.
+    """
     titles = file_names([row.image for row in rows])
     for index, row in enumerate(rows):
         if row.target is not None:
@@ -149,7 +159,8 @@ def _below(row: ImageRow) -> str:
 
 
 def explorer(record: ExplainRecord) -> Explorer | None:
-    """Return the attention of the first model that has one, with its drawn images and their maps."""
+    """Return the attention of the first model that has one, with its drawn images and their
+    maps."""
     for row in record.explorer:
         if row.model in record.explorer_arrays:
             return explorer_of(record, _explored_images(record, row.model))
@@ -172,7 +183,9 @@ def _explored_images(record: ExplainRecord, alias: str) -> Shown:
 
 
 def removed_patches(record: ExplainRecord) -> Iterator[Picture]:
-    """Yield the first images; patches whose removal changes the prediction are grey, in the best orders."""
+    """Yield the first images; patches whose removal changes the prediction are grey, in the best
+    orders.
+    """
     if not record.sets:
         return
     alias, arrays = next(iter(record.sets.items()))
@@ -192,7 +205,8 @@ def removed_patches(record: ExplainRecord) -> Iterator[Picture]:
 
 
 def _without_patches(arrays: SetArrays, index: int, order: str, *, row: str) -> Picture:
-    """Return an image without the patches of one order, with their number and the prediction below."""
+    """Return an image without the patches of one order, with their number and the prediction
+    below."""
     place = arrays.methods.tolist().index(order)
     image = arrays.images[index] / np.float32(255)
     removed = arrays.removed[index, place]
@@ -206,7 +220,9 @@ def _without_patches(arrays: SetArrays, index: int, order: str, *, row: str) -> 
 
 
 def composite_sheets(record: ExplainRecord) -> Iterator[Picture]:
-    """Yield the first composites of each kind with maps of the methods that have most mass in the right place."""
+    """Yield the first composites of each kind with maps of the methods that have most mass in the
+    right place.
+    """
     sheet = 0
     for row in record.composite_sets:
         if not row.refused:

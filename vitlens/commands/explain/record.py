@@ -1,11 +1,23 @@
-"""The record of `vitlens explain`. Every row names its model; tables of checks are empty without --verify."""
+"""The record of `vitlens explain`. Every row names its model; tables of checks are empty without
+--verify.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from vitlens.analysis.faithfulness.checks import ChoiceMargin, ChoiceScores
-from vitlens.arrays import FlagStacks, IndexMatrix, Indices, Masks, Matrix, Pixels, Stack, Vector, Words
+from vitlens.arrays import (
+    FlagStacks,
+    IndexMatrix,
+    Indices,
+    Masks,
+    Matrix,
+    Pixels,
+    Stack,
+    Vector,
+    Words,
+)
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.record import Better, OfModel, Record, arrays, col, table
@@ -19,9 +31,10 @@ OVERALL: Final = "shifts"  # the name of all judged disturbances together
 class MethodRow(OfModel):
     """One method on the images of one model.
 
-    source: the paper, or the package that computes the maps. map: rows and columns. signed: True if negative values are
-    evidence against the target. maps, constant, not_finite: the number of maps, and of those with this fault. gain: the
-    mean of |F(image) - F(black)| in logits, for methods whose maps sum to it. completeness: the error of that sum.
+    source: the paper, or the package that computes the maps. map: rows and columns. signed: True if
+    negative values are evidence against the target. maps, constant, not_finite: the number of maps,
+    and of those with this fault. gain: the mean of |F(image) - F(black)| in logits, for methods
+    whose maps sum to it. completeness: the error of that sum.
     """
 
     method: str = col("method")
@@ -36,7 +49,8 @@ class MethodRow(OfModel):
     gain: float | None = col("change of the logit from black", unit="logits", default=None)
     completeness: Estimate | None = col(
         "completeness error",
-        term="the mean difference between the sum of a map and the change of the logit from a black image",
+        term="the mean difference between the sum of a map and the change of the logit from a "
+        "black image",
         better="lower",
         metric="completeness/{model}/{method}",
         default=None,
@@ -63,7 +77,9 @@ def _faithful(name: str, title: str, *, better: Better = "higher", **more: Any) 
 
 
 def _localised(name: str, title: str) -> Any:
-    return col(title, better="higher", metric=f"localisation/{{model}}/{name}/{{method}}", default=None)
+    return col(
+        title, better="higher", metric=f"localisation/{{model}}/{name}/{{method}}", default=None
+    )
 
 
 def _lower(metric: str, title: str) -> Any:
@@ -72,10 +88,11 @@ def _lower(metric: str, title: str) -> Any:
 
 @dataclass(frozen=True)
 class LeagueRow(OfModel):
-    """One method, or baseline, in every check, averaged over images; None if a check was not run or gave no number.
+    """One method, or baseline, in every check, averaged over images; None if a check was not run or
+    gave no number.
 
-    randomisation: with all weights random. cascade: mean over all stages. seconds, forwards: the cost per image.
-    faults: of the maps, in words.
+    randomisation: with all weights random. cascade: mean over all stages. seconds, forwards: the
+    cost per image. faults: of the maps, in words.
     """
 
     method: str = col("method")
@@ -84,7 +101,9 @@ class LeagueRow(OfModel):
     insertion: Estimate = _faithful("insertion", "insertion")
     gap: Estimate = _faithful("gap", "insertion − deletion")
     relevance_gain: Estimate = _faithful("relevance_gain", "symmetric relevance gain")
-    deletion_accuracy: Estimate = _faithful("deletion_accuracy", "deletion, predictions kept", better="lower")
+    deletion_accuracy: Estimate = _faithful(
+        "deletion_accuracy", "deletion, predictions kept", better="lower"
+    )
     insertion_accuracy: Estimate = _faithful("insertion_accuracy", "insertion, predictions kept")
     road: Estimate | None = _faithful("road", "ROAD", default=None)
     roc_auc: Estimate | None = _localised("roc_auc", "ROC-AUC on the object")
@@ -102,10 +121,11 @@ class LeagueRow(OfModel):
 
 @dataclass(frozen=True)
 class StageRow(OfModel):
-    """The maps of a method after one stage of the randomisation, which includes all stages before it.
+    """The maps of a method after one stage of the randomisation, which includes all stages before
+    it.
 
-    similarity: mean rank correlation with the maps of the trained model; None if undefined. kept: share of predictions
-    that stay the same.
+    similarity: mean rank correlation with the maps of the trained model; None if undefined. kept:
+    share of predictions that stay the same.
     """
 
     method: str = col("method")
@@ -118,8 +138,8 @@ class StageRow(OfModel):
 class PairRow(OfModel):
     """The similarity of the maps of two methods, averaged over images.
 
-    spearman: rank correlation. top_overlap: of the highest cells. iou: intersection over union of the cells above the
-    mean of each map.
+    spearman: rank correlation. top_overlap: of the highest cells. iou: intersection over union of
+    the cells above the mean of each map.
     """
 
     first: str = col("method")
@@ -133,25 +153,35 @@ class PairRow(OfModel):
 class OrderRow(OfModel):
     """The patches to remove, in the order of one method's map, before the prediction changes.
 
-    size: their share, mean over all images; None for the greedy search. turned: the share of images whose prediction
-    changes. searched: as size, on the images of the greedy search.
+    size: their share, mean over all images; None for the greedy search. turned: the share of images
+    whose prediction changes. searched: as size, on the images of the greedy search.
     """
 
     method: str = col("order of")
     size: Estimate | None = col(
-        "patches to remove", better="lower", metric="counterfactual/{model}/size/{method}", default=None
+        "patches to remove",
+        better="lower",
+        metric="counterfactual/{model}/size/{method}",
+        default=None,
     )
     turned: Estimate | None = col(
-        "predictions changed", better="higher", metric="counterfactual/{model}/turned/{method}", default=None
+        "predictions changed",
+        better="higher",
+        metric="counterfactual/{model}/turned/{method}",
+        default=None,
     )
     searched: Estimate | None = col(
-        "on the searched images", better="lower", metric="counterfactual/{model}/size_searched/{method}", default=None
+        "on the searched images",
+        better="lower",
+        metric="counterfactual/{model}/size_searched/{method}",
+        default=None,
     )
 
 
 @dataclass(frozen=True)
 class SubstrateRow(OfModel):
-    """Insertion minus deletion (LeRF minus MoRF) of one method, or baseline, with one replacement of removed patches.
+    """Insertion minus deletion (LeRF minus MoRF) of one method, or baseline, with one replacement
+    of removed patches.
 
     All replacements are tried on the same images.
     """
@@ -159,7 +189,9 @@ class SubstrateRow(OfModel):
     method: str = col("method")
     baseline: bool = col("baseline")
     substrate: str = col("replacement")
-    gap: Estimate = col("insertion − deletion", better="higher", metric="substrates/{model}/{substrate}/{method}")
+    gap: Estimate = col(
+        "insertion − deletion", better="higher", metric="substrates/{model}/{substrate}/{method}"
+    )
 
 
 @dataclass(frozen=True)
@@ -184,8 +216,8 @@ class RankingRow(OfModel):
 class SwappedRow(OfModel):
     """Two methods that significantly change places between two replacements.
 
-    in_first, in_second: the mean paired difference (better minus worse) of insertion minus deletion with each
-    replacement, corrected for the number of pairs.
+    in_first, in_second: the mean paired difference (better minus worse) of insertion minus deletion
+    with each replacement, corrected for the number of pairs.
     """
 
     first: str = col("first replacement")
@@ -200,18 +232,24 @@ class SwappedRow(OfModel):
 class StabilityRow(OfModel):
     """The stability of the maps of one method when the images are shifted or flipped.
 
-    disturbance: a name of the registry, or OVERALL. correlation: mean rank correlation between the map of the disturbed
-    image and the map disturbed in the same way. jumped: share of images whose highest value moves far. Values are None
-    without a usable map.
+    disturbance: a name of the registry, or OVERALL. correlation: mean rank correlation between the
+    map of the disturbed image and the map disturbed in the same way. jumped: share of images whose
+    highest value moves far. Values are None without a usable map.
     """
 
     method: str = col("method")
     disturbance: str = col("images")
     correlation: Estimate | None = col(
-        "rank correlation", better="higher", metric="stability/{model}/correlation/{disturbance}/{method}", default=None
+        "rank correlation",
+        better="higher",
+        metric="stability/{model}/correlation/{disturbance}/{method}",
+        default=None,
     )
     jumped: Estimate | None = col(
-        "maps that jump", better="lower", metric="stability/{model}/jumped/{disturbance}/{method}", default=None
+        "maps that jump",
+        better="lower",
+        metric="stability/{model}/jumped/{disturbance}/{method}",
+        default=None,
     )
 
 
@@ -219,25 +257,29 @@ class StabilityRow(OfModel):
 class PowerRow(OfModel):
     """The power of paired comparisons of the best method with the others in one check.
 
-    error: the median standard error of the mean difference. groups: independent images. detectable: the smallest true
-    difference detected with a power of 80 % at the 5 % level; None if it exceeds every possible difference.
+    error: the median standard error of the mean difference. groups: independent images. detectable:
+    the smallest true difference detected with a power of 80 % at the 5 % level; None if it exceeds
+    every possible difference.
     """
 
     check: str = col("check")
     best: str = col("best method")
     error: float = col("standard error")
     groups: int = col("independent images")
-    detectable: Estimate | None = col("detectable difference", metric="detectable/{model}/{check}", default=None)
+    detectable: Estimate | None = col(
+        "detectable difference", metric="detectable/{model}/{check}", default=None
+    )
 
 
 @dataclass(frozen=True)
 class CompositeSetRow(OfModel):
     """The composites of one kind.
 
-    refused: why there are none, or "". labels: the source of the target classes, "labels" or "predictions". usable,
-    classes: the number of confidently classified images, and of their classes. composites, maps: their number. chance:
-    the mean share of the area that the evidence covers. recognised: the share of target classes among the most probable
-    classes of their composite. guessed: the same by chance. seen: True if recognised is significantly above guessed.
+    refused: why there are none, or "". labels: the source of the target classes, "labels" or
+    "predictions". usable, classes: the number of confidently classified images, and of their
+    classes. composites, maps: their number. chance: the mean share of the area that the evidence
+    covers. recognised: the share of target classes among the most probable classes of their
+    composite. guessed: the same by chance. seen: True if recognised is significantly above guessed.
     """
 
     kind: str = col("composites of")
@@ -259,15 +301,22 @@ class CompositeSetRow(OfModel):
 class CompositeRow(OfModel):
     """One method, or baseline, on one kind of composites, averaged over its maps.
 
-    above: the baselines that its mass significantly exceeds (paired, corrected for the number of methods).
+    above: the baselines that its mass significantly exceeds (paired, corrected for the number of
+    methods).
     """
 
     kind: str = col("composites of")
     method: str = col("method")
     baseline: bool = col("baseline")
-    mass: Estimate = col("mass on the class", better="higher", metric="composites/{model}/{kind}/mass/{method}")
-    pointing: Estimate = col("pointing game", better="higher", metric="composites/{model}/{kind}/pointing/{method}")
-    roc_auc: Estimate = col("ROC-AUC", better="higher", metric="composites/{model}/{kind}/roc_auc/{method}")
+    mass: Estimate = col(
+        "mass on the class", better="higher", metric="composites/{model}/{kind}/mass/{method}"
+    )
+    pointing: Estimate = col(
+        "pointing game", better="higher", metric="composites/{model}/{kind}/pointing/{method}"
+    )
+    roc_auc: Estimate = col(
+        "ROC-AUC", better="higher", metric="composites/{model}/{kind}/roc_auc/{method}"
+    )
     above: tuple[str, ...] = col("exceeds", default=())
 
 
@@ -275,11 +324,12 @@ class CompositeRow(OfModel):
 class ChoiceRow(OfModel):
     """The method chosen for one model.
 
-    reason: why it is the default and not chosen by evidence, or "". checks: those that decided. left_out: checks that
-    judged nothing, with the reason. localised: the parts on which localisation was scored, "objects" or a kind of
-    composites. certainty: the share of bootstrap draws of the selection half in which it wins. alike: candidates with
-    the same maps. confirmation: the result of comparing it with the runner-up on the report half. selection, report:
-    the number of images in each half. replaced: the replacement of removed patches.
+    reason: why it is the default and not chosen by evidence, or "". checks: those that decided.
+    left_out: checks that judged nothing, with the reason. localised: the parts on which
+    localisation was scored, "objects" or a kind of composites. certainty: the share of bootstrap
+    draws of the selection half in which it wins. alike: candidates with the same maps.
+    confirmation: the result of comparing it with the runner-up on the report half. selection,
+    report: the number of images in each half. replaced: the replacement of removed patches.
     """
 
     method: str = col("chosen")
@@ -292,7 +342,9 @@ class ChoiceRow(OfModel):
     draws: int = col("bootstrap samples", default=0)
     runner_up: str | None = col("runner-up", default=None)
     alike: tuple[str, ...] = col("the same maps", default=())
-    confirmation: Literal["confirmed", "not confirmed", "contradicted"] | None = col("other half", default=None)
+    confirmation: Literal["confirmed", "not confirmed", "contradicted"] | None = col(
+        "other half", default=None
+    )
     selection: int = col("images that select", default=0)
     report: int = col("images that report", default=0)
     replaced: str = col("replaced by", default="")
@@ -302,7 +354,8 @@ class ChoiceRow(OfModel):
 class ExplainArrays:
     """The drawn images of one model with their maps.
 
-    maps: by index of the model's methods (images, rows, columns), raw. masks: of the objects, or None.
+    maps: by index of the model's methods (images, rows, columns), raw. masks: of the objects, or
+    None.
     """
 
     images: Pixels
@@ -314,8 +367,8 @@ class ExplainArrays:
 class CurveArrays:
     """The mean removal curves of one model.
 
-    deletion, insertion: the probability of the target (methods, steps). shares, inserted: the shares of patches that
-    are removed or inserted at each step.
+    deletion, insertion: the probability of the target (methods, steps). shares, inserted: the
+    shares of patches that are removed or inserted at each step.
     """
 
     methods: Words
@@ -329,8 +382,8 @@ class CurveArrays:
 class SetArrays:
     """The patches whose removal changes the prediction of a few images.
 
-    methods: the orders of patches. removed: the patches (images, orders, rows, columns). turned: the class that is
-    predicted without them (images, orders). prediction: that of the whole image.
+    methods: the orders of patches. removed: the patches (images, orders, rows, columns). turned:
+    the class that is predicted without them (images, orders). prediction: that of the whole image.
     """
 
     images: Pixels
@@ -345,8 +398,8 @@ class SetArrays:
 class CompositeArrays:
     """The first composites of one kind with their maps.
 
-    images, masks: the composite and the evidence of each map. maps: by index of the methods (maps, rows, columns), raw.
-    targets: the target classes.
+    images, masks: the composite and the evidence of each map. maps: by index of the methods (maps,
+    rows, columns), raw. targets: the target classes.
     """
 
     images: Pixels

@@ -1,4 +1,6 @@
-"""The report of `vitlens explain`: the maps, which of them you can trust, and the checks behind the verdicts."""
+"""The report of `vitlens explain`: the maps, which of them you can trust, and the checks behind the
+verdicts.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,7 +75,9 @@ def _ordered_checks(record: ExplainRecord) -> list[MapCheckRow]:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The mean probability of the target after a share of the patches is removed, or inserted, highest first."""
+    """The mean probability of the target after a share of the patches is removed, or inserted,
+    highest first.
+    """
 
     model: str
     method: str
@@ -101,7 +105,9 @@ def _curves(record: ExplainRecord) -> Iterator[CurvePoint]:
 
 
 def _ranking(record: ExplainRecord) -> str:
-    """Return how far the rankings with different replacements agree, and how many methods change places."""
+    """Return how far the rankings with different replacements agree, and how many methods change
+    places.
+    """
     if not record.rankings:
         return ""
     least = min(record.rankings, key=lambda row: row.tau.value)
@@ -110,8 +116,10 @@ def _ranking(record: ExplainRecord) -> str:
         first, second = sorted((row.better, row.worse))
         pairs.add((row.model, first, second))
     return say(
-        "{{ count or 'No' }} pair{{ count|s if count }} of methods significantly change{{ 's' if count < 2 }} places "
-        "when removed patches are replaced in another way{% if row.methods > 2 %}; the rankings agree least with "
+        "{{ count or 'No' }} pair{{ count|s if count }} of methods significantly "
+        "change{{ 's' if count < 2 }} places "
+        "when removed patches are replaced in another way{% if row.methods > 2 %}; the rankings "
+        "agree least with "
         "patches {{ first }} and {{ second }} (Kendall's τ {{ row.tau|value }}){% endif %}.",
         count=len(pairs),
         row=least,
@@ -121,24 +129,33 @@ def _ranking(record: ExplainRecord) -> str:
 
 
 def _weights(record: ExplainRecord) -> str:
-    """Return the rank correlation above which maps count as unchanged, and the share of predictions that stay."""
+    """Return the rank correlation above which maps count as unchanged, and the share of predictions
+    that stay.
+    """
     rows = [row for row in record.stages if row.similarity is not None and row.kept is not None]
     return say(
-        "Weights are randomised from the head down. The correlation of a map that depends on them falls to zero. A map "
-        "fails if its correlation stays above {{ similar|number }} in the upper half, or with all weights random"
-        "{% if rows %}. The last stage keeps {{ rows[-1].kept|percent }} of the predictions{% endif %}.",
+        "Weights are randomised from the head down. The correlation of a map that depends on them "
+        "falls to zero. A map "
+        "fails if its correlation stays above {{ similar|number }} in the upper half, or with all "
+        "weights random"
+        "{% if rows %}. The last stage keeps {{ rows[-1].kept|percent }} of the "
+        "predictions{% endif %}.",
         similar=SIMILAR,
         rows=rows,
     )
 
 
 def _fewest(record: ExplainRecord) -> str:
-    """Return the map that changes the prediction with the fewest removed patches, compared with the greedy search."""
+    """Return the map that changes the prediction with the fewest removed patches, compared with the
+    greedy search.
+    """
     best = min(record.orders, key=lambda row: row.size.value if row.size else 1.0)
     search = next(row for row in record.orders if row.model == best.model and row.method == SEARCH)
     return say(
-        "In the order of **{{ best.method }}**, {{ best.size|alone }} of the patches must be removed before the "
-        "prediction of {{ best.model }} changes. A greedy search on {{ search.searched.n }} images needs "
+        "In the order of **{{ best.method }}**, {{ best.size|alone }} of the patches must be "
+        "removed before the "
+        "prediction of {{ best.model }} changes. A greedy search on {{ search.searched.n }} images "
+        "needs "
         "{{ search.searched|value }}.",
         best=best,
         search=search,
@@ -150,17 +167,25 @@ def _composites(row: CompositeSetRow) -> str:
     kind = COMPOSITE_KINDS[row.kind]
     if row.refused:
         return f"No {kind.title} of {{{{ model }}}}: {{{{ refused|whole }}}}."
-    share = "{{ model }} recognises the explained class in {{ recognised|alone }} of the {{ maps }} maps"
+    share = (
+        "{{ model }} recognises the explained class in {{ recognised|alone }} of the "
+        "{{ maps }} maps"
+    )
     if row.seen:
         words = f"On {kind.title}, {share} (by guessing: {{{{ guessed|percent }}}})."
     else:
-        words = f"The {kind.title} cannot judge maps: {share}, not significantly more than by guessing "
+        words = (
+            f"The {kind.title} cannot judge maps: {share}, not significantly more than by guessing "
+        )
         words += "({{ guessed|percent }})."
-    return f"{words} A class is recognised if it is one of the {kind.classes} most probable classes."
+    return (
+        f"{words} A class is recognised if it is one of the {kind.classes} most probable classes."
+    )
 
 
 def _seen_composites(record: ExplainRecord) -> list[CompositeRow]:
-    """Return the rows of the kinds of composites on which a model recognises the explained classes."""
+    """Return the rows of the kinds of composites on which a model recognises the explained
+    classes."""
     seen = set()
     for composites in record.composite_sets:
         if composites.seen:
@@ -169,7 +194,9 @@ def _seen_composites(record: ExplainRecord) -> list[CompositeRow]:
 
 
 def _slowest(record: ExplainRecord) -> str:
-    """Return the cost of the methods, and the largest error of maps that should sum to a change of the logit."""
+    """Return the cost of the methods, and the largest error of maps that should sum to a change of
+    the logit.
+    """
     rows = sorted(record.methods, key=lambda row: row.seconds)
     worst = max(
         (row for row in rows if row.completeness),
@@ -177,9 +204,12 @@ def _slowest(record: ExplainRecord) -> str:
         default=None,
     )
     return say(
-        "{% if rows|length > 1 %}A map takes from {{ rows[0].seconds|number }} s ({{ rows[0].method }}) to "
-        "{{ rows[-1].seconds|number }} s ({{ rows[-1].method }}).{% endif %}{% if worst %} The sums of "
-        "{{ worst.method }} miss the change of the logit from a black image, {{ worst.gain|number }} on average, by "
+        "{% if rows|length > 1 %}A map takes from {{ rows[0].seconds|number }} s "
+        "({{ rows[0].method }}) to "
+        "{{ rows[-1].seconds|number }} s ({{ rows[-1].method }}).{% endif %}{% if worst %} The "
+        "sums of "
+        "{{ worst.method }} miss the change of the logit from a black image, "
+        "{{ worst.gain|number }} on average, by "
         "{{ worst.completeness|alone }}.{% endif %}",
         rows=rows,
         worst=worst,
@@ -201,7 +231,8 @@ def _on_object(record: ExplainRecord) -> list[OnObjectRow]:
 _PICTURE: Final = Chart(
     "explain",
     images(under=True),
-    "Maps over their images: red for the class, blue against it; unsigned maps start at their minimum. Compare places, "
+    "Maps over their images: red for the class, blue against it; unsigned maps start at their "
+    "minimum. Compare places, "
     "not amounts. Outline: object. Crossed out: uniform or failed.",
     title="Maps of {{ first.of }}",
     rows=sheets,
@@ -229,13 +260,15 @@ REPORT: Final = Report(
             "Which method was chosen?",
             "choice_scores",
             columns=("model", "method", "baseline", "wins"),
-            opening="A score is the mean over the checks, each in standard deviations of the methods. One half of the "
+            opening="A score is the mean over the checks, each in standard deviations of the "
+            "methods. One half of the "
             "images selects the method. The other half, drawn here, tests the choice.",
             charts=(
                 Chart(
                     "choice",
                     intervals("method", "report.score"),
-                    "Score of each candidate and baseline, with intervals, on the half of the images that was not used "
+                    "Score of each candidate and baseline, with intervals, on the half of the "
+                    "images that was not used "
                     "to choose.",
                     title="Candidates for {{ first.model }}",
                     each="model",
@@ -250,7 +283,8 @@ REPORT: Final = Report(
                 Chart(
                     "faithfulness",
                     lines("share", "probability", of="method", panel="panel"),
-                    "Mean probability of the target as patches are removed and inserted, highest first, of the best "
+                    "Mean probability of the target as patches are removed and inserted, highest "
+                    "first, of the best "
                     "methods and the baselines.",
                     title="Probability without and with the highest patches, {{ first.model }}",
                     rows=_curves,
@@ -259,7 +293,8 @@ REPORT: Final = Report(
                 Chart(
                     "substrates",
                     matrix("method", "substrate", "gap"),
-                    "Insertion minus deletion by replacement of removed patches; imputed is ROAD. A method that is "
+                    "Insertion minus deletion by replacement of removed patches; imputed is ROAD. "
+                    "A method that is "
                     "high in only one column depends on it.",
                     title="Insertion minus deletion by replacement, {{ first.model }}",
                     rows="substrates",
@@ -275,7 +310,8 @@ REPORT: Final = Report(
                 Chart(
                     "randomisation",
                     matrix("method", "stage", "similarity"),
-                    "Rank correlation of maps before and after the weights are randomised from the head down to a "
+                    "Rank correlation of maps before and after the weights are randomised from the "
+                    "head down to a "
                     "stage. Low is good.",
                     title="Maps of {{ first.model }} with random weights",
                     each="model",
@@ -287,15 +323,23 @@ REPORT: Final = Report(
             "Do maps lie on the object?",
             _on_object,
             order=lambda row: -row.estimate.value,
-            opening="{{ rows|map(attribute='above')|sum or 'None' }} of {{ rows|length }} map{{ rows|s }} lie on the "
-            "object significantly more than the best of four maps that ignore the image. **{{ first.maps }}** of "
+            opening="{{ rows|map(attribute='above')|sum or 'None' }} of {{ rows|length }} "
+            "map{{ rows|s }} lie on the "
+            "object significantly more than the best of four maps that ignore the image. "
+            "**{{ first.maps }}** of "
             "{{ first.model }} has the highest ROC-AUC, {{ first.estimate|alone }}.",
             columns=("model", "maps", "estimate", "baseline", "of_baseline", "difference"),
             charts=(
                 Chart(
                     "localisation",
-                    intervals("maps", "estimate", "of_baseline", titles=("this map", "a map that ignores the image")),
-                    "ROC-AUC of each map on the mask of the object, compared with the best of four maps that ignore "
+                    intervals(
+                        "maps",
+                        "estimate",
+                        "of_baseline",
+                        titles=("this map", "a map that ignores the image"),
+                    ),
+                    "ROC-AUC of each map on the mask of the object, compared with the best of four "
+                    "maps that ignore "
                     "the image.",
                     title="ROC-AUC of maps on the object, {{ first.model }}",
                     each="model",
@@ -306,7 +350,8 @@ REPORT: Final = Report(
             "Do the methods agree?",
             _many("agreement"),
             order=lambda row: row.spearman.value,
-            opening="The maps of {{ first.first }} and {{ first.second }} differ most, with a rank correlation of "
+            opening="The maps of {{ first.first }} and {{ first.second }} differ most, with a rank "
+            "correlation of "
             "{{ first.spearman|value }}.",
             charts=(
                 Chart(
@@ -329,7 +374,8 @@ REPORT: Final = Report(
                 Chart(
                     "counterfactuals",
                     images(),
-                    "Grey: removed patches, in the order of a map, with their number and the prediction without them. "
+                    "Grey: removed patches, in the order of a map, with their number and the "
+                    "prediction without them. "
                     "Other patches may support the prediction, too.",
                     title="Patches whose removal changes the prediction",
                     rows=removed_patches,
@@ -345,7 +391,8 @@ REPORT: Final = Report(
                 Chart(
                     "composites",
                     intervals("method", "mass", of="kind"),
-                    "Share of a map's positive values on the part that shows the explained class, with intervals over "
+                    "Share of a map's positive values on the part that shows the explained class, "
+                    "with intervals over "
                     "composites.",
                     title="Mass on the explained class, {{ first.model }}",
                     rows=_seen_composites,
@@ -354,7 +401,8 @@ REPORT: Final = Report(
                 Chart(
                     "composite_maps",
                     images(under=True),
-                    "Composite images with maps of the outlined class, of the methods with most mass there.",
+                    "Composite images with maps of the outlined class, of the methods with most "
+                    "mass there.",
                     title="Maps of the outlined class, {{ first.of }}",
                     each="sheet",
                     rows=composite_sheets,

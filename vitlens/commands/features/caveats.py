@@ -20,8 +20,14 @@ def unknown(record: FeaturesRecord) -> Iterator[str]:
         yield from _pretraining(record)
     yield from _few_to_search(record)
     if record.depth:
-        yield "A layer can hold the class without the model reading it there; `vitlens ablate` tests this."
-        yield "The best layer is best partly by chance, because the images that choose it also measure it."
+        yield (
+            "A layer can hold the class without the model reading it there; `vitlens ablate` "
+            "tests this."
+        )
+        yield (
+            "The best layer is best partly by chance, because the images that choose it also "
+            "measure it."
+        )
     yield from _projections(record)
 
 
@@ -29,7 +35,9 @@ def _left_out(record: FeaturesRecord) -> Iterator[str]:
     """Yield what was not measured, and the first note of the measurements."""
     [data] = record.sets
     if data.bank is None:
-        yield say("k-NN and linear probe were left out, because {{ reason|whole }}.", reason=data.no_bank)
+        yield say(
+            "k-NN and linear probe were left out, because {{ reason|whole }}.", reason=data.no_bank
+        )
     for row in record.features:
         if row.no_zero_shot:
             yield say("{{ r.model }} has no zero-shot accuracy: {{ r.no_zero_shot|whole }}.", r=row)
@@ -46,31 +54,40 @@ def _pretraining(record: FeaturesRecord) -> Iterator[str]:
     without_objective = [row.model for row in record.features if row.objective == "not known"]
     if without_objective:
         yield say(
-            "The pretraining of {{ models|names }} is not known; state it with `--objective ALIAS=OBJECTIVE`.",
+            "The pretraining of {{ models|names }} is not known; state it with `--objective "
+            "ALIAS=OBJECTIVE`.",
             models=without_objective,
         )
     untrained = [row.model for row in record.features if row.objective == "random weights"]
     if untrained:
         yield say(
-            "{{ models|names }} {{ models|have }} random weights, which say nothing about pretraining.",
+            "{{ models|names }} {{ models|have }} random weights, which say nothing about "
+            "pretraining.",
             models=untrained,
         )
     objectives = known_objectives(record.features)
     if len(objectives) == 1:
         yield say(
-            "All known pretrainings are {{ objective }}: these numbers compare models, not pretrainings.",
+            "All known pretrainings are {{ objective }}: these numbers compare models, not "
+            "pretrainings.",
             objective=objectives[0],
         )
     elif objectives:
-        yield "The models also differ in data, recipe and size, so no difference is due to pretraining only."
+        yield (
+            "The models also differ in data, recipe and size, so no difference is due to "
+            "pretraining only."
+        )
 
 
 def _few_to_search(record: FeaturesRecord) -> Iterator[str]:
-    """Yield notes about training images, and about images that are too few for neighbours or groups."""
+    """Yield notes about training images, and about images that are too few for neighbours or
+    groups.
+    """
     [data] = record.sets
     if data.bank is not None:
         yield say(
-            "Neighbours and probes learn from {{ n }} training images. A model that was trained on these images "
+            "Neighbours and probes learn from {{ n }} training images. A model that was trained on "
+            "these images "
             "separates them better than unseen images.",
             n=data.bank,
         )
@@ -90,10 +107,13 @@ def _few_to_search(record: FeaturesRecord) -> Iterator[str]:
 
 def _projections(record: FeaturesRecord) -> Iterator[str]:
     """Yield how much of the variance the weakest map by PCA shows."""
-    rows = [row for row in record.maps if row.explained is not None and row.of in ("images", "patches")]
+    rows = [
+        row for row in record.maps if row.explained is not None and row.of in ("images", "patches")
+    ]
     if rows:
         yield say(
-            "PCA of the {{ r.of }} of {{ r.model }} shows {{ r.explained|percent }} of their variance, and t-SNE "
+            "PCA of the {{ r.of }} of {{ r.model }} shows {{ r.explained|percent }} of their "
+            "variance, and t-SNE "
             "distorts distances.",
             r=min(rows, key=lambda row: row.explained or 0.0),
         )

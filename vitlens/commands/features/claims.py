@@ -32,14 +32,20 @@ def most_neighbours(record: FeaturesRecord) -> str:
     return f"knn-{max(record.options['ks'])}"
 
 
-def concluding_classifiers(record: FeaturesRecord, rows: Sequence[PairRow | HeadRow | DepthRow]) -> list[str]:
-    """Return the classifiers from which conclusions are drawn: the probe and the most neighbours, as far as in rows."""
+def concluding_classifiers(
+    record: FeaturesRecord, rows: Sequence[PairRow | HeadRow | DepthRow]
+) -> list[str]:
+    """Return the classifiers from which conclusions are drawn: the probe and the most neighbours,
+    as far as in rows.
+    """
     in_rows = {row.classifier for row in rows}
     return [name for name in (PROBE, most_neighbours(record)) if name in in_rows]
 
 
 def claims(record: FeaturesRecord) -> Iterator[Claim]:
-    """Yield the model with the best features, then what each classifier, layer and template leaves unread."""
+    """Yield the model with the best features, then what each classifier, layer and template leaves
+    unread.
+    """
     yield from _uniform_prompt_maps(record)
     if record.images < FEWEST:
         return
@@ -56,13 +62,18 @@ def claims(record: FeaturesRecord) -> Iterator[Claim]:
 
 
 def effects(record: FeaturesRecord) -> Iterator[Claim]:
-    """Yield the difference of each classifier on two models' features, with p before any correction."""
+    """Yield the difference of each classifier on two models' features, with p before any
+    correction.
+    """
     for row in record.pairs:
-        ahead, behind = (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
+        ahead, behind = (
+            (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
+        )
         yield found(
             f"features by {row.classifier}",
             f"{row.first} and {row.second}",
-            "With the {{ classifier }}, the features of **{{ ahead }}** give {{ effect|alone }} more accuracy than "
+            "With the {{ classifier }}, the features of **{{ ahead }}** give {{ effect|alone }} "
+            "more accuracy than "
             "those of **{{ behind }}**.",
             row.gain(ahead),
             given={"ahead": ahead, "behind": behind, "classifier": classifier_name(row.classifier)},
@@ -90,8 +101,8 @@ def _uniform_prompt_maps(record: FeaturesRecord) -> Iterator[Claim]:
 class _Ranking:
     """The model with the highest accuracy by one classifier, compared with its rivals.
 
-    leads: its significant leads by rival. similar: rivals without a significant difference. compares_objectives: True
-    if rivals are only the models with other objectives.
+    leads: its significant leads by rival. similar: rivals without a significant difference.
+    compares_objectives: True if rivals are only the models with other objectives.
     """
 
     classifier: str
@@ -126,7 +137,8 @@ class _Ranking:
 def _best_features(record: FeaturesRecord) -> Claim:
     """Return which model has the best features, by each classifier.
 
-    If several objectives of pretraining are known, the model is only compared with those of other objectives.
+    If several objectives of pretraining are known, the model is only compared with those of other
+    objectives.
     """
     sentences = []
     titles = []
@@ -135,18 +147,24 @@ def _best_features(record: FeaturesRecord) -> Claim:
         ranking = _rank(record, classifier)
         sentences.append(
             say(
-                "With the {{ classifier }}, **{{ top.model }}**{% if compares_objectives %} ({{ top.words }})"
-                "{% endif %} is {% if leads %}ahead of {{ leads|names }}{% if leads|length > 1 %} ({{ lead }} ahead of "
-                "{{ closest }}){% else %} by {{ lead }}{% endif %}{% if similar %}, but {% endif %}{% endif %}"
+                "With the {{ classifier }}, **{{ top.model }}**{% if compares_objectives %} "
+                "({{ top.words }})"
+                "{% endif %} is {% if leads %}ahead of {{ leads|names }}{% if leads|length > 1 %} "
+                "({{ lead }} ahead of "
+                "{{ closest }}){% else %} by {{ lead }}{% endif %}{% if similar %}, but "
+                "{% endif %}{% endif %}"
                 "{% if similar %}not significantly ahead of {{ similar|names }}{% endif %}.",
                 **ranking.values(),
             )
         )
         titles.append(
             say(
-                "{% if similar %}{{ top.model }} has no significant lead over {{ similar[0] }} in its features"
-                "{% elif compares_objectives %}{{ top.model }} ({{ top.objective }}) is ahead of the models with other "
-                "pretraining{% else %}The features of {{ top.model }} separate the classes best{% endif %}",
+                "{% if similar %}{{ top.model }} has no significant lead over {{ similar[0] }} in "
+                "its features"
+                "{% elif compares_objectives %}{{ top.model }} ({{ top.objective }}) is ahead of "
+                "the models with other "
+                "pretraining{% else %}The features of {{ top.model }} separate the classes "
+                "best{% endif %}",
                 **ranking.values(),
             )
         )
@@ -201,7 +219,9 @@ def _accuracy(row: FeaturesRow, classifier: str) -> float:
 
 
 def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
-    """Yield the accuracy of the probe, or else of the most neighbours, compared with that of the model's classifier."""
+    """Yield the accuracy of the probe, or else of the most neighbours, compared with that of the
+    model's classifier.
+    """
     rows = [depth for depth in record.depth if depth.model == row.model]
     classifiers = concluding_classifiers(record, rows)
     if not classifiers:
@@ -220,15 +240,21 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
     yield found(
         "classifier",
         row.model,
-        "{% if holds_more %}The last layer of **{{ m }}** holds more than its classifier reads. {% endif %}With the "
-        "{{ classifier }} on the last layer of **{{ m }}**, {{ reached|alone }} of the images are classified correctly "
-        "({{ chance|percent }} by chance).{% if gap %} The model's classifier reaches {{ accuracy|value }}; the "
-        "difference is {{ gap.difference|alone }} ({% if not decided %}not significant, {% endif %}McNemar's exact "
+        "{% if holds_more %}The last layer of **{{ m }}** holds more than its classifier reads. "
+        "{% endif %}With the "
+        "{{ classifier }} on the last layer of **{{ m }}**, {{ reached|alone }} of the images are "
+        "classified correctly "
+        "({{ chance|percent }} by chance).{% if gap %} The model's classifier reaches "
+        "{{ accuracy|value }}; the "
+        "difference is {{ gap.difference|alone }} ({% if not decided %}not significant, "
+        "{% endif %}McNemar's exact "
         "test, p = {{ gap.p_holm|number }}).{% endif %}",
         gain,
-        brief="{% if gap %}A {{ classifier }} on the last layer of **{{ m }}** is right on {{ reached|value }} of "
+        brief="{% if gap %}A {{ classifier }} on the last layer of **{{ m }}** is right on "
+        "{{ reached|value }} of "
         "{{ reached.n }} images, its own classifier on {{ accuracy|value }}.{% endif %}",
-        headline="{% if holds_more %}The last layer of {{ m }} holds more than its classifier reads{% else %}The last "
+        headline="{% if holds_more %}The last layer of {{ m }} holds more than its classifier "
+        "reads{% else %}The last "
         "layer of {{ m }} gives the class of {{ reached|value(0) }} of the images{% endif %}",
         given={
             "m": row.model,
@@ -256,7 +282,9 @@ def _kind_of_classifier(record: FeaturesRecord, gap: HeadRow | None, holds_more:
 
 
 def _judge_classifier(gap: HeadRow | None) -> Verdict | None:
-    """Return the judgement of the model's classifier compared with a linear probe, None without a comparison."""
+    """Return the judgement of the model's classifier compared with a linear probe, None without a
+    comparison.
+    """
     if gap is None:
         return None
     gain = signed(gap.difference, keep=False)
@@ -265,7 +293,9 @@ def _judge_classifier(gap: HeadRow | None) -> Verdict | None:
     is_unclear = state in ("warn", "fail") and gap.p_holm > LEVEL
     if is_few or is_unclear:
         state = "inconclusive"
-    return Verdict(state, "its accuracy minus that of a linear probe of its last layer", "classifier")
+    return Verdict(
+        state, "its accuracy minus that of a linear probe of its last layer", "classifier"
+    )
 
 
 def _better_layer(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:
@@ -280,7 +310,8 @@ def _better_layer(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]
         yield found(
             "best layer",
             best.model,
-            "A linear probe reads the class better from {{ best.place }} of **{{ best.model }}** than from its last "
+            "A linear probe reads the class better from {{ best.place }} of **{{ best.model }}** "
+            "than from its last "
             "layer: {{ effect|alone }} compared with {{ last.accuracy|alone }}.",
             best.accuracy,
             given={"best": best, "last": last},
@@ -298,13 +329,16 @@ def _zero_shot(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:
     yield found(
         "zero-shot",
         model.model,
-        "Given only the names of the classes, **{{ m }}** classifies {{ effect }} of the images correctly "
-        "(ensemble of {{ n }} template{{ n|s }}). It chooses among the {{ classes }} classes of the data, where "
+        "Given only the names of the classes, **{{ m }}** classifies {{ effect }} of the images "
+        "correctly "
+        "(ensemble of {{ n }} template{{ n|s }}). It chooses among the {{ classes }} classes of "
+        "the data, where "
         "chance is {{ (1 / classes)|percent(1) }}.",
         ensemble.accuracy,
         given={"m": model.model, "n": len(rows) - 1, "classes": model.candidates},
         kind="answer",
-        headline="Among {{ classes }} classes, {{ m }} classifies {{ effect|value(0) }} of the images zero-shot",
+        headline="Among {{ classes }} classes, {{ m }} classifies {{ effect|value(0) }} of the "
+        "images zero-shot",
     )
     yield from _wording(rows)
 
@@ -323,7 +357,8 @@ def _wording(rows: Sequence[TemplateRow]) -> Iterator[Claim]:
     yield found(
         "wording",
         row.model,
-        "Used alone, “{{ row.template }}” changes the zero-shot accuracy of **{{ row.model }}** by {{ effect }} "
+        "Used alone, “{{ row.template }}” changes the zero-shot accuracy of **{{ row.model }}** by "
+        "{{ effect }} "
         "compared with the ensemble of all templates.",
         gain,
         given={"row": row},
@@ -333,7 +368,8 @@ def _wording(rows: Sequence[TemplateRow]) -> Iterator[Claim]:
 
 
 def _objects(record: FeaturesRecord) -> Iterator[Claim]:
-    """Yield the model with the patches that find the object best, if several objectives of pretraining are known.
+    """Yield the model with the patches that find the object best, if several objectives of
+    pretraining are known.
 
     Nothing is concluded if the patches before any attention find it equally well.
     """
@@ -356,12 +392,22 @@ def _objects(record: FeaturesRecord) -> Iterator[Claim]:
     yield found(
         "object by patches",
         " and ".join(row.model for row in rows),
-        "{% if is_easy %}The patches of the last layer find the object no better than those before any attention: "
-        "{{ overlap|value }} and {{ start|value }} intersection over union for **{{ m.model }}**.{% elif is_first %}"
-        "The patches of **{{ m.model }}** ({{ m.words }}) find the object best without training: {{ overlap|alone }} "
-        "intersection over union.{% else %}In finding the object by patches, no pretraining is ahead.{% endif %}",
+        "{% if is_easy %}The patches of the last layer find the object no better than those before "
+        "any attention: "
+        "{{ overlap|value }} and {{ start|value }} intersection over union for "
+        "**{{ m.model }}**.{% elif is_first %}"
+        "The patches of **{{ m.model }}** ({{ m.words }}) find the object best without training: "
+        "{{ overlap|alone }} "
+        "intersection over union.{% else %}In finding the object by patches, no pretraining is "
+        "ahead.{% endif %}",
         overlap if is_first else None,
-        given={"is_easy": is_easy, "is_first": is_first, "overlap": overlap, "start": start, "m": best},
+        given={
+            "is_easy": is_easy,
+            "is_first": is_first,
+            "overlap": overlap,
+            "start": start,
+            "m": best,
+        },
         reference=max(rival.value for rival in rivals),
         kind="comparison",
         place="space_embedding",
@@ -369,7 +415,9 @@ def _objects(record: FeaturesRecord) -> Iterator[Claim]:
 
 
 def _dissimilar_last_layers(record: FeaturesRecord) -> Iterator[Claim]:
-    """Yield pairs of models with less similar last layers than the first layer of one and the last of the other."""
+    """Yield pairs of models with less similar last layers than the first layer of one and the last
+    of the other.
+    """
     for rows in by(record.between, "models").values():
         last = rows[-1]
         first = _first_and_last(rows)
@@ -377,8 +425,10 @@ def _dissimilar_last_layers(record: FeaturesRecord) -> Iterator[Claim]:
             yield found(
                 "last layers",
                 f"{last.first} and {last.second}",
-                "The last layers of **{{ r.first }}** and **{{ r.second }}** are less similar (linear CKA "
-                "{{ effect|alone }}) than the first layer of {{ r.first }} and the last layer of {{ r.second }} "
+                "The last layers of **{{ r.first }}** and **{{ r.second }}** are less similar "
+                "(linear CKA "
+                "{{ effect|alone }}) than the first layer of {{ r.first }} and the last layer of "
+                "{{ r.second }} "
                 "({{ first|alone }}).",
                 last.cka,
                 given={"r": last, "first": first},
@@ -401,13 +451,15 @@ def _positions(record: FeaturesRecord) -> Iterator[Claim]:
         yield found(
             "positions",
             row.model,
-            "Before any attention, {{ effect|alone }} of the nearest patches in other images lie at the same place in "
+            "Before any attention, {{ effect|alone }} of the nearest patches in other images lie "
+            "at the same place in "
             "**{{ m }}** ({{ chance|percent }} by chance).",
             row.value,
             reference=row.chance,
             kind="answer",
             place="space_embedding",
-            headline="Before any attention, {% if by_position %}position{% else %}content{% endif %} makes patches of "
+            headline="Before any attention, "
+            "{% if by_position %}position{% else %}content{% endif %} makes patches of "
             "{{ m }} similar",
             given={
                 "m": row.model,

@@ -1,4 +1,6 @@
-"""Classify images by their features at every layer: nearest neighbours, linear probe, and the model itself."""
+"""Classify images by their features at every layer: nearest neighbours, linear probe, and the model
+itself.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +15,13 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import require_labels
 from vitlens.analysis.features.features import Features
-from vitlens.analysis.features.neighbours import NearestNeighbours, Neighbours, knn, nearest, same_class
+from vitlens.analysis.features.neighbours import (
+    NearestNeighbours,
+    Neighbours,
+    knn,
+    nearest,
+    same_class,
+)
 from vitlens.analysis.features.probe import Probe, probe
 from vitlens.classes import match_classes
 from vitlens.commands.features.images import Subject
@@ -38,8 +46,9 @@ Correct = Mapping[str, NDArray[np.bool_]]  # (n,) of the test images, by classif
 class Classification:
     """The classification of one model's test images.
 
-    correct: (n,) for each image, by classifier: BY_MODEL, if the model has the data's classes, and "knn-20" or "probe"
-    on its last layer. precision: of the last layer, by number of neighbours. depth, notes: of the record.
+    correct: (n,) for each image, by classifier: BY_MODEL, if the model has the data's classes, and
+    "knn-20" or "probe" on its last layer. precision: of the last layer, by number of neighbours.
+    depth, notes: of the record.
     """
 
     correct: Mapping[str, Tensor]
@@ -49,7 +58,8 @@ class Classification:
 
 
 def classify(subject: Subject, features: Mapping[str, Features]) -> Classification:
-    """Classify the test images by the model, and by every layer if there are labelled training images.
+    """Classify the test images by the model, and by every layer if there are labelled training
+    images.
 
     features: of "test" and "bank".
     """
@@ -62,7 +72,10 @@ def classify(subject: Subject, features: Mapping[str, Features]) -> Classificati
         return Classification(correct)
     labels = require_labels(subject.test).cpu().long()
     bank_labels = require_labels(subject.bank).cpu().long()
-    layers = [_Layer(subject, test, features["bank"], labels, bank_labels, index) for index in range(len(test.layers))]
+    layers = [
+        _Layer(subject, test, features["bank"], labels, bank_labels, index)
+        for index in range(len(test.layers))
+    ]
     rows: list[DepthRow] = []
     notes = dict.fromkeys(_rare_classes(labels, bank_labels, len(subject.test.classes)))
     what = f"Classifying by {subject.alias}"
@@ -89,7 +102,9 @@ def classify(subject: Subject, features: Mapping[str, Features]) -> Classificati
 
 
 def _classify_by_model(subject: Subject, test: Features) -> Tensor | None:
-    """Return True for each image that the model classifies correctly; None without a classifier of these classes."""
+    """Return True for each image that the model classifies correctly; None without a classifier of
+    these classes.
+    """
     split = subject.test
     if split.labels is None or not subject.model.has_classifier:
         return None
@@ -169,7 +184,12 @@ class _Layer:
         return self._row(PROBE, probed.accuracy, c=probed.c)
 
     def _row(
-        self, classifier: str, accuracy: Estimate, *, weighting: Weighting | None = None, c: float | None = None
+        self,
+        classifier: str,
+        accuracy: Estimate,
+        *,
+        weighting: Weighting | None = None,
+        c: float | None = None,
     ) -> DepthRow:
         layer = self.test.layers[self.index]
         number = self.index + 1 - self.test.embedded
@@ -186,10 +206,14 @@ class _Layer:
         )
 
     def precision(self) -> dict[str, Estimate]:
-        """Return the share of nearest training images with the class of the test image, by number of neighbours."""
+        """Return the share of nearest training images with the class of the test image, by number
+        of neighbours.
+        """
         precision = {}
         for k in self.subject.options.ks:
-            shares = same_class(self.neighbours, self.bank_labels, self.labels, k=k).double().numpy()
+            shares = (
+                same_class(self.neighbours, self.bank_labels, self.labels, k=k).double().numpy()
+            )
             precision[str(k)] = bootstrap_mean(
                 shares,
                 groups=self.subject.groups,
@@ -210,7 +234,9 @@ def pair_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Pair
     for first, second in combinations(correct, 2):
         for classifier in correct[first]:
             if classifier != BY_MODEL:
-                tests.append((first, second, correct[first][classifier], correct[second][classifier]))
+                tests.append(
+                    (first, second, correct[first][classifier], correct[second][classifier])
+                )
                 classifiers.append(classifier)
     rows = compared(tests, groups=subject.groups, seed=subject.seed)
     for classifier, row in zip(classifiers, rows):
@@ -229,7 +255,9 @@ def pair_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Pair
 
 
 def head_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[HeadRow]:
-    """Yield each classifier on a model's last layer compared with the model itself, all tests corrected together."""
+    """Yield each classifier on a model's last layer compared with the model itself, all tests
+    corrected together.
+    """
     tests = []
     for alias, correct_by_classifier in correct.items():
         if BY_MODEL not in correct_by_classifier:

@@ -25,7 +25,9 @@ _COLOURS: Final = 3  # dimensions that patches need to be coloured
 
 @dataclass(frozen=True)
 class Drawing:
-    """The arrays that are only drawn, the fields of FeaturesRow about them, and the matched pairs of images."""
+    """The arrays that are only drawn, the fields of FeaturesRow about them, and the matched pairs
+    of images.
+    """
 
     arrays: ShownArrays
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -85,7 +87,9 @@ def _search(subject: Subject, features: Mapping[str, Features]) -> Search:
     return Search(subject.test, features["test"], "test images", has_queries=True)
 
 
-def _nearest_to_drawn(subject: Subject, features: Mapping[str, Features], search: Search) -> Neighbours | None:
+def _nearest_to_drawn(
+    subject: Subject, features: Mapping[str, Features], search: Search
+) -> Neighbours | None:
     """Return the nearest images of each drawn image, None if there are no other images."""
     indices = subject.indices_to_draw
     count = min(_RETRIEVED, len(search.features) - search.has_queries)
@@ -129,7 +133,9 @@ def _retrieval_arrays(
     }
 
 
-def _match(subject: Subject, tokens: Tensor, searched: Split, targets: Tensor) -> list[Correspondence]:
+def _match(
+    subject: Subject, tokens: Tensor, searched: Split, targets: Tensor
+) -> list[Correspondence]:
     """Return the matching patches of the first drawn images and their nearest images.
 
     tokens: (drawn, rows, columns, dim); targets: (pairs,) indices into the searched images.
@@ -151,12 +157,18 @@ def _match_arrays(
 
 
 def _match_rows(
-    subject: Subject, tokens: Tensor, searched: Split, targets: Tensor, pairs: Sequence[Correspondence]
+    subject: Subject,
+    tokens: Tensor,
+    searched: Split,
+    targets: Tensor,
+    pairs: Sequence[Correspondence],
 ) -> list[MatchRow]:
     rows, columns = tokens.shape[1:3]
     first_names = names_of(subject.to_draw, subject.indices_to_draw)
     second_names = names_of(searched, targets)
     match_rows = []
     for first, second, pair in zip(first_names, second_names, pairs):
-        match_rows.append(MatchRow(subject.alias, first, second, len(pair.similarity), (rows, columns)))
+        match_rows.append(
+            MatchRow(subject.alias, first, second, len(pair.similarity), (rows, columns))
+        )
     return match_rows

@@ -1,4 +1,6 @@
-"""The images of `vitlens features`: those that are classified, and the labelled training images (the bank)."""
+"""The images of `vitlens features`: those that are classified, and the labelled training images
+(the bank).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,9 +33,9 @@ _SMALLEST_BANK: Final = 200  # training images with --limit, enough for 20 neigh
 class Subject:
     """One model with its images, preprocessed for it.
 
-    test: images that are classified, mapped and compared. bank: labelled training images, or None. no_bank: the reason
-    for a missing bank. query: images of --query, or None. selected: the only images to draw (--show), or None for a
-    sample of the test images.
+    test: images that are classified, mapped and compared. bank: labelled training images, or None.
+    no_bank: the reason for a missing bank. query: images of --query, or None. selected: the only
+    images to draw (--show), or None for a sample of the test images.
     """
 
     model: Model
@@ -89,7 +91,8 @@ class Subject:
 
     @property
     def indices_to_draw(self) -> Tensor:
-        """Return the indices of the images that are drawn: the first of --show, or a seeded sample."""
+        """Return the indices of the images that are drawn: the first of --show, or a seeded
+        sample."""
         if self.selected is not None:
             return torch.arange(min(SHOWN, len(self.selected)))
         return self.sample(SHOWN)
@@ -100,7 +103,8 @@ class Subject:
 
 
 def load_subjects(models: Sequence[Model], options: FeaturesOptions) -> list[Subject]:
-    """Return each model with the same images, which are loaded once for models with the same preprocessing.
+    """Return each model with the same images, which are loaded once for models with the same
+    preprocessing.
 
     Raises InputError or DataError.
     """
@@ -155,8 +159,8 @@ def default_bank(limit: int) -> int:
 def _load_parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:
     """Return one part of the data for each model.
 
-    The training part holds the images that the models were trained on. If that is none or all of the images, a folder
-    without parts is divided by seed, in the same way for all models.
+    The training part holds the images that the models were trained on. If that is none or all of
+    the images, a folder without parts is divided by seed, in the same way for all models.
     """
     training_images = training_images_of(models, seed=options.seed)
 
@@ -166,8 +170,11 @@ def _load_parts(models: Sequence[Model], data: str, part: Part, options: RunOpti
     return once_each(models, load)
 
 
-def _load_part(model: Model, data: str, part: Part, options: RunOptions, training_images: KnownTrainingImages) -> Split:
-    """Return the part that a seed draws, or the part that the training images of the models define."""
+def _load_part(
+    model: Model, data: str, part: Part, options: RunOptions, training_images: KnownTrainingImages
+) -> Split:
+    """Return the part that a seed draws, or the part that the training images of the models
+    define."""
     seed = training_images.seed if training_images.unknown else options.seed
     by_seed = _load(model, data, part, options, seed)
     is_divided = describe_hold_out(seed) in by_seed.notes
@@ -180,14 +187,21 @@ def _load_part(model: Model, data: str, part: Part, options: RunOptions, trainin
     members = trained if part == "train" else ~trained
     count = int(trained.sum())
     note = (
-        f"the {len(all_images) - count:,} images that are not training images of {' and '.join(training_images.names)} "
+        f"the {len(all_images) - count:,} images that are not training images of "
+        f"{' and '.join(training_images.names)} "
         f"(known by their content) are classified, and the {count:,} others are the bank"
     )
-    return replace(all_images.pick(members.nonzero().squeeze(1)), part=part, notes=(note, *all_images.notes))
+    return replace(
+        all_images.pick(members.nonzero().squeeze(1)), part=part, notes=(note, *all_images.notes)
+    )
 
 
-def _load(model: Model, data: str, part: Part, options: RunOptions, seed: int, *, undivided: bool = False) -> Split:
-    """Return one part of the data, or the whole data; scenes of test images are drawn as far as --limit needs them."""
+def _load(
+    model: Model, data: str, part: Part, options: RunOptions, seed: int, *, undivided: bool = False
+) -> Split:
+    """Return one part of the data, or the whole data; scenes of test images are drawn as far as
+    --limit needs them.
+    """
     limit = None
     scenes = None
     if part == "test" and data in SETS and SETS[data].scenes:
@@ -215,17 +229,23 @@ def _relabel(test: Split, bank: Split) -> Split:
         return test
     missing = [name for name in test.classes if name not in bank.classes]
     if missing or test.labels is None:
-        raise InputError(f"expected the classes of the training part, found {missing[:5]} in the test part alone")
+        raise InputError(
+            f"expected the classes of the training part, found {missing[:5]} in the test part alone"
+        )
     bank_indices = torch.tensor([bank.classes.index(name) for name in test.classes])
     return replace(test, labels=bank_indices[test.labels.long()], classes=bank.classes)
 
 
 def _load_selected(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
-    """Return the images of --show: files and folders if all names are paths, or images of the data by name."""
+    """Return the images of --show: files and folders if all names are paths, or images of the data
+    by name.
+    """
     if not options.show:
         return None
     if options.thumbnails:
-        raise InputError("expected --show or --thumbnails, found both: thumbnails draw the images of the data")
+        raise InputError(
+            "expected --show or --thumbnails, found both: thumbnails draw the images of the data"
+        )
     if all(Path(name).exists() for name in options.show):
         return load_images(list(options.show), preprocessing=model.preprocessing)
     count = len(set(options.show))
@@ -233,13 +253,17 @@ def _load_selected(model: Model, test: Split, options: FeaturesOptions) -> Split
 
 
 def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
-    """Return the pixels (n, 3, height, width) uint8 of some images, with sides of at most `most` px."""
+    """Return the pixels (n, 3, height, width) uint8 of some images, with sides of at most `most`
+    px.
+    """
     full = split.source.read(indices)
     longest = max(full.shape[-2:])
     if not len(full) or longest <= most:
         return full
     size = [max(1, round(side * most / longest)) for side in full.shape[-2:]]
-    small = torch.nn.functional.interpolate(full.float(), size=size, mode="bilinear", antialias=True)
+    small = torch.nn.functional.interpolate(
+        full.float(), size=size, mode="bilinear", antialias=True
+    )
     return small.round().clamp(0, 255).byte()
 
 
@@ -250,7 +274,9 @@ def batch_of(split: Split, indices: Tensor, model: Model) -> Images:
 
 
 def names_of(split: Split, indices: Tensor) -> list[str]:
-    """Return the names of images in figures: their class, or the end of their file name, or their index."""
+    """Return the names of images in figures: their class, or the end of their file name, or their
+    index.
+    """
     names = []
     for index in indices.tolist():
         if split.labels is not None and split.classes:

@@ -11,10 +11,23 @@ import numpy as np
 from vitlens.analysis.evaluation.evaluate import accuracy, require_labels
 from vitlens.analysis.features.cka import FEWEST
 from vitlens.analysis.features.embedding import require_perplexity
-from vitlens.analysis.features.features import EMBEDDING, FeatureLayer, Features, extract, resolve_pool
+from vitlens.analysis.features.features import (
+    EMBEDDING,
+    FeatureLayer,
+    Features,
+    extract,
+    resolve_pool,
+)
 from vitlens.analysis.features.probe import held_out
 from vitlens.analysis.features.similarity import Similarity, distance_correlation, similarity
-from vitlens.commands.features.classify import BY_MODEL, Classification, Correct, classify, head_rows, pair_rows
+from vitlens.commands.features.classify import (
+    BY_MODEL,
+    Classification,
+    Correct,
+    classify,
+    head_rows,
+    pair_rows,
+)
 from vitlens.commands.features.drawn import draw
 from vitlens.commands.features.images import Subject, load_subjects
 from vitlens.commands.features.options import FeaturesOptions
@@ -39,18 +52,23 @@ from vitlens.processes import share_of
 from vitlens.record import joined
 from vitlens.uncertainty import Estimate
 
-_READ_BY_ALL: Final = {"test", "bank"}  # read by all processes; the other images may be fewer than processes
+_READ_BY_ALL: Final = {
+    "test",
+    "bank",
+}  # read by all processes; the other images may be fewer than processes
 
 FeaturesOfSplits = Mapping[str, Features]  # by the purpose of the images, as in Subject.splits
 FeaturesOfModels = Sequence[FeaturesOfSplits]
 
 
 def measure(options: FeaturesOptions) -> Path | None:
-    """Run k-NN, probes, maps, similarity and retrieval for one or several models, and write the report.
+    """Run k-NN, probes, maps, similarity and retrieval for one or several models, and write the
+    report.
 
-    Images without labels or without a training part are mapped and compared, but not classified. Of several processes,
-    each reads its share of the images, and the first does the rest. Returns the path of the report, None in all
-    processes but the first. Raises InputError (or a subclass) before anything is written.
+    Images without labels or without a training part are mapped and compared, but not classified. Of
+    several processes, each reads its share of the images, and the first does the rest. Returns the
+    path of the report, None in all processes but the first. Raises InputError (or a subclass)
+    before anything is written.
     """
     run = Run("features", options, images=False)
     options = replace(options, run=run.run)
@@ -78,12 +96,15 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
                 share_of(split, run.processes)
         if subject.bank is not None and max(options.ks) > len(subject.bank):
             raise InputError(
-                f"expected --k of at most the {len(subject.bank)} training images, found {max(options.ks)}; give "
+                f"expected --k of at most the {len(subject.bank)} training images, found "
+                f"{max(options.ks)}; give "
                 "fewer, or a greater --bank"
             )
     bank = subjects[0].bank
     if bank is not None and options.probe:
-        held_out(require_labels(bank).cpu(), groups=bank.groups, seed=0)  # raises if no image can be held out
+        held_out(
+            require_labels(bank).cpu(), groups=bank.groups, seed=0
+        )  # raises if no image can be held out
     if options.tsne:
         require_perplexity(options.perplexity, len(subjects[0].test))
     told_objectives(options.objective, run.aliases)
@@ -91,7 +112,9 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
 
 
 def _read(subject: Subject, run: Run[Any]) -> dict[str, Features]:
-    """Return the features of one model's images by their purpose; empty in all processes but the first."""
+    """Return the features of one model's images by their purpose; empty in all processes but the
+    first.
+    """
     options = subject.options
     features: dict[str, Features | None] = {}
     count = sum(len(split) for split in subject.splits.values())
@@ -117,7 +140,9 @@ def _read(subject: Subject, run: Run[Any]) -> dict[str, Features]:
     return {name: of_split for name, of_split in features.items() if of_split is not None}
 
 
-def _record(subjects: Sequence[Subject], features: FeaturesOfModels, options: FeaturesOptions) -> FeaturesRecord:
+def _record(
+    subjects: Sequence[Subject], features: FeaturesOfModels, options: FeaturesOptions
+) -> FeaturesRecord:
     """Return the tables of all models and of their comparison."""
     first = subjects[0]
     objectives = told_objectives(options.objective, [subject.alias for subject in subjects])
@@ -131,10 +156,14 @@ def _record(subjects: Sequence[Subject], features: FeaturesOfModels, options: Fe
         records.append(_record_of_model(subject, features_of_splits, classification, objective))
     correct: dict[str, Correct] = {}
     for alias, classification in classifications.items():
-        correct[alias] = {name: is_correct.numpy() for name, is_correct in classification.correct.items()}
+        correct[alias] = {
+            name: is_correct.numpy() for name, is_correct in classification.correct.items()
+        }
     within = []
     between = []
-    for row in _similarity_rows(first, [features_of_splits["test"] for features_of_splits in features]):
+    for row in _similarity_rows(
+        first, [features_of_splits["test"] for features_of_splits in features]
+    ):
         if isinstance(row, BetweenRow):
             between.append(row)
         else:
@@ -160,9 +189,13 @@ def _sets_row(subject: Subject) -> SetsRow:
 
 
 def _record_of_model(
-    subject: Subject, features: FeaturesOfSplits, classification: Classification, objective: Objective | None
+    subject: Subject,
+    features: FeaturesOfSplits,
+    classification: Classification,
+    objective: Objective | None,
 ) -> FeaturesRecord:
-    """Return the tables and arrays of one model. objective: of its pretraining, from the options."""
+    """Return the tables and arrays of one model. objective: of its pretraining, from the
+    options."""
     test = features["test"]
     samples = draw_patches(subject)
     classifier = _classifier_of_errors(classification)
@@ -197,7 +230,9 @@ def _record_of_model(
 
 
 def _classifier_of_errors(classification: Classification) -> str:
-    """Return the classifier whose errors the maps mark: the model, or the most neighbours, or "" for none."""
+    """Return the classifier whose errors the maps mark: the model, or the most neighbours, or ""
+    for none.
+    """
     classifiers = list(classification.correct)
     if BY_MODEL in classifiers:
         return BY_MODEL
@@ -230,11 +265,14 @@ def _layer_fields(test: Features) -> dict[str, Any]:
 
 
 def _accuracy_fields(subject: Subject, classification: Classification) -> dict[str, Any]:
-    """Return the fields of FeaturesRow about the accuracy on the last layer, and that of the model."""
+    """Return the fields of FeaturesRow about the accuracy on the last layer, and that of the
+    model."""
     by_similarity: dict[str, Estimate] = {}
     by_majority: dict[str, Estimate] = {}
     probe = None
-    for row in classification.depth:  # rows of the last layer come last and replace those of the others
+    for (
+        row
+    ) in classification.depth:  # rows of the last layer come last and replace those of the others
         k = row.classifier.partition("-")[2]
         if row.weighting == "dino":
             by_similarity[k] = row.accuracy
@@ -265,7 +303,9 @@ def _notes(features: FeaturesOfSplits, classification: Classification) -> tuple[
 
 
 def _similarity_rows(subject: Subject, features: Sequence[Features]) -> Iterator[LayersRow]:
-    """Yield every pair of layers, of one model and of two; none if CKA is not defined for so few images."""
+    """Yield every pair of layers, of one model and of two; none if CKA is not defined for so few
+    images.
+    """
     if len(features[0]) < FEWEST:
         return
     for first, second in combinations_with_replacement(features, 2):

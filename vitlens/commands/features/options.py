@@ -16,9 +16,10 @@ _LANGUAGE = "Language-image models (open-clip:ARCH/TAG)"
 class FeaturesOptions(ModelsOnImages):
     """The models, how their features are read, and what is computed from them.
 
-    ks: numbers of neighbours. bank: number of training images; None for all, or with --limit for ten times as many
-    and at least 200. pool: None for the tokens that the classifier reads. tsne: None to map by t-SNE if there are
-    enough images. show: names of the data's files, or paths of other images.
+    ks: numbers of neighbours. bank: number of training images; None for all, or with --limit for
+    ten times as many and at least 200. pool: None for the tokens that the classifier reads. tsne:
+    None to map by t-SNE if there are enough images. show: names of the data's files, or paths of
+    other images.
     """
 
     ks: tuple[int, ...] = option(
@@ -35,7 +36,8 @@ class FeaturesOptions(ModelsOnImages):
     )
     bank: int | None = option(
         "--bank",
-        "Use at most N training images, balanced over classes (default: all; with --limit, ten times as many and at "
+        "Use at most N training images, balanced over classes (default: all; with --limit, ten "
+        "times as many and at "
         "least 200).",
         metavar="N",
         low=2,
@@ -53,7 +55,8 @@ class FeaturesOptions(ModelsOnImages):
     )
     objective: tuple[str, ...] = option(
         "--objective",
-        f"Pretraining objective of a model, if its name does not show it: {', '.join(OBJECTIVES)}; may be repeated.",
+        f"Pretraining objective of a model, if its name does not show it: {', '.join(OBJECTIVES)}; "
+        "may be repeated.",
         default=(),
         metavar="ALIAS=OBJECTIVE",
         panel=_READ,
@@ -85,7 +88,8 @@ class FeaturesOptions(ModelsOnImages):
     )
     query: tuple[str, ...] = option(
         "--query",
-        "Show the nearest neighbours of this image; may be repeated (default: of some test images).",
+        "Show the nearest neighbours of this image; may be repeated (default: of some test "
+        "images).",
         default=(),
         metavar="IMAGE",
         panel=_SPACE,
@@ -100,7 +104,8 @@ class FeaturesOptions(ModelsOnImages):
     )
     templates: tuple[str, ...] = option(
         "--clip-templates",
-        f"Prompt with {{}} for the class, a file with one prompt a line, or {', '.join(TEMPLATE_SETS)}; may be "
+        "Prompt with {} for the class, a file with one prompt a line, or "
+        f"{', '.join(TEMPLATE_SETS)}; may be "
         "repeated (default: photo, simple).",
         default=("photo", "simple"),
         metavar="TEXT",

@@ -38,9 +38,9 @@ Share = Literal["position", "class", "object"]
 class PatchSample:
     """Patches of one layer, drawn from many images.
 
-    tokens: (n, dim). content: the tokens minus the mean over all images at the same place, which removes positions.
-    images: (n,) indices into the split. places: (n, 2) rows and columns. classes: (n,) of the images, or None.
-    on_object: (n,) 1 on the object, or None without masks.
+    tokens: (n, dim). content: the tokens minus the mean over all images at the same place, which
+    removes positions. images: (n,) indices into the split. places: (n, 2) rows and columns.
+    classes: (n,) of the images, or None. on_object: (n,) 1 on the object, or None without masks.
     """
 
     stage: FeatureStage
@@ -95,8 +95,12 @@ def _layers_with_patches(subject: Subject) -> dict[LayerChoice, FeatureStage]:
     return layers
 
 
-def _draw(subject: Subject, stage: FeatureStage, tokens: Tensor, subset: Split, indices: Tensor) -> PatchSample:
-    """Return a seeded sample of patches. tokens: (images, rows, columns, dim) of the subset at these indices."""
+def _draw(
+    subject: Subject, stage: FeatureStage, tokens: Tensor, subset: Split, indices: Tensor
+) -> PatchSample:
+    """Return a seeded sample of patches. tokens: (images, rows, columns, dim) of the subset at
+    these indices.
+    """
     assert stage.grid is not None
     count = patch_count(stage)
     chosen = balanced(len(subset) * count, None, _PATCHES, subject.seed)
@@ -124,8 +128,12 @@ def _draw(subject: Subject, stage: FeatureStage, tokens: Tensor, subset: Split, 
     )
 
 
-def patches_rows(subject: Subject, samples: Mapping[LayerChoice, PatchSample]) -> Iterator[PatchesRow]:
-    """Yield what the nearest patches of other images share, for layers with enough patches in other images."""
+def patches_rows(
+    subject: Subject, samples: Mapping[LayerChoice, PatchSample]
+) -> Iterator[PatchesRow]:
+    """Yield what the nearest patches of other images share, for layers with enough patches in other
+    images.
+    """
     for sample in samples.values():
         images = sample.images.unique(return_inverse=True)[1]
         try:
@@ -149,7 +157,9 @@ def patches_rows(subject: Subject, samples: Mapping[LayerChoice, PatchSample]) -
 def _shares(
     subject: Subject, sample: PatchSample, neighbours: Neighbours, images: Tensor
 ) -> dict[Share, tuple[Estimate, float]]:
-    """Return how often neighbours share the position, the class and the object, each with the value by chance."""
+    """Return how often neighbours share the position, the class and the object, each with the value
+    by chance.
+    """
     centres = (sample.places.double() + 0.5) / torch.tensor(sample.grid)
     shares: dict[Share, tuple[Estimate, float]] = {}
     shares["position"] = shared(neighbours, near(centres), images, seed=subject.seed)

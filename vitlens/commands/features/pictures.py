@@ -1,4 +1,6 @@
-"""The rows of the figures of `vitlens features`: maps, colours of patches, nearest images, matches, prompts."""
+"""The rows of the figures of `vitlens features`: maps, colours of patches, nearest images, matches,
+prompts.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -27,16 +29,23 @@ def shows_groups(record: FeaturesRecord) -> bool:
 
 
 def map_title(row: MapRow) -> str:
-    """Return the title of a map: method, number of points, trustworthiness, and for PCA the share of the variance."""
+    """Return the title of a map: method, number of points, trustworthiness, and for PCA the share
+    of the variance.
+    """
     points = "images" if row.of == "images" else "patches"
-    title = f"{_METHODS[row.method]}, {row.n:,} {points}, trustworthiness {row.trustworthiness.value:.3f}"
+    title = (
+        f"{_METHODS[row.method]}, {row.n:,} {points}, trustworthiness "
+        f"{row.trustworthiness.value:.3f}"
+    )
     if row.explained is None:
         return title
     return f"{title}\n{100 * row.explained:.0f} % of the variance"
 
 
 def image_clouds(record: FeaturesRecord) -> Iterator[Cloud]:
-    """Yield the maps of images, coloured by class; none if the classes are too small to form groups."""
+    """Yield the maps of images, coloured by class; none if the classes are too small to form
+    groups.
+    """
     if not shows_groups(record):
         return
     models_with_map = set()
@@ -58,7 +67,9 @@ def image_clouds(record: FeaturesRecord) -> Iterator[Cloud]:
 
 
 def patch_clouds(record: FeaturesRecord) -> Iterator[Cloud]:
-    """Yield the maps of patches, coloured by object or background, or without masks by class as in `image_clouds`."""
+    """Yield the maps of patches, coloured by object or background, or without masks by class as in
+    `image_clouds`.
+    """
     has_masks = record.sets[0].masked
     if not has_masks and not shows_groups(record):
         return
@@ -93,7 +104,9 @@ def _title(record: FeaturesRecord, row: MapRow) -> str:
 
 
 def patch_maps(record: FeaturesRecord) -> Iterator[PatchMap]:
-    """Yield the maps of each model's patch embeddings, with positions and without, by t-SNE or else by PCA."""
+    """Yield the maps of each model's patch embeddings, with positions and without, by t-SNE or else
+    by PCA.
+    """
     rows_of_embedding = [row for row in record.maps if row.of in ("embedding", "content")]
     for model, rows in by(rows_of_embedding, "model").items():
         method = "tsne" if any(row.method == "tsne" for row in rows) else "pca"
@@ -129,7 +142,9 @@ def patch_colours(record: FeaturesRecord) -> Iterator[Picture]:
 
 
 def nearest_images(record: FeaturesRecord) -> Iterator[Picture]:
-    """Yield queries and their nearest images, unless so few were searched that the nearest need not be similar."""
+    """Yield queries and their nearest images, unless so few were searched that the nearest need not
+    be similar.
+    """
     for row in record.features:
         arrays: Any = record.shown.get(row.model)  # the arrays of a search are present together
         if arrays is None or arrays.queries is None:
@@ -144,7 +159,9 @@ def nearest_images(record: FeaturesRecord) -> Iterator[Picture]:
 
 
 def _nearest_image(arrays: Any, query: int, rank: int, *, row: str, of: str) -> Picture:
-    """Return one of the nearest images of a query, with a frame that shows if it is of the query's class."""
+    """Return one of the nearest images of a query, with a frame that shows if it is of the query's
+    class.
+    """
     frame = ""
     symbol = ""
     if arrays.same is not None:

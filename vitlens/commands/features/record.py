@@ -1,4 +1,6 @@
-"""The record of `vitlens features`. Layers count from 0; "embedding" is the input of block 0 (of a CNN: the stem)."""
+"""The record of `vitlens features`. Layers count from 0; "embedding" is the input of block 0 (of a
+CNN: the stem).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +15,9 @@ from vitlens.names import FeaturePool, KnownObjective, Projection, Weighting
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
-PROBE: Final = "probe"  # name of the linear probe among classifiers; the others are "knn-20" and so on
+PROBE: Final = (
+    "probe"  # name of the linear probe among classifiers; the others are "knn-20" and so on
+)
 ByNeighbours = Mapping[str, Estimate]  # accuracy or precision by number of neighbours
 PointsOf = Literal["images", "patches", "embedding", "content"]
 _Names = Annotated[NDArray[Any], Form("U", (None, None))]
@@ -38,8 +42,9 @@ def _layer_words(title: str, *, is_embedding: bool) -> str:
 class SetsRow:
     """The images of the run.
 
-    chance: accuracy of always predicting the most frequent class, 0 without labels. masked: True if masks of the
-    objects are known. bank: number of labelled training images. no_bank: the reason for a missing bank.
+    chance: accuracy of always predicting the most frequent class, 0 without labels. masked: True if
+    masks of the objects are known. bank: number of labelled training images. no_bank: the reason
+    for a missing bank.
     """
 
     test: int = col("test images")
@@ -58,11 +63,12 @@ class SetsRow:
 class FeaturesRow(OfModel):
     """One model: its pretraining, how its features were read, and the accuracy on its last layer.
 
-    recipe, data, labels: of the pretraining and of a later fine-tuning, "" if unknown or none. source: where the
-    objective is known from. pool: tokens that form the vector of an image. knn, majority: accuracy by number of
-    neighbours, with votes by similarity or with one vote each. precision: share of neighbours of the image's class.
-    errors: the classifier of the errors that the maps mark. among: images that were searched. colours: share of the
-    patches' variance in three colours. no_zero_shot: reason for a missing zero-shot accuracy. candidates: number of
+    recipe, data, labels: of the pretraining and of a later fine-tuning, "" if unknown or none.
+    source: where the objective is known from. pool: tokens that form the vector of an image. knn,
+    majority: accuracy by number of neighbours, with votes by similarity or with one vote each.
+    precision: share of neighbours of the image's class. errors: the classifier of the errors that
+    the maps mark. among: images that were searched. colours: share of the patches' variance in
+    three colours. no_zero_shot: reason for a missing zero-shot accuracy. candidates: number of
     classes among which zero-shot classification chooses.
     """
 
@@ -77,18 +83,32 @@ class FeaturesRow(OfModel):
     layers: int = col("layers")
     dim: int = col("dimensions of the last layer")
     knn: ByNeighbours = col("k-NN", better="higher", metric="knn_accuracy/{model}/{key}")
-    majority: ByNeighbours = col("with one vote each", better="higher", metric="knn_majority_accuracy/{model}/{key}")
-    precision: ByNeighbours = col("of the class", better="higher", metric="retrieval_precision/{model}/{key}")
+    majority: ByNeighbours = col(
+        "with one vote each", better="higher", metric="knn_majority_accuracy/{model}/{key}"
+    )
+    precision: ByNeighbours = col(
+        "of the class", better="higher", metric="retrieval_precision/{model}/{key}"
+    )
     norm: str | None = col("final norm applied", default=None)
-    embedding: Literal["embedding", "stem"] | None = col("read before the first layer", default=None)
-    accuracy: Estimate | None = col("model's classifier", better="higher", metric="accuracy/{model}", default=None)
-    probe: Estimate | None = col("linear probe", better="higher", metric="probe_accuracy/{model}", default=None)
-    zero_shot: Estimate | None = col("zero-shot", better="higher", metric="zero_shot_accuracy/{model}", default=None)
+    embedding: Literal["embedding", "stem"] | None = col(
+        "read before the first layer", default=None
+    )
+    accuracy: Estimate | None = col(
+        "model's classifier", better="higher", metric="accuracy/{model}", default=None
+    )
+    probe: Estimate | None = col(
+        "linear probe", better="higher", metric="probe_accuracy/{model}", default=None
+    )
+    zero_shot: Estimate | None = col(
+        "zero-shot", better="higher", metric="zero_shot_accuracy/{model}", default=None
+    )
     no_zero_shot: str = col("without zero-shot accuracy", default="")
     candidates: int | None = col("classes to choose from, zero-shot", default=None)
     chance: float | None = col("accuracy by chance, zero-shot", unit="fraction", default=None)
     errors: str = col("errors marked", default="")
-    among: Literal["training images", "test images", "images shown", ""] = col("searched", default="")
+    among: Literal["training images", "test images", "images shown", ""] = col(
+        "searched", default=""
+    )
     searched: int = col("images searched", default=0)
     colours: float | None = col("variance in three colours", unit="fraction", default=None)
 
@@ -110,8 +130,8 @@ class FeaturesRow(OfModel):
 class DepthRow(OfModel):
     """The accuracy of one classifier on the features of one layer.
 
-    depth: position of the layer, as a share of all layers. layer: None for the embedding. weighting: of the
-    neighbours' votes, None for the probe. c: inverse regularisation of the probe.
+    depth: position of the layer, as a share of all layers. layer: None for the embedding.
+    weighting: of the neighbours' votes, None for the probe. c: inverse regularisation of the probe.
     """
 
     title: str = col("layer")
@@ -138,8 +158,9 @@ class DepthRow(OfModel):
 class PairRow:
     """The difference of one classifier on two models' last layers, on the same images.
 
-    probe, knn: difference of its accuracy, first minus second. p: of McNemar's exact test. p_holm: corrected for the
-    number of comparisons. better: the model that is significantly better, or "undecided".
+    probe, knn: difference of its accuracy, first minus second. p: of McNemar's exact test. p_holm:
+    corrected for the number of comparisons. better: the model that is significantly better, or
+    "undecided".
     """
 
     first: str = col("first")
@@ -149,8 +170,12 @@ class PairRow:
     p: float = col("p")
     p_holm: float = col("p (Holm)")
     better: str = col("better")
-    probe: Estimate | None = col("by the probe", metric="probe_difference/{first}/{second}", default=None)
-    knn: Estimate | None = col("by neighbours", metric="knn_difference/{first}/{second}/{k}", default=None)
+    probe: Estimate | None = col(
+        "by the probe", metric="probe_difference/{first}/{second}", default=None
+    )
+    knn: Estimate | None = col(
+        "by neighbours", metric="knn_difference/{first}/{second}/{k}", default=None
+    )
 
     @property
     def difference(self) -> Estimate:
@@ -164,20 +189,24 @@ class PairRow:
 
 @dataclass(frozen=True)
 class HeadRow(OfModel):
-    """The difference of one classifier on a model's last layer and the model's classifier, on the same images.
+    """The difference of one classifier on a model's last layer and the model's classifier, on the
+    same images.
 
     p, p_holm: as in PairRow.
     """
 
     classifier: str = col("classifier")
-    difference: Estimate = col("minus the model's classifier", metric="head_difference/{model}/{classifier}")
+    difference: Estimate = col(
+        "minus the model's classifier", metric="head_difference/{model}/{classifier}"
+    )
     p: float = col("p")
     p_holm: float = col("p (Holm)")
 
 
 @dataclass(frozen=True)
 class LayersRow:
-    """The similarity of two layers of one model on the same images; None if the features of a layer do not vary.
+    """The similarity of two layers of one model on the same images; None if the features of a layer
+    do not vary.
 
     rank: Spearman's correlation of the distances between images.
     """
@@ -186,7 +215,9 @@ class LayersRow:
     second: str = col("and model")
     layer: str = col("layer")
     other: str = col("and layer")
-    cka: Estimate | None = col("linear CKA", term="similarity of two layers up to rotation and scale; 1: equal")
+    cka: Estimate | None = col(
+        "linear CKA", term="similarity of two layers up to rotation and scale; 1: equal"
+    )
     rank: float | None = col("rank correlation of distances")
 
     @property
@@ -213,8 +244,9 @@ class BetweenRow(LayersRow):
 class MapRow(OfModel):
     """A map in two dimensions.
 
-    of: "images" or "patches" of the last layer; "embedding", patches that enter block 0; "content", these minus the
-    mean at their place. neighbours: of each point, for the trustworthiness. explained: share of the variance.
+    of: "images" or "patches" of the last layer; "embedding", patches that enter block 0; "content",
+    these minus the mean at their place. neighbours: of each point, for the trustworthiness.
+    explained: share of the variance.
     """
 
     of: PointsOf = col("of")
@@ -223,7 +255,8 @@ class MapRow(OfModel):
     dim: int = col("dimensions")
     trustworthiness: Estimate = col(
         "trustworthiness",
-        term="how far neighbours in a map are neighbours in the features; 1: all, about 0.5 at random",
+        term="how far neighbours in a map are neighbours in the features; 1: all, about 0.5 at "
+        "random",
         better="higher",
         metric="trustworthiness/{model}/{method}/{of}",
     )
@@ -234,11 +267,13 @@ class MapRow(OfModel):
 
 @dataclass(frozen=True)
 class PatchesRow(OfModel):
-    """A property that patches of one layer share with the nearest patches of other images, for a sample of patches.
+    """A property that patches of one layer share with the nearest patches of other images, for a
+    sample of patches.
 
-    share: "position", the share of neighbours at the same place of their image (within an eighth of its side); "class",
-    the share in images of the same class; "object", the intersection over union of the patches on the object and those
-    that neighbours vote for. chance: the same for patches drawn at random ("object": for all patches).
+    share: "position", the share of neighbours at the same place of their image (within an eighth of
+    its side); "class", the share in images of the same class; "object", the intersection over union
+    of the patches on the object and those that neighbours vote for. chance: the same for patches
+    drawn at random ("object": for all patches).
     """
 
     layer: str = col("number")
@@ -246,7 +281,8 @@ class PatchesRow(OfModel):
     share: Literal["position", "class", "object"] = col("shared by neighbours")
     value: Estimate = col(
         "share",
-        term="share of the nearest patches of other images at the same place, or of the same class; for the object, "
+        term="share of the nearest patches of other images at the same place, or of the same "
+        "class; for the object, "
         "intersection over union of the patches on it and the patches that neighbours vote for",
         metric="patch_neighbours/{model}/{layer}/{share}",
     )
@@ -263,7 +299,9 @@ class PatchesRow(OfModel):
 
 @dataclass(frozen=True)
 class MatchRow(OfModel):
-    """An image and its nearest neighbour. matches: patches that are most similar to each other; grid: of both."""
+    """An image and its nearest neighbour. matches: patches that are most similar to each other;
+    grid: of both.
+    """
 
     first: str = col("image")
     second: str = col("nearest")
@@ -273,10 +311,11 @@ class MatchRow(OfModel):
 
 @dataclass(frozen=True)
 class TemplateRow(OfModel):
-    """The zero-shot accuracy with one template of prompts; the first row of a model is the ensemble of all templates.
+    """The zero-shot accuracy with one template of prompts; the first row of a model is the ensemble
+    of all templates.
 
-    gain: accuracy minus that of the ensemble. p: of McNemar's exact test. p_holm: corrected for the number of
-    templates.
+    gain: accuracy minus that of the ensemble. p: of McNemar's exact test. p_holm: corrected for the
+    number of templates.
     """
 
     template: str = col("template")
@@ -307,10 +346,11 @@ class NoteRow:
 class MapArrays:
     """The maps of one model.
 
-    points: (n, 2) by method and kind, e.g. "tsne_images". labels_images, labels_patches: of the points, as indices into
-    classes (of patches with masks: 1 on the object). wrong_images: True for misclassified images. pictures, pixels:
-    indices of the images that are also drawn as thumbnails, and their pixels. grid, places: of the patches that enter
-    block 0. cut, cut_pixels: indices of the patches that are drawn as pictures, and their pixels.
+    points: (n, 2) by method and kind, e.g. "tsne_images". labels_images, labels_patches: of the
+    points, as indices into classes (of patches with masks: 1 on the object). wrong_images: True for
+    misclassified images. pictures, pixels: indices of the images that are also drawn as thumbnails,
+    and their pixels. grid, places: of the patches that enter block 0. cut, cut_pixels: indices of
+    the patches that are drawn as pictures, and their pixels.
     """
 
     classes: Words
@@ -330,10 +370,11 @@ class MapArrays:
 class ShownArrays:
     """The images that are drawn, the same for all models, with the results of one model.
 
-    colours: (images, rows, columns, 3) of the patches, in [0, 1]. prompts: relevance (images, prompts, rows, columns).
-    queries, near, similarity: query images, and their nearest images (queries, neighbours), nearest first. same: True
-    for neighbours of the query's class. first, second: pairs of images in the table of matches. sources, targets,
-    alike: by number of the pair, positions (row, column) of matched patches and their similarity, most similar first.
+    colours: (images, rows, columns, 3) of the patches, in [0, 1]. prompts: relevance (images,
+    prompts, rows, columns). queries, near, similarity: query images, and their nearest images
+    (queries, neighbours), nearest first. same: True for neighbours of the query's class. first,
+    second: pairs of images in the table of matches. sources, targets, alike: by number of the pair,
+    positions (row, column) of matched patches and their similarity, most similar first.
     """
 
     pixels: Pixels
@@ -357,7 +398,8 @@ class ShownArrays:
 class FeaturesRecord(Record):
     """The tables and arrays of `vitlens features`.
 
-    head: classifiers compared with the model's classifier. within, between: layers of one model, and of two.
+    head: classifiers compared with the model's classifier. within, between: layers of one model,
+    and of two.
     """
 
     sets: tuple[SetsRow, ...] = table()

@@ -8,7 +8,12 @@ from typing import Final
 from vitlens.charts import images, intervals, lines, matrix
 from vitlens.charts.features import correspondences, feature_space, patch_map
 from vitlens.commands.features.caveats import unknown
-from vitlens.commands.features.claims import claims, concluding_classifiers, effects, most_neighbours
+from vitlens.commands.features.claims import (
+    claims,
+    concluding_classifiers,
+    effects,
+    most_neighbours,
+)
 from vitlens.commands.features.pictures import (
     image_clouds,
     matched_patches,
@@ -45,9 +50,12 @@ def _over_depth(record: FeaturesRecord) -> str:
         threshold = _NEARLY * last.accuracy.value
         sentence = say(
             "With the {{ last.name }}, the features of **{{ last.model }}** give the class of "
-            "{{ first.accuracy|value }} of the images in {{ first.place }} and of {{ last.accuracy|value }} in "
-            "{{ last.place }}, the last layer{% if is_better %} (most: {{ best.accuracy|value }} in {{ best.place }})"
-            "{% endif %}. The first layer to reach {{ share|percent }} of the last layer's accuracy is "
+            "{{ first.accuracy|value }} of the images in {{ first.place }} and of "
+            "{{ last.accuracy|value }} in "
+            "{{ last.place }}, the last layer{% if is_better %} (most: {{ best.accuracy|value }} "
+            "in {{ best.place }})"
+            "{% endif %}. The first layer to reach {{ share|percent }} of the last layer's "
+            "accuracy is "
             "{{ nearly.place }}.",
             first=rows[0],
             last=last,
@@ -61,20 +69,28 @@ def _over_depth(record: FeaturesRecord) -> str:
 
 
 def _curves(record: FeaturesRecord) -> list[DepthRow]:
-    """Return the rows of the probe, the fewest and the most neighbours, with votes by similarity."""
+    """Return the rows of the probe, the fewest and the most neighbours, with votes by
+    similarity."""
     by_neighbours = dict.fromkeys(row.classifier for row in record.depth if row.classifier != PROBE)
     names = list(by_neighbours)
     classifiers = {PROBE, *names[:1], *names[-1:]}
-    return [row for row in record.depth if row.weighting != "majority" and row.classifier in classifiers]
+    return [
+        row for row in record.depth if row.weighting != "majority" and row.classifier in classifiers
+    ]
 
 
 def _layers(record: FeaturesRecord) -> list[LayersRow]:
     """Return the pairs of layers with features that vary."""
-    return [row for row in (*record.between, *record.within) if row.cka is not None and row.rank is not None]
+    return [
+        row
+        for row in (*record.between, *record.within)
+        if row.cka is not None and row.rank is not None
+    ]
 
 
 def _first_and_last_layers(record: FeaturesRecord) -> Iterator[LayersRow]:
-    """Yield the last layers of each pair of models, and the first and the last layer of each model."""
+    """Yield the last layers of each pair of models, and the first and the last layer of each
+    model."""
     for rows in by(_layers(record), "models").values():
         last = rows[-1]
         if not last.alone:
@@ -93,7 +109,12 @@ def _shared_by_patches(record: FeaturesRecord) -> str:
         for model, rows in by(rows_of_share, "model").items():
             parts = []
             for row in rows:
-                parts.append(say("{{ r.value|value }} in {{ r.place }} ({{ r.chance|percent }} by chance)", r=row))
+                parts.append(
+                    say(
+                        "{{ r.value|value }} in {{ r.place }} ({{ r.chance|percent }} by chance)",
+                        r=row,
+                    )
+                )
             sentence = say(
                 "In **{{ model }}**, the {{ words }} is {{ parts }}.",
                 model=model,
@@ -110,8 +131,10 @@ def _trustworthiness(record: FeaturesRecord) -> str:
     low = min(rows, key=lambda estimate: estimate.value)
     high = max(rows, key=lambda estimate: estimate.value)
     return say(
-        "The trustworthiness of these maps is {{ low|value }}{% if low != high %} to {{ high|value }}{% endif %}."
-        "{% if not groups %} Images are only mapped with `--tsne`, because classes of at most {{ n }} images form no "
+        "The trustworthiness of these maps is {{ low|value }}{% if low != high %} to "
+        "{{ high|value }}{% endif %}."
+        "{% if not groups %} Images are only mapped with `--tsne`, because classes of at most "
+        "{{ n }} images form no "
         "groups.{% endif %}",
         low=low,
         high=high,
@@ -127,7 +150,11 @@ def _nearest(row: FeaturesRow) -> str:
     shares = []
     for k, share in row.precision.items():
         count = "" if k == "1" else k
-        shares.append(say("{{ s|alone }} of the {% if k %}{{ k }} {% endif %}nearest images", s=share, k=count))
+        shares.append(
+            say(
+                "{{ s|alone }} of the {% if k %}{{ k }} {% endif %}nearest images", s=share, k=count
+            )
+        )
     return f"For **{{{{ model }}}}**, {listed(shares)} are of the image's class."
 
 
@@ -149,7 +176,9 @@ def _by_most_neighbours(record: FeaturesRecord) -> list[FeaturesRow]:
     rows = []
     for row in record.features:
         if k in row.knn:
-            rows.append(replace(row, knn={"most": row.knn[k]}, precision={"most": row.precision[k]}))
+            rows.append(
+                replace(row, knn={"most": row.knn[k]}, precision={"most": row.precision[k]})
+            )
     return rows
 
 
@@ -161,8 +190,10 @@ REPORT: Final = Report(
     picture=Chart(
         "patches",
         images(),
-        "{{ rows|selectattr('row', 'eq', 'image')|list|length }} of {{ record.images }} images. Within a row, patches "
-        "with similar features have similar colours: the first three principal components. Colours of two models are "
+        "{{ rows|selectattr('row', 'eq', 'image')|list|length }} of {{ record.images }} images. "
+        "Within a row, patches "
+        "with similar features have similar colours: the first three principal components. Colours "
+        "of two models are "
         "not comparable.",
         title="Patches of images coloured by their features in the last layer",
         rows=patch_colours,
@@ -171,7 +202,12 @@ REPORT: Final = Report(
         Glance("features", "objective"),
         Glance("features", "parameters"),
         Glance("features", "pool"),
-        Glance("features", "accuracy", title="accuracy of the model's classifier", question="classifier"),
+        Glance(
+            "features",
+            "accuracy",
+            title="accuracy of the model's classifier",
+            question="classifier",
+        ),
         Glance(
             "features",
             "probe",
@@ -185,7 +221,12 @@ REPORT: Final = Report(
             title="accuracy of k-NN (largest k)",
             difference=_difference_by_neighbours,
         ),
-        Glance(_by_most_neighbours, "precision", key="most", title="neighbours of the image's class (largest k)"),
+        Glance(
+            _by_most_neighbours,
+            "precision",
+            key="most",
+            title="neighbours of the image's class (largest k)",
+        ),
         Glance("features", "zero_shot", title="zero-shot accuracy"),
         Glance("features", "candidates"),
         Glance("features", "chance"),
@@ -200,7 +241,8 @@ REPORT: Final = Report(
                 Chart(
                     "depth",
                     lines("depth", "accuracy", of="model", panel="name", reference="chance"),
-                    "Accuracy on test images from the features of each layer, with intervals. Dashed: the most "
+                    "Accuracy on test images from the features of each layer, with intervals. "
+                    "Dashed: the most "
                     "frequent class. Zero is the embedding.",
                     title="Accuracy of simple classifiers on features, layer by layer",
                     rows=_curves,
@@ -218,14 +260,17 @@ REPORT: Final = Report(
             "Which layers are similar?",
             _first_and_last_layers,
             about=("last layers",),
-            says="{% if row.alone %}The first and the last layer of **{{ first }}** have{% else %}The last "
-            "layers of **{{ first }}** and **{{ second }}** have{% endif %} a CKA of {{ cka|alone }}. The "
+            says="{% if row.alone %}The first and the last layer of **{{ first }}** "
+            "have{% else %}The last "
+            "layers of **{{ first }}** and **{{ second }}** have{% endif %} a CKA of "
+            "{{ cka|alone }}. The "
             "rank correlation of their distances between images is {{ rank|number }}.",
             charts=(
                 Chart(
                     "cka",
                     matrix("layer", "other", "cka", panel="models"),
-                    "Linear CKA of every pair of layers; dark: similar. Blocks of dark cells are layers with similar "
+                    "Linear CKA of every pair of layers; dark: similar. Blocks of dark cells are "
+                    "layers with similar "
                     "features.",
                     title="Linear CKA of the layers",
                     rows=_layers,
@@ -242,7 +287,8 @@ REPORT: Final = Report(
                 Chart(
                     "space_embedding",
                     patch_map,
-                    "Patches as they enter the first block, in two dimensions. Groups of one colour mean that position "
+                    "Patches as they enter the first block, in two dimensions. Groups of one "
+                    "colour mean that position "
                     "decides which patches are similar. Right: the same without positions.",
                     title="The patch embeddings of {{ first.model }}, before any attention",
                     rows=patch_maps,
@@ -259,7 +305,8 @@ REPORT: Final = Report(
                 Chart(
                     "space_images",
                     feature_space,
-                    "The last layer in two dimensions. Neighbours are meaningful; sizes of groups and distances "
+                    "The last layer in two dimensions. Neighbours are meaningful; sizes of groups "
+                    "and distances "
                     "between them are not.",
                     title="The last layer's features, one point an image",
                     rows=image_clouds,
@@ -267,7 +314,8 @@ REPORT: Final = Report(
                 Chart(
                     "space_patches",
                     feature_space,
-                    "The last layer in two dimensions. Neighbours are meaningful; sizes of groups and distances "
+                    "The last layer in two dimensions. Neighbours are meaningful; sizes of groups "
+                    "and distances "
                     "between them are not.",
                     title="The last layer's features, one point a patch",
                     rows=patch_clouds,
@@ -282,8 +330,10 @@ REPORT: Final = Report(
                 Chart(
                     "retrieval",
                     images(largest=0.85),
-                    "Nearest images of {{ rows|map(attribute='row')|unique|list|length }} queries among "
-                    "{{ record.images }} images, with their cosine similarity. Frames show if they are of the query's "
+                    "Nearest images of {{ rows|map(attribute='row')|unique|list|length }} queries "
+                    "among "
+                    "{{ record.images }} images, with their cosine similarity. Frames show if they "
+                    "are of the query's "
                     "class.",
                     title="Nearest images in the last layer of {{ first.of }}",
                     rows=nearest_images,
@@ -292,7 +342,8 @@ REPORT: Final = Report(
                 Chart(
                     "matches",
                     correspondences,
-                    "Arcs join patches of an image and of its nearest neighbour that are most similar to each other. "
+                    "Arcs join patches of an image and of its nearest neighbour that are most "
+                    "similar to each other. "
                     "Equal positions can be the only reason.",
                     title="Best-matching patches of an image and its nearest",
                     rows=matched_patches,
@@ -307,7 +358,8 @@ REPORT: Final = Report(
                 Chart(
                     "templates",
                     intervals("template", "gain", of="model", reference=0),
-                    "Zero-shot accuracy with one template minus that of the ensemble of all (dashed), on the same "
+                    "Zero-shot accuracy with one template minus that of the ensemble of all "
+                    "(dashed), on the same "
                     "images, with intervals.",
                     title="Zero-shot accuracy by template",
                     only=lambda row: row.gain is not None,
@@ -322,7 +374,8 @@ REPORT: Final = Report(
                 Chart(
                     "prompts",
                     images(scale="joint", label="relevance"),
-                    "Relevance of patches for the similarity of image and text (Chefer 2021). Places that are bright "
+                    "Relevance of patches for the similarity of image and text (Chefer 2021). "
+                    "Places that are bright "
                     "for every prompt depend on the image more than on the text.",
                     title="Relevance of the patches for a text, in {{ first.of }}",
                     rows=prompt_maps,

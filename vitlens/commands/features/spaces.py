@@ -26,7 +26,8 @@ _FEWEST: Final = 4  # points of a map
 _THUMBNAILS: Final = 150  # most thumbnails in a map, so that they hardly overlap
 _THUMBNAIL_SIDE: Final = 32  # px, longest side of a thumbnail
 _CUT_SIDE: Final = 16  # px, side of a cut-out patch
-_PERPLEXITIES: Final = 3  # points for each unit of perplexity: t-SNE's neighbourhoods are so wide (van der Maaten 2014)
+# points for each unit of perplexity: t-SNE's neighbourhoods are so wide (van der Maaten 2014)
+_PERPLEXITIES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class Spaces:
 
 
 def map_spaces(
-    subject: Subject, test: Features, wrong: Tensor | None, samples: Mapping[LayerChoice, PatchSample]
+    subject: Subject,
+    test: Features,
+    wrong: Tensor | None,
+    samples: Mapping[LayerChoice, PatchSample],
 ) -> Spaces:
     """Map the images of the last layer, its patches and the patch embeddings by each method.
 
@@ -121,13 +125,17 @@ def _project_all(
     rows = []
     points = {}
     count = len(PROJECTIONS) * len(clouds)
-    with progress(f"Mapping {subject.alias}", count, unit="maps", quiet=options.run.quiet) as advance:
+    with progress(
+        f"Mapping {subject.alias}", count, unit="maps", quiet=options.run.quiet
+    ) as advance:
         for of, values in clouds.items():
             for method in PROJECTIONS:
                 advance(1)
                 if not _has_enough(values, method, options):
                     continue
-                embedded = embed(values, method=method, perplexity=options.perplexity, seed=subject.seed)
+                embedded = embed(
+                    values, method=method, perplexity=options.perplexity, seed=subject.seed
+                )
                 points[f"{method}_{of}"] = np.asarray(embedded.points, dtype=np.float32)
                 explained = None
                 if embedded.explained is not None:
@@ -138,7 +146,9 @@ def _project_all(
                     method=method,
                     n=len(values),
                     dim=values.shape[1],
-                    trustworthiness=Estimate(float(embedded.trustworthiness), n=len(embedded.points), unit=""),
+                    trustworthiness=Estimate(
+                        float(embedded.trustworthiness), n=len(embedded.points), unit=""
+                    ),
                     neighbours=embedded.neighbours,
                     perplexity=embedded.perplexity,
                     explained=explained,

@@ -19,16 +19,26 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import PromptRow, TemplateRow
 from vitlens.commands.run.progress import progress
 from vitlens.errors import ModelError
-from vitlens.models.language_image import PHOTO, by_template, has_text_tower, prompt_names, text_tower
+from vitlens.models.language_image import (
+    PHOTO,
+    by_template,
+    has_text_tower,
+    prompt_names,
+    text_tower,
+)
 from vitlens.models.model import Model
 from vitlens.names import TEMPLATE_SETS
 
 _CLASS: Final = "{}"  # placeholder of the class in a template
-_DEFAULT_TEMPLATES: Final = next(field.default for field in fields(FeaturesOptions) if field.name == "templates")
+_DEFAULT_TEMPLATES: Final = next(
+    field.default for field in fields(FeaturesOptions) if field.name == "templates"
+)
 
 
 def require_texts(models: Sequence[Model], options: FeaturesOptions) -> None:
-    """Raise an error if prompts or templates are given that no model, or not every tokenizer, can read."""
+    """Raise an error if prompts or templates are given that no model, or not every tokenizer, can
+    read.
+    """
     has_templates = options.templates != _DEFAULT_TEMPLATES
     with_texts = [model for model in models if has_text_tower(model)]
     if (options.prompts or has_templates) and not with_texts:
@@ -38,11 +48,14 @@ def require_texts(models: Sequence[Model], options: FeaturesOptions) -> None:
             text_tower(model).tokens(list(options.prompts))
             require_chain(model)
         if has_templates:
-            text_tower(model).tokens([template.replace(_CLASS, "thing") for template in _templates(options)])
+            text_tower(model).tokens(
+                [template.replace(_CLASS, "thing") for template in _templates(options)]
+            )
 
 
 def _templates(options: FeaturesOptions) -> tuple[str, ...]:
-    """Return the templates of the options: of named sets, of files with one per line, and as typed."""
+    """Return the templates of the options: of named sets, of files with one per line, and as
+    typed."""
     texts: list[str] = []
     for name in options.templates:
         file = Path(name)
@@ -70,7 +83,8 @@ class ZeroShot:
     reason: str = ""
 
     def fields(self, classes: int) -> dict[str, Any]:
-        """Return the fields of FeaturesRow about zero-shot classification among this many classes."""
+        """Return the fields of FeaturesRow about zero-shot classification among this many
+        classes."""
         if not self.rows:
             return {"no_zero_shot": self.reason}
         return {"zero_shot": self.rows[0].accuracy, "candidates": classes, "chance": 1 / classes}
@@ -104,7 +118,9 @@ def _embed_classes(subject: Subject, templates: Sequence[str]) -> Tensor:
     names = prompt_names(subject.test.classes)
     embeddings = []
     what = f"Reading prompts by {subject.alias}"
-    with progress(what, len(templates), unit="templates", quiet=subject.options.run.quiet) as advance:
+    with progress(
+        what, len(templates), unit="templates", quiet=subject.options.run.quiet
+    ) as advance:
         for template in templates:
             embeddings.append(by_template(tower, names, [template], device=model.device).cpu())
             advance(1)
@@ -113,14 +129,18 @@ def _embed_classes(subject: Subject, templates: Sequence[str]) -> Tensor:
 
 @dataclass(frozen=True)
 class PromptRelevance:
-    """The similarity of drawn images to each prompt, and maps of its relevance (images, prompts, rows, columns)."""
+    """The similarity of drawn images to each prompt, and maps of its relevance (images, prompts,
+    rows, columns).
+    """
 
     rows: tuple[PromptRow, ...] = ()
     maps: NDArray[np.floating] | None = None
 
 
 def explain_prompts(subject: Subject) -> PromptRelevance:
-    """Return the relevance of the drawn images for each prompt; empty without prompts or a text tower."""
+    """Return the relevance of the drawn images for each prompt; empty without prompts or a text
+    tower.
+    """
     model = subject.model
     prompts = subject.options.prompts
     if not prompts or not has_text_tower(model):
@@ -139,5 +159,7 @@ def explain_prompts(subject: Subject) -> PromptRelevance:
     rows = []
     for image, name in enumerate(names_of(subject.to_draw, indices)):
         for number, prompt_text in enumerate(prompts):
-            rows.append(PromptRow(subject.alias, image, name, prompt_text, float(cosines[image, number])))
+            rows.append(
+                PromptRow(subject.alias, image, name, prompt_text, float(cosines[image, number]))
+            )
     return PromptRelevance(tuple(rows), torch.stack(maps, 1).numpy())

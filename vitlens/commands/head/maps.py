@@ -1,4 +1,6 @@
-"""The images of one head: exemplars, what the head adds through each patch, and its attention on the object."""
+"""The images of one head: exemplars, what the head adds through each patch, and its attention on
+the object.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +15,11 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.naming.names import HeadName
-from vitlens.analysis.patching.contribution import above_mean, class_contributions, key_contributions
+from vitlens.analysis.patching.contribution import (
+    above_mean,
+    class_contributions,
+    key_contributions,
+)
 from vitlens.attribution.explain import explain, preferred_method
 from vitlens.commands.head.options import HeadOptions
 from vitlens.commands.head.record import ExemplarRow, HeadArrays, PlacedRow, PushedRow
@@ -65,7 +71,9 @@ def _exemplar(split: Split, index: int) -> ExemplarRow:
 
 @dataclass(frozen=True)
 class ExemplarMaps:
-    """The exemplars with their maps; of_contributions: True if these are what the head adds through each patch."""
+    """The exemplars with their maps; of_contributions: True if these are what the head adds through
+    each patch.
+    """
 
     arrays: HeadArrays
     of_contributions: bool
@@ -90,7 +98,9 @@ def exemplar_maps(model: Model, split: Split, head: HeadName, indices: list[int]
 
 
 def _contributions(model: Model, images: Images, head: HeadName) -> Tensor | None:
-    """Return what the head adds to its class through each patch (batch, rows, columns); None if it is not known."""
+    """Return what the head adds to its class through each patch (batch, rows, columns); None if it
+    is not known.
+    """
     if head.writes is None or head.writes.best not in model.classes:
         return None
     layout = model.layout
@@ -104,14 +114,17 @@ def _contributions(model: Model, images: Images, head: HeadName) -> Tensor | Non
 
 
 def with_largest_patch(row: ExemplarRow, contributions: NDArray[np.float32]) -> ExemplarRow:
-    """Return the row with the patch through which the head adds most; contributions: (rows, columns)."""
+    """Return the row with the patch through which the head adds most; contributions: (rows,
+    columns).
+    """
     place = int(np.abs(contributions).argmax())
     patch = divmod(place, contributions.shape[1])
     return replace(row, patch=patch, patch_adds=float(contributions[patch]))
 
 
 def attention_on_patches(model: Model, images: Images, head: HeadName) -> Tensor | None:
-    """Return the head's attention on patches (batch, rows, columns), from CLS or averaged over the patches.
+    """Return the head's attention on patches (batch, rows, columns), from CLS or averaged over the
+    patches.
 
     None in windows.
     """
@@ -119,7 +132,12 @@ def attention_on_patches(model: Model, images: Images, head: HeadName) -> Tensor
 
     def keep(call: AttentionCall) -> None:
         place = geometry_of(call.site, model)
-        if call.site.layer != head.layer or place is None or place.windows is not None or call.site.part:
+        if (
+            call.site.layer != head.layer
+            or place is None
+            or place.windows is not None
+            or call.site.part
+        ):
             return
         weights = call.precise().weights()[:, head.head]
         row = weights[:, place.cls[0]] if place.cls else weights[:, place.prefix :].mean(1)
@@ -131,7 +149,8 @@ def attention_on_patches(model: Model, images: Images, head: HeadName) -> Tensor
 
 @phase("What the head adds to each class")
 def measure_pushed(run: Run[HeadOptions], head: HeadName) -> tuple[PushedRow, ...]:
-    """Return what the head adds to the logit of every class on the first images, the largest first."""
+    """Return what the head adds to the logit of every class on the first images, the largest
+    first."""
     if head.writes is None:
         return ()
     model = run.model
@@ -149,7 +168,9 @@ def measure_pushed(run: Run[HeadOptions], head: HeadName) -> tuple[PushedRow, ..
     return tuple(sorted(rows, key=lambda row: -row.adds.value))
 
 
-def measure_placed(run: Run[HeadOptions], head: HeadName, labels: Tensor | None) -> Iterator[PlacedRow]:
+def measure_placed(
+    run: Run[HeadOptions], head: HeadName, labels: Tensor | None
+) -> Iterator[PlacedRow]:
     """Yield the share of the head's attention on the object of the first images.
 
     Without masks it is the share on the patches with most evidence for the class.
@@ -169,7 +190,13 @@ def measure_placed(run: Run[HeadOptions], head: HeadName, labels: Tensor | None)
         method = preferred_method(model)
         area = f"the quarter of its patches with most evidence for the class, by the map {method}"
         targets: Targets = "predicted" if labels is None else labels[: len(split)]
-        maps = explain(model, Streamed(split, model.pixel_dtype), targets=targets, method=method, batch_size=size)
+        maps = explain(
+            model,
+            Streamed(split, model.pixel_dtype),
+            targets=targets,
+            method=method,
+            batch_size=size,
+        )
         areas = _with_most_evidence(maps.cpu())
     areas = F.adaptive_avg_pool2d(areas[:, None], (attention.shape[1], attention.shape[2]))[:, 0]
     on = (attention * areas).sum((1, 2))
@@ -183,13 +210,19 @@ def measure_placed(run: Run[HeadOptions], head: HeadName, labels: Tensor | None)
         thing=area,
         on=student_mean(on, groups=groups, least=0.0, most=1.0),
         elsewhere=student_mean(elsewhere, groups=groups, least=0.0, most=1.0),
-        difference=student_mean(100 * (on - elsewhere), groups=groups, unit="points", least=-100.0, most=100.0),
+        difference=student_mean(
+            100 * (on - elsewhere), groups=groups, unit="points", least=-100.0, most=100.0
+        ),
         p=student_test(on - elsewhere, groups=groups),
     )
 
 
-def _attention_shares(run: Run[HeadOptions], split: Split, head: HeadName, size: int) -> Tensor | None:
-    """Return the head's attention on patches as shares of their sum (images, rows, columns); None in windows."""
+def _attention_shares(
+    run: Run[HeadOptions], split: Split, head: HeadName, size: int
+) -> Tensor | None:
+    """Return the head's attention on patches as shares of their sum (images, rows, columns); None
+    in windows.
+    """
     parts = []
     with run.progress("Where the head attends", len(split)) as advance:
         for batch in split.batches(size, device=run.model.device):
@@ -203,7 +236,8 @@ def _attention_shares(run: Run[HeadOptions], split: Split, head: HeadName, size:
 
 
 def _with_most_evidence(maps: Tensor) -> Tensor:
-    """Return 1 for the patches of each map that have most evidence, else 0 (images, rows, columns)."""
+    """Return 1 for the patches of each map that have most evidence, else 0 (images, rows,
+    columns)."""
     flat = maps.double().flatten(1)
     threshold = flat.quantile(1 - EVIDENCE, dim=1, keepdim=True)
     return (flat >= threshold).double().view_as(maps)

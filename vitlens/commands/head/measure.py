@@ -41,8 +41,8 @@ PAIRED: Final = 128  # images on which the head is removed together with another
 def measure(options: HeadOptions) -> Path | None:
     """Label a head, test the labels, remove the head, and write the report; returns its path.
 
-    Of several processes, each measures the same, and all but the first return None. Raises InputError for a head that
-    the model does not have, and for attributes that match no image.
+    Of several processes, each measures the same, and all but the first return None. Raises
+    InputError for a head that the model does not have, and for attributes that match no image.
     """
     run = Run("head", options, most=1, limit=IMAGES)
     model = run.model
@@ -96,7 +96,8 @@ def head_of(text: str, model: Model) -> tuple[int, int]:
         if layer not in numbers and is_sparse(numbers):
             raise InputError(no_layer(numbers, layer, model.alias, "a head of layer"))
         raise InputError(
-            f"expected a head of {model.alias}, L{numbers[0]}.H0 to L{last.layer}.H{last.head}, found {text}"
+            f"expected a head of {model.alias}, L{numbers[0]}.H0 to L{last.layer}.H{last.head}, "
+            f"found {text}"
         )
     return layer, head
 
@@ -169,7 +170,9 @@ def _classes(
     labels: Tensor | None,
     attributes: Mapping[str, Tensor],
 ) -> Iterator[rows.ClassRow]:
-    """Yield the losses of the images of each class and attribute without the head, the largest first."""
+    """Yield the losses of the images of each class and attribute without the head, the largest
+    first.
+    """
     if head.writes is None or labels is None:
         return
     classes = run.model.classes
@@ -187,8 +190,11 @@ def _classes(
     yield from sorted(losses, key=lambda row: -row.fall.value)
 
 
-def _partners(run: Run[HeadOptions], head: HeadName, labels: Tensor | None) -> tuple[tuple[rows.PartnerRow, ...], str]:
-    """Return the loss without this head and each other one, the largest synergy first, and a note."""
+def _partners(
+    run: Run[HeadOptions], head: HeadName, labels: Tensor | None
+) -> tuple[tuple[rows.PartnerRow, ...], str]:
+    """Return the loss without this head and each other one, the largest synergy first, and a
+    note."""
     if labels is None or head.writes is None:
         return (), ""
     model = run.model
@@ -212,7 +218,9 @@ def _partners(run: Run[HeadOptions], head: HeadName, labels: Tensor | None) -> t
     partners = []
     for index, other in enumerate(other_heads):
         synergy = change.estimate(index, len(images), "nats")
-        partners.append(rows.PartnerRow(f"L{other.layer}.H{other.head}", synergy, float(change.p_holm[index])))
+        partners.append(
+            rows.PartnerRow(f"L{other.layer}.H{other.head}", synergy, float(change.p_holm[index]))
+        )
     return tuple(sorted(partners, key=lambda row: -abs(row.synergy.value))), note
 
 

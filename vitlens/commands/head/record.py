@@ -1,4 +1,6 @@
-"""The record of `vitlens head`: three labels for one head, their tests, and the losses without the head."""
+"""The record of `vitlens head`: three labels for one head, their tests, and the losses without the
+head.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,11 +37,14 @@ class AttendsRow(OfHead):
     spread: float = col("spread of the logits", unit="nats")  # within a row
     stays: Estimate | None = col(  # on the least certain side of the label
         "on shuffled patches",
-        term="correlation of the logits of shuffled images with those that the label predicts, minus the correlation "
+        term="correlation of the logits of shuffled images with those that the label predicts, "
+        "minus the correlation "
         "with those that it excludes",
         default=None,
     )
-    holds: bool | None = col("holds", default=None)  # True if the test confirms the label, after Holm's correction
+    holds: bool | None = col(
+        "holds", default=None
+    )  # True if the test confirms the label, after Holm's correction
 
 
 @dataclass(frozen=True)
@@ -55,14 +60,19 @@ class LooksRow(OfHead):
     """The pattern of the head's attention."""
 
     word: str = col("looks at")
-    score: Estimate = col("score", term="share of the information in a head's attention that the pattern explains")
-    moved: Estimate | None = col("on shuffled patches", default=None)  # the score, with masks shuffled alike
+    score: Estimate = col(
+        "score", term="share of the information in a head's attention that the pattern explains"
+    )
+    moved: Estimate | None = col(
+        "on shuffled patches", default=None
+    )  # the score, with masks shuffled alike
     holds: bool | None = col("holds", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRow(OfHead):
-    """The share of the head's attention on the object, compared with the objects of other images."""
+    """The share of the head's attention on the object, compared with the objects of other
+    images."""
 
     thing: str = col("thing")  # the object, or the area in its place, in words
     on: Estimate = col("attention on it", metric="attention_on_thing/{model}/L{layer}.H{head}")
@@ -84,7 +94,8 @@ class WritesRow(OfHead):
     best: str = col("best separated")
     auc: Estimate = col(
         "AUC",
-        term="probability that the head adds more to the class in an image of the class than in another image",
+        term="probability that the head adds more to the class in an image of the class than in "
+        "another image",
         metric="writes/{model}/L{layer}.H{head}",
     )
     control: float = col("AUC with permuted labels", unit="")  # the largest of any head
@@ -93,7 +104,8 @@ class WritesRow(OfHead):
     others_lost: Estimate | None = col("others lose", default=None)
     margin: Estimate | None = col(
         "more log-odds lost",
-        term="fall of the log-odds of the label in images of the class, minus the fall in other images",
+        term="fall of the log-odds of the label in images of the class, minus the fall in other "
+        "images",
         default=None,
     )
     p: float | None = col("p", default=None)
@@ -116,7 +128,8 @@ class PartnerRow:
 
     partner: str = col("head")
     synergy: Estimate = col(
-        "lost beyond the sum", term="rise of the loss without both heads, beyond the sum of the rises without each"
+        "lost beyond the sum",
+        term="rise of the loss without both heads, beyond the sum of the rises without each",
     )
     p: float = col("p")  # after Holm's correction
 
@@ -145,7 +158,9 @@ class ExemplarRow:
     adds: float = col("adds to the class", unit="")
     quantile: float = col("more than this share of the images", unit="fraction")
     patch: tuple[int, int] | None = col("most through the patch (row, column)", default=None)
-    patch_adds: float | None = col("through it", unit="", default=None)  # what the head adds through that patch
+    patch_adds: float | None = col(
+        "through it", unit="", default=None
+    )  # what the head adds through that patch
 
 
 @dataclass(frozen=True)
@@ -153,15 +168,17 @@ class PushedRow:
     """A class, and what the head adds to its logit; a class with a negative value is suppressed."""
 
     name: str = col("class")
-    adds: Estimate = col("added to its logit", term="direct contribution beyond the mean of all classes")
+    adds: Estimate = col(
+        "added to its logit", term="direct contribution beyond the mean of all classes"
+    )
 
 
 @dataclass(frozen=True)
 class HeadArrays:
     """The exemplars with their maps.
 
-    A map is what the head adds to its class through each patch, signed. If that is not known, it is the head's
-    attention on the patches, from CLS or averaged over the patches.
+    A map is what the head adds to its class through each patch, signed. If that is not known, it is
+    the head's attention on the patches, from CLS or averaged over the patches.
     """
 
     images: Pixels

@@ -1,4 +1,6 @@
-"""The report of `vitlens head`: three tested labels for a head, its exemplars, and the losses without it."""
+"""The report of `vitlens head`: three tested labels for a head, its exemplars, and the losses
+without it.
+"""
 
 from collections.abc import Iterator
 from typing import Final
@@ -63,8 +65,10 @@ def _most_pushed(record: HeadRecord) -> list[PushedRow]:
 
 def _on_pushed(record: HeadRecord) -> str:
     return say(
-        "Over images of all classes, the head adds most to {{ first.name }} ({{ first.adds|value }}) and least to "
-        "{{ last.name }} ({{ last.adds|value }}). It writes the class to which it adds more in images of the class "
+        "Over images of all classes, the head adds most to {{ first.name }} "
+        "({{ first.adds|value }}) and least to "
+        "{{ last.name }} ({{ last.adds|value }}). It writes the class to which it adds more in "
+        "images of the class "
         "than in others; that need not be a class that it pushes.",
         first=record.pushed[0],
         last=record.pushed[-1],
@@ -75,13 +79,17 @@ def _on_pairs(record: HeadRecord) -> str:
     significant = [row for row in record.partners if row.p <= ASKED]
     if not significant:
         return say(
-            "With none of {{ n }} other heads does the loss differ significantly from the sum of the losses without "
+            "With none of {{ n }} other heads does the loss differ significantly from the sum of "
+            "the losses without "
             "each.",
             n=len(record.partners),
         )
     return say(
-        "Without {{ lead.partner }} as well, the loss is {{ lead.synergy|alone }} {{ 'higher' if more else 'lower' }} "
-        "than the sum: {{ 'each makes up for the other' if more else 'they depend on each other' }}. The difference is "
+        "Without {{ lead.partner }} as well, the loss is {{ lead.synergy|alone }} "
+        "{{ 'higher' if more else 'lower' }} "
+        "than the sum: "
+        "{{ 'each makes up for the other' if more else 'they depend on each other' }}. The "
+        "difference is "
         "significant for {{ significant|length }} of {{ n }} other heads.",
         lead=significant[0],
         significant=significant,
@@ -97,10 +105,13 @@ REPORT: Final = Report(
     picture=Chart(
         "exemplars",
         images(largest=1.6),
-        "{{ rows|length }} of {{ record.images }} images, {% if first.signed %}at quantiles of what the head adds to "
-        "its class, with what it adds through each patch; the largest contribution is outlined{% else %}each with the "
+        "{{ rows|length }} of {{ record.images }} images, {% if first.signed %}at quantiles of "
+        "what the head adds to "
+        "its class, with what it adds through each patch; the largest contribution is "
+        "outlined{% else %}each with the "
         "head's attention on its patches, as a share of the maximum{% endif %}.",
-        title="{% if record.writes %}What it adds to {{ record.writes[0].best }}{% else %}Where it attends{% endif %}",
+        title="{% if record.writes %}What it adds to {{ record.writes[0].best }}{% else %}Where it "
+        "attends{% endif %}",
         rows=_pictures,
     ),
     glance=Overview("writes", ("name", "best", "auc", "control", "state", "margin")),
@@ -113,7 +124,8 @@ REPORT: Final = Report(
                 Chart(
                     "parts",
                     bars("part", "share"),
-                    "Shares of the attention logits by the parts of query and key; they sum to one.",
+                    "Shares of the attention logits by the parts of query and key; they sum to "
+                    "one.",
                     title="Parts of the attention logits",
                 ),
             ),
@@ -121,8 +133,10 @@ REPORT: Final = Report(
         Section(
             "Does it look at the object?",
             "placed",
-            says="Of the attention of {{ row.name }} on patches, {{ on|value }} lies on {{ thing|whole }}. On that of "
-            "other images it is {{ elsewhere|value }}, a difference of {{ difference|alone }}{% if not row.clear %}, "
+            says="Of the attention of {{ row.name }} on patches, {{ on|value }} lies on "
+            "{{ thing|whole }}. On that of "
+            "other images it is {{ elsewhere|value }}, a difference of "
+            "{{ difference|alone }}{% if not row.clear %}, "
             "which may be chance{% endif %}.",
         ),
         Section(
@@ -134,7 +148,8 @@ REPORT: Final = Report(
                 Chart(
                     "classes",
                     intervals("name", "fall"),
-                    "Fall of the log-odds of the label without the head, by class, with 95 % intervals.",
+                    "Fall of the log-odds of the label without the head, by class, with 95 % "
+                    "intervals.",
                     title="Loss of each class without the head",
                 ),
             ),
@@ -149,7 +164,8 @@ REPORT: Final = Report(
                 Chart(
                     "pushed",
                     intervals("name", "adds"),
-                    "Contribution of the head to the logit of a class beyond the mean of all classes, averaged over "
+                    "Contribution of the head to the logit of a class beyond the mean of all "
+                    "classes, averaged over "
                     "images; negative: suppressed.",
                     title="Contribution of the head to the logits",
                     rows=_most_pushed,
@@ -165,7 +181,8 @@ REPORT: Final = Report(
                 Chart(
                     "partners",
                     intervals("partner", "synergy"),
-                    "Loss without both heads, beyond the sum of the losses without each; positive: each makes up for "
+                    "Loss without both heads, beyond the sum of the losses without each; positive: "
+                    "each makes up for "
                     "the other.",
                     title="Loss beyond the sum, without another head",
                     rows=_strongest_pairs,

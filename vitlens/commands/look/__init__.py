@@ -1,1 +1,3 @@
-"""`vitlens look`: one photograph, one page: the prediction, where the evidence lies, the heads that matter."""
+"""`vitlens look`: one photograph, one page: the prediction, where the evidence lies, the heads that
+matter.
+"""

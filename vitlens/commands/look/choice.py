@@ -1,4 +1,6 @@
-"""The model and the images of `vitlens look`, chosen from what the user names and what is on the disk."""
+"""The model and the images of `vitlens look`, chosen from what the user names and what is on the
+disk.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -28,19 +30,22 @@ ANOTHER: Final = "--model timm:NAME (see vitlens models) takes another"
 def choose_model(options: LookOptions) -> tuple[ModelName, str]:
     """Return the model's name, and why it was chosen ("" if the user named it).
 
-    Without a name it is the smallest ViT in the hubs' caches, else DeiT-tiny, which is downloaded, else the bundled ViT
-    of digits. Raises InputError for weights without a model.
+    Without a name it is the smallest ViT in the hubs' caches, else DeiT-tiny, which is downloaded,
+    else the bundled ViT of digits. Raises InputError for weights without a model.
     """
     if options.model is not None:
         return parse_model(options.model), ""
     without_weights = replace(ModelOptions(), classes=options.model_options.classes)
     if options.model_options != without_weights:
-        raise InputError("expected --model with options of your own weights, found them alone; add --model NAME")
+        raise InputError(
+            "expected --model with options of your own weights, found them alone; add --model NAME"
+        )
     on_disk = vits_on_disk()
     if on_disk:
         smallest = min(on_disk, key=lambda name: Path(name.weights or "").stat().st_size)
         return smallest, (
-            f"takes {smallest.name}, the smallest of timm's ViTs whose weights are on this disk; {ANOTHER}"
+            f"takes {smallest.name}, the smallest of timm's ViTs whose weights are on this disk; "
+            f"{ANOTHER}"
         )
     return _downloaded(quiet=options.run.quiet)
 
@@ -50,7 +55,8 @@ def _downloaded(*, quiet: bool) -> tuple[ModelName, str]:
 
     def announce(address: str) -> None:
         print_line(
-            f"downloads DeiT-tiny, a ViT of ImageNet's 1000 classes ({SMALL_VIT_SIZE} MB from {address}), once; "
+            f"downloads DeiT-tiny, a ViT of ImageNet's 1000 classes ({SMALL_VIT_SIZE} MB from "
+            f"{address}), once; "
             "--offline never does",
             quiet=quiet,
         )
@@ -60,7 +66,8 @@ def _downloaded(*, quiet: bool) -> tuple[ModelName, str]:
         name = download_small_vit(begins=announce, progress=bar)
     except ModelError as error:
         return parse_model(BUNDLED[0]), (
-            f"takes {BUNDLED[0]}, which comes with vitlens and knows only the digits 0 to 9, as no weights of timm's "
+            f"takes {BUNDLED[0]}, which comes with vitlens and knows only the digits 0 to 9, as no "
+            "weights of timm's "
             f"ViTs are on this disk and {error}; {ANOTHER}"
         )
     return name, f"takes {name.name}, which it downloaded; {ANOTHER}"
@@ -102,7 +109,8 @@ class _ImageFiles:
 def readable_images(paths: Sequence[str], model: Model, run: RunOptions) -> Split:
     """Return the first images that can be read, at most --limit or MOST.
 
-    Every file that is no image is reported on stderr, a line each. Raises DataError if no file is an image.
+    Every file that is no image is reported on stderr, a line each. Raises DataError if no file is
+    an image.
     """
     most = run.limit or MOST
     images = _ImageFiles()
@@ -112,7 +120,9 @@ def readable_images(paths: Sequence[str], model: Model, run: RunOptions) -> Spli
         images.check(most)
     if not images.readable:
         raise DataError(f"expected at least one image, found none: {'; '.join(images.faults[:3])}")
-    split = load_split(model, options=replace(run, limit=None, quiet=True), images=images.readable[:most])
+    split = load_split(
+        model, options=replace(run, limit=None, quiet=True), images=images.readable[:most]
+    )
     for skipped in split.skipped:
         images.faults.append(f"{skipped.file}: {skipped.reason}")
     for fault in images.faults:

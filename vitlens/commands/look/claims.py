@@ -1,4 +1,6 @@
-"""The claims of `vitlens look`: predictions, their evidence and heads, or the form of an array of attention weights."""
+"""The claims of `vitlens look`: predictions, their evidence and heads, or the form of an array of
+attention weights.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -31,7 +33,9 @@ _THIRDS: Final = (
 
 
 def claims(record: LookRecord) -> Iterator[Claim]:
-    """Yield the predictions, where the evidence lies, the most important head, and sinks; or what weights show."""
+    """Yield the predictions, where the evidence lies, the most important head, and sinks; or what
+    weights show.
+    """
     if record.given:
         yield from _weights_claims(record, record.given[0])
         return
@@ -48,7 +52,8 @@ def claims(record: LookRecord) -> Iterator[Claim]:
 
 def _only_digits(alias: str) -> str:
     return say(
-        "**{{ alias }} knows only the digits {{ first }} to {{ last }}**. For a photograph of anything else every "
+        "**{{ alias }} knows only the digits {{ first }} to {{ last }}**. For a photograph of "
+        "anything else every "
         "answer is wrong, however probable, and only shows what such a page looks like.",
         alias=alias,
         first=0,
@@ -64,23 +69,38 @@ def _predictions_claim(record: LookRecord, alias: str) -> Claim:
         for name, share in row.top_classes:
             classes.append(say("{{ name }} {{ p|percent(1) }}", name=name, p=share))
         says = say("**{{ file }}**: {{ classes }}.", file=record.names[0], classes=listed(classes))
-        title = say("{{ alias }} predicts {{ r.class_1 }} ({{ r.probability_1|percent }})", alias=alias, r=row)
+        title = say(
+            "{{ alias }} predicts {{ r.class_1 }} ({{ r.probability_1|percent }})",
+            alias=alias,
+            r=row,
+        )
     else:
         predicted = Counter(row.class_1 for row in rows)
-        values = {"n": len(rows), "alias": alias, "k": len(predicted), "parts": for_images(predicted)}
+        values = {
+            "n": len(rows),
+            "alias": alias,
+            "k": len(predicted),
+            "parts": for_images(predicted),
+        }
         says = say("Of {{ n }} images, **{{ alias }}** predicts class {{ parts }}.", **values)
-        title = say("{{ alias }} predicts {{ k }} class{{ 'es' if k > 1 }} for {{ n }} images", **values)
+        title = say(
+            "{{ alias }} predicts {{ k }} class{{ 'es' if k > 1 }} for {{ n }} images", **values
+        )
     return Claim("prediction", alias, says, title=title, kind="answer", place="look")
 
 
 def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
     """Return the head that matters most, and the probability of the prediction without it."""
     says = say(
-        "{% if supports %}In {% if many %}{{ file }}{% else %}this image{% endif %} the head that matters most is "
-        "**{{ head.name }}**{% if head.attends %} (here {{ head.attends|whole }}){% endif %}. With its output "
+        "{% if supports %}In {% if many %}{{ file }}{% else %}this image{% endif %} the head that "
+        "matters most is "
+        "**{{ head.name }}**{% if head.attends %} (here {{ head.attends|whole }}){% endif %}. With "
+        "its output "
         "replaced by {{ by }}, the probability of {{ before.class_1 }} changes from "
-        "{{ before.probability_1|percent(1) }} to {{ head.probability|percent(1) }}. Over many images another head may "
-        "matter most.{% else %}Removing one head never lowers the probability of a prediction.{% endif %}",
+        "{{ before.probability_1|percent(1) }} to {{ head.probability|percent(1) }}. Over many "
+        "images another head may "
+        "matter most.{% else %}Removing one head never lowers the probability of a "
+        "prediction.{% endif %}",
         supports=head.delta_loss > 0,
         head=head,
         by=_REPLACEMENTS.get(record.look[0].replace or ""),
@@ -108,8 +128,10 @@ def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
     if len(record.predictions) == 1 and maps:
         place, share = _region(maps[0])
         says = say(
-            "The evidence for {{ name }} is strongest in the {{ place }}, which holds {{ share|percent }} of it; its "
-            "maximum is {% if on_border %}on the border of the image{% else %}not on the border{% endif %}.",
+            "The evidence for {{ name }} is strongest in the {{ place }}, which holds "
+            "{{ share|percent }} of it; its "
+            "maximum is {% if on_border %}on the border of the image{% else %}not on the "
+            "border{% endif %}.",
             name=record.predictions[0].class_1,
             place=Marked(place),
             share=share,
@@ -117,7 +139,8 @@ def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
         )
     elif maps:
         says = say(
-            "The maximum of the evidence is on the border in {{ k or 'none' }} of {{ n }} image{{ n|s }}.",
+            "The maximum of the evidence is on the border in {{ k or 'none' }} of {{ n }} "
+            "image{{ n|s }}.",
             k=on_border,
             n=len(maps),
         )
@@ -140,14 +163,17 @@ def positive_map(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]
 
 
 def _peaks_on_border(values: NDArray[np.float64]) -> bool:
-    """Return True if the maximum of a map (rows, columns) lies in its first or last row or column."""
+    """Return True if the maximum of a map (rows, columns) lies in its first or last row or
+    column."""
     rows, columns = values.shape
     row, column = np.unravel_index(int(values.argmax()), values.shape)
     return row in (0, rows - 1) or column in (0, columns - 1)
 
 
 def _region(values: NDArray[np.float64]) -> tuple[str, float]:
-    """Return the ninth of a positive map (rows, columns) that has most of it, in words, and its share."""
+    """Return the ninth of a positive map (rows, columns) that has most of it, in words, and its
+    share.
+    """
     shares: dict[str, float] = {}
     for names, rows in zip(_THIRDS, np.array_split(values, 3, axis=0)):
         for name, cells in zip(names, np.array_split(rows, 3, axis=1)):
@@ -157,10 +183,14 @@ def _region(values: NDArray[np.float64]) -> tuple[str, float]:
 
 
 def _weights_claims(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
-    """Yield the form of an array of weights, rows that do not sum to 1, the most local layer, and sinks."""
+    """Yield the form of an array of weights, rows that do not sum to 1, the most local layer, and
+    sinks.
+    """
     says = say(
-        "**{{ row.file }}** holds {{ row.layers }} layer{{ row.layers|s }} with {{ row.heads }} head{{ row.heads|s }} "
-        "each: {{ row.tokens }} tokens, {{ row.prefix }} of them before {{ grid[0] }}x{{ grid[1] }} patches"
+        "**{{ row.file }}** holds {{ row.layers }} layer{{ row.layers|s }} with {{ row.heads }} "
+        "head{{ row.heads|s }} "
+        "each: {{ row.tokens }} tokens, {{ row.prefix }} of them before "
+        "{{ grid[0] }}x{{ grid[1] }} patches"
         "{% if row.found %} (inferred from the number of tokens){% endif %}.",
         row=row,
         grid=record.explorer[0].keys,
@@ -176,8 +206,10 @@ def _weights_claims(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
 
 def _on_sums(row: GivenRow) -> str:
     return say(
-        "**{{ row.off }} of {{ row.rows }} rows do not sum to 1** (sums from {{ row.least|number }} to "
-        "{{ row.most|number }}). Some keys may be missing, or dropout was on. The numbers below use the weights "
+        "**{{ row.off }} of {{ row.rows }} rows do not sum to 1** (sums from "
+        "{{ row.least|number }} to "
+        "{{ row.most|number }}). Some keys may be missing, or dropout was on. The numbers below "
+        "use the weights "
         "unchanged.",
         row=row,
     )
@@ -187,8 +219,10 @@ def _on_distance(record: LookRecord) -> str:
     nearest = min(record.given_layers, key=lambda row: row.distance)
     farthest = max(record.given_layers, key=lambda row: row.distance)
     return say(
-        "Attention is most local in layer {{ near.layer }}, with a mean distance of {{ near.distance|number }} "
-        "patches{% if differ %}, and most global in layer {{ far.layer }}, with {{ far.distance|number }}{% endif %}.",
+        "Attention is most local in layer {{ near.layer }}, with a mean distance of "
+        "{{ near.distance|number }} "
+        "patches{% if differ %}, and most global in layer {{ far.layer }}, with "
+        "{{ far.distance|number }}{% endif %}.",
         near=nearest,
         far=farthest,
         differ=nearest.layer != farthest.layer,
@@ -205,8 +239,10 @@ def unknown(record: LookRecord) -> Iterator[str]:
     if row.chosen:
         yield say("No model was named: this run {{ row.chosen|whole }}.", **values)
     yield say(
-        "{% if tested %}Each map of {{ row.title }} was chosen by one test on its image.{% else %}The maps of "
-        "{{ row.title }} were not tested.{% endif %} {{ line }} tests whether the prediction depends on what "
+        "{% if tested %}Each map of {{ row.title }} was chosen by one test on its "
+        "image.{% else %}The maps of "
+        "{{ row.title }} were not tested.{% endif %} {{ line }} tests whether the prediction "
+        "depends on what "
         "they show.",
         tested=row.method == TESTED,
         line=Marked(as_code(_verify_command(record))),
@@ -214,13 +250,16 @@ def unknown(record: LookRecord) -> Iterator[str]:
     )
     if row.replace == "zero":
         yield say(
-            "With {{ n }} image{{ n|s }}, only zero can replace a head's output: there is no mean and no other image. "
-            "Zero is far from what later layers expect, so effects of heads are overstated and their order may change.",
+            "With {{ n }} image{{ n|s }}, only zero can replace a head's output: there is no mean "
+            "and no other image. "
+            "Zero is far from what later layers expect, so effects of heads are overstated and "
+            "their order may change.",
             **values,
         )
     elif row.heads:
         yield say(
-            "The importance of heads, and what they attend to, is measured on {{ n }} image{{ n|s }}, without "
+            "The importance of heads, and what they attend to, is measured on {{ n }} "
+            "image{{ n|s }}, without "
             "intervals. `vitlens ablate` and `vitlens stats` measure it on a data set.",
             **values,
         )
@@ -241,9 +280,14 @@ def _verify_command(record: LookRecord) -> str:
 
 
 def _unknown_of_weights(row: GivenRow) -> Iterator[str]:
-    yield "No model was run, so the prediction, and whether it depends on the attended patches, is not known."
+    yield (
+        "No model was run, so the prediction, and whether it depends on the attended patches, "
+        "is "
+        "not known."
+    )
     yield say(
-        "The picture is the centre square of {{ row.image }}, with patches row by row. If the model saw another crop "
+        "The picture is the centre square of {{ row.image }}, with patches row by row. If the "
+        "model saw another crop "
         "or order, give the image as the model saw it.",
         row=row,
     )

@@ -1,4 +1,6 @@
-"""Look at photographs: predictions, maps of the prediction and of the runner-up, and the heads that matter."""
+"""Look at photographs: predictions, maps of the prediction and of the runner-up, and the heads that
+matter.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -40,14 +42,16 @@ _SMALL: Final = 30_000_000  # parameters, below which one thread is fastest on a
 def measure(options: LookOptions) -> Path:
     """Look at each image, or at attention weights, and write the report; returns the report's path.
 
-    Raises DataError if no image can be read, UnsupportedError for a model without a classifier, InputError for weights
-    that cannot be shown.
+    Raises DataError if no image can be read, UnsupportedError for a model without a classifier,
+    InputError for weights that cannot be shown.
     """
     run = options.run
     if options.attention is not None:
         return look_at_weights(options, options.attention)
     if options.image is not None or options.prefix is not None:
-        raise InputError("expected --image and --prefix with weights, found them alone; add --attention FILE.npy")
+        raise InputError(
+            "expected --image and --prefix with weights, found them alone; add --attention FILE.npy"
+        )
     if not options.images:
         raise InputError("expected a photograph to look at, found none; e.g. vitlens look cat.jpg")
     with offline(options.offline):
@@ -55,7 +59,9 @@ def measure(options: LookOptions) -> Path:
     print_line(reason, quiet=run.quiet or not reason)
     # the passes that check a model are few and small
     with offline(options.offline), one_thread():
-        (model,) = load_models((name,), command="look", model_options=options.model_options, options=run)
+        (model,) = load_models(
+            (name,), command="look", model_options=options.model_options, options=run
+        )
     split = readable_images(options.images, model, run)
     return measured(options, model, split, reason)
 

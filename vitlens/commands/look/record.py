@@ -27,7 +27,9 @@ class LookRow:
     note: str = col("note")  # on the ablation
     images: int = col("images")
     heads: int = col("heads")  # of the model
-    replace: Replacement | None = col("replaced by", default=None)  # of ablated heads; None without heads
+    replace: Replacement | None = col(
+        "replaced by", default=None
+    )  # of ablated heads; None without heads
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class LookHeadRow:
     number: int = col("number of the image")
     layer: int = col("layer")
     head: int = col("head")
-    delta_loss: float = col("rise of the loss without it", unit="nats")  # positive: supports the prediction
+    delta_loss: float = col(
+        "rise of the loss without it", unit="nats"
+    )  # positive: supports the prediction
     probability: float = col("probability without it", unit="fraction")
     label: str | None = col("label", default=None)  # None if attention has no place in the image
     image: str | None = col("image", default=None)
@@ -69,8 +73,14 @@ class GivenLayerRow:
 
     layer: int = col("layer")
     information: float = col("information", unit="bits")  # of the mean map
-    distance: float = col("distance", unit="patches", term="mean distance from a patch to the patches it attends to")
-    sinks: float = col("on sinks", unit="fraction", term="attention of patches on the few patches that receive most")
+    distance: float = col(
+        "distance", unit="patches", term="mean distance from a patch to the patches it attends to"
+    )
+    sinks: float = col(
+        "on sinks",
+        unit="fraction",
+        term="attention of patches on the few patches that receive most",
+    )
     on_prefix: float | None = col(  # None without prefix tokens
         "on tokens before the patches", unit="fraction", default=None
     )
@@ -95,10 +105,12 @@ class LookArrays:
 
 @dataclass(frozen=True)
 class GivenArrays:
-    """The image of an array of attention weights, and a map of each layer, the mean of its heads."""
+    """The image of an array of attention weights, and a map of each layer, the mean of its
+    heads."""
 
     pixels: Pixels  # (1, 3, height, width)
-    maps: Stack  # (layers, rows, columns), from the first prefix token or, without one, the mean of all tokens
+    # (layers, rows, columns), from the first prefix token or, without one, the mean of all tokens
+    maps: Stack
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,8 @@ class StageRow(OfModel):
     range: float | None = col(
         "distance, of uniform attention",
         unit="fraction",
-        term="mean distance in px from a query to the attended patches, divided by that of uniform attention",
+        term="mean distance in px from a query to the attended patches, divided by that of uniform "
+        "attention",
         default=None,
     )
     head: str = col("head", default="")  # without which the loss rises most
@@ -131,7 +144,9 @@ class StageRow(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class LookRecord(Record):
-    """One model on a few images, or an array of attention weights: `given`, with only the explorer and its arrays."""
+    """One model on a few images, or an array of attention weights: `given`, with only the explorer
+    and its arrays.
+    """
 
     look: tuple[LookRow, ...] = table()
     predictions: tuple[PredictionRow, ...] = table()

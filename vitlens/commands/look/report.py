@@ -1,4 +1,6 @@
-"""The report of `vitlens look`: predictions of a few images, where the evidence lies, and the heads that matter."""
+"""The report of `vitlens look`: predictions of a few images, where the evidence lies, and the heads
+that matter.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -69,7 +71,8 @@ def weights_pictures(record: LookRecord) -> Iterator[Picture]:
 
 
 def _leading_heads(record: LookRecord) -> list[LookHeadRow]:
-    """Return the heads that matter most: three for each of one or two images, one for each of more."""
+    """Return the heads that matter most: three for each of one or two images, one for each of
+    more."""
     most = 3 if len(record.predictions) < 3 else 1
     leading: list[LookHeadRow] = []
     for index in range(len(record.predictions)):
@@ -78,7 +81,9 @@ def _leading_heads(record: LookRecord) -> list[LookHeadRow]:
 
 
 def explorer(record: LookRecord) -> Explorer | None:
-    """Return the images with both maps; heads with their labels and the mean rise of the loss without them."""
+    """Return the images with both maps; heads with their labels and the mean rise of the loss
+    without them.
+    """
     if record.given and record.given_maps is not None:
         weights = record.given[0]
         page = explorer_of(record, Shown(record.given_maps.pixels, [weights.image]))
@@ -94,7 +99,9 @@ def explorer(record: LookRecord) -> Explorer | None:
 
 def _facts(record: LookRecord, image: int) -> list[str]:
     """Return the classes of an image, and a line for each of its most important heads."""
-    classes = [f"{name} {percent(share, 1)}" for name, share in record.predictions[image].top_classes]
+    classes = [
+        f"{name} {percent(share, 1)}" for name, share in record.predictions[image].top_classes
+    ]
     facts = ["; ".join(classes)]
     for head in record.heads_of(image):
         facts.append(f"{head.name}: loss {head.delta_loss:+.2g} nats without it")
@@ -126,7 +133,9 @@ def _at_a_glance(record: LookRecord) -> Table | None:
     """Return the predictions of the images, or some layers of an array of weights."""
     if record.given_layers:
         layers = [record.given_layers[index] for index in evenly(len(record.given_layers), _ROWS)]
-        return table_of(layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers")
+        return table_of(
+            layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers"
+        )
     rows = []
     for row, name in zip(record.predictions, record.names):
         rows.append(replace(row, image=name))
@@ -142,7 +151,8 @@ def _first_picture(record: LookRecord) -> FigureSpec | None:
 _WEIGHTS: Final = Chart(
     "given",
     images(largest=1.6),
-    "The image, and where each layer attends, as the mean of its heads{% if record.given[0].prefix %}, from the first "
+    "The image, and where each layer attends, as the mean of its "
+    "heads{% if record.given[0].prefix %}, from the first "
     "token{% endif %}. Each map is scaled to its maximum.",
     title="{{ record.given[0].file }}",
     rows=weights_pictures,
@@ -150,7 +160,8 @@ _WEIGHTS: Final = Chart(
 _PICTURE: Final = Chart(
     "look",
     images(largest=2.2, label="share of the map's maximum"),
-    "Each image, and where the evidence for its prediction and the runner-up lies (yellow: most, dark blue: none). "
+    "Each image, and where the evidence for its prediction and the runner-up lies (yellow: most, "
+    "dark blue: none). "
     "Compare places, not amounts: each map is scaled to its maximum.",
     title="{{ record.aliases[0] }}: {{ record.look[0].title }}",
     rows=pictures,
@@ -168,8 +179,10 @@ REPORT: Final = Report(
         Section(
             "Which heads matter for the prediction?",
             _leading_heads,
-            opening="Each of {{ record.look[0].heads }} heads was ablated by itself; the loss is the cross-entropy of "
-            "the predicted class.{% if record.look[0].note %} {{ record.look[0].note|whole }}.{% endif %}",
+            opening="Each of {{ record.look[0].heads }} heads was ablated by itself; the loss is "
+            "the cross-entropy of "
+            "the predicted class.{% if record.look[0].note %} "
+            "{{ record.look[0].note|whole }}.{% endif %}",
             columns=("image", "layer", "head", "delta_loss", "probability", "attends"),
         ),
         HOW,

@@ -1,4 +1,6 @@
-"""How a ViT works on a few images: a row for each stage of its layers, with its heads' patterns and importance."""
+"""How a ViT works on a few images: a row for each stage of its layers, with its heads' patterns and
+importance.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +60,9 @@ def stages(
 def _with_most_important_head(
     row: StageRow, layers: Sequence[int], loss_without: Mapping[tuple[int, int], float]
 ) -> StageRow:
-    """Return the row with the head of these layers without which the loss rises most; unchanged if none is known."""
+    """Return the row with the head of these layers without which the loss rises most; unchanged if
+    none is known.
+    """
     candidates = [place for place in loss_without if place[0] in layers]
     if not candidates:
         return row
@@ -75,10 +79,15 @@ def _mean_reach(heads: Sequence[LabelledHead]) -> float | None:
 HOW: Final = Section(
     "How does {{ rows[0].model }} work?",
     "stages",
-    says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} heads "
-    "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of "
-    "{{ heads }} heads follows a single pattern{% endif %}.{% if row.range is not none %} The attention distance is "
-    "{{ row.range|percent }} of that of uniform attention.{% endif %}{% if row.matters %} Without {{ row.head }}, the "
-    "loss rises by {{ row.loss|alone }}.{% elif row.loss %} Removing one head does not raise the loss.{% endif %}",
+    says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} "
+    "heads "
+    "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single "
+    "pattern{% endif %}{% else %}none of "
+    "{{ heads }} heads follows a single pattern{% endif %}.{% if row.range is not none %} The "
+    "attention distance is "
+    "{{ row.range|percent }} of that of uniform attention.{% endif %}{% if row.matters %} Without "
+    "{{ row.head }}, the "
+    "loss rises by {{ row.loss|alone }}.{% elif row.loss %} Removing one head does not raise the "
+    "loss.{% endif %}",
     columns=("layers", "attends", "loss"),
 )

@@ -1,4 +1,5 @@
-"""The first images of `vitlens look` on the terminal: predictions, and the heads that matter most."""
+"""The first images of `vitlens look` on the terminal: predictions, and the heads that matter
+most."""
 
 from typing import Final
 
@@ -22,7 +23,9 @@ def print_look(record: LookRecord, console: Console | None = None) -> None:
         console.print(_classes(record, image))
         console.print(_heads(record, image) if row.heads else Text("no heads to ablate"))
     if len(record.names) > SHOWN:
-        console.print(f"the report shows all {len(record.names)} images", markup=False, highlight=False)
+        console.print(
+            f"the report shows all {len(record.names)} images", markup=False, highlight=False
+        )
     if row.note:
         console.print(Text(row.note), soft_wrap=True)
 

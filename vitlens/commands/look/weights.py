@@ -15,7 +15,12 @@ from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.publish import publish
 from vitlens.commands.shared.explorer import sink_rows
-from vitlens.commands.shared.explorer_measure import GivenAttention, given_attention, picture_of, read_attention
+from vitlens.commands.shared.explorer_measure import (
+    GivenAttention,
+    given_attention,
+    picture_of,
+    read_attention,
+)
 from vitlens.errors import InputError
 
 NAME: Final = "attention"  # of the weights, in the place of a model's alias
@@ -33,7 +38,9 @@ def look_at_weights(options: LookOptions, file: Path) -> Path:
     pixels = picture_of(image)
     run = options.run
     title = f"Attention weights in {file.name}"
-    with RunFolder.opened("look", run, settings(options, run), name_parts=(NAME,), title=title) as folder:
+    with RunFolder.opened(
+        "look", run, settings(options, run), name_parts=(NAME,), title=title
+    ) as folder:
         layers, heads, tokens = weights.shape[:3]
         row = GivenRow(
             file=file.name,
@@ -60,21 +67,27 @@ def look_at_weights(options: LookOptions, file: Path) -> Path:
 
 
 def _only_image(options: LookOptions) -> str:
-    """Return the one image of the weights. Raises InputError for none, for several and for a model."""
+    """Return the one image of the weights. Raises InputError for none, for several and for a
+    model."""
     if options.model is not None or options.model_options != ModelOptions():
-        raise InputError("expected --attention without a model, whose weights they are; leave out --model")
+        raise InputError(
+            "expected --attention without a model, whose weights they are; leave out --model"
+        )
     images = list(options.images)
     if options.image is not None:
         images.append(options.image)
     if len(images) != 1:
         raise InputError(
-            f"expected --attention with the one image of its weights, found {len(images)}; add --image FILE"
+            f"expected --attention with the one image of its weights, found {len(images)}; add "
+            "--image FILE"
         )
     return images[0]
 
 
 def _layer_maps(measured: GivenAttention) -> NDArray[np.float32]:
-    """Return a map of each layer: from its first prefix token, or the mean of all tokens without prefix tokens."""
+    """Return a map of each layer: from its first prefix token, or the mean of all tokens without
+    prefix tokens.
+    """
     row = measured.means[:, 0] if measured.prefix else measured.means.mean(1)
     maps = row[:, measured.prefix :]
     return maps.reshape(len(maps), *measured.row.keys)
@@ -102,5 +115,7 @@ def _layer_rows(measured: GivenAttention) -> Iterator[GivenLayerRow]:
 def _patch_distances(side: int) -> NDArray[np.floating[Any]]:
     """Return the distances between all patches of a square grid, in patches."""
     rows, columns = np.divmod(np.arange(side * side), side)
-    distances: NDArray[np.floating[Any]] = np.hypot(rows[:, None] - rows, columns[:, None] - columns)
+    distances: NDArray[np.floating[Any]] = np.hypot(
+        rows[:, None] - rows, columns[:, None] - columns
+    )
     return distances

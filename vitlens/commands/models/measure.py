@@ -1,4 +1,5 @@
-"""The list of `vitlens models`: every name that can be loaded, and the commands that each supports."""
+"""The list of `vitlens models`: every name that can be loaded, and the commands that each
+supports."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,9 +22,11 @@ _DESCRIBED_AT_MOST = 40  # models of the libraries whose support is listed, as e
 
 
 def measure(options: ModelsOptions) -> Iterator[str]:
-    """Lines: names that match a pattern (or contain it), with the kind of each model and the commands that it supports.
+    """Lines: names that match a pattern (or contain it), with the kind of each model and the
+    commands that it supports.
 
-    Without a pattern the libraries' models are only counted. Raises UnknownNameError where nothing matches.
+    Without a pattern the libraries' models are only counted. Raises UnknownNameError where nothing
+    matches.
     """
     pattern = options.pattern
     matching = {kind: source.matching(pattern) for kind, source in SOURCES.items()}
@@ -39,29 +42,45 @@ def measure(options: ModelsOptions) -> Iterator[str]:
             if source.extra and not names:
                 yield _line(source.usage, "not installed", f"pip install 'vitlens[{source.extra}]'")
             else:
-                yield _line(source.usage, f"{len(names)} models", f"vitlens models '{source.prefix}*' lists them")
+                yield _line(
+                    source.usage,
+                    f"{len(names)} models",
+                    f"vitlens models '{source.prefix}*' lists them",
+                )
         else:
             for name in names:
                 described = not source.prefix or in_library <= _DESCRIBED_AT_MOST
                 yield _line(name, *_described(source, name)) if described else name
     if pattern and in_library > _DESCRIBED_AT_MOST:
-        yield f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which commands each supports"
+        yield (
+            f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which "
+            "commands "
+            "each supports"
+        )
     if not shown:
         raise unknown_model(pattern)
 
 
 def _described(source: ModelSource, name: str) -> tuple[str, str]:
-    """Return the kind of a model, and the commands that it supports: from its shapes, without downloading weights."""
+    """Return the kind of a model, and the commands that it supports: from its shapes, without
+    downloading weights.
+    """
     if source.weights == "own":
         model = load(name)
         return f"{model.anatomy.family}, {source.kind}", " ".join(supported_commands(model))
     try:
         model = _without_weights(source, name)
         commands = supported_commands(model)
-    except (ModelError, NotImplementedError, RuntimeError):  # some read their weights, or need another library
+    except (
+        ModelError,
+        NotImplementedError,
+        RuntimeError,
+    ):  # some read their weights, or need another library
         return "could not be built", "a command says whether it is supported"
     if source.weights == "none":
-        return f"{model.anatomy.family}, untrained", " ".join(word for word in commands if COMMANDS[word].untrained)
+        return f"{model.anatomy.family}, untrained", " ".join(
+            word for word in commands if COMMANDS[word].untrained
+        )
     family = "image and text" if source.texts else model.anatomy.family
     return f"{family}, {model.parameter_count() / 1e6:.1f} M parameters", " ".join(commands)
 

@@ -17,9 +17,14 @@ _SHOWN: Final = 18  # images of the prediction grid
 
 
 def measure(options: PredictOptions) -> list[PredictionRow]:
-    """Return the five most probable classes of every image, in order; --out also writes a report folder."""
+    """Return the five most probable classes of every image, in order; --out also writes a report
+    folder.
+    """
     if options.run.html and options.run.out is None:
-        raise InputError("expected --out with --html, as predict writes a folder only there; e.g. --out predictions")
+        raise InputError(
+            "expected --out with --html, as predict writes a folder only there; e.g. --out "
+            "predictions"
+        )
     run = Run("predict", options, scenes=1)
     if run.run.out is None:
         return _predict(run)
@@ -27,7 +32,9 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
         predictions = _predict(run)
         pixels = run.split.source.read(torch.arange(min(_SHOWN, len(run.split))))
         images = FirstImages(pixels.numpy())
-        path = folder.publish(lambda: PredictRecord(predictions=tuple(predictions), images_drawn=images))
+        path = folder.publish(
+            lambda: PredictRecord(predictions=tuple(predictions), images_drawn=images)
+        )
     if run.run.html and path:
         print(path, file=sys.stderr)  # noqa: T201
     return predictions
@@ -40,7 +47,9 @@ def _predict(run: Run[PredictOptions]) -> list[PredictionRow]:
         logits = predicted_logits(model, split, **run.passes, advance=advance)
     top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]), dim=-1)
     predictions = []
-    for index, (classes, probabilities) in enumerate(zip(top.indices.tolist(), top.values.tolist())):
+    for index, (classes, probabilities) in enumerate(
+        zip(top.indices.tolist(), top.values.tolist())
+    ):
         image = split.files[index] if split.files else f"image {index}"
         names = [model.classes[number] for number in classes]
         label = None

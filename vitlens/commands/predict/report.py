@@ -1,4 +1,5 @@
-"""The report of `vitlens predict`: the class and the probability that the model gives each image."""
+"""The report of `vitlens predict`: the class and the probability that the model gives each
+image."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,15 @@ from vitlens.uncertainty import wilson
 
 SHARE: Final = 0.5  # of the images: one class predicted for more of them is a fault
 _COLUMNS: Final = ("image", "class_1", "probability_1", "class_2", "probability_2", "label")
-_CERTAIN: Final = 0.5  # probability, from which on a class is more probable than all others together
+_CERTAIN: Final = (
+    0.5  # probability, from which on a class is more probable than all others together
+)
 
 
 def claims(record: PredictRecord) -> Iterator[Claim]:
-    """Yield a class that is predicted too often, then the accuracy, or the classes of images without labels."""
+    """Yield a class that is predicted too often, then the accuracy, or the classes of images
+    without labels.
+    """
     rows = record.predictions
     if not rows:
         return
@@ -65,11 +70,14 @@ def _frequent_class(record: PredictRecord) -> Iterator[Claim]:
         "one class",
         alias,
         say(
-            "**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ n }} images, of which {{ labelled }} have "
+            "**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ n }} images, of which "
+            "{{ labelled }} have "
             "that label.",
             **values,
         ),
-        title=say("{{ alias }} predicts class {{ name }} for {{ count }} of {{ n }} images", **values),
+        title=say(
+            "{{ alias }} predicts class {{ name }} for {{ count }} of {{ n }} images", **values
+        ),
         effect=share,
         kind="answer",
         reference=SHARE,
@@ -85,7 +93,12 @@ def _accuracy_claim(record: PredictRecord) -> Claim:
         "accuracy",
         alias,
         say("For {{ share }}, the most probable class is the label.", share=share),
-        title=say("{{ alias }} predicts the label of {{ k }} of {{ n }} images", alias=alias, k=correct, n=len(rows)),
+        title=say(
+            "{{ alias }} predicts the label of {{ k }} of {{ n }} images",
+            alias=alias,
+            k=correct,
+            n=len(rows),
+        ),
         effect=share,
         kind="answer",
     )
@@ -99,7 +112,8 @@ def _single_prediction(record: PredictRecord) -> Claim:
         alias,
         say(
             "**{{ file }}** is most probably {{ row.class_1 }} ({{ row.probability_1|percent(1) }})"
-            "{% if row.class_2 is not none %}, then {{ row.class_2 }} ({{ row.probability_2|percent(1) }}){% endif %}.",
+            "{% if row.class_2 is not none %}, then {{ row.class_2 }} "
+            "({{ row.probability_2|percent(1) }}){% endif %}.",
             row=row,
             file=Path(row.image).name,
         ),
@@ -139,20 +153,23 @@ def unknown(record: PredictRecord) -> Iterator[str]:
         yield "The images have no labels, so it is not known which predictions are correct."
     elif len(rows) < FEWEST or labelled < len(rows):
         yield say(
-            "{{ correct }} of {{ n }} prediction{{ n|s }} {{ correct|are }} the label: too few images to estimate "
+            "{{ correct }} of {{ n }} prediction{{ n|s }} {{ correct|are }} the label: too few "
+            "images to estimate "
             "accuracy.",
             correct=_correct(rows),
             n=labelled,
         )
     yield (
-        "A probability is the model's confidence, not its accuracy. `vitlens evaluate` measures on labelled images how "
+        "A probability is the model's confidence, not its accuracy. `vitlens evaluate` measures on "
+        "labelled images how "
         "often such predictions are correct."
     )
 
 
 def _on_certainty(record: PredictRecord) -> str:
     return say(
-        "{{ k or 'None' }} of {{ n }} prediction{{ n|s }} {{ k|have }} a probability below {{ limit|percent }}.",
+        "{{ k or 'None' }} of {{ n }} prediction{{ n|s }} {{ k|have }} a probability below "
+        "{{ limit|percent }}.",
         k=sum(row.probability_1 < _CERTAIN for row in record.predictions),
         n=len(record.predictions),
         limit=_CERTAIN,
@@ -185,7 +202,8 @@ REPORT: Final = Report(
         "predictions",
         images(),
         "The first {{ rows|length }} of {{ record.images }} images, with prediction and probability"
-        "{% if record.predictions[0].label is not none %}; blue: correct, red: wrong, with the label below{% endif %}.",
+        "{% if record.predictions[0].label is not none %}; blue: correct, red: wrong, with the "
+        "label below{% endif %}.",
         title="{{ rows|length }} image{{ rows|s }} with {{ record.aliases[0] }}'s prediction",
         rows=_pictures,
     ),

@@ -5,15 +5,26 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any, Final
 
-from vitlens.commands.profile.record import Cost, CostRow, ExponentRow, ProfileRecord, Size, SpeedRow
+from vitlens.commands.profile.record import (
+    Cost,
+    CostRow,
+    ExponentRow,
+    ProfileRecord,
+    Size,
+    SpeedRow,
+)
 from vitlens.record import by
 from vitlens.report.claims import Claim, found
 from vitlens.report.prose import say
 from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import Estimate, Side, apart, widened
 
-_LARGEST_SPREAD: Final = 1.5  # upper by lower quartile of the latency; on an idle machine passes differ less
-_LARGEST_DEVIATION: Final = 1.25  # between the ratios of time and of FLOPs, up to which time follows the FLOPs
+_LARGEST_SPREAD: Final = (
+    1.5  # upper by lower quartile of the latency; on an idle machine passes differ less
+)
+_LARGEST_DEVIATION: Final = (
+    1.25  # between the ratios of time and of FLOPs, up to which time follows the FLOPs
+)
 _VARYING: Final = "batch sizes whose passes vary too much, as other work ran on this machine"
 _COSTS: Final[dict[Cost, str]] = {
     "latency": "Latency",
@@ -38,7 +49,9 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
 
 
 def common_batches(record: ProfileRecord) -> list[list[SpeedRow]]:
-    """Return the rows at each batch size of all models, the smallest size and the fastest model first."""
+    """Return the rows at each batch size of all models, the smallest size and the fastest model
+    first.
+    """
     ordered = sorted(record.speed, key=lambda row: (row.images, row.latency.value))
     batches = []
     for rows in by(ordered, "images").values():
@@ -63,7 +76,8 @@ def _timings(record: ProfileRecord) -> Claim:
     says = ""
     if noisy:
         says = say(
-            "At {{ noisy }} of {{ count }} batch sizes, latency varies too much between passes (quartiles differ by a "
+            "At {{ noisy }} of {{ count }} batch sizes, latency varies too much between passes "
+            "(quartiles differ by a "
             "factor above {{ most }}). Another process probably used the machine.",
             noisy=len(noisy),
             count=count,
@@ -80,7 +94,9 @@ def _timings(record: ProfileRecord) -> Claim:
 
 
 def _speed_claims(record: ProfileRecord, batches: Sequence[Sequence[SpeedRow]]) -> list[Claim]:
-    """Return the fastest model at the smallest and at the largest batch size; one claim if it is the same."""
+    """Return the fastest model at the smallest and at the largest batch size; one claim if it is
+    the same.
+    """
     if not batches:
         return []
     at_smallest = _fastest(record, batches[0])
@@ -93,7 +109,8 @@ def _speed_claims(record: ProfileRecord, batches: Sequence[Sequence[SpeedRow]]) 
 
 
 def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
-    """Return the fastest model at a batch size, compared with the next one that is significantly slower.
+    """Return the fastest model at a batch size, compared with the next one that is significantly
+    slower.
 
     rows: of all models, the fastest first.
     """
@@ -111,7 +128,8 @@ def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
 def _only_model(record: ProfileRecord, row: SpeedRow) -> Claim:
     return _latency_claim(
         row.model,
-        "**{{ row.model }}** takes {{ row.latency|alone }} for {{ batch }}. In batches of {{ best.images }}, it "
+        "**{{ row.model }}** takes {{ row.latency|alone }} for {{ batch }}. In batches of "
+        "{{ best.images }}, it "
         "processes {{ best.rate|alone }}.",
         headline="{{ row.model }} takes {{ row.latency|value }} for {{ batch }}",
         row=row,
@@ -132,14 +150,19 @@ def _no_fastest(rows: Sequence[SpeedRow]) -> Claim:
 
 
 def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> Claim:
-    """Return the claim that a model is fastest. similar: models whose intervals overlap with its interval."""
+    """Return the claim that a model is fastest. similar: models whose intervals overlap with its
+    interval.
+    """
     return _latency_claim(
         first.model,
-        "For {{ batch }}, **{{ first.model }}** is fastest with {{ first.latency|alone }}{% if similar %}; the "
-        "intervals of {{ similar|names }} overlap with this one{% endif %}. **{{ slower.model }}** takes "
+        "For {{ batch }}, **{{ first.model }}** is fastest with "
+        "{{ first.latency|alone }}{% if similar %}; the "
+        "intervals of {{ similar|names }} overlap with this one{% endif %}. **{{ slower.model }}** "
+        "takes "
         "{{ slower.latency|alone }}, {{ effect|value }} as long.",
         effect=ratio(slower.latency, first.latency),
-        headline="{{ first.model }}{% if similar %} and {{ similar|length }} more are{% else %} is{% endif %} fastest "
+        headline="{{ first.model }}{% if similar %} and {{ similar|length }} more are{% else %} "
+        "is{% endif %} fastest "
         "for {{ batch }}; {{ slower.model }} takes {{ effect|value }} as long",
         first=first,
         slower=slower,
@@ -201,8 +224,10 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
     return found(
         "operations",
         f"{most.model} and {least.model}",
-        "**{{ most.model }}** needs {{ flops }} per image, {{ factor }} as many as **{{ least.model }}**"
-        "{% if time is not none %}, and takes {{ time }} as long{% if differs %}: FLOPs do not determine latency"
+        "**{{ most.model }}** needs {{ flops }} per image, {{ factor }} as many as "
+        "**{{ least.model }}**"
+        "{% if time is not none %}, and takes {{ time }} as long{% if differs %}: FLOPs do not "
+        "determine latency"
         "{% endif %}{% endif %}.",
         headline="{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}",
         given={
@@ -221,7 +246,8 @@ def _only_operations(row: CostRow) -> Claim:
     return found(
         "operations",
         row.model,
-        "**{{ row.model }}** has {{ row.parameters }} parameters and needs {{ flops }} for one image of {{ size }} px.",
+        "**{{ row.model }}** has {{ row.parameters }} parameters and needs {{ flops }} for one "
+        "image of {{ size }} px.",
         headline="{{ row.model }} needs {{ flops }} per image",
         given={"row": row, "flops": Estimate(row.flops, unit="FLOPs"), "size": in_pixels(row.size)},
         kind="answer",
@@ -245,8 +271,10 @@ def _growth_claims(rows: Sequence[ExponentRow]) -> Iterator[Claim]:
             f"growth of {one.cost} by {one.sweep}",
             f"{one.model} and {other.model}",
             say(
-                "{{ cost }} grows faster with the number of tokens for **{{ fast.model }}** than for "
-                "**{{ slow.model }}**: exponent {{ fast.exponent|alone }} compared with {{ slow.exponent|alone }}.",
+                "{{ cost }} grows faster with the number of tokens for **{{ fast.model }}** than "
+                "for "
+                "**{{ slow.model }}**: exponent {{ fast.exponent|alone }} compared with "
+                "{{ slow.exponent|alone }}.",
                 fast=fast,
                 slow=slow,
                 cost=_COSTS[one.cost],

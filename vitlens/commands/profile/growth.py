@@ -7,7 +7,14 @@ from typing import Final
 from vitlens.analysis.cost.flops import PRODUCTS, exponent, flops_by_part
 from vitlens.analysis.cost.passes import TimedBatch, latencies
 from vitlens.analysis.cost.profile import tokens_of
-from vitlens.commands.profile.record import Cost, ExponentRow, LeftOutSizeRow, Size, Sweep, TokensRow
+from vitlens.commands.profile.record import (
+    Cost,
+    ExponentRow,
+    LeftOutSizeRow,
+    Size,
+    Sweep,
+    TokensRow,
+)
 from vitlens.commands.profile.variants import Variants
 from vitlens.errors import InputError
 from vitlens.models.model import Model
@@ -15,22 +22,33 @@ from vitlens.models.rebuild import untrained_like
 from vitlens.uncertainty import Estimate, median_of
 
 _FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # default image sides, in sides of the model's input
-_STEPS: Final = (8, 4, 2)  # px between the image sides of models without patches, the first that fits
+_STEPS: Final = (
+    8,
+    4,
+    2,
+)  # px between the image sides of models without patches, the first that fits
 _FEWEST_STEPS: Final = 4  # steps in a side; with fewer, rounding would merge the sizes
 _IMAGES_ON_CPU: Final = 1  # images in a timed pass on a CPU
-_IMAGES_ELSEWHERE: Final = 32  # images in a timed pass on other devices: one image does not occupy a GPU
+_IMAGES_ELSEWHERE: Final = (
+    32  # images in a timed pass on other devices: one image does not occupy a GPU
+)
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The cost of models at several numbers of tokens, and the image sizes at which they do not run."""
+    """The cost of models at several numbers of tokens, and the image sizes at which they do not
+    run.
+    """
 
     tokens: tuple[TokensRow, ...]
     left_out: tuple[LeftOutSizeRow, ...]
 
 
-def measure_growth(models: Sequence[Model], variants: Variants, sizes: Sequence[Size], *, precision: str) -> Growth:
-    """Return the cost of each model by patch size, for presets with several of them, and by image size.
+def measure_growth(
+    models: Sequence[Model], variants: Variants, sizes: Sequence[Size], *, precision: str
+) -> Growth:
+    """Return the cost of each model by patch size, for presets with several of them, and by image
+    size.
 
     sizes: (height, width) of images; none: the default sizes of each model.
     """
@@ -63,7 +81,8 @@ def _presets_with_several_variants(variants: Variants) -> dict[str, str]:
 
 
 def at_size(model: Model, size: Size) -> Model:
-    """Return the model at its input size, or an untrained model of the same architecture at another.
+    """Return the model at its input size, or an untrained model of the same architecture at
+    another.
 
     Raises InputError if the architecture does not accept the size.
     """
@@ -73,7 +92,9 @@ def at_size(model: Model, size: Size) -> Model:
 
 
 def default_sizes(model: Model) -> list[Size]:
-    """Return image sizes from half to double the input size, in whole patches or steps of at most 8 px."""
+    """Return image sizes from half to double the input size, in whole patches or steps of at most 8
+    px.
+    """
     layout = model.anatomy.layout
     sides_by_axis = []
     for axis, side in enumerate(model.input_size):

@@ -1,4 +1,6 @@
-"""Measure the cost of models: parameters, FLOPs, memory, latency, and their growth with the number of tokens."""
+"""Measure the cost of models: parameters, FLOPs, memory, latency, and their growth with the number
+of tokens.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +29,8 @@ _LARGEST_ELSEWHERE: Final = 1024  # largest default batch size on other devices
 class Timing:
     """The settings of the timings.
 
-    longest: no larger batch is tried once a pass takes this many seconds, None for the sizes of --batch-sizes.
+    longest: no larger batch is tried once a pass takes this many seconds, None for the sizes of
+    --batch-sizes.
     """
 
     batch_sizes: tuple[int, ...]
@@ -38,8 +41,8 @@ class Timing:
 def measure(options: ProfileOptions) -> Path | None:
     """Measure the cost of each model and write the report.
 
-    Models without trained weights get random ones. Returns the path of the report, None in all processes but the
-    first. Raises InputError (or a subclass) before anything is written.
+    Models without trained weights get random ones. Returns the path of the report, None in all
+    processes but the first. Raises InputError (or a subclass) before anything is written.
     """
     variants = variants_by_preset(options)
     run = Run(
@@ -78,7 +81,9 @@ def measure(options: ProfileOptions) -> Path | None:
 
 
 def _timing(run: Run[ProfileOptions]) -> Timing:
-    """Return the batch sizes of --batch-sizes or --batch-size, or powers of two up to the largest default."""
+    """Return the batch sizes of --batch-sizes or --batch-size, or powers of two up to the largest
+    default.
+    """
     device = run.model.device
     arithmetic = "bf16" if in_bf16(device, run.run.precision) else "fp32"
     if run.options.batch_sizes:
@@ -94,7 +99,9 @@ def _timing(run: Run[ProfileOptions]) -> Timing:
     return Timing(tuple(batch_sizes), arithmetic, LONGEST)
 
 
-def _measure_costs(run: Run[ProfileOptions], timing: Timing) -> tuple[dict[Model, Profile], list[list[TimedBatch]]]:
+def _measure_costs(
+    run: Run[ProfileOptions], timing: Timing
+) -> tuple[dict[Model, Profile], list[list[TimedBatch]]]:
     """Return the cost of each model for one image, and its timed batches."""
     steps = len(run.models) * (1 + len(timing.batch_sizes))
     with run.progress("Measuring", steps, "measurements") as advance:
@@ -159,7 +166,9 @@ def _part_rows(alias: str, cost: Profile) -> Iterator[PartRow]:
         )
 
 
-def _speed_rows(models: Sequence[Model], batches: Sequence[Sequence[TimedBatch]]) -> Iterator[SpeedRow]:
+def _speed_rows(
+    models: Sequence[Model], batches: Sequence[Sequence[TimedBatch]]
+) -> Iterator[SpeedRow]:
     for model, batches_of_model in zip(models, batches):
         for batch in batches_of_model:
             yield speed_row(model.alias, batch)
@@ -180,7 +189,9 @@ def speed_row(alias: str, batch: TimedBatch) -> SpeedRow:
 
 
 def _throughput(images: int, latency: Estimate) -> Estimate:
-    """Return images per second from the milliseconds of a pass; the ends of the interval change places."""
+    """Return images per second from the milliseconds of a pass; the ends of the interval change
+    places.
+    """
     low = None
     if latency.high is not None:
         low = 1000 * images / latency.high

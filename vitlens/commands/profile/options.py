@@ -15,9 +15,10 @@ _list_option = partial(option, default=(), metavar="LIST", shown=False)
 class ProfileOptions(SharedOptions):
     """The models whose cost is measured, and the patch sizes, image sizes and batch sizes.
 
-    patch_sizes: (height, width), with which each ViT preset is built. sizes: (height, width) of images, which vary the
-    number of tokens; empty for half to double each model's input size. batch_sizes: empty for 1, 2, 4 ... until a pass
-    takes more than a second. Raises InputError for --limit, because the images are random pixels.
+    patch_sizes: (height, width), with which each ViT preset is built. sizes: (height, width) of
+    images, which vary the number of tokens; empty for half to double each model's input size.
+    batch_sizes: empty for 1, 2, 4 ... until a pass takes more than a second. Raises InputError for
+    --limit, because the images are random pixels.
     """
 
     models: tuple[str, ...] = several_models()
@@ -28,7 +29,8 @@ class ProfileOptions(SharedOptions):
     )
     sizes: tuple[tuple[int, int], ...] = _list_option(
         "--sizes",
-        "Vary the number of tokens with these image sizes, N or HxW (default: half to double the input size).",
+        "Vary the number of tokens with these image sizes, N or HxW (default: half to double the "
+        "input size).",
         parse=many_side_lengths,
     )
     batch_sizes: tuple[int, ...] = _list_option(
@@ -40,5 +42,6 @@ class ProfileOptions(SharedOptions):
     def __post_init__(self) -> None:
         if self.run.limit is not None:
             raise InputError(
-                f"expected no --limit, found {self.run.limit}: profile measures on random pixels; try --batch-sizes"
+                f"expected no --limit, found {self.run.limit}: profile measures on random pixels; "
+                "try --batch-sizes"
             )

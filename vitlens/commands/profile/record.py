@@ -1,4 +1,6 @@
-"""The record of `vitlens profile`: parameters, FLOPs of one image, memory, latency, and growth with tokens."""
+"""The record of `vitlens profile`: parameters, FLOPs of one image, memory, latency, and growth with
+tokens.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -15,31 +17,35 @@ Cost: TypeAlias = Literal["latency", "flops", "products"]
 class MachineRow:
     """The machine on which latency was measured.
 
-    threads: of PyTorch on the CPU; arithmetic: fp32 or bf16; longest: no larger batch was tried once a pass took this
-    many seconds, None with --batch-sizes.
+    threads: of PyTorch on the CPU; arithmetic: fp32 or bf16; longest: no larger batch was tried
+    once a pass took this many seconds, None with --batch-sizes.
     """
 
     name: str = col("machine")
     threads: int = col("threads")
     arithmetic: str = col("arithmetic")
     longest: float | None = col("longest pass", unit="s", default=None)
-    peak: int | None = col("peak memory of the process", unit="bytes", metric="process_peak", default=None)
+    peak: int | None = col(
+        "peak memory of the process", unit="bytes", metric="process_peak", default=None
+    )
 
 
 @dataclass(frozen=True)
 class CostRow(OfModel):
     """The cost of one model for one image of its input size (height, width).
 
-    tokens: in its sequence, or positions of its first block; one_sequence: True if the number of tokens is the same in
-    all blocks; by_formula: True if a formula gives the same FLOPs; products: FLOPs of attention products; crossover:
-    number of tokens from which these exceed the FLOPs of projections and MLPs, None without one sequence or attention.
+    tokens: in its sequence, or positions of its first block; one_sequence: True if the number of
+    tokens is the same in all blocks; by_formula: True if a formula gives the same FLOPs; products:
+    FLOPs of attention products; crossover: number of tokens from which these exceed the FLOPs of
+    projections and MLPs, None without one sequence or attention.
     """
 
     family: str = col("family")
     untrained: bool = col("untrained")
     size: Size = col("image (px)")
     tokens: int = col(
-        "tokens", term="tokens of the sequence; in windowed models and CNNs, positions of the first block"
+        "tokens",
+        term="tokens of the sequence; in windowed models and CNNs, positions of the first block",
     )
     one_sequence: bool = col("one sequence")
     by_formula: bool = col("checked by formula")
@@ -47,14 +53,16 @@ class CostRow(OfModel):
     flops: int = col(
         "FLOPs of one image",
         unit="FLOPs",
-        term="operations of matrix products and convolutions, 2 for a multiplication with its addition",
+        term="operations of matrix products and convolutions, 2 for a multiplication with its "
+        "addition",
         metric="flops/{model}",
     )
     products: int = col("FLOPs of attention products", unit="FLOPs")
     training_bytes: int = col(
         "stored for a backward pass, one image",
         unit="bytes",
-        term="what autograd keeps from a forward pass, without parameters, gradients and optimizer state",
+        term="what autograd keeps from a forward pass, without parameters, gradients and optimizer "
+        "state",
         metric="training_bytes/{model}",
     )
     inference_bytes: int = col(
@@ -82,14 +90,16 @@ class PartRow(OfModel):
 class SpeedRow(OfModel):
     """The latency and throughput of one model at one batch size, medians over passes.
 
-    spread: ratio of the upper to the lower quartile of the latency; device_bytes: peak memory of the device, None on a
-    CPU.
+    spread: ratio of the upper to the lower quartile of the latency; device_bytes: peak memory of
+    the device, None on a CPU.
     """
 
     images: int = col("batch size")
     latency: Estimate = col("latency of a pass", metric="latency/{model}/{images}", better="lower")
     rate: Estimate = col("throughput", metric="throughput/{model}/{images}", better="higher")
-    spread: float = col("upper / lower quartile", term="ratio of the quartiles of the latency; disturbed above 1.5")
+    spread: float = col(
+        "upper / lower quartile", term="ratio of the quartiles of the latency; disturbed above 1.5"
+    )
     device_bytes: int | None = col("peak of the device", unit="bytes", default=None)
 
 

@@ -4,7 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from vitlens.charts import lines, matrix
-from vitlens.commands.profile.claims import best_batches, claims, common_batches, in_pixels, noisy_rows
+from vitlens.commands.profile.claims import (
+    best_batches,
+    claims,
+    common_batches,
+    in_pixels,
+    noisy_rows,
+)
 from vitlens.commands.profile.record import ProfileRecord, SpeedRow
 from vitlens.display import protected, visible
 from vitlens.report.prose import finalize, listed, say
@@ -16,9 +22,13 @@ _LEFT_OUT: Final = 2  # sentences about image sizes at which a model does not ru
 def unknown(record: ProfileRecord) -> Iterator[str]:
     """Yield what could overturn a comparison of costs, the most serious first."""
     if noisy_rows(record.speed):
-        yield "Other processes ran during the timings. Repeat them on an idle machine before you compare latencies."
+        yield (
+            "Other processes ran during the timings. Repeat them on an idle machine before you "
+            "compare latencies."
+        )
     yield say(
-        "Latency was measured on one machine ({{ m.name }}, {{ m.threads }} thread{{ m.threads|s }}, "
+        "Latency was measured on one machine ({{ m.name }}, {{ m.threads }} "
+        "thread{{ m.threads|s }}, "
         "{{ m.arithmetic }}). On another machine, the order of the models may differ.",
         m=record.machine[0],
     )
@@ -26,7 +36,8 @@ def unknown(record: ProfileRecord) -> Iterator[str]:
     large = max(record.costs, key=lambda row: row.size[0] * row.size[1])
     if small.size != large.size:
         yield say(
-            "The models use different image sizes, from {{ a }} px ({{ small.model }}) to {{ b }} px "
+            "The models use different image sizes, from {{ a }} px ({{ small.model }}) to {{ b }} "
+            "px "
             "({{ large.model }}). Differences may be due to size, not to architecture.",
             small=small,
             large=large,
@@ -35,11 +46,15 @@ def unknown(record: ProfileRecord) -> Iterator[str]:
         )
     for row in record.left_out[:_LEFT_OUT]:
         yield say(
-            "**{{ row.model }}** does not run at {{ size }} px ({{ row.reason }}); its growth curve lacks this size.",
+            "**{{ row.model }}** does not run at {{ size }} px ({{ row.reason }}); its growth "
+            "curve lacks this size.",
             row=row,
             size=in_pixels(row.size),
         )
-    yield "Accuracy was not measured, because cost does not depend on the weights. Use `vitlens evaluate`."
+    yield (
+        "Accuracy was not measured, because cost does not depend on the weights. Use `vitlens "
+        "evaluate`."
+    )
 
 
 def definitions(record: ProfileRecord) -> Iterator[tuple[str, str]]:
@@ -57,14 +72,18 @@ def _smallest_batch(record: ProfileRecord) -> Sequence[SpeedRow]:
 
 
 def _products(record: ProfileRecord) -> str:
-    """Return the share of attention products in the FLOPs, and the number of tokens from which they dominate."""
+    """Return the share of attention products in the FLOPs, and the number of tokens from which they
+    dominate.
+    """
     parts = []
     for row in record.costs:
         if not row.products:
             continue
         part = say(
-            "{{ share|percent(1) }} of the FLOPs of **{{ row.model }}** at its {{ row.tokens }} tokens{% if "
-            "row.crossover is not none %} (as many as the rest of its blocks at {{ row.crossover|number }} tokens)"
+            "{{ share|percent(1) }} of the FLOPs of **{{ row.model }}** at its {{ row.tokens }} "
+            "tokens{% if "
+            "row.crossover is not none "
+            "%} (as many as the rest of its blocks at {{ row.crossover|number }} tokens)"
             "{% endif %}",
             row=row,
             share=row.products / row.flops,
@@ -115,7 +134,8 @@ REPORT: Final = Report(
                 Chart(
                     "speed",
                     lines("images", "rate", of="model", loglog=True),
-                    "Throughput by batch size: medians over passes with 95 % intervals. Where a curve is flat, larger "
+                    "Throughput by batch size: medians over passes with 95 % intervals. Where a "
+                    "curve is flat, larger "
                     "batches are no faster.",
                     title="Throughput by batch size",
                     rows="speed",
@@ -131,7 +151,8 @@ REPORT: Final = Report(
                 Chart(
                     "growth",
                     lines("tokens", "latency", of="model", loglog=True),
-                    "Latency by number of tokens, on logarithmic axes. The slope of a straight line is the exponent. "
+                    "Latency by number of tokens, on logarithmic axes. The slope of a straight "
+                    "line is the exponent. "
                     "For CNNs, tokens are positions of the first block.",
                     title="Latency by number of tokens, varied by {{ first.sweep }}",
                     rows="tokens",

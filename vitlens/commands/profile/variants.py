@@ -1,4 +1,5 @@
-"""Load the models of `vitlens profile`: with trained or random weights, and in several patch sizes."""
+"""Load the models of `vitlens profile`: with trained or random weights, and in several patch
+sizes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +17,9 @@ from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.rebuild import default_classes
 from vitlens.models.sources.registry import source_of
 
-Variants = Mapping[str, Mapping[str, Size]]  # patch sizes by alias of the variant, by alias of the preset
+Variants = Mapping[
+    str, Mapping[str, Size]
+]  # patch sizes by alias of the variant, by alias of the preset
 
 
 def variants_by_preset(options: ProfileOptions) -> Variants:
@@ -51,7 +54,9 @@ def _variants_of(alias: str, patch_sizes: tuple[Size, ...]) -> dict[str, Size]:
     return variants
 
 
-def load_for_profile(options: ProfileOptions, run_options: RunOptions, variants: Variants) -> tuple[Model, ...]:
+def load_for_profile(
+    options: ProfileOptions, run_options: RunOptions, variants: Variants
+) -> tuple[Model, ...]:
     """Return the models, with random weights where none are given (a preset, a name of a hub)."""
     model_options = options.model_options
     if model_options.weights is not None:
@@ -60,7 +65,9 @@ def load_for_profile(options: ProfileOptions, run_options: RunOptions, variants:
     for model in parse_models(options.models):
         if model.alias in variants:
             for alias, patch_size in variants[model.alias].items():
-                loaded.append(_untrained_variant(options, run_options, model.name, alias, patch_size))
+                loaded.append(
+                    _untrained_variant(options, run_options, model.name, alias, patch_size)
+                )
             continue
         source_options = model_options
         if _has_no_weights(model):

@@ -1,4 +1,6 @@
-"""The differences between two runs of one command: metrics with their tests, verdicts, settings, images."""
+"""The differences between two runs of one command: metrics with their tests, verdicts, settings,
+images.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -56,7 +58,9 @@ def _corrected(changes: Sequence[MetricChange]) -> dict[str, float]:
 
 
 def common_metrics(before: Record, after: Record) -> dict[str, str]:
-    """Return the metrics of both runs: name after -> name before, which differ by the models' aliases."""
+    """Return the metrics of both runs: name after -> name before, which differ by the models'
+    aliases.
+    """
     aliases = dict(zip(after.aliases, before.aliases))
     declared = COMMANDS[after.command].contents.metrics
     names: dict[str, str] = {}
@@ -87,8 +91,9 @@ class _MetricPair:
 
     @property
     def aliases(self) -> tuple[str, str]:
-        """Return the aliases before and after; only for metrics of one model, whose alias is all after the first
-        word."""
+        """Return the aliases before and after; only for metrics of one model, whose alias is all
+        after the first word.
+        """
         return self.name_before.partition("/")[2], self.name.partition("/")[2]
 
     @property
@@ -106,7 +111,9 @@ class _Difference(NamedTuple):
 
 
 def _change(pair: _MetricPair) -> MetricChange:
-    """Return one metric before and after, compared image by image if both runs keep the values of the same images."""
+    """Return one metric before and after, compared image by image if both runs keep the values of
+    the same images.
+    """
     estimate_before, estimate = pair.estimates
     result = _difference_of_answers(pair) or _difference_of_values(pair)
     if result is None:
@@ -124,7 +131,9 @@ def _change(pair: _MetricPair) -> MetricChange:
 
 
 def _difference_of_answers(pair: _MetricPair) -> _Difference | None:
-    """Return the difference of accuracies by the predictions on the same images; None without these."""
+    """Return the difference of accuracies by the predictions on the same images; None without
+    these.
+    """
     answers = _paired_answers(pair)
     if answers is None:
         return None
@@ -139,7 +148,9 @@ def _difference_of_answers(pair: _MetricPair) -> _Difference | None:
 
 
 def _paired_answers(pair: _MetricPair) -> tuple[PredictionArrays, PredictionArrays] | None:
-    """Return two models' predictions on the same images; None for other metrics, and unless images are the same."""
+    """Return two models' predictions on the same images; None for other metrics, and unless images
+    are the same.
+    """
     if not pair.is_accuracy:
         return None
     run_before = _evaluation(pair.before)
@@ -149,7 +160,11 @@ def _paired_answers(pair: _MetricPair) -> tuple[PredictionArrays, PredictionArra
     alias_before, alias = pair.aliases
     answers_before = run_before.predictions.get(alias_before)
     answers = run.predictions.get(alias)
-    if answers_before is None or answers is None or not np.array_equal(answers_before.label, answers.label):
+    if (
+        answers_before is None
+        or answers is None
+        or not np.array_equal(answers_before.label, answers.label)
+    ):
         return None
     return answers_before, answers
 
@@ -166,11 +181,15 @@ def _difference_of_values(pair: _MetricPair) -> _Difference | None:
         return None
     unit = pair.after.metrics[pair.name].unit
     mean = student_mean(changes.values, groups=changes.groups, unit=unit)
-    return _Difference(in_points(mean), student_test(changes.values, groups=changes.groups), "paired")
+    return _Difference(
+        in_points(mean), student_test(changes.values, groups=changes.groups), "paired"
+    )
 
 
 def _changes_by_image(pair: _MetricPair) -> ImageValues | None:
-    """Return the change of a metric on each image; None if the runs keep no values, or of other images."""
+    """Return the change of a metric on each image; None if the runs keep no values, or of other
+    images.
+    """
     values_before = pair.before.values_by_image().get(pair.name_before)
     values = pair.after.values_by_image().get(pair.name)
     if values_before is None or values is None or _same_images(pair.before, pair.after) is not True:
@@ -180,12 +199,16 @@ def _changes_by_image(pair: _MetricPair) -> ImageValues | None:
 
 def _independent_difference(before: Estimate, after: Estimate) -> _Difference:
     """Return the difference of two estimates as if their images were independent."""
-    difference = difference_of(after, before)  # Newcombe's method needs only two intervals, not fractions
+    difference = difference_of(
+        after, before
+    )  # Newcombe's method needs only two intervals, not fractions
     if after.unit != "fraction":
         difference = _in_unit(difference, after)
     if difference.low is None or difference.high is None:
         return _Difference(difference, None, "")
-    return _Difference(difference, _p_of(difference.value, difference.low, difference.high), "independent")
+    return _Difference(
+        difference, _p_of(difference.value, difference.low, difference.high), "independent"
+    )
 
 
 def _in_unit(difference: Estimate, metric: Estimate) -> Estimate:
@@ -210,7 +233,9 @@ def _p_of(value: float, low: float, high: float) -> float:
 
 
 def _in_words(record: Record, name: str) -> str:
-    """Return a metric in words, with the values in its name: "robust accuracy of vit (pgd-linf, 8)"."""
+    """Return a metric in words, with the values in its name: "robust accuracy of vit (pgd-linf,
+    8)".
+    """
     column = record.column(name)
     if column is None:
         return name
@@ -240,10 +265,16 @@ def _evaluation(record: Any) -> EvaluateRecord | None:
 
 def compare_images(before: Any, after: Any) -> SameImages:
     """Return whether two runs saw the same images, "" for runs without images."""
-    if before.config.data is None and _evaluation(before) is not None:  # a study, whose chapters have the images
+    if (
+        before.config.data is None and _evaluation(before) is not None
+    ):  # a study, whose chapters have the images
         before = _evaluation(before)
         after = _evaluation(after)
-    if before is None or after is None or (before.config.data is None and after.config.data is None):
+    if (
+        before is None
+        or after is None
+        or (before.config.data is None and after.config.data is None)
+    ):
         return ""
     same = _same_images(before, after)
     if same is None:
@@ -252,7 +283,9 @@ def compare_images(before: Any, after: Any) -> SameImages:
 
 
 def _same_images(before: Record, after: Record) -> bool | None:
-    """Return True if all images that both runs read are the same; None for folders without fingerprints."""
+    """Return True if all images that both runs read are the same; None for folders without
+    fingerprints.
+    """
     prints_before = before.config.fingerprints
     prints = after.config.fingerprints
     parts = prints_before.keys() & prints.keys()
@@ -271,12 +304,16 @@ def compare_verdicts(before: Any, after: Any) -> list[JudgedRow]:
         subject_before = aliases.get(claim.subject, claim.subject)
         state_before = states_before.get((claim.question, subject_before), "")
         if claim.state and state_before:
-            rows.append(JudgedRow(f"{claim.question} of {claim.subject}", state_before, claim.state))
+            rows.append(
+                JudgedRow(f"{claim.question} of {claim.subject}", state_before, claim.state)
+            )
     return sorted(rows, key=lambda row: row.before == row.after)
 
 
 def _claims(record: Any) -> Sequence[Claim]:
-    """Return the claims of a report; none for a folder without its arrays, of which no report can be made."""
+    """Return the claims of a report; none for a folder without its arrays, of which no report can
+    be made.
+    """
     report = COMMANDS[record.command].report
     with suppress(InputError), foreign_contents(record):
         return tuple(report.claims(record)) if isinstance(report, Report) else report(record).claims

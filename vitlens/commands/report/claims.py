@@ -1,4 +1,6 @@
-"""The claims of `vitlens report --compare`: release decision, accuracies, other changes, and what may overturn them."""
+"""The claims of `vitlens report --compare`: release decision, accuracies, other changes, and what
+may overturn them.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,16 +25,21 @@ _ACCURACY_FELL: Final = (
     "{% if not fell[0].changed %} (may be chance){% endif %}"
 )
 _REFUSED: Final = (
-    "Do not release {{ later }}{% if on_images %} yet{% endif %}: {% if fell %}" + _ACCURACY_FELL + "{% endif %}"
-    "{% if others %}{% if fell %}; {% endif %}{{ others[0] }}{% if others|length > 1 %} and {{ others|length - 1 }} "
+    "Do not release {{ later }}{% if on_images %} yet{% endif %}: {% if fell %}"
+    + _ACCURACY_FELL
+    + "{% endif %}"
+    "{% if others %}{% if fell %}; {% endif %}{{ others[0] }}{% if others|length > 1 %} and "
+    "{{ others|length - 1 }} "
     "more{% endif %} got worse{% endif %}{{ on_images }}"
 )
 _UNJUDGED: Final = (
-    "{% if changed %}{{ changed|length }} measure{{ changed|s }} changed beyond chance{% else %}No measure changed "
+    "{% if changed %}{{ changed|length }} measure{{ changed|s }} changed beyond chance{% else %}No "
+    "measure changed "
     "beyond chance{% endif %}"
 )
 _UNDECIDED: Final = (
-    "Undecided whether to release {{ later }}: {% if not tested %}nothing that can be tested was measured by both runs"
+    "Undecided whether to release {{ later }}: {% if not tested %}nothing that can be tested was "
+    "measured by both runs"
     "{% elif fell %}" + _ACCURACY_FELL + "{{ on_images }}{% elif images == 'others' %}"
     "the runs saw other images or labels{% else %}"
     "it is not known if the runs saw the same images{% endif %}"
@@ -42,7 +49,9 @@ _VERBS: Final = {"better": "improved", "worse": "got worse", "": "changed"}
 
 
 def claims(runs: ComparedRuns) -> Iterator[Claim]:
-    """Yield whether the later model can be released, the accuracies that differ, then other changes."""
+    """Yield whether the later model can be released, the accuracies that differ, then other
+    changes.
+    """
     yield _release_claim(runs)
     for row in runs.accuracies:
         yield _accuracy_claim(row, runs)
@@ -55,9 +64,11 @@ def _release_claim(runs: ComparedRuns) -> Claim:
     """Return whether the later model can be released."""
     headline, state = _decision(runs)
     says = (
-        "Of {{ tested|length }} measure{{ tested|length|s }} with intervals, {% if changed %}{{ changed|length }} "
+        "Of {{ tested|length }} measure{{ tested|length|s }} with intervals, "
+        "{% if changed %}{{ changed|length }} "
         "changed beyond chance, {{ worse|length or 'none' }} of them for the worse"
-        "{% if worse %}: {{ worse|names }}{% endif %}{% else %}none changed beyond chance{% endif %}."
+        "{% if worse %}: {{ worse|names }}{% endif %}{% else %}none changed beyond "
+        "chance{% endif %}."
     )
     values = {
         "changed": runs.changed,
@@ -70,7 +81,15 @@ def _release_claim(runs: ComparedRuns) -> Claim:
         "on_images": _ON_IMAGES[runs.same_images],
     }
     verdict = Verdict(state, say(says, **values).rstrip("."))
-    return found("regression", runs.later, says, headline=headline, given=values, verdict=verdict, kind="answer")
+    return found(
+        "regression",
+        runs.later,
+        says,
+        headline=headline,
+        given=values,
+        verdict=verdict,
+        kind="answer",
+    )
 
 
 def _decision(runs: ComparedRuns) -> tuple[str, State]:
@@ -87,7 +106,8 @@ def _decision(runs: ComparedRuns) -> tuple[str, State]:
 
 def _accuracy_claim(row: MetricChange, runs: ComparedRuns) -> Claim:
     says = say(
-        "**{{ row.words }}** {{ verb }} by {{ size }}, from {{ row.before|value }} to {{ row.after|value }}"
+        "**{{ row.words }}** {{ verb }} by {{ size }}, from {{ row.before|value }} to "
+        "{{ row.after|value }}"
         "{% if not row.changed %}, which chance can explain{% endif %}{{ on_images }}.",
         row=row,
         verb="rose" if row.difference.value > 0 else "fell",
@@ -131,20 +151,25 @@ def unknown(runs: ComparedRuns) -> Iterator[str]:
     """Yield what could overturn the result."""
     if runs.same_images == "others":
         yield (
-            "The runs saw other images or labels, or these in another order. Nothing is paired, and the images may "
+            "The runs saw other images or labels, or these in another order. Nothing is paired, "
+            "and the images may "
             "cause a change."
         )
     if runs.same_images == "not known":
         yield (
-            "It is not known if the runs saw the same images, because an earlier version wrote one of the folders. "
+            "It is not known if the runs saw the same images, because an earlier version wrote one "
+            "of the folders. "
             "Nothing is paired, and the images may cause a change."
         )
     independent = [row for row in runs.tested if row.test == "independent"]
     if independent and runs.same_images == "the same":
         yield say(
-            "{{ n }} measure{{ n|s }} {{ n|are }} compared as if the runs had other images. On the same images this "
+            "{{ n }} measure{{ n|s }} {{ n|are }} compared as if the runs had other images. On the "
+            "same images this "
             "misses small changes.",
             n=len(independent),
         )
     if runs.alone:
-        yield say("Measured by only one run, and not compared: {{ names|names }}.", names=runs.alone)
+        yield say(
+            "Measured by only one run, and not compared: {{ names|names }}.", names=runs.alone
+        )

@@ -1,4 +1,6 @@
-"""Write figures and report.md of an earlier run again, compare it with another, or copy it; without torch."""
+"""Write figures and report.md of an earlier run again, compare it with another, or copy it; without
+torch.
+"""
 
 import shlex
 import shutil
@@ -26,9 +28,13 @@ COMPARISON_PAGE = "comparison.html"
 
 
 def measure(options: ReportOptions) -> Conclusion:
-    """Write the report, the comparison or the copy; return its path. Raises InputError for a folder without a run."""
+    """Write the report, the comparison or the copy; return its path. Raises InputError for a folder
+    without a run.
+    """
     if options.compare is not None and options.share is not None:
-        raise InputError("expected --compare or --share, found both; compare first, then share the folder")
+        raise InputError(
+            "expected --compare or --share, found both; compare first, then share the folder"
+        )
     if options.compare is not None:
         return compare(options.compare, options.folder, html=options.html)
     if options.share is None:
@@ -51,15 +57,18 @@ def _left_out(*folders: Path) -> tuple[str, ...]:
         declared = COMMANDS[run.command].contents.tables
         unknown = [name for name in run.results["tables"] if name not in declared]
         if unknown:
-            lines.append(f"Left out tables of {folder} that this version does not know: {', '.join(unknown)}")
+            lines.append(
+                f"Left out tables of {folder} that this version does not know: {', '.join(unknown)}"
+            )
     return tuple(lines)
 
 
 def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
     """Write what changed from one run to another into the folder of the later run.
 
-    html: also write comparison.html, which is always done if the folder has one, as `report` does with its page. Raises
-    InputError unless both folders are finished runs of one command, with the same number of models.
+    html: also write comparison.html, which is always done if the folder has one, as `report` does
+    with its page. Raises InputError unless both folders are finished runs of one command, with the
+    same number of models.
     """
     run_before = read_folder(before)
     run_after = read_folder(after)
@@ -82,10 +91,12 @@ def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
 
 
 def share(folder: Path, copy: Path) -> Path:
-    """Copy the records and arrays of a run, and of its chapters, to a new folder; returns it, without a report yet.
+    """Copy the records and arrays of a run, and of its chapters, to a new folder; returns it,
+    without a report yet.
 
-    Absolute paths are shortened to their last two components, e.g. "photos/cat.jpg". Raises InputError for a folder
-    without a run and for a copy inside the folder, OutputError if the copy cannot be made.
+    Absolute paths are shortened to their last two components, e.g. "photos/cat.jpg". Raises
+    InputError for a folder without a run and for a copy inside the folder, OutputError if the copy
+    cannot be made.
     """
     read_run(folder)
     require_plain(folder)
@@ -124,7 +135,9 @@ def _contents(folder: Path, name: str) -> list[Path]:
 
 
 def _shorten_paths(value: Any) -> Any:
-    """Return a JSON value, or an array of texts, with all paths in it shortened, also those in keys."""
+    """Return a JSON value, or an array of texts, with all paths in it shortened, also those in
+    keys.
+    """
     if isinstance(value, str):
         return without_machine_paths(value)
     if isinstance(value, list):

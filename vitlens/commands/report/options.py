@@ -16,17 +16,20 @@ class ReportOptions:
     folder: Path = argument("FOLDER", "A report folder.")
     html: bool = option(
         "--html",
-        "Also write report.html (with --compare: comparison.html), one self-contained file to share.",
+        "Also write report.html (with --compare: comparison.html), one self-contained file to "
+        "share.",
         default=False,
     )
     compare: Path | None = option(
         "--compare",
-        "Write comparison.md: what changed significantly since this earlier folder of the same command. Exit code 3 if "
+        "Write comparison.md: what changed significantly since this earlier folder of the same "
+        "command. Exit code 3 if "
         "a metric got worse.",
         metavar="BEFORE",
     )
     share: Path | None = option(
         "--share",
-        "Write a copy to this new folder, to share: without weights, absolute paths cut to their last two parts.",
+        "Write a copy to this new folder, to share: without weights, absolute paths cut to their "
+        "last two parts.",
         metavar="NEW",
     )

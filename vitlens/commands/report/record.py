@@ -18,8 +18,9 @@ _FAMILIES: Final[tuple[Family, ...]] = ("accuracy", "judged", "described")  # in
 class MetricChange:
     """One metric before and after.
 
-    test: "paired" for predictions on the same images (McNemar's exact test) and for the attention of one head on them
-    (Student's paired t test). Otherwise "independent", which on the same images misses small changes.
+    test: "paired" for predictions on the same images (McNemar's exact test) and for the attention
+    of one head on them (Student's paired t test). Otherwise "independent", which on the same images
+    misses small changes.
     """
 
     metric: str = col("metric", unit="text")
@@ -51,7 +52,9 @@ class MetricChange:
 
     @property
     def direction(self) -> Literal["better", "worse", ""]:
-        """Return the direction of a significant change, "" without one or if neither direction is better."""
+        """Return the direction of a significant change, "" without one or if neither direction is
+        better.
+        """
         if not self.changed or self.better is None or not self.difference.value:
             return ""
         rose = self.difference.value > 0
@@ -109,8 +112,13 @@ class ComparedRuns(Record):
 
     @property
     def fell(self) -> Sequence[MetricChange]:
-        """Return the accuracies that fell, significantly or by more than a negligible difference."""
-        return [row for row in self.accuracies if row.direction == "worse" or row.difference.value <= -SMALLEST]
+        """Return the accuracies that fell, significantly or by more than a negligible
+        difference."""
+        return [
+            row
+            for row in self.accuracies
+            if row.direction == "worse" or row.difference.value <= -SMALLEST
+        ]
 
     @property
     def worse(self) -> Sequence[MetricChange]:

@@ -1,4 +1,6 @@
-"""The report of `vitlens report --compare`: whether the later model can be released, and what changed."""
+"""The report of `vitlens report --compare`: whether the later model can be released, and what
+changed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,15 +45,19 @@ def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
 def _require_comparable(before: Any, after: Any) -> None:
     if before.command != after.command:
         raise InputError(
-            f"expected two folders of one command, found {before.command} ({before.folder}) and {after.command} "
+            f"expected two folders of one command, found {before.command} ({before.folder}) and "
+            f"{after.command} "
             f"({after.folder})"
         )
     for record in (before, after):
         if record.status != "done":
-            raise InputError(f"expected a run that is done in {record.folder}, found one that is {record.status}")
+            raise InputError(
+                f"expected a run that is done in {record.folder}, found one that is {record.status}"
+            )
     if len(before.aliases) != len(after.aliases):
         raise InputError(
-            f"expected as many models in both folders, found {len(before.aliases)} in {before.folder} and "
+            f"expected as many models in both folders, found {len(before.aliases)} in "
+            f"{before.folder} and "
             f"{len(after.aliases)} in {after.folder}"
         )
 
@@ -91,7 +97,8 @@ REPORT: Final = Report(
         Section(
             "Which settings differ?",
             "settings",
-            opening="{{ rows|length }} setting{{ rows|length|s }} differ{% if rows|length == 1 %}s{% endif %}.",
+            opening="{{ rows|length }} setting{{ rows|length|s }} "
+            "differ{% if rows|length == 1 %}s{% endif %}.",
             without="No setting differs.",
             columns=("setting", "before", "after"),
         ),

@@ -1,4 +1,6 @@
-"""The claims of `vitlens rollout`: maps that are zero, uniform, fixed or at odds, the pointing game, and limits."""
+"""The claims of `vitlens rollout`: maps that are zero, uniform, fixed or at odds, the pointing
+game, and limits.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -14,7 +16,9 @@ AGREEING: Final = 0.5  # Spearman's correlation, below which two maps disagree
 
 
 def claims(record: RolloutRecord) -> Iterator[Claim]:
-    """Yield maps that are zero, sinks, the pointing game, and maps that are uniform, fixed or disagree."""
+    """Yield maps that are zero, sinks, the pointing game, and maps that are uniform, fixed or
+    disagree.
+    """
     (alias,) = record.aliases
     rows = record.methods
     for row in rows:
@@ -39,7 +43,8 @@ def _has_masks(rows: Sequence[RolloutRow]) -> bool:
 
 def _zero_claim(row: RolloutRow, images: int) -> Claim:
     says = say(
-        "{{ row.zero }} of {{ n }} maps of **{{ row.name }}** are zero everywhere: no attention weight raises the "
+        "{{ row.zero }} of {{ n }} maps of **{{ row.name }}** are zero everywhere: no attention "
+        "weight raises the "
         "target's logit.",
         row=row,
         n=images,
@@ -59,7 +64,9 @@ def _zero_claim(row: RolloutRow, images: int) -> Claim:
 
 
 def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
-    """Yield the kinds of map that find the object more often, and less often, than maps that ignore the image."""
+    """Yield the kinds of map that find the object more often, and less often, than maps that ignore
+    the image.
+    """
     more = []
     less = []
     for row in rows:
@@ -71,14 +78,18 @@ def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     yield found(
         "pointing game",
         alias,
-        "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map point{{ 's' if not more }} at the object "
-        "significantly more often than maps that ignore the image. {{ 'The best' if more else 'The closest' }} is "
-        "**{{ best.name }}**: {{ best.pointing|alone }} compared with {{ best.of_baseline|value }} of "
+        "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map point{{ 's' if not more }} at "
+        "the object "
+        "significantly more often than maps that ignore the image. "
+        "{{ 'The best' if more else 'The closest' }} is "
+        "**{{ best.name }}**: {{ best.pointing|alone }} compared with {{ best.of_baseline|value }} "
+        "of "
         "{{ best.baseline }}.",
         best.difference or Estimate(0.0),
         given={"more": more, "n": len(rows), "best": best},
         title=say(
-            "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map of {{ alias }} find{{ 's' if not more }} the "
+            "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map of {{ alias }} "
+            "find{{ 's' if not more }} the "
             "object significantly more often than baselines",
             more=more,
             n=len(rows),
@@ -93,7 +104,8 @@ def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
         yield found(
             "maps that miss the object",
             alias,
-            "{{ less|names }} point{{ 's' if less|length == 1 }} at the object less often than maps that ignore the "
+            "{{ less|names }} point{{ 's' if less|length == 1 }} at the object less often than "
+            "maps that ignore the "
             "image: {{ worst.name }} by {{ effect|alone }}.",
             worst.difference or Estimate(0.0),
             given={"less": less, "worst": worst},
@@ -116,14 +128,18 @@ def _information(rows: Sequence[RolloutRow], alias: str) -> Claim:
     most = 0.0
     if uniform:
         title = say(
-            "{{ uniform|length }} of {{ rows|length }} kinds of map of {{ alias }} are nearly uniform", **values
+            "{{ uniform|length }} of {{ rows|length }} kinds of map of {{ alias }} are nearly "
+            "uniform",
+            **values,
         )
         most = max(row.information.value for row in uniform)
     return found(
         "information",
         alias,
-        "{% if uniform %}{{ uniform|names }} {{ uniform|are }} nearly uniform (at most {{ most }} bits): only the "
-        "maximum distinguishes patches, not the colours. {% endif %}**{{ sharpest.name }}** has the most information, "
+        "{% if uniform %}{{ uniform|names }} {{ uniform|are }} nearly uniform (at most {{ most }} "
+        "bits): only the "
+        "maximum distinguishes patches, not the colours. {% endif %}**{{ sharpest.name }}** has "
+        "the most information, "
         "{{ effect|alone }}.",
         sharpest.information,
         given={**values, "most": most},
@@ -148,7 +164,8 @@ def _fixed_places(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     yield found(
         "fixed places",
         alias,
-        "The maps of {{ fixed|names }} are nearly the same for every image: other images explain up to "
+        "The maps of {{ fixed|names }} are nearly the same for every image: other images explain "
+        "up to "
         "{{ effect|value }} of their information.",
         max(shares, key=lambda share: share.value),
         given={"fixed": fixed},
@@ -170,7 +187,8 @@ def _fusion(record: RolloutRecord, alias: str) -> Iterator[Claim]:
     yield found(
         "fusion of heads",
         alias,
-        "Rollout depends on the fusion of heads: the maps by {{ one }} and by {{ two }} have a rank correlation of "
+        "Rollout depends on the fusion of heads: the maps by {{ one }} and by {{ two }} have a "
+        "rank correlation of "
         "{{ effect|alone }}.",
         least.agreement,
         given={"one": fusion[least.first], "two": fusion[least.second]},
@@ -182,12 +200,18 @@ def _fusion(record: RolloutRecord, alias: str) -> Iterator[Claim]:
 
 def unknown(record: RolloutRecord) -> Iterator[str]:
     """Yield what these maps do not show."""
-    yield "No patch was removed. `vitlens explain` measures whether the output depends on what a map shows."
+    yield (
+        "No patch was removed. `vitlens explain` measures whether the output depends on what a "
+        "map shows."
+    )
     yield from few_images(record.images)
     if not _has_masks(record.methods):
         yield "No masks of objects are known, so maps are not compared with the object."
     if not any(row.prediction for row in record.shown):
-        yield "The model has no classifier: nothing is predicted, and methods that need a class are left out."
+        yield (
+            "The model has no classifier: nothing is predicted, and methods that need a class "
+            "are left out."
+        )
     if record.mixed_heads:
         yield mixed_heads_words(record.mixed_heads)
     yield from without_explorer(record.explorer)

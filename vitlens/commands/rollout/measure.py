@@ -17,7 +17,13 @@ from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.analysis.faithfulness.localisation import pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutArrays, RolloutRecord, RolloutRow
+from vitlens.commands.rollout.record import (
+    ImageRow,
+    PairRow,
+    RolloutArrays,
+    RolloutRecord,
+    RolloutRow,
+)
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
@@ -36,10 +42,11 @@ _MOST: Final = 0.5  # share of tied maxima on the object, above which a map is a
 
 
 def measure(options: RolloutOptions) -> Path | None:
-    """Compute attention maps of images by each method and write the report; returns the report's path.
+    """Compute attention maps of images by each method and write the report; returns the report's
+    path.
 
-    Of several processes, each takes a share of the images, and all but the first return None. Raises UnsupportedError
-    for a method that needs a classifier if the model has none.
+    Of several processes, each takes a share of the images, and all but the first return None.
+    Raises UnsupportedError for a method that needs a classifier if the model has none.
     """
     kinds = _kinds_of_map(options)
     # the attention of one layer needs no model whose layers can be multiplied
@@ -58,7 +65,9 @@ def measure(options: RolloutOptions) -> Path | None:
         maps, logits = _compute_maps(run, kinds, targets, readout)
 
         def record() -> RolloutRecord:
-            print_left_out(drawn, len(split), quiet=run.run.quiet, more="maps of all are in arrays/")
+            print_left_out(
+                drawn, len(split), quiet=run.run.quiet, more="maps of all are in arrays/"
+            )
             (batch,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
             return RolloutRecord(
                 methods=tuple(_rows(model, split, kinds, maps, readout)),
@@ -115,7 +124,8 @@ def _compute_maps(
     targets: Tensor | None,
     readout: Readout | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return maps (n, kinds, rows, columns) and logits (n, classes) of all processes, on the CPU."""
+    """Return maps (n, kinds, rows, columns) and logits (n, classes) of all processes, on the
+    CPU."""
     all_maps = []
     all_logits = []
     size = fitting_batch_size(run.model)
@@ -123,14 +133,20 @@ def _compute_maps(
         size = max(1, size // BACKWARD)
     for (batch,) in run.batches("Computing attention maps", size=size):
         batch_targets = None if targets is None else targets[run.numbers(batch).cpu()]
-        logits, maps = maps_in_one_pass(run.model, batch.images, kinds, targets=batch_targets, readout=readout)
+        logits, maps = maps_in_one_pass(
+            run.model, batch.images, kinds, targets=batch_targets, readout=readout
+        )
         all_maps.append(torch.stack(maps, 1).float().cpu())
         all_logits.append(logits.float().cpu())
-    return run.processes.gathered(torch.cat(all_maps)), run.processes.gathered(torch.cat(all_logits))
+    return run.processes.gathered(torch.cat(all_maps)), run.processes.gathered(
+        torch.cat(all_logits)
+    )
 
 
 def _arrays(split: Split, maps: Tensor, drawn: int) -> RolloutArrays:
-    """Return the images that are drawn, the maps of at most KEPT images, and their hits if masks are known."""
+    """Return the images that are drawn, the maps of at most KEPT images, and their hits if masks
+    are known.
+    """
     hits = None
     masks = None
     if split.masks is not None:
@@ -145,7 +161,8 @@ def _arrays(split: Split, maps: Tensor, drawn: int) -> RolloutArrays:
 
 
 def _hits(maps: Tensor, masks: Tensor) -> NDArray[np.bool_]:
-    """Return True for each map (images, kinds) of which most of the tied maxima lie on the object."""
+    """Return True for each map (images, kinds) of which most of the tied maxima lie on the
+    object."""
     hits = []
     for maps_of_kind in maps.unbind(1):
         shares = pointing_hits(maps_of_kind, masks)
@@ -199,7 +216,9 @@ def _title(kind: MethodSettings) -> str:
     return kind.method
 
 
-def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> Iterator[ImageRow]:
+def _image_rows(
+    model: Model, split: Split, logits: Tensor, targets: Tensor | None
+) -> Iterator[ImageRow]:
     """Yield the prediction and the target class of each image; None without a classifier."""
     names = split.names[:KEPT]
     if not model.has_classifier:

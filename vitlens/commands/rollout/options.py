@@ -10,7 +10,9 @@ from vitlens.names import FUSIONS, Fusion, Readout
 
 @dataclass(frozen=True)
 class RolloutOptions(SharedOptions):
-    """Attention maps over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et al. 2021) and others."""
+    """Attention maps over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et al.
+    2021) and others.
+    """
 
     model: str = one_model()
     images: tuple[str, ...] = images_option()
@@ -29,16 +31,31 @@ class RolloutOptions(SharedOptions):
         metavar="CLASS",
     )
     fusion: tuple[Fusion, ...] = choices(
-        "--fusion", f"Fusion of heads in rollout, comma-separated: {', '.join(FUSIONS)}.", FUSIONS, default=FUSIONS
+        "--fusion",
+        f"Fusion of heads in rollout, comma-separated: {', '.join(FUSIONS)}.",
+        FUSIONS,
+        default=FUSIONS,
     )
     discard: float = option(
-        "--discard", "Fraction of the lowest weights of each row that rollout discards.", default=0.0, low=0, high=0.99
+        "--discard",
+        "Fraction of the lowest weights of each row that rollout discards.",
+        default=0.0,
+        low=0,
+        high=0.99,
     )
     alpha: float = option(
-        "--alpha", "Share of the identity, which represents the residual connection.", default=ALPHA, low=0, high=1
+        "--alpha",
+        "Share of the identity, which represents the residual connection.",
+        default=ALPHA,
+        low=0,
+        high=1,
     )
     start_layer: int = option(
-        "--start-layer", "First layer of the product, counted from 0.", default=0, metavar="N", low=0
+        "--start-layer",
+        "First layer of the product, counted from 0.",
+        default=0,
+        metavar="N",
+        low=0,
     )
     layer: int | None = option(
         "--layer",
@@ -48,5 +65,7 @@ class RolloutOptions(SharedOptions):
         low=0,
     )
     readout: Readout | None = option(
-        "--readout", "Tokens whose attention is read (default: those that the classifier reads).", default=None
+        "--readout",
+        "Tokens whose attention is read (default: those that the classifier reads).",
+        default=None,
     )

@@ -34,7 +34,9 @@ class PairRow:
 
     first: str = col("map")
     second: str = col("and")
-    agreement: Estimate = col("rank correlation", term="Spearman's correlation of two maps over the patches")
+    agreement: Estimate = col(
+        "rank correlation", term="Spearman's correlation of two maps over the patches"
+    )
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ class RolloutArrays:
     images: Pixels  # that are drawn
     maps: Stacks  # (images, kinds of map, rows, columns)
     masks: Masks | None = None  # of the objects, if known
-    hits: FlagMatrix | None = None  # (images, kinds of map), True if most tied maxima lie on the object
+    hits: FlagMatrix | None = (
+        None  # (images, kinds of map), True if most tied maxima lie on the object
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,9 @@ def pictures(record: RolloutRecord) -> Iterator[Picture]:
         image = pixels / np.float32(255)
         mask = None if arrays.masks is None else arrays.masks[at]
         sheet = at // EACH
-        yield Picture(image, row=name, column="image", below="\n".join(_facts(row)), mask=mask, sheet=sheet)
+        yield Picture(
+            image, row=name, column="image", below="\n".join(_facts(row)), mask=mask, sheet=sheet
+        )
         for index, kind in enumerate(record.methods):
             values = np.asarray(arrays.maps[at, index], float)
             constant = is_constant(values)
@@ -112,8 +114,10 @@ def _pairs_of_many_images(record: RolloutRecord) -> Sequence[PairRow]:
 _PICTURE: Final = Chart(
     "maps",
     images(),
-    "Each map over its image, scaled from zero to its maximum: compare places, not amounts. {% if record.maps.masks is "
-    "not none %}Outline: the object; mark: the maximum of the map. {% endif %}Crossed out: uniform maps.",
+    "Each map over its image, scaled from zero to its maximum: compare places, not amounts. "
+    "{% if record.maps.masks is "
+    "not none %}Outline: the object; mark: the maximum of the map. {% endif "
+    "%}Crossed out: uniform maps.",
     title="Attention over all layers of {{ record.aliases[0] }}, by kind of map",
     rows=pictures,
 )
@@ -126,7 +130,9 @@ REPORT: Final = Report(
     definitions=definitions,
     title="Attention over all layers of {{ record.aliases[0] }}",
     picture=_PICTURE,
-    glance=Overview("methods", ("name", "pointing", "of_baseline", "information", "by_place", "patch_mass")),
+    glance=Overview(
+        "methods", ("name", "pointing", "of_baseline", "information", "by_place", "patch_mass")
+    ),
     sections=(
         Section(
             "Do the maps find the object?",
@@ -135,8 +141,14 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "pointing",
-                    intervals("name", "pointing", "of_baseline", titles=("this map", "a map that ignores the image")),
-                    "Share of images whose map has its maximum on the object, with intervals, and the same share for "
+                    intervals(
+                        "name",
+                        "pointing",
+                        "of_baseline",
+                        titles=("this map", "a map that ignores the image"),
+                    ),
+                    "Share of images whose map has its maximum on the object, with intervals, and "
+                    "the same share for "
                     "the best map that ignores the image.",
                     title="Hits on the object, compared with maps that ignore the image",
                 ),
@@ -147,7 +159,8 @@ REPORT: Final = Report(
             _pairs_of_many_images,
             columns=("first", "second", "agreement"),
             order=lambda row: row.agreement.value,
-            opening="The least similar maps are {{ first.first }} and {{ first.second }}, with a rank correlation of "
+            opening="The least similar maps are {{ first.first }} and {{ first.second }}, with a "
+            "rank correlation of "
             "{{ first.agreement|alone }}.",
         ),
         other_sheets(_PICTURE),

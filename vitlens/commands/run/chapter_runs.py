@@ -1,4 +1,6 @@
-"""Runs chapters one after another; one that the same models, images and code have made before is taken from a cache."""
+"""Runs chapters one after another; one that the same models, images and code have made before is
+taken from a cache.
+"""
 
 import ctypes
 import gc
@@ -36,15 +38,29 @@ from vitlens.typed import read_as
 
 MOST: Final = 2 << 30  # bytes of the whole cache; the chapters used longest ago are dropped first
 _PLACE: Final = "VITLENS_CACHE"  # environment variable: the folder of the cache
-_KEPT: Final = ".kept.json"  # in a cached chapter: which copy it is, and the names of the models when it was made
-_OPEN: Final = ("out", "overwrite", "quiet", "command", "at_least", "at_most")  # run options without effect on numbers
-_TIMED: Final = ("profile",)  # commands whose numbers are of this machine and moment, and never taken from the cache
-_STALE: Final = 24 * 3600.0  # seconds after which what a killed process left in the cache is removed
+# in a cached chapter: which copy it is, and the names of the models when it was made
+_KEPT: Final = ".kept.json"
+_OPEN: Final = (
+    "out",
+    "overwrite",
+    "quiet",
+    "command",
+    "at_least",
+    "at_most",
+)  # run options without effect on numbers
+_TIMED: Final = (
+    "profile",
+)  # commands whose numbers are of this machine and moment, and never taken from the cache
+_STALE: Final = (
+    24 * 3600.0
+)  # seconds after which what a killed process left in the cache is removed
 
 
 @dataclass(frozen=True)
 class PlannedChapter:
-    """A chapter that will be run. alias: of its one model, "" for all; cached: whether an earlier run made it."""
+    """A chapter that will be run. alias: of its one model, "" for all; cached: whether an earlier
+    run made it.
+    """
 
     word: str
     alias: str
@@ -59,9 +75,10 @@ def as_typed(model: ModelName) -> str:
 
 @dataclass(frozen=True)
 class ChapterImages:
-    """The images of all chapters: data, a name or a path, or images, files and folders without labels (data is None
-    then). predicted: whether the commands that need labels use the models' predictions; data_dir: where downloaded
-    data is kept."""
+    """The images of all chapters: data, a name or a path, or images, files and folders without
+    labels (data is None then). predicted: whether the commands that need labels use the models'
+    predictions; data_dir: where downloaded data is kept.
+    """
 
     data: str | None = None
     images: tuple[str, ...] = ()
@@ -77,7 +94,8 @@ class ChapterImages:
     def digest(self) -> str:
         """Return a digest of the images: of their files, or the name of a data set that is drawn.
 
-        A data set that is not there yet is downloaded first, so that a later run finds the same files.
+        A data set that is not there yet is downloaded first, so that a later run finds the same
+        files.
         """
         if self.data is None:
             return files_digest(self.images)
@@ -93,7 +111,8 @@ class ChapterImages:
 class ChapterRunner:
     """Runs chapters in the folder of a larger run, and keeps the list of those done.
 
-    cache: of chapters of earlier runs; None: every chapter is run; on_done: called with that list after each.
+    cache: of chapters of earlier runs; None: every chapter is run; on_done: called with that list
+    after each.
     """
 
     def __init__(
@@ -113,7 +132,8 @@ class ChapterRunner:
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
         """Run one command in its own folder.
 
-        alias: of its one model, "" for all; part: which one it is, where one command has several chapters.
+        alias: of its one model, "" for all; part: which one it is, where one command has several
+        chapters.
         """
         folder = f"{CHAPTERS_FOLDER}/{'-'.join(filter(None, (word, part, alias)))}"
         place = self.path / folder
@@ -131,21 +151,26 @@ class ChapterRunner:
         return self.done[-1]
 
     def placed(self, word: str, options: Any, place: Path) -> Any:
-        """Return the options of a chapter with its folder, and with the command line that makes it alone."""
+        """Return the options of a chapter with its folder, and with the command line that makes it
+        alone.
+        """
         run = replace(options.run, out=place, at_least=(), at_most=())
         typed_run = RunOptions(**{name: getattr(run, name) for name in DECIDING})
         line = " ".join(("vitlens", word, *typed(replace(options, run=typed_run))))
         return replace(options, run=replace(run, command=line))
 
     def at_most(self, images: int) -> RunOptions:
-        """Return the run options with this number of images, or that of --limit where it is smaller."""
+        """Return the run options with this number of images, or that of --limit where it is
+        smaller.
+        """
         return replace(self.run_options, limit=min(self.run_options.limit or images, images))
 
 
 def return_free_memory() -> None:
     """Return freed memory to the system, where its C library can.
 
-    glibc keeps what a chapter has freed: 0.2 to 0.6 GB that the next chapter, which asks for other sizes, adds to.
+    glibc keeps what a chapter has freed: 0.2 to 0.6 GB that the next chapter, which asks for other
+    sizes, adds to.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -156,12 +181,18 @@ def return_free_memory() -> None:
 def cache_folder() -> Path:
     """Return where chapters are kept: $VITLENS_CACHE, or vitlens/chapters in the user's cache."""
     named = os.environ.get(_PLACE)
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlens"
+    return (
+        Path(named)
+        if named
+        else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlens"
+    )
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What is written beside a cached chapter: which copy it is; names: of the models when it was made, ALIAS=NAME."""
+    """What is written beside a cached chapter: which copy it is; names: of the models when it was
+    made, ALIAS=NAME.
+    """
 
     copy: str
     names: tuple[str, ...]
@@ -173,9 +204,11 @@ def _read_kept(folder: Path) -> _Kept:
 
 
 class ChapterCache:
-    """Chapters of earlier runs. names: of models, ALIAS=NAME -> digest of the model; data: digest of the images.
+    """Chapters of earlier runs. names: of models, ALIAS=NAME -> digest of the model; data: digest
+    of the images.
 
-    Other processes may read and write it at the same time: a chapter is copied to a temporary place and renamed.
+    Other processes may read and write it at the same time: a chapter is copied to a temporary place
+    and renamed.
     """
 
     def __init__(self, root: Path, names: Mapping[str, str], data: str) -> None:
@@ -195,7 +228,8 @@ class ChapterCache:
     def restore(self, word: str, options: Any, place: Path) -> bool:
         """Copy a chapter that was made with the same models, images and options to a place.
 
-        Returns True where there was a whole one; what cannot be read or written counts as not cached.
+        Returns True where there was a whole one; what cannot be read or written counts as not
+        cached.
         """
         source = self.root / self._key(word, options)
         temporary = place.with_name(_temporary_name(place))
@@ -206,7 +240,9 @@ class ChapterCache:
             shutil.copytree(source, temporary, ignore=shutil.ignore_patterns(_KEPT))
             if _read_kept(source) != kept:  # another process has replaced it while it was copied
                 return False
-            write_json(temporary / CONFIG, self._as_now(read_json(temporary / CONFIG), kept.names, options))
+            write_json(
+                temporary / CONFIG, self._as_now(read_json(temporary / CONFIG), kept.names, options)
+            )
             write_report(temporary)
             shutil.rmtree(place, ignore_errors=True)
             temporary.rename(place)
@@ -234,20 +270,33 @@ class ChapterCache:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _as_now(self, config: dict[str, Any], names: Sequence[str], options: Any) -> dict[str, Any]:
-        """Return the config.json of a chapter under the models' names and the run options of this run.
+        """Return the config.json of a chapter under the models' names and the run options of this
+        run.
 
         names: of the models when it was made, ALIAS=NAME.
         """
         now = {parse_model(name).alias: name for name in self.names}
         then = {parse_model(name).alias: name for name in names}
         renamed = {then[alias]: now[alias] for alias in then.keys() & now.keys()}
-        settings = {**_renamed(config.get("options", {}), renamed), "run": _as_json(asdict(options.run))}
+        settings = {
+            **_renamed(config.get("options", {}), renamed),
+            "run": _as_json(asdict(options.run)),
+        }
         models = []
         for model in config.get("models", ()):
             alias = model["alias"]
-            known = alias in then and alias in now and model.get("name") == parse_model(then[alias]).name
+            known = (
+                alias in then
+                and alias in now
+                and model.get("name") == parse_model(then[alias]).name
+            )
             models.append({**model, "name": parse_model(now[alias]).name} if known else model)
-        return {**config, "command_line": options.run.command, "options": settings, "models": models}
+        return {
+            **config,
+            "command_line": options.run.command,
+            "options": settings,
+            "models": models,
+        }
 
     def _key(self, word: str, options: Any) -> str:
         """Return a digest of all that decides what the chapter holds."""
@@ -255,7 +304,9 @@ class ChapterCache:
         run = {name: value for name, value in fields.pop("run").items() if name not in _OPEN}
         run["device"] = str(resolve_device(options.run.device))
         # the alias stays: a chapter's metrics and arrays are named by it
-        digests = {name: f"{parse_model(name).alias}={digest}" for name, digest in self.names.items()}
+        digests = {
+            name: f"{parse_model(name).alias}={digest}" for name, digest in self.names.items()
+        }
         table = files_digest([options.run.labels] if options.run.labels else ())
         decisive = (run, self.data, table, machine(run["device"]), libraries(), code_digest())
         content = [word, _renamed(fields, digests), *decisive]
@@ -268,8 +319,9 @@ def _as_json(value: Any) -> Any:
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a value of JSON in which each text that is one of these names is replaced; texts that only hold one
-    stay."""
+    """Return a value of JSON in which each text that is one of these names is replaced; texts that
+    only hold one stay.
+    """
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, list):
@@ -280,17 +332,21 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def machine(device: str) -> tuple[str, ...]:
-    """Return what of this machine changes the last digits: the device's name, the processor's instructions, the
-    threads."""
+    """Return what of this machine changes the last digits: the device's name, the processor's
+    instructions, the threads.
+    """
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     return device, name, torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads())
 
 
 @cache
 def libraries() -> tuple[str, ...]:
-    """Return all installed libraries with their versions: any of them may be imported by a command or by a model's
-    code."""
-    return tuple(sorted({f"{library.name} {library.version}" for library in metadata.distributions()}))
+    """Return all installed libraries with their versions: any of them may be imported by a command
+    or by a model's code.
+    """
+    return tuple(
+        sorted({f"{library.name} {library.version}" for library in metadata.distributions()})
+    )
 
 
 @cache
@@ -306,18 +362,24 @@ def code_digest() -> str:
 
 
 def files_digest(paths: Iterable[str | Path]) -> str:
-    """Return a digest of files and folders by name, size and times of change: their contents are not read."""
+    """Return a digest of files and folders by name, size and times of change: their contents are
+    not read.
+    """
     digest = hashlib.sha256()
     for path in map(Path, paths):
         for file in _files_below(path) if path.is_dir() else [path]:
             state = file.stat() if file.exists() else None
             times = state and (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-            digest.update(repr((str(file), str(file.resolve()), times)).encode(errors="surrogateescape"))
+            digest.update(
+                repr((str(file), str(file.resolve()), times)).encode(errors="surrogateescape")
+            )
     return digest.hexdigest()
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Folders and files at any depth, sorted, also behind links; each folder is entered once, so a loop ends."""
+    """Folders and files at any depth, sorted, also behind links; each folder is entered once, so a
+    loop ends.
+    """
     entered = set[Path]()
     for place, folders, files in os.walk(folder, followlinks=True):
         yield Path(place)
@@ -350,7 +412,9 @@ def _drop_oldest(root: Path) -> None:
         with suppress(FileNotFoundError):  # another process has removed it
             used[folder] = folder.stat().st_mtime
             if not folder.name.startswith("."):
-                sizes[folder] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+                sizes[folder] = sum(
+                    file.stat().st_size for file in folder.rglob("*") if file.is_file()
+                )
             elif time.time() - used[folder] > _STALE:
                 shutil.rmtree(folder, ignore_errors=True)
     whole = sum(sizes.values())

@@ -1,4 +1,6 @@
-"""Chapters: runs of other commands, each in its own folder within the folder of a larger run, which reads them."""
+"""Chapters: runs of other commands, each in its own folder within the folder of a larger run, which
+reads them.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +37,9 @@ _COMMANDS: Final = (  # whose runs can be chapters
 
 @dataclass(frozen=True)
 class ChapterRow:
-    """One chapter. model: "" for all; part: which one it is, of several chapters of one command; cached: whether an
-    earlier run had made it; seconds: that it took when it was made."""
+    """One chapter. model: "" for all; part: which one it is, of several chapters of one command;
+    cached: whether an earlier run had made it; seconds: that it took when it was made.
+    """
 
     word: Name = col("command")
     alias: str = col("model")
@@ -48,7 +51,9 @@ class ChapterRow:
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter: its row in the larger run's record, and its own record, of which its report is made."""
+    """One chapter: its row in the larger run's record, and its own record, of which its report is
+    made.
+    """
 
     row: ChapterRow
     record: Any
@@ -85,10 +90,11 @@ class Chapter:
         return f"{self.row.folder.rpartition('/')[2].replace('-', '_', 1)}_{name}" if name else ""
 
     def section(self, chart: str) -> Section | None:
-        """Return the section of its report that holds a chart, or the first page as one where its picture is that
-        chart.
+        """Return the section of its report that holds a chart, or the first page as one where its
+        picture is that chart.
 
-        chart: the beginning of the figure's name; other figures of the section are left out. None: nothing has it.
+        chart: the beginning of the figure's name; other figures of the section are left out. None:
+        nothing has it.
         """
         document = self.document
         first = self.document.first
@@ -96,20 +102,28 @@ class Chapter:
             glance = () if first.glance is None else (first.glance,)
             page = Section("", first.answer, glance, (first.picture,))
             return self._placed(page, chart)
-        held = (each for each in document.sections if any(f.name.startswith(chart) for f in each.figures))
+        held = (
+            each
+            for each in document.sections
+            if any(f.name.startswith(chart) for f in each.figures)
+        )
         found = next(held, None)
         return None if found is None else self._placed(found, chart)
 
     def _placed(self, section: Section, chart: str) -> Section:
-        """Return a section whose figures have the larger run's names and are those of the chart alone; tables are named
-        by their places in the chapter."""
+        """Return a section whose figures have the larger run's names and are those of the chart
+        alone; tables are named by their places in the chapter.
+        """
 
         def placed(caption: str) -> str:
             return caption.replace(" tables/", f" {self.row.folder}/tables/")
 
         figures = tuple(
             replace(
-                each, name=self.figure(each.name), caption=placed(each.caption), chapter=(self.row.folder, each.name)
+                each,
+                name=self.figure(each.name),
+                caption=placed(each.caption),
+                chapter=(self.row.folder, each.name),
             )
             for each in section.figures
             if each.name.startswith(chart)
@@ -118,17 +132,24 @@ class Chapter:
         return replace(section, figures=figures, tables=tables)
 
     def glance(self, title: str) -> Mapping[str, Cell]:
-        """Return a line of its first page's table by the titles of the columns; empty where there is none."""
+        """Return a line of its first page's table by the titles of the columns; empty where there
+        is none.
+        """
         table = self.document.first.glance
-        lines = [] if table is None else [dict(zip(table.columns, row)) for row in table.rows if row[0] == title]
+        lines = (
+            []
+            if table is None
+            else [dict(zip(table.columns, row)) for row in table.rows if row[0] == title]
+        )
         return lines[0] if lines else {}
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question that chapters answer. names: of the chapters, the first that was run does; chart: the beginning of
-    the name of the figure that shows it; about: the questions of the claims whose state it has, where not the chapter's
-    own."""
+    """A question that chapters answer. names: of the chapters, the first that was run does; chart:
+    the beginning of the name of the figure that shows it; about: the questions of the claims whose
+    state it has, where not the chapter's own.
+    """
 
     title: str
     names: tuple[str, ...]
@@ -139,8 +160,9 @@ class Question:
 def answered(
     chapters: Sequence[Chapter], questions: Sequence[Question], claims: Sequence[Claim] = ()
 ) -> Iterator[Section]:
-    """Yield a section for each question, from the report of each chapter of the first name that answers it: at most
-    three sentences, one chart and one table, and the way to the chapter."""
+    """Yield a section for each question, from the report of each chapter of the first name that
+    answers it: at most three sentences, one chart and one table, and the way to the chapter.
+    """
     for question in questions:
         for name in question.names:
             own = [
@@ -151,7 +173,11 @@ def answered(
             judged = together(claim for claim in claims if claim.question in question.about)
             for chapter, section in own:
                 of = f" ({chapter.row.alias})" if len(own) > 1 else ""
-                placed = [Sentence(each.says) for each in chapter.claims if each.place == question.chart and each.says]
+                placed = [
+                    Sentence(each.says)
+                    for each in chapter.claims
+                    if each.place == question.chart and each.says
+                ]
                 said = {each.text: each for each in (*placed, *section.sentences)}
                 yield replace(
                     section,
@@ -194,11 +220,15 @@ class Chaptered(Record):
 
     @cached_property
     def parts(self) -> tuple[Chapter, ...]:
-        """Return the chapters with their records. Raises UnknownNameError for a command that is no chapter."""
+        """Return the chapters with their records. Raises UnknownNameError for a command that is no
+        chapter.
+        """
         for row in self.chapters:
             if row.word not in _COMMANDS:
                 raise UnknownNameError("chapter", row.word, _COMMANDS)
-        return tuple(Chapter(row, read(read_run(inside(self.folder, row.folder)))) for row in self.chapters)
+        return tuple(
+            Chapter(row, read(read_run(inside(self.folder, row.folder)))) for row in self.chapters
+        )
 
     def of(self, word: str) -> tuple[Chapter, ...]:
         """Return the chapters of one command."""
@@ -215,10 +245,13 @@ class Chaptered(Record):
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """Return its own metrics and the chapters'; where two have the same one, the first's, as later ones use fewer
-        images."""
+        """Return its own metrics and the chapters'; where two have the same one, the first's, as
+        later ones use fewer images.
+        """
         found = dict(super().metrics)
-        for record in (chapter.record for chapter in self.parts if chapter.row.word != "train"):  # as evaluate has it
+        for record in (
+            chapter.record for chapter in self.parts if chapter.row.word != "train"
+        ):  # as evaluate has it
             predicted = record.options.get("predicted", False)
             for name, number in record.metrics.items():
                 if not (predicted and name.startswith("accuracy/")):  # 1 by construction
@@ -226,7 +259,9 @@ class Chaptered(Record):
         return found
 
     def column(self, name: str) -> Column | None:
-        """Return the column that declares a metric, its own or a chapter's; first one that says what is better."""
+        """Return the column that declares a metric, its own or a chapter's; first one that says
+        what is better.
+        """
         columns = [super().column(name), *(each.record.column(name) for each in self.parts)]
         declared = [column for column in columns if column is not None]
         judged = [column for column in declared if column.better is not None]

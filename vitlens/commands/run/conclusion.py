@@ -1,4 +1,5 @@
-"""How a command ends: what it gives back where it judges what it wrote, and the lines that are printed; imports lazily.
+"""How a command ends: what it gives back where it judges what it wrote, and the lines that are
+printed; imports lazily.
 
 The command line imports this module before it knows whether a command runs at all.
 """
@@ -16,8 +17,9 @@ UNMET: Final = 3  # exit code: done, but a requirement does not hold
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a command wrote, or the lines that are its result, the lines for its end, and whether what it judges holds;
-    code: the exit code otherwise."""
+    """What a command wrote, or the lines that are its result, the lines for its end, and whether
+    what it judges holds; code: the exit code otherwise.
+    """
 
     written: Path | tuple[str, ...]
     lines: tuple[str, ...]
@@ -25,8 +27,11 @@ class Conclusion:
     code: int = UNMET
 
 
-def conclusion_of(outcome: Path, requirements: Sequence["Requirement"], *, quiet: bool) -> Conclusion:
-    """Return the conclusion of a finished run: verdicts and findings of its report, and whether all requirements hold.
+def conclusion_of(
+    outcome: Path, requirements: Sequence["Requirement"], *, quiet: bool
+) -> Conclusion:
+    """Return the conclusion of a finished run: verdicts and findings of its report, and whether all
+    requirements hold.
 
     outcome: its folder, or a file in it; quiet: without lines, unless a requirement does not hold.
     """
@@ -45,4 +50,6 @@ def conclusion_of(outcome: Path, requirements: Sequence["Requirement"], *, quiet
     judged = tuple(outcomes(requirements, record))
     holds = all(each.holds for each in judged)
     lines = () if quiet and holds else summary_lines(COMMANDS[record.command].report(record))
-    return Conclusion(outcome, (*lines, *(each.line for each in judged if not (quiet and holds))), holds)
+    return Conclusion(
+        outcome, (*lines, *(each.line for each in judged if not (quiet and holds))), holds
+    )

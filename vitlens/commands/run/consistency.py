@@ -1,6 +1,8 @@
-"""The consistency of a report: one head, number or model with two labels, signs, samples or verdicts.
+"""The consistency of a report: one head, number or model with two labels, signs, samples or
+verdicts.
 
-What a sentence can reconcile is said in the report; the rest is an error of this package, which tests look for.
+What a sentence can reconcile is said in the report; the rest is an error of this package, which
+tests look for.
 """
 
 import re
@@ -20,7 +22,12 @@ from vitlens.uncertainty import Estimate
 
 _CAUSE: Final = re.compile(r"\b(because|due to|caused by)\b", re.IGNORECASE)
 _SAME: Final = 1e-9  # between two numbers that are one
-_REASONED: Final = ("because", "not passed", "lacks", "found")  # columns that give the reason of a state in their row
+_REASONED: Final = (
+    "because",
+    "not passed",
+    "lacks",
+    "found",
+)  # columns that give the reason of a state in their row
 _STATUS_WORDS: Final = "|".join(ORDER)
 _BARE: Final = re.compile(rf"^(?:{_STATUS_WORDS})(?: \(.*\))?$")
 _HEADING: Final = re.compile(rf"^## .*\((?:{_STATUS_WORDS})\)$", re.MULTILINE)
@@ -30,7 +37,8 @@ _HEADING: Final = re.compile(rf"^## .*\((?:{_STATUS_WORDS})\)$", re.MULTILINE)
 class Conflict:
     """Two statements of one report about one thing.
 
-    about: what they are about; error: how they differ; says: the sentence that reconciles them, "" where none can.
+    about: what they are about; error: how they differ; says: the sentence that reconciles them, ""
+    where none can.
     """
 
     about: str
@@ -62,7 +70,9 @@ def conflicts(record: Record) -> Iterator[Conflict]:
 
 def reconciled(record: Record) -> tuple[str, ...]:
     """Return the sentences that reconcile what parts of a report say differently, each once."""
-    return tuple(dict.fromkeys(conflict.says for conflict in _between(_sources(record)) if conflict.says))
+    return tuple(
+        dict.fromkeys(conflict.says for conflict in _between(_sources(record)) if conflict.says)
+    )
 
 
 def errors(record: Record) -> tuple[str, ...]:
@@ -73,7 +83,11 @@ def errors(record: Record) -> tuple[str, ...]:
 def _sources(record: Record) -> list[_Source]:
     if not isinstance(record, Chaptered):
         return [_Source(record.command, record)]
-    return [_Source(chapter.name, chapter.record) for chapter in record.parts if chapter.row.word != "train"]
+    return [
+        _Source(chapter.name, chapter.record)
+        for chapter in record.parts
+        if chapter.row.word != "train"
+    ]
 
 
 def _between(sources: Sequence[_Source]) -> Iterator[Conflict]:
@@ -84,7 +98,9 @@ def _between(sources: Sequence[_Source]) -> Iterator[Conflict]:
 
 
 def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
-    """Yield metrics with two values on as many images, or on other images; one sentence names the latter's parts."""
+    """Yield metrics with two values on as many images, or on other images; one sentence names the
+    latter's parts.
+    """
     known: dict[str, tuple[_Source, Estimate]] = {}
     others: dict[str, int] = {}
     on_others: list[Conflict] = []
@@ -97,10 +113,15 @@ def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
             if abs(other.value - value.value) <= _SAME and other.n == value.n:
                 continue
             differs = (
-                f"{other.value:g} (n = {other.n}) in {first.name}, {value.value:g} (n = {value.n}) in {source.name}"
+                f"{other.value:g} (n = {other.n}) in {first.name}, {value.value:g} (n = "
+                f"{value.n}) in {source.name}"
             )
             conflict = Conflict(name, differs)
-            counts = [first.record.images, source.record.images] if other.n is None else [other.n, value.n]
+            counts = (
+                [first.record.images, source.record.images]
+                if other.n is None
+                else [other.n, value.n]
+            )
             if len({*counts}) == 1:
                 yield conflict
                 continue
@@ -108,13 +129,17 @@ def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
             on_others.append(conflict)
     says = say(
         "Numbers of images: {{ parts }}. Numbers of the same name differ where the images do.",
-        parts=listed([say("{{ name }} {{ n }}", name=name, n=count) for name, count in others.items()]),
+        parts=listed(
+            [say("{{ name }} {{ n }}", name=name, n=count) for name, count in others.items()]
+        ),
     )
     yield from (replace(each, says=says) for each in on_others)
 
 
 def _of_labels(sources: Sequence[_Source]) -> Iterator[Conflict]:
-    """Yield heads with two labels of what they attend to; on other images one sentence names all of them."""
+    """Yield heads with two labels of what they attend to; on other images one sentence names all of
+    them.
+    """
     known: dict[tuple[str, int, int], tuple[_Source, str]] = {}
     differing: dict[tuple[str, str], list[Conflict]] = {}
     by_name = {source.name: source for source in sources}
@@ -129,7 +154,9 @@ def _of_labels(sources: Sequence[_Source]) -> Iterator[Conflict]:
                 conflict = Conflict(f"L{row.layer}.H{row.head}", error)
                 differing.setdefault((first.name, source.name), []).append(conflict)
     for (first_name, second_name), found in differing.items():
-        says = _on_other_images(by_name[first_name], by_name[second_name], [each.about for each in found])
+        says = _on_other_images(
+            by_name[first_name], by_name[second_name], [each.about for each in found]
+        )
         yield from (replace(each, says=says) for each in found)
 
 
@@ -138,7 +165,8 @@ def _on_other_images(first: _Source, second: _Source, heads: Sequence[str]) -> s
     if first.record.images == second.record.images:
         return ""
     return say(
-        "The label{{ heads|s }} of {{ heads|names }} {{ heads|are }} unstable: {{ first }} uses {{ n }} images, "
+        "The label{{ heads|s }} of {{ heads|names }} {{ heads|are }} unstable: {{ first }} uses "
+        "{{ n }} images, "
         "{{ second }} {{ m }}.",
         heads=heads,
         first=first.name,
@@ -149,7 +177,8 @@ def _on_other_images(first: _Source, second: _Source, heads: Sequence[str]) -> s
 
 
 def _of_heads(sources: Sequence[_Source]) -> Iterator[Conflict]:
-    """Yield heads that matter to one class, and whose removal is shown not to change the mean loss."""
+    """Yield heads that matter to one class, and whose removal is shown not to change the mean
+    loss."""
     spared: dict[tuple[str, int, int], str] = {}
     for source in sources:
         for row in _rows_with(source.record, "layer", "head", "effect"):
@@ -162,12 +191,15 @@ def _of_heads(sources: Sequence[_Source]) -> Iterator[Conflict]:
         if row.state == MATTERS and (row.model, row.layer, row.head) in spared
     ]
     if named:
-        heads = Marked(listed([say("**{{ row.name }}** ({{ row.writes }})", row=row) for row in named[:5]]))
+        heads = Marked(
+            listed([say("**{{ row.name }}** ({{ row.writes }})", row=row) for row in named[:5]])
+        )
         yield Conflict(
             "heads without an effect on the mean loss",
             f"{len(named)} matter to a class",
             say(
-                "Removing {{ heads }} lowers the log-odds of one class more than of others. Their effect on the loss "
+                "Removing {{ heads }} lowers the log-odds of one class more than of others. Their "
+                "effect on the loss "
                 "over all classes is smaller than what ablation counts.",
                 heads=heads,
             ),
@@ -188,18 +220,26 @@ def _of_counts(record: Any) -> Iterator[Conflict]:
 
 def _rows_with(record: Any, *names: str) -> list[Any]:
     """Return the rows of all tables of a record that have these fields."""
-    tables = [rows for rows in record.tables.values() if rows and all(hasattr(rows[0], name) for name in names)]
+    tables = [
+        rows
+        for rows in record.tables.values()
+        if rows and all(hasattr(rows[0], name) for name in names)
+    ]
     return [row for rows in tables for row in rows]
 
 
 def claim_conflicts(claims: Iterable[Claim]) -> Iterator[Conflict]:
-    """Yield what claims on one question and subject say differently, and causes that nothing was changed to show."""
+    """Yield what claims on one question and subject say differently, and causes that nothing was
+    changed to show.
+    """
     seen: dict[tuple[str, str], Claim] = {}
     for claim in claims:
         first = seen.setdefault((claim.question, claim.subject), claim)
         about = f"{claim.question} of {claim.subject}"
         if claim.state != first.state:
-            yield Conflict(about, f"{first.state or 'no judgement'} and {claim.state or 'no judgement'}")
+            yield Conflict(
+                about, f"{first.state or 'no judgement'} and {claim.state or 'no judgement'}"
+            )
         if claim.effect and first.effect and claim.effect.value * first.effect.value < 0:
             yield Conflict(about, "two signs")
         if claim.effect and first.effect and claim.effect.n != first.effect.n:
@@ -209,7 +249,9 @@ def claim_conflicts(claims: Iterable[Claim]) -> Iterator[Conflict]:
 
 
 def bare_statuses(text: str) -> list[str]:
-    """Return the statuses of a report.md that stand without their reason: in headings, and in cells of tables."""
+    """Return the statuses of a report.md that stand without their reason: in headings, and in cells
+    of tables.
+    """
     found = _HEADING.findall(text)
     columns: list[str] = []
     for line in text.splitlines():

@@ -1,4 +1,6 @@
-"""A limit on the time that a computation takes, checked between its steps; without one, nothing is checked."""
+"""A limit on the time that a computation takes, checked between its steps; without one, nothing is
+checked.
+"""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +9,9 @@ from contextvars import ContextVar
 
 from vitlens.errors import RunError
 
-_END: ContextVar[tuple[float, float] | None] = ContextVar("end", default=None)  # of time.monotonic, and the seconds
+_END: ContextVar[tuple[float, float] | None] = ContextVar(
+    "end", default=None
+)  # of time.monotonic, and the seconds
 
 
 class TooLongError(RunError):
@@ -16,7 +20,9 @@ class TooLongError(RunError):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Inside, `require_time` raises TooLongError once these seconds have passed; for this thread alone."""
+    """Inside, `require_time` raises TooLongError once these seconds have passed; for this thread
+    alone.
+    """
     before = _END.set((time.monotonic() + seconds, seconds))
     try:
         yield
@@ -25,10 +31,13 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def require_time() -> None:
-    """Check the time between the steps of a computation. Raises TooLongError after the deadline, where there is one."""
+    """Check the time between the steps of a computation. Raises TooLongError after the deadline,
+    where there is one.
+    """
     end = _END.get()
     if end is not None and time.monotonic() >= end[0]:
         raise TooLongError(
-            f"expected an answer within {end[1]:g} s of computing, found that it takes longer; stopped: try a smaller "
+            f"expected an answer within {end[1]:g} s of computing, found that it takes longer; "
+            "stopped: try a smaller "
             "model or a faster method, or the same command in a terminal"
         )

@@ -1,7 +1,7 @@
 """Options of commands as fields of dataclasses; free of torch and of Typer.
 
-A command's options are one frozen dataclass. Each field says in its metadata what its option is called, what its help
-is and how its text is read; `vitlens.cli.build` makes the command line of it.
+A command's options are one frozen dataclass. Each field says in its metadata what its option is
+called, what its help is and how its text is read; `vitlens.cli.build` makes the command line of it.
 """
 
 import dataclasses
@@ -20,9 +20,10 @@ Completion = Literal["model", "data", "kind"]
 class Flag:
     """The option of one field, or its argument where name is empty.
 
-    name: "--epsilon", or "--probe/--no-probe" for a switch; parse: reads the text that was typed, given the option's
-    name and the text, where the field's type is not one that Typer reads; low, high: bounds of a number; shown: the
-    default in words, where the value says nothing; panel: the heading in --help.
+    name: "--epsilon", or "--probe/--no-probe" for a switch; parse: reads the text that was typed,
+    given the option's name and the text, where the field's type is not one that Typer reads; low,
+    high: bounds of a number; shown: the default in words, where the value says nothing; panel: the
+    heading in --help.
     """
 
     name: str
@@ -43,17 +44,22 @@ def option(name: str, help: str, *, default: Any = None, **more: Any) -> Any:
 
 def argument(metavar: str, help: str, *, default: Any = MISSING, **more: Any) -> Any:
     """Return a field that an argument sets."""
-    return dataclasses.field(default=default, metadata={_KEY: Flag("", help, metavar, shown=False, **more)})
+    return dataclasses.field(
+        default=default, metadata={_KEY: Flag("", help, metavar, shown=False, **more)}
+    )
 
 
 def choices(name: str, help: str, known: Iterable[str], *, default: Any, **more: Any) -> Any:
-    """Return a field of several names, typed as a comma-separated list of known ones; known: or a registry, as it then
-    is."""
+    """Return a field of several names, typed as a comma-separated list of known ones; known: or a
+    registry, as it then is.
+    """
 
     def parse(option: str, text: str) -> tuple[str, ...]:
         return one_of(option, text, tuple(known))
 
-    return option(name, help, default=default, parse=parse, metavar=more.pop("metavar", "LIST"), **more)
+    return option(
+        name, help, default=default, parse=parse, metavar=more.pop("metavar", "LIST"), **more
+    )
 
 
 def bundle(kind: type) -> Any:
@@ -62,7 +68,9 @@ def bundle(kind: type) -> Any:
 
 
 def flags_of(kind: type) -> "list[tuple[dataclasses.Field[Any], Any, Flag | None]]":
-    """Return the fields of an options dataclass, with their types and flags; last the bundles, whose flag is None."""
+    """Return the fields of an options dataclass, with their types and flags; last the bundles,
+    whose flag is None.
+    """
     hints = get_type_hints(kind)
     flags = []
     bundles = []
@@ -77,7 +85,9 @@ def flags_of(kind: type) -> "list[tuple[dataclasses.Field[Any], Any, Flag | None
 
 
 def typed(options: Any) -> Iterator[str]:
-    """Yield the words that give these options on the command line: arguments, and what differs from its default."""
+    """Yield the words that give these options on the command line: arguments, and what differs from
+    its default.
+    """
     for field, _, flag in flags_of(type(options)):
         value = getattr(options, field.name)
         if flag is None:

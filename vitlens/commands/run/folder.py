@@ -1,4 +1,6 @@
-"""RunFolder: the folder of one run, whose status is done only when the run has ended; its place and its settings."""
+"""RunFolder: the folder of one run, whose status is done only when the run has ended; its place and
+its settings.
+"""
 
 import errno
 import os
@@ -23,7 +25,16 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
 from vitlens.names import LABELS, fingerprinted
-from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run, written, written_tables
+from vitlens.record import (
+    CONFIG,
+    RESULTS,
+    SCHEMA,
+    Record,
+    RunRecord,
+    read_run,
+    written,
+    written_tables,
+)
 from vitlens.references import resolved
 from vitlens.version import __version__
 
@@ -33,7 +44,14 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "done", "failed", "interrupted"]
 
-_WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")  # in config.json by every command
+_WRITTEN = (
+    "title",
+    "formats",
+    "versions",
+    "command_line",
+    "options",
+    "models",
+)  # in config.json by every command
 
 # All that a run ever writes; --overwrite takes these away and touches nothing else.
 _OURS = (
@@ -82,7 +100,8 @@ class Hold:
         except BlockingIOError as error:
             self.release()
             raise OutputError(
-                f"expected a run that has ended in {path}, found one that is still running; wait for it, stop it, or "
+                f"expected a run that has ended in {path}, found one that is still running; wait "
+                "for it, stop it, or "
                 "choose another --out"
             ) from error
         except OSError:  # a file system without locks
@@ -92,8 +111,8 @@ class Hold:
 class RunFolder:
     """The folder of a run while it runs: a context manager.
 
-    config.json is written first and results.json with the status running; leaving the block makes that done, failed
-    (an exception) or interrupted (Ctrl-C). A killed run stays at running.
+    config.json is written first and results.json with the status running; leaving the block makes
+    that done, failed (an exception) or interrupted (Ctrl-C). A killed run stays at running.
     """
 
     def __init__(
@@ -133,8 +152,8 @@ class RunFolder:
 
         It is --out or reports/<command>-<name parts>-<time>, for train runs/<name parts>-<time>.
 
-        Raises OutputError when --out exists (unless --overwrite, and then it must be a run or empty), is a file, or
-        cannot be written; StorageError when the disk is full.
+        Raises OutputError when --out exists (unless --overwrite, and then it must be a run or
+        empty), is a file, or cannot be written; StorageError when the disk is full.
         """
         if resume is not None:
             return cls.reopen(resume, needs=needs, config=config)
@@ -156,26 +175,33 @@ class RunFolder:
 
     @classmethod
     def reopen(
-        cls, path: Path, *, needs: Mapping[str, object | None] | None = None, config: Mapping[str, object] | None = None
+        cls,
+        path: Path,
+        *,
+        needs: Mapping[str, object | None] | None = None,
+        config: Mapping[str, object] | None = None,
     ) -> "RunFolder":
-        """Return the folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is
-        running.
+        """Return the folder of an earlier run, to go on with it (--resume): what it holds is kept,
+        its status is running.
 
-        needs: what its config.json must say besides what every command writes, by name, with its value where that is
-        known; None: nothing at all. config: what the run that goes on knows itself, as for `opened`; it takes the place
-        of what was read, but for the command line. Raises InputError for links, and for a config.json that says less or
-        another thing.
+        needs: what its config.json must say besides what every command writes, by name, with its
+        value where that is known; None: nothing at all. config: what the run that goes on knows
+        itself, as for `opened`; it takes the place of what was read, but for the command line.
+        Raises InputError for links, and for a config.json that says less or another thing.
         """
         record = read_run(path)
         require_plain(path)
         own = {name: value for name, value in (config or {}).items() if name != "command_line"}
-        folder = cls(path, record.command, {**record.config, **own}, record.results, hold=Hold(path))
+        folder = cls(
+            path, record.command, {**record.config, **own}, record.results, hold=Hold(path)
+        )
         _require_same_images(path, record.config.get("fingerprints"), own.get("fingerprints"))
         needed = {} if needs is None else {**dict.fromkeys(_WRITTEN), **needs}
         for name, value in needed.items():
             if name not in record.config or value not in (None, record.config[name]):
                 raise InputError(
-                    f"expected the {name} that the run began with in {path / CONFIG}, found something else; "
+                    f"expected the {name} that the run began with in {path / CONFIG}, found "
+                    "something else; "
                     "begin anew without --resume"
                 )
         remove_unfinished(path)
@@ -188,7 +214,10 @@ class RunFolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         status: Status = "done"
         if kind is not None:
@@ -198,27 +227,39 @@ class RunFolder:
         try:
             self._write(status)
         except (VitlensError, OSError):
-            if kind is None:  # else the first error is the one to report; results.json still says running
+            if (
+                kind is None
+            ):  # else the first error is the one to report; results.json still says running
                 raise
         finally:
             self._hold.release()
 
     def _left(self) -> str:
-        """Return what an interrupted run leaves, and the command that goes on with it where there is one."""
+        """Return what an interrupted run leaves, and the command that goes on with it where there
+        is one.
+        """
         options = self.config.get("options")
         known = options if isinstance(options, Mapping) else {}
-        whole_study = self.command == "study" and "points" not in self.config  # its chapters are in the cache
+        whole_study = (
+            self.command == "study" and "points" not in self.config
+        )  # its chapters are in the cache
         if "resume" not in known or whole_study:
             return f"what was done lies in {self.path}"
         words = ["vitlens", self.command, "--resume", str(self.path)]
         bundle = known.get("model_options")
-        files = known.get("model_file") or (bundle.get("model_file") if isinstance(bundle, Mapping) else None) or ()
+        files = (
+            known.get("model_file")
+            or (bundle.get("model_file") if isinstance(bundle, Mapping) else None)
+            or ()
+        )
         for file in files:
             words += ["--model-file", str(file)]
         return f"what is finished is kept in {self.path}; go on with {shlex.join(words)}"
 
     def keep_tables(self, record: Record) -> None:
-        """Write the tables of a record that is not whole yet, from which a report can be made if the run is stopped."""
+        """Write the tables of a record that is not whole yet, from which a report can be made if
+        the run is stopped.
+        """
         self._tables = written_tables(record)
         self._write("running")
 
@@ -233,8 +274,9 @@ class RunFolder:
         write_arrays(self.place("arrays", files.named_file(name, ".npz")), arrays)
 
     def place(self, *parts: str) -> Path:
-        """Return where something is written in this folder. Raises InputError for a link, and for what leads out
-        of it."""
+        """Return where something is written in this folder. Raises InputError for a link, and for
+        what leads out of it.
+        """
         return inside(self.path, *parts)
 
     def record(self) -> RunRecord:
@@ -266,7 +308,9 @@ class RunFolder:
 
 
 def _require_same_images(path: Path, before: object, now: object) -> None:
-    """Raise InputError where the images of a part are not those that a run began with, as far as both are known."""
+    """Raise InputError where the images of a part are not those that a run began with, as far as
+    both are known.
+    """
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return
     shared_names = sorted(before.keys() & now.keys())
@@ -274,13 +318,16 @@ def _require_same_images(path: Path, before: object, now: object) -> None:
     for part in images_first:
         if before[part] != now[part]:
             raise InputError(
-                f"expected the {fingerprinted(part)} that the run in {path} began with, found others; give the same, "
+                f"expected the {fingerprinted(part)} that the run in {path} began with, found "
+                "others; give the same, "
                 "or begin anew without --resume"
             )
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that decide the numbers: vitlens, python and the libraries, without importing them."""
+    """Return the versions that decide the numbers: vitlens, python and the libraries, without
+    importing them.
+    """
     installed = {"vitlens": __version__, "python": platform.python_version()}
     for library in ("torch", "torchvision", "timm", "numpy"):
         try:
@@ -301,8 +348,8 @@ def settings(
 ) -> dict[str, object]:
     """Return the settings of a run for RunFolder.opened, read back as `Record.config`.
 
-    options: the dataclass that the command took; run: its run options as they hold in this process; others: the other
-    parts of the data that it reads; more: further entries of config.json.
+    options: the dataclass that the command took; run: its run options as they hold in this process;
+    others: the other parts of the data that it reads; more: further entries of config.json.
     """
     content: dict[str, object] = {
         "command_line": run.command,
@@ -315,7 +362,9 @@ def settings(
     }
     if split is None:
         return content
-    fingerprints_of = resolved("vitlens.data.identity:fingerprints_of")  # torch is not imported for a report
+    fingerprints_of = resolved(
+        "vitlens.data.identity:fingerprints_of"
+    )  # torch is not imported for a report
     return {
         **content,
         "data": _split(split),
@@ -349,14 +398,19 @@ def _split(split: "Split") -> dict[str, object]:
 
 
 def require_plain(path: Path) -> None:
-    """Raise InputError where a file or folder that a run writes is a link, anywhere in its folder."""
+    """Raise InputError where a file or folder that a run writes is a link, anywhere in its
+    folder."""
     require_no_links(path, (*_TOP, *_PARTS))
 
 
 def default_place(command: str, name_parts: Sequence[str]) -> Path:
-    """reports/<command>-<name parts>-<time>, for train runs/<name parts>-<time>; of a name that is not there yet."""
+    """reports/<command>-<name parts>-<time>, for train runs/<name parts>-<time>; of a name that is
+    not there yet.
+    """
     words = [re.sub(r"[^\w.=-]+", "-", Path(part).name).strip("-.") for part in name_parts]
-    root, words = (Path("runs"), words) if command == "train" else (Path("reports"), [command, *words])
+    root, words = (
+        (Path("runs"), words) if command == "train" else (Path("reports"), [command, *words])
+    )
     name = "-".join([word for word in words if word] + [time.strftime("%Y%m%d-%H%M%S")])
     place = root / name
     count = 1
@@ -367,7 +421,9 @@ def default_place(command: str, name_parts: Sequence[str]) -> Path:
 
 
 def make_folder(path: Path, *, overwrite: bool) -> Hold:
-    """Make a run's folder, or empty that of an earlier run, and hold it. Raises OutputError and StorageError."""
+    """Make a run's folder, or empty that of an earlier run, and hold it. Raises OutputError and
+    StorageError.
+    """
     try:
         earlier = path.exists() or path.is_symlink()
         if earlier:
@@ -383,7 +439,8 @@ def make_folder(path: Path, *, overwrite: bool) -> Hold:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise files.storage_error(path, error) from error
         raise OutputError(
-            f"expected a folder that can be written at {path}, found: {error.strerror}; choose another --out"
+            f"expected a folder that can be written at {path}, found: {error.strerror}; choose "
+            "another --out"
         ) from error
     return hold
 
@@ -393,16 +450,24 @@ def require_writable(path: Path, *, overwrite: bool) -> None:
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
-        raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
+        raise OutputError(
+            f"expected a new folder for --out, found a file at {path}; choose another --out"
+        )
     if not overwrite and not _holds_no_results(path):
-        raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
+        raise OutputError(
+            f"expected a new folder for --out, found {path}; choose another, or add --overwrite"
+        )
     if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
-        raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
+        raise OutputError(
+            f"expected --overwrite of an earlier run, found other files in {path}; choose another "
+            "--out"
+        )
     require_plain(path)
 
 
 def _clear(path: Path) -> None:
-    """Take an earlier run's files away, results.json first so that no moment shows a finished run."""
+    """Take an earlier run's files away, results.json first so that no moment shows a finished
+    run."""
     for pattern in (RESULTS, CONFIG, *_OURS):
         for file in path.glob(pattern):
             if not file.is_dir():
@@ -410,9 +475,11 @@ def _clear(path: Path) -> None:
 
 
 def _holds_no_results(path: Path) -> bool:
-    """Return True if a folder is that of a run that failed or was interrupted before it had written any result.
+    """Return True if a folder is that of a run that failed or was interrupted before it had written
+    any result.
 
-    A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or file of the user's.
+    A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or
+    file of the user's.
     """
     kept = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
     if not (path / RESULTS).is_file() or any(file.name not in (CONFIG, RESULTS) for file in kept):
@@ -421,13 +488,17 @@ def _holds_no_results(path: Path) -> bool:
         records = [read_run(file.parent) for file in kept if file.name == RESULTS]
     except VitlensError:
         return False
-    results: list[Any] = [record.results for record in records if record.status in ("failed", "interrupted")]
+    results: list[Any] = [
+        record.results for record in records if record.status in ("failed", "interrupted")
+    ]
     filled = any(each["metrics"] or any(each["tables"].values()) for each in results)
     return len(results) == len(records) and not filled
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove the temporary files of a killed run; those of this run's other processes are newer than this process."""
+    """Remove the temporary files of a killed run; those of this run's other processes are newer
+    than this process.
+    """
     for file in path.rglob(".*"):
         if files.is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
             file.unlink(missing_ok=True)

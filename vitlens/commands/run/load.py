@@ -27,18 +27,31 @@ from vitlens.models.naming import ModelName, parse_models, require_rule
 
 
 def load_models(
-    models: Sequence[str | ModelName], *, command: str | None = None, model_options: ModelOptions, options: RunOptions
+    models: Sequence[str | ModelName],
+    *,
+    command: str | None = None,
+    model_options: ModelOptions,
+    options: RunOptions,
 ) -> tuple[Model, ...]:
-    """Return the named models on the chosen device, each under its own alias; names are texts, or parsed already.
+    """Return the named models on the chosen device, each under its own alias; names are texts, or
+    parsed already.
 
-    command: what they are loaded for. Raises UnsupportedError for a model that does not support it, InputError when
-    --weights is given for several models, and whatever load raises.
+    command: what they are loaded for. Raises UnsupportedError for a model that does not support it,
+    InputError when --weights is given for several models, and whatever load raises.
     """
     if model_options.weights is not None and len(models) > 1:
-        raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
+        raise InputError(
+            f"expected --weights with one model, found {len(models)}; write NAME@FILE for each"
+        )
     given = dict(vars(model_options))
-    given |= {"code_files": given.pop("model_file"), "device": resolve_device(options.device), "seed": options.seed}
-    given["classes"] = None if model_options.classes is None else _read_classes(model_options.classes)
+    given |= {
+        "code_files": given.pop("model_file"),
+        "device": resolve_device(options.device),
+        "seed": options.seed,
+    }
+    given["classes"] = (
+        None if model_options.classes is None else _read_classes(model_options.classes)
+    )
     typed = [model for model in models if isinstance(model, str)]
     require_rule(typed)
     names = iter(parse_models(typed))
@@ -72,32 +85,40 @@ def load_splits(
     repeat: bool = False,
     first: Sequence[str] = (),
 ) -> list[Split]:
-    """Return the images of --images or --data, the same in the same order for each model, preprocessed for it (read
-    once where preprocessing agrees); without either, digits for a model of digits.
+    """Return the images of --images or --data, the same in the same order for each model,
+    preprocessed for it (read once where preprocessing agrees); without either, digits for a model
+    of digits.
 
-    Of a folder or .npz without a test part those are given that neither these models nor those beside them (others that
-    answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit: at
-    most so many where --limit says nothing; scenes: so many of each source digit where nothing limits the images (None:
-    the default of the data); repeat: digits are shown in as many scenes as the limit needs, also in more than the
-    default; first: file names of images to begin with, whatever the sample.
+    Of a folder or .npz without a test part those are given that neither these models nor those
+    beside them (others that answer the same images) were trained on; the split's first note says
+    so, and so does a line on stderr. limit: at most so many where --limit says nothing; scenes: so
+    many of each source digit where nothing limits the images (None: the default of the data);
+    repeat: digits are shown in as many scenes as the limit needs, also in more than the default;
+    first: file names of images to begin with, whatever the sample.
 
-    Raises InputError when both are given, or neither for a model of
-    something else.
+    Raises InputError when both are given, or neither for a model of something else.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
     if options.labels is not None and data is None:
-        raise InputError("expected --labels with --data FOLDER, found no --data; name the folder of the images")
+        raise InputError(
+            "expected --labels with --data FOLDER, found no --data; name the folder of the images"
+        )
     known = None if images else training_images_of((*models, *beside), seed=options.seed)
     count = options.limit or limit
     named = data or "digits"
 
     def read(model: Model) -> Split:
         if images or known is None:
-            split = load_images([Path(image) for image in images or ()], preprocessing=model.preprocessing)
+            split = load_images(
+                [Path(image) for image in images or ()], preprocessing=model.preprocessing
+            )
             return split.starting_with(first, count, seed=options.seed)
         if data is None and model.classes != DIGITS:
-            raise InputError(f"expected images for {model.alias}, found none; give --images PATH... or --data DATA")
+            raise InputError(
+                f"expected images for {model.alias}, found none; give --images PATH... or --data "
+                "DATA"
+            )
         drawn = named in SETS and SETS[named].scenes
         if drawn and repeat and count is not None and not first:
             return scenes_of_digits(count, seed=options.seed, shortcut=named == SHORTCUT)
@@ -126,7 +147,9 @@ def load_splits(
 
 
 def _by_index(split: Split, model: Model) -> Split:
-    """Return the split with the model's classes where a table has class indices, which are those of the model."""
+    """Return the split with the model's classes where a table has class indices, which are those of
+    the model.
+    """
     numbered = split.classes == tuple(str(index) for index in range(len(split.classes)))
     if not numbered or len(split.classes) > len(model.classes):
         return split
@@ -152,7 +175,8 @@ def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[S
 
 
 def print_data(split: Split, options: RunOptions) -> None:
-    """Print on stderr which images are used, how they were processed, and which could not be read."""
+    """Print on stderr which images are used, how they were processed, and which could not be
+    read."""
     _tell([f"{split.title or split.name}: {note}" for note in split.notes], options)
     if split.skipped:
         named = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
@@ -166,8 +190,8 @@ def _tell(lines: Sequence[str], options: RunOptions) -> None:
 
 
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:
-    """Return the splits, with a first note where a model's classes are mapped to the data's; the note goes to stderr,
-    too.
+    """Return the splits, with a first note where a model's classes are mapped to the data's; the
+    note goes to stderr, too.
 
     Raises InputError where a model does not know the data's classes.
     """
@@ -180,7 +204,13 @@ def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOption
 
 def _read_classes(file: Path) -> tuple[str, ...]:
     try:
-        lines = read_bounded(file, 16 << 20, what="a text file with one class a line").decode("utf-8").splitlines()
+        lines = (
+            read_bounded(file, 16 << 20, what="a text file with one class a line")
+            .decode("utf-8")
+            .splitlines()
+        )
     except UnicodeDecodeError as error:
-        raise InputError(f"expected a text file with one class a line at {file}, found: {error}") from error
+        raise InputError(
+            f"expected a text file with one class a line at {file}, found: {error}"
+        ) from error
     return tuple(line.strip() for line in lines if line.strip())

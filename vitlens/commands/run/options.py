@@ -14,28 +14,44 @@ from vitlens.names import DEFAULT_SEED, FORMATS, FigureWidth, Precision
 _PANEL = "Run and report"
 _run = partial(option, panel=_PANEL)
 _model = partial(option, panel="Your own weights")
-DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir", "labels")  # the run options that change results
+DECIDING = (
+    "seed",
+    "limit",
+    "batch_size",
+    "precision",
+    "data_dir",
+    "labels",
+)  # the run options that change results
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """How to run and where to write.
 
-    device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit); limit: at most so many
-    images (None: all); out: the folder to write (None: a new one named by time); formats, width: of the figures; html:
-    whether report.html is written, too (None: as the registry says of the command); data_dir: where downloaded
-    data is kept; labels: a table of the labels of a folder's images; at_least, at_most: requirements, each
-    METRIC=VALUE (run/requirements.py); command: the line that was typed, for config.json.
+    device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit);
+    limit: at most so many images (None: all); out: the folder to write (None: a new one named by
+    time); formats, width: of the figures; html: whether report.html is written, too (None: as the
+    registry says of the command); data_dir: where downloaded data is kept; labels: a table of the
+    labels of a folder's images; at_least, at_most: requirements, each METRIC=VALUE
+    (run/requirements.py); command: the line that was typed, for config.json.
     """
 
-    limit: int | None = _run("--limit", "At most N images, balanced over classes.", metavar="N", low=1)
+    limit: int | None = _run(
+        "--limit", "At most N images, balanced over classes.", metavar="N", low=1
+    )
     batch_size: int | None = _run(
         "--batch-size", "Images in a batch (default: chosen to fit memory).", metavar="N", low=1
     )
-    device: str = _run("--device", "Device: auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME")
+    device: str = _run(
+        "--device", "Device: auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME"
+    )
     precision: Precision = _run("--precision", "Floating-point precision.", default="auto")
-    seed: int = _run("--seed", "Seed of every random number.", default=DEFAULT_SEED, metavar="N", low=0)
-    out: Path | None = _run("--out", "Folder to write (default: a new one named by the time).", metavar="DIR")
+    seed: int = _run(
+        "--seed", "Seed of every random number.", default=DEFAULT_SEED, metavar="N", low=0
+    )
+    out: Path | None = _run(
+        "--out", "Folder to write (default: a new one named by the time).", metavar="DIR"
+    )
     overwrite: bool = _run("--overwrite", "Replace --out where it exists.", default=False)
     formats: tuple[str, ...] = choices(
         "--format",
@@ -45,14 +61,20 @@ class RunOptions:
         panel=_PANEL,
     )
     width: FigureWidth = _run(
-        "--width", "Width of figures: a page (7.2 inches), or a column of a paper (3.3).", default="page", shown=False
+        "--width",
+        "Width of figures: a page (7.2 inches), or a column of a paper (3.3).",
+        default="page",
+        shown=False,
     )
     html: bool | None = _run(
         "--html/--no-html",
-        "Also write report.html, one file to send on (default: only look, study and walkthrough do).",
+        "Also write report.html, one file to send on (default: only look, study and walkthrough "
+        "do).",
         shown=False,
     )
-    data_dir: Path = _run("--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR")
+    data_dir: Path = _run(
+        "--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR"
+    )
     labels: Path | None = _run(
         "--labels",
         "A table (CSV) of file names and labels, for --data FOLDER without class folders.",
@@ -61,7 +83,8 @@ class RunOptions:
     )
     at_least: tuple[str, ...] = _run(
         "--at-least",
-        "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; may be repeated. A name "
+        "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; may "
+        "be repeated. A name "
         "without a model holds for every model.",
         default=(),
         metavar="METRIC=VALUE",
@@ -82,8 +105,10 @@ def model_file_option() -> Any:
     """--model-file."""
     return _model(
         "--model-file",
-        "Run your code: MODEL may be FILE.py:FUNCTION, whose function, called without arguments, returns "
-        "vitlens.wrap(module, ...), or a folder that was trained from it. Alone, it is the MODEL. May be repeated.",
+        "Run your code: MODEL may be FILE.py:FUNCTION, whose function, called without arguments, "
+        "returns "
+        "vitlens.wrap(module, ...), or a folder that was trained from it. Alone, it is the MODEL. "
+        "May be repeated.",
         default=(),
         metavar="FILE.py:FUNCTION",
         shown=False,
@@ -94,13 +119,16 @@ def model_file_option() -> Any:
 class ModelOptions:
     """What a weights file does not say itself.
 
-    weights: a file for the one model named; random_weights: untrained ones; arch: the architecture of a weights file;
-    image_size: pixels (height, width); mean, std: per channel, in [0, 1]; classes: a file with one name a line;
-    model_file: each FILE.py:FUNCTION that a MODEL may name, as it runs the code of that file.
+    weights: a file for the one model named; random_weights: untrained ones; arch: the architecture
+    of a weights file; image_size: pixels (height, width); mean, std: per channel, in [0, 1];
+    classes: a file with one name a line; model_file: each FILE.py:FUNCTION that a MODEL may name,
+    as it runs the code of that file.
     """
 
     weights: Path | None = _model("--weights", "Weights for MODEL, from a file.", metavar="FILE")
-    random_weights: bool = _model("--random-weights", "Random, untrained weights (a sanity check).", default=False)
+    random_weights: bool = _model(
+        "--random-weights", "Random, untrained weights (a sanity check).", default=False
+    )
     arch: str | None = _model(
         "--arch",
         "Architecture of a weights file: a preset, timm:NAME or torchvision:NAME.",
@@ -134,7 +162,12 @@ _RESUMED = "Left out with --resume."
 def one_model(**default: str) -> Any:
     """Return the argument MODEL; default: "" where --resume knows it."""
     more = f" {_RESUMED}" if default else ""
-    return argument("MODEL", f"One model: {describe_names()}; see vitlens models.{more}", complete="model", **default)
+    return argument(
+        "MODEL",
+        f"One model: {describe_names()}; see vitlens models.{more}",
+        complete="model",
+        **default,
+    )
 
 
 def several_models(**default: tuple[str, ...]) -> Any:
@@ -151,14 +184,17 @@ def several_models(**default: tuple[str, ...]) -> Any:
 def require_models(models: str | tuple[str, ...], resume: Path | None) -> None:
     """Raise InputError where no model is named and no run is resumed that has one."""
     if not models and resume is None:
-        raise InputError("expected MODEL, found none; name one, or go on with a stopped run by --resume FOLDER")
+        raise InputError(
+            "expected MODEL, found none; name one, or go on with a stopped run by --resume FOLDER"
+        )
 
 
 def data_option() -> Any:
     """Return the field of --data."""
     return option(
         "--data",
-        "A data set (digits, cifar10 ...), a folder of class folders or images, or an .npz; see vitlens data.",
+        "A data set (digits, cifar10 ...), a folder of class folders or images, or an .npz; see "
+        "vitlens data.",
         metavar="DATA",
         shown=False,
         complete="data",
@@ -167,19 +203,26 @@ def data_option() -> Any:
 
 def images_option() -> Any:
     """--images."""
-    return option("--images", "Image files, or folders of images.", default=(), metavar="PATH...", shown=False)
+    return option(
+        "--images", "Image files, or folders of images.", default=(), metavar="PATH...", shown=False
+    )
 
 
 def predicted_option() -> Any:
     """--predicted."""
-    return option("--predicted", "Use the model's predictions as labels, for images without labels.", default=False)
+    return option(
+        "--predicted",
+        "Use the model's predictions as labels, for images without labels.",
+        default=False,
+    )
 
 
 def attributes_option() -> Any:
     """--attributes."""
     return option(
         "--attributes",
-        "A CSV of the images: their file names (with folders where names repeat), then columns of yes and no, or of a "
+        "A CSV of the images: their file names (with folders where names repeat), then columns of "
+        "yes and no, or of a "
         "few values.",
         metavar="FILE",
     )

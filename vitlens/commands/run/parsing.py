@@ -16,7 +16,9 @@ def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
     """
     words = dict.fromkeys(_parts(text))
     if not words:
-        raise InputError(f"expected {option} with at least one of {', '.join(known)}, found {text!r}")
+        raise InputError(
+            f"expected {option} with at least one of {', '.join(known)}, found {text!r}"
+        )
     by_text = {str(word): word for word in known}
     for word in words:
         if word not in by_text:
@@ -25,7 +27,8 @@ def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
 
 
 def names_of(option: str, text: str) -> tuple[str, ...]:
-    """Return the names of a comma-separated list, each once. Raises InputError for an empty list."""
+    """Return the names of a comma-separated list, each once. Raises InputError for an empty
+    list."""
     names = tuple(dict.fromkeys(_parts(text)))
     if not names:
         raise InputError(f"expected {option} with at least one name, found {text!r}")
@@ -33,7 +36,8 @@ def names_of(option: str, text: str) -> tuple[str, ...]:
 
 
 def numbers(option: str, text: str) -> tuple[float, float, float]:
-    """Return three channels "R,G,B" in [0, 1]; one number stands for all three. Raises InputError."""
+    """Return three channels "R,G,B" in [0, 1]; one number stands for all three. Raises
+    InputError."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -42,7 +46,8 @@ def numbers(option: str, text: str) -> tuple[float, float, float]:
         values *= 3
     if len(values) != 3 or not all(0 <= value <= 1 for value in values):
         raise InputError(
-            f"expected {option} R,G,B with three numbers from 0 to 1, found {text!r}; e.g. {option} 0.5,0.5,0.5"
+            f"expected {option} R,G,B with three numbers from 0 to 1, found {text!r}; e.g. "
+            f"{option} 0.5,0.5,0.5"
         )
     red, green, blue = values
     return red, green, blue
@@ -52,15 +57,24 @@ def two_counts(option: str, text: str) -> tuple[int, int]:
     """Return two whole numbers from 0, "3,4": a patch's row and column. Raises InputError."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(_is_whole(part) for part in parts):
-        raise InputError(f"expected {option} ROW,COL with two whole numbers from 0, found {text!r}; e.g. {option} 3,4")
+        raise InputError(
+            f"expected {option} ROW,COL with two whole numbers from 0, found {text!r}; e.g. "
+            f"{option} 3,4"
+        )
     return int(parts[0]), int(parts[1])
 
 
-def side_lengths(option: str, text: str, *, unit: str = "pixels", example: int = 224) -> tuple[int, int]:
-    """Return height and width, of "224" or "224x160", in pixels or another unit. Raises InputError."""
+def side_lengths(
+    option: str, text: str, *, unit: str = "pixels", example: int = 224
+) -> tuple[int, int]:
+    """Return height and width, of "224" or "224x160", in pixels or another unit. Raises
+    InputError."""
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(map(_is_positive, parts)):
-        raise InputError(f"expected {option} N or HEIGHTxWIDTH in {unit}, found {text!r}; e.g. {option} {example}")
+        raise InputError(
+            f"expected {option} N or HEIGHTxWIDTH in {unit}, found {text!r}; e.g. {option} "
+            f"{example}"
+        )
     return int(parts[0]), int(parts[-1])
 
 
@@ -68,7 +82,9 @@ def many_side_lengths(option: str, text: str) -> tuple[tuple[int, int], ...]:
     """Return heights and widths in pixels, of "224,32x48", each once. Raises InputError."""
     parts = _parts(text)
     if not parts:
-        raise InputError(f"expected {option} with sizes in pixels, found {text!r}; e.g. {option} 16,32")
+        raise InputError(
+            f"expected {option} with sizes in pixels, found {text!r}; e.g. {option} 16,32"
+        )
     return tuple(dict.fromkeys(side_lengths(option, part) for part in parts))
 
 
@@ -76,7 +92,9 @@ def counts(option: str, text: str) -> tuple[int, ...]:
     """Return whole numbers from 1, of "1,2,4", each once, in rising order. Raises InputError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(map(_is_positive, parts)):
-        raise InputError(f"expected {option} with whole numbers from 1, found {text!r}; e.g. {option} 1,2,4")
+        raise InputError(
+            f"expected {option} with whole numbers from 1, found {text!r}; e.g. {option} 1,2,4"
+        )
     return tuple(sorted(set(map(int, parts))))
 
 
@@ -84,7 +102,9 @@ def layers_of(option: str, text: str) -> tuple[int, ...]:
     """Return layers, counted from 0, of "0,4,5", each once, in rising order. Raises InputError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(map(_is_whole, parts)):
-        raise InputError(f"expected {option} with layers from 0, found {text!r}; e.g. {option} 0,4,5")
+        raise InputError(
+            f"expected {option} with layers from 0, found {text!r}; e.g. {option} 0,4,5"
+        )
     return tuple(sorted(set(map(int, parts))))
 
 
@@ -100,7 +120,9 @@ def amounts(option: str, text: str) -> tuple[float, ...]:
 
 
 def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | None:
-    """Return a whole number, of "20", or one for each name of "pgd=20,cw=50"; None for None. Raises InputError."""
+    """Return a whole number, of "20", or one for each name of "pgd=20,cw=50"; None for None. Raises
+    InputError.
+    """
     if text is None:
         return None
     if _is_whole(text.strip()):
@@ -109,7 +131,8 @@ def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | Non
     for name, value in _pairs(text):
         if not name or not _is_whole(value):
             raise InputError(
-                f"expected {option} N or NAME=N,NAME=N with whole numbers, found {text!r}; e.g. {option} pgd=20,cw=50"
+                f"expected {option} N or NAME=N,NAME=N with whole numbers, found {text!r}; e.g. "
+                f"{option} pgd=20,cw=50"
             )
         counts_by_name[name] = int(value)
     return counts_by_name
@@ -121,14 +144,17 @@ def named_amounts(option: str, text: str) -> dict[str, float]:
     for name, value in _pairs(text):
         if not name or not value:
             raise InputError(
-                f"expected {option} NAME=NUMBER,NAME=NUMBER, found {text!r}; e.g. {option} low-frequency=8"
+                f"expected {option} NAME=NUMBER,NAME=NUMBER, found {text!r}; e.g. {option} "
+                "low-frequency=8"
             )
         numbers_by_name[name] = amounts(option, value)[0]
     return numbers_by_name
 
 
 def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
-    """Return the settings of NAME=VALUE pairs, with values read as words, numbers or lists. Raises InputError."""
+    """Return the settings of NAME=VALUE pairs, with values read as words, numbers or lists. Raises
+    InputError.
+    """
     settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")

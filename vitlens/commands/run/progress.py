@@ -1,4 +1,5 @@
-"""Progress of a run and of a training as it is shown, and partial results from which a run resumes."""
+"""Progress of a run and of a training as it is shown, and partial results from which a run
+resumes."""
 
 import os
 import time
@@ -38,10 +39,11 @@ def announced(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[None]:
-    """Show on stderr what a run does, so that it is never silent for long: its phases, or else its name.
+    """Show on stderr what a run does, so that it is never silent for long: its phases, or else its
+    name.
 
-    A thread repeats what runs now. Silent with quiet, in all processes but the first of a distributed
-    run, and for the first two seconds.
+    A thread repeats what runs now. Silent with quiet, in all processes but the first of a
+    distributed run, and for the first two seconds.
     """
     if quiet or os.environ.get("RANK", "0") != "0":
         yield
@@ -64,7 +66,9 @@ def announced(
 
 @contextmanager
 def phase(what: str) -> Iterator[None]:
-    """Name a part of an announced run that counts no steps; nothing is shown of a run that is not announced."""
+    """Name a part of an announced run that counts no steps; nothing is shown of a run that is not
+    announced.
+    """
     with _LOCK:
         around = _OPEN[-1] if _OPEN else None
     if around is None:
@@ -93,7 +97,8 @@ def progress(
 ) -> Iterator[Advance]:
     """Show the progress of a loop; call the yielded function with the number of units just done.
 
-    Written to stderr, so that stdout stays for results; silent with quiet, and for the first two seconds.
+    Written to stderr, so that stdout stays for results; silent with quiet, and for the first two
+    seconds.
     """
     done = 0
     at = 0.0  # seconds at which the last unit was done
@@ -135,22 +140,31 @@ def training_progress(what: str, *, quiet: bool) -> Iterator[Callable[[Progress]
 class _Display:
     """A phase as it is shown: a bar on a terminal, elsewhere a line now and then.
 
-    state: the units done, of how many (None: not counted), both in words, and what is added from the seconds so far.
+    state: the units done, of how many (None: not counted), both in words, and what is added from
+    the seconds so far.
     """
 
     last = float("-inf")  # when anything of any phase was shown
 
-    def __init__(self, what: str, console: Console | None, clock: Callable[[], float], transient: bool) -> None:
+    def __init__(
+        self, what: str, console: Console | None, clock: Callable[[], float], transient: bool
+    ) -> None:
         self.what = for_terminal(what)
         self.console = console or Console(stderr=True)
         self.clock = clock
         self.start = clock()
         self.line_at = float("-inf")
         self.state: tuple[int, int | None, str, Callable[[float], str]] = (0, None, "", elapsed)
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), *[TaskProgressColumn()] * transient)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            *[TaskProgressColumn()] * transient,
+        )
         words = TextColumn("{task.fields[words]}")
         # results on stdout must not pass through the console, which writes to stderr
-        self.bar = Bar(*columns, words, console=self.console, transient=transient, redirect_stdout=False)
+        self.bar = Bar(
+            *columns, words, console=self.console, transient=transient, redirect_stdout=False
+        )
         self.task = self.bar.add_task(self.what, total=None, words="")
 
     def update(self, done: int, total: int, counted: str, words: Callable[[float], str]) -> None:
@@ -227,7 +241,11 @@ def _as_clock(seconds: float) -> str:
 
 
 def rate_and_left(done: int, total: int, seconds: float, unit: str, *, since: float = 0.0) -> str:
-    """ "210 images/s, 0:42 left"; since: seconds since the last unit was done, while the next one is not."""
+    """Return "210 images/s, 0:42 left".
+
+    since: seconds since the last unit was done, while the next one is
+    not.
+    """
     rate = done / seconds if seconds else 0.0
     rest = total - done
     left = 0.0
@@ -242,7 +260,8 @@ PROGRESS: Final = "progress"  # the folder within the run's
 
 @dataclass(frozen=True)
 class ProgressStore:
-    """Arrays by key while a run lasts, one file each, with the digest of what they were computed from.
+    """Arrays by key while a run lasts, one file each, with the digest of what they were computed
+    from.
 
     folder: None keeps nothing; process: which of several processes computed them.
     """
@@ -250,11 +269,13 @@ class ProgressStore:
     folder: Path | None
     process: int = 0
 
-    def recall(self, key: str, digest: str, forms: Mapping[str, Form]) -> dict[str, NDArray[np.generic]] | None:
+    def recall(
+        self, key: str, digest: str, forms: Mapping[str, Form]
+    ) -> dict[str, NDArray[np.generic]] | None:
         """Return the arrays stored under a key, or None; forms: their expected types and shapes.
 
-        Raises InputError when they were computed from something else (digest: of what they should be computed from), or
-        are damaged.
+        Raises InputError when they were computed from something else (digest: of what they should
+        be computed from), or are damaged.
         """
         path = self._path(key)
         if path is None or not path.is_file():
@@ -263,7 +284,8 @@ class ProgressStore:
         require_forms(stored, {"digest": Form("U")}, path, hint="start again without --resume")
         if str(stored["digest"]) != digest:
             raise InputError(
-                f"expected the images that the run in {path.parent.parent} began with, found others; give the same "
+                f"expected the images that the run in {path.parent.parent} began with, found "
+                "others; give the same "
                 "--data, --limit, --seed and --batch-size, or begin anew without --resume"
             )
         require_forms(stored, forms, path, hint="start again without --resume")
@@ -273,7 +295,10 @@ class ProgressStore:
         """Store arrays under a key, in one atomic write."""
         path = self._path(key)
         if path is not None:
-            write_arrays(path, {"digest": digest, **{name: np.asarray(array) for name, array in arrays.items()}})
+            write_arrays(
+                path,
+                {"digest": digest, **{name: np.asarray(array) for name, array in arrays.items()}},
+            )
 
     def forget(self) -> None:
         """Delete everything, once the run has ended."""
@@ -298,4 +323,6 @@ def progress_line(progress: Progress) -> str:
     for word, share in (("accuracy", progress.accuracy), ("test", progress.test_accuracy)):
         if share is not None:
             parts.append(f"{word} {share:.1%}".replace("%", " %"))
-    return ", ".join([*parts, f"{progress.images_per_second:,.0f} images/s", f"{minutes}:{seconds:02} left"])
+    return ", ".join(
+        [*parts, f"{progress.images_per_second:,.0f} images/s", f"{minutes}:{seconds:02} left"]
+    )

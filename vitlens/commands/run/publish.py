@@ -1,4 +1,6 @@
-"""Figures, report.md and report.html from a run's folder alone: at each command's end, and by `vitlens report`."""
+"""Figures, report.md and report.html from a run's folder alone: at each command's end, and by
+`vitlens report`.
+"""
 
 import csv
 import errno
@@ -28,14 +30,19 @@ if TYPE_CHECKING:
 REPORT = "report.md"
 PAGE = "report.html"
 _DOTS_PER_INCH = 200
-_UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same run draws the same bytes
+_UNDATED: Final = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}  # the same run draws the same bytes
 
 
 def publish(folder: RunFolder, *, final: bool = True) -> Path:
-    """Draw the figures of a run that ends now and write its report, from what lies in its folder alone.
+    """Draw the figures of a run that ends now and write its report, from what lies in its folder
+    alone.
 
-    Returns the path of report.md, or of report.html where the run's options ask for it. To be called last within the
-    folder's block. final: False for a report that says that the run goes on; the one at the end shows the same figures.
+    Returns the path of report.md, or of report.html where the run's options ask for it. To be
+    called last within the folder's block. final: False for a report that says that the run goes on;
+    the one at the end shows the same figures.
     """
     with phase("Writing the report"):
         record = read(folder.record())
@@ -54,12 +61,12 @@ def publish(folder: RunFolder, *, final: bool = True) -> Path:
 def report(path: Path, *, html: bool = False) -> Path:
     """Draw the figures of an earlier run and write its report.md again; returns the report's path.
 
-    html: write report.html, too, and return its path; this is also done where the folder holds one, which would
-    otherwise say something else than report.md. Figures that the earlier report.md showed and this one does not are
-    removed from figures/.
+    html: write report.html, too, and return its path; this is also done where the folder holds one,
+    which would otherwise say something else than report.md. Figures that the earlier report.md
+    showed and this one does not are removed from figures/.
 
-    Raises InputError when the folder is no run, holds links, or contents that no report can be made of;
-    UnknownNameError when its command leaves no report.
+    Raises InputError when the folder is no run, holds links, or contents that no report can be made
+    of; UnknownNameError when its command leaves no report.
     """
     with phase("Reading the folder"):
         record = read_folder(path)
@@ -74,7 +81,9 @@ def report(path: Path, *, html: bool = False) -> Path:
 
 
 def write_report(path: Path) -> None:
-    """Write report.md and the tables of a finished run again; its figures stay. Raises InputError as `report`."""
+    """Write report.md and the tables of a finished run again; its figures stay. Raises InputError
+    as `report`.
+    """
     record = read_folder(path)
     with foreign_contents(record):
         _write(COMMANDS[record.command].report(record), record, html=False)
@@ -89,7 +98,9 @@ def read(run: RunRecord) -> Any:
 
 
 def read_folder(path: Path) -> Any:
-    """Return the record of an earlier run's folder. Raises InputError and UnknownNameError as `report`."""
+    """Return the record of an earlier run's folder. Raises InputError and UnknownNameError as
+    `report`.
+    """
     run = read_run(path)
     reporting = [word for word, command in COMMANDS.items() if command.reports]
     if run.command not in reporting:
@@ -99,11 +110,13 @@ def read_folder(path: Path) -> Any:
         return read(run)
 
 
-def save_figures(document: Document, record: Record, *, copy: bool = False, skip: Collection[str] = ()) -> None:
+def save_figures(
+    document: Document, record: Record, *, copy: bool = False, skip: Collection[str] = ()
+) -> None:
     """Save every figure, one at a time, as png and in the run's other formats.
 
-    skip: names of figures that this run has saved already; copy: copy the figures that chapters of this run have drawn,
-    where they are there, rather than draw them again.
+    skip: names of figures that this run has saved already; copy: copy the figures that chapters of
+    this run have drawn, where they are there, rather than draw them again.
     """
     formats = tuple(dict.fromkeys(["png", *record.config.formats]))
     figures = [spec for spec in document.figures if spec.name not in skip]
@@ -153,10 +166,14 @@ def _write_tables(record: Record) -> None:
         if rows:
             text = StringIO()
             cells = [flat(row) for row in rows]
-            writer = csv.DictWriter(text, list(dict.fromkeys(key for each in cells for key in each)))
+            writer = csv.DictWriter(
+                text, list(dict.fromkeys(key for each in cells for key in each))
+            )
             writer.writeheader()
             writer.writerows(cells)
-            whole = text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")  # lone bytes of names
+            whole = (
+                text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
+            )  # lone bytes of names
             write_text(inside(record.folder, "tables", named_file(name, ".csv")), whole)
 
 
@@ -189,7 +206,8 @@ def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
             reason = f"without {', '.join(run.missing_tables)}: {reason}"
         reason = " ".join(reason.split())[:200]
         raise InputError(
-            f"expected what vitlens {run.command} writes in {run.folder}, found contents of which no report can "
+            f"expected what vitlens {run.command} writes in {run.folder}, found contents of which "
+            "no report can "
             f"be made ({reason}); run the command again"
         ) from error
 
@@ -199,16 +217,28 @@ _SIGNATURE: Final = b"Matplotlib"  # in the metadata of each of them
 
 def shown_in(report: Path) -> tuple[str, ...]:
     """Return the names of the figures in an earlier report.md; none where there is no such file."""
-    return figures_shown(report.read_text(encoding="utf-8", errors="replace")) if report.is_file() else ()
+    return (
+        figures_shown(report.read_text(encoding="utf-8", errors="replace"))
+        if report.is_file()
+        else ()
+    )
 
 
 def _remove_old_figures(folder: Path, shown: Iterable[str], *, keep: Collection[str]) -> None:
-    """Remove the files of figures that were shown before and are not among those to keep, from a run's figures/.
+    """Remove the files of figures that were shown before and are not among those to keep, from a
+    run's figures/.
 
-    shown: names, from shown_in before the report was written again; keep: names of the figures drawn now. A link, a
-    file in another format and a file without matplotlib's signature stay.
+    shown: names, from shown_in before the report was written again; keep: names of the figures
+    drawn now. A link, a file in another format and a file without matplotlib's signature stay.
     """
-    old = {f"{name}.{form}" for name in shown if name not in keep for form in get_args(FigureFormat)}
+    old = {
+        f"{name}.{form}" for name in shown if name not in keep for form in get_args(FigureFormat)
+    }
     for path in sorted((folder / "figures").glob("*")):
-        if path.name in old and path.is_file() and not path.is_symlink() and _SIGNATURE in path.read_bytes():
+        if (
+            path.name in old
+            and path.is_file()
+            and not path.is_symlink()
+            and _SIGNATURE in path.read_bytes()
+        ):
             path.unlink()

@@ -23,7 +23,9 @@ _SHOWN = 8  # metrics in the repr
 
 
 class ArrayFiles(Mapping[str, Mapping[str, NDArray[np.generic]]]):
-    """The files of arrays/ by name, each read when it is asked for: its arrays by name. Raises UnknownNameError."""
+    """The files of arrays/ by name, each read when it is asked for: its arrays by name. Raises
+    UnknownNameError.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,8 +66,9 @@ class NamedMetrics(dict[str, Estimate]):
 class ReportFolder(Summary):
     """The folder of a run, as `read` gives it; names in it are as they were written.
 
-    folder: its path; command: "ablate"; status: "done", "running", "failed" or "interrupted"; config: models, data,
-    options, versions; metrics: by name, each an `Estimate` (.value, .low, .high, .n, .unit); arrays: by file.
+    folder: its path; command: "ablate"; status: "done", "running", "failed" or "interrupted";
+    config: models, data, options, versions; metrics: by name, each an `Estimate` (.value, .low,
+    .high, .n, .unit); arrays: by file.
     """
 
     def __init__(self, folder: Path, *, unfinished: bool) -> None:
@@ -78,7 +81,8 @@ class ReportFolder(Summary):
         self.arrays: Mapping[str, Mapping[str, NDArray[np.generic]]] = ArrayFiles(folder)
         if self.status != "done" and not unfinished:
             raise InputError(
-                f"expected a finished run at {folder}, found one that is {self.status}; resume it with --resume, or "
+                f"expected a finished run at {folder}, found one that is {self.status}; resume it "
+                "with --resume, or "
                 "read what there is with unfinished=True"
             )
 
@@ -93,12 +97,15 @@ class ReportFolder(Summary):
         path = self.folder / REPORT
         if not path.is_file():
             raise InputError(
-                f"expected {REPORT} in {self.folder}, found none; write it with vitlens report {self.folder}"
+                f"expected {REPORT} in {self.folder}, found none; write it with vitlens report "
+                f"{self.folder}"
             )
         return path
 
     def table(self, name: str) -> list[Any]:
-        """Return the rows of a table, each of the dataclass that the command declares. Raises UnknownNameError."""
+        """Return the rows of a table, each of the dataclass that the command declares. Raises
+        UnknownNameError.
+        """
         if name not in self._record.tables:
             raise UnknownNameError(f"table of {self.command}", name, self._record.tables)
         return list(self._record.tables[name])
@@ -110,10 +117,14 @@ class ReportFolder(Summary):
         """
         rows = self.table(name)
         kind = type(self._record).contents().tables[name]
-        return data_frame(map(flat, rows), columns=None if rows else [column.name for column in fields(kind)])
+        return data_frame(
+            map(flat, rows), columns=None if rows else [column.name for column in fields(kind)]
+        )
 
     def summary(self) -> Iterator[Line]:
-        """Yield the command, its status, the first metrics, the tables with their rows, and the files of arrays."""
+        """Yield the command, its status, the first metrics, the tables with their rows, and the
+        files of arrays.
+        """
         yield Line("folder", str(self.folder))
         yield Line("command", self.command)
         yield Line("status", self.status)
@@ -130,9 +141,9 @@ class ReportFolder(Summary):
 def read(folder: str | Path, *, unfinished: bool = False) -> ReportFolder:
     """Return the report of a run, as typed values: metrics, rows of tables, arrays; needs no torch.
 
-    folder: as a command printed it; unfinished: also of a run that is running, failed or was interrupted, whose later
-    tables are empty. Raises InputError, one line, where `vitlens report` does: for what is no run, is damaged, or was
-    written by another version.
+    folder: as a command printed it; unfinished: also of a run that is running, failed or was
+    interrupted, whose later tables are empty. Raises InputError, one line, where `vitlens report`
+    does: for what is no run, is damaged, or was written by another version.
 
     >>> import vitlens
     >>> run = vitlens.read("reports/stats-deit-tiny")

@@ -1,4 +1,6 @@
-"""Requirements of a run's metrics, --at-least METRIC=VALUE and --at-most METRIC=VALUE, and their outcomes."""
+"""Requirements of a run's metrics, --at-least METRIC=VALUE and --at-most METRIC=VALUE, and their
+outcomes.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ class Requirement:
 
 @dataclass(frozen=True)
 class RequirementOutcome:
-    """The outcome of a requirement on one metric. metric: its whole path; because: the number that was judged."""
+    """The outcome of a requirement on one metric. metric: its whole path; because: the number that
+    was judged.
+    """
 
     requirement: Requirement
     metric: str
@@ -56,7 +60,9 @@ def _parsed(text: str, bound: Bound, option: str) -> Requirement:
     return Requirement(metric, bound, value)
 
 
-def require_known(requirements: Sequence[Requirement], metrics: Sequence[MetricName], *, word: str) -> None:
+def require_known(
+    requirements: Sequence[Requirement], metrics: Sequence[MetricName], *, word: str
+) -> None:
     """Raise InputError, before anything is measured, for a metric that a command never has."""
     with_alias: list[str] = []
     for metric in metrics:
@@ -68,7 +74,10 @@ def require_known(requirements: Sequence[Requirement], metrics: Sequence[MetricN
         near = nearest(requirement.metric, patterns) or patterns[:3]
         hint = f"e.g. {', '.join(near)}" if near else "it has none"
         option = f"--{requirement.bound.replace(' ', '-')}"
-        raise InputError(f"expected a metric of vitlens {word} with {option}, found {requirement.metric!r}; {hint}")
+        raise InputError(
+            f"expected a metric of vitlens {word} with {option}, found {requirement.metric!r}; "
+            f"{hint}"
+        )
 
 
 def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[RequirementOutcome]:
@@ -77,11 +86,17 @@ def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[Re
     A requirement that names no metric of the run does not hold.
     """
     for requirement in requirements:
-        chosen = [name for name in record.metrics if requirement.metric in (name, _without_alias(name))]
+        chosen = [
+            name for name in record.metrics if requirement.metric in (name, _without_alias(name))
+        ]
         if not chosen:
-            near = nearest(requirement.metric, {*record.metrics, *map(_without_alias, record.metrics)})
+            near = nearest(
+                requirement.metric, {*record.metrics, *map(_without_alias, record.metrics)}
+            )
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            yield RequirementOutcome(requirement, requirement.metric, False, f"was not measured by this command{hint}")
+            yield RequirementOutcome(
+                requirement, requirement.metric, False, f"was not measured by this command{hint}"
+            )
         for name in chosen:
             yield _judged(requirement, name, record.metrics[name])
 

@@ -1,4 +1,6 @@
-"""Runs that can be stopped and resumed: their folder, their partial results, and what must be equal, by digests."""
+"""Runs that can be stopped and resumed: their folder, their partial results, and what must be
+equal, by digests.
+"""
 
 import hashlib
 import json
@@ -37,15 +39,17 @@ def model_digest(model: Model) -> str:
     digest = hashlib.sha256(json.dumps(model.architecture, sort_keys=True, default=str).encode())
     for name, value in model.state_dict().items():
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()
 
 
 def content_digest(model: Model) -> str:
     """Return a SHA-256 of all that decides a model's answers and their names.
 
-    These are its weights, modules, preprocessing and classes. The code of a --model-file may read further files, so
-    its answers to an image of noise are part of it, too.
+    These are its weights, modules, preprocessing and classes. The code of a --model-file may read
+    further files, so its answers to an image of noise are part of it, too.
     """
     answers = ""
     if model.architecture["kind"] == "code":
@@ -60,11 +64,13 @@ def content_digest(model: Model) -> str:
 def resumable(
     run: Run[Any], title: str, resume: Path | None, **settings: object
 ) -> Iterator[tuple[Writing, ProgressStore]]:
-    """Yield the folder of a run, and the store of its partial results, which is emptied once the run is done.
+    """Yield the folder of a run, and the store of its partial results, which is emptied once the
+    run is done.
 
-    resume: the folder of a stopped run, in which this one goes on; settings: what must be as it was, beside models,
-    number of images and run options; the images themselves are compared part by part. Raises InputError, before
-    anything is written, for the folder of another command or of a run with other settings.
+    resume: the folder of a stopped run, in which this one goes on; settings: what must be as it
+    was, beside models, number of images and run options; the images themselves are compared part by
+    part. Raises InputError, before anything is written, for the folder of another command or of a
+    run with other settings.
     """
     identity = {
         "models": [model_digest(model) for model in run.models],
@@ -89,10 +95,14 @@ def resumable(
 
 
 def _begun_run(resume: Path, command: str) -> Mapping[str, Any]:
-    """Return the config.json of a stopped run. Raises InputError for the folder of another command."""
+    """Return the config.json of a stopped run. Raises InputError for the folder of another
+    command."""
     record = read_run(resume)
     if record.command != command:
-        raise InputError(f"expected the folder of vitlens {command} to resume, found one of vitlens {record.command}")
+        raise InputError(
+            f"expected the folder of vitlens {command} to resume, found one of vitlens "
+            f"{record.command}"
+        )
     return record.config
 
 
@@ -103,13 +113,15 @@ def _require_same(resume: Path, config: Mapping[str, Any], identity: Mapping[str
         if begun.get(name) != value:
             then, now = (str(each)[:40] for each in (begun.get(name), value))
             raise InputError(
-                f"expected to resume {resume} with its {name} ({then}), found another ({now}); give what it began "
+                f"expected to resume {resume} with its {name} ({then}), found another ({now}); "
+                "give what it began "
                 "with, or begin anew without --resume"
             )
 
 
 def with_its_settings(options: Any, command: str) -> Any:
-    """Return the options of a run; of one that is resumed without its MODEL being typed, those that it began with.
+    """Return the options of a run; of one that is resumed without its MODEL being typed, those that
+    it began with.
 
     Where the MODEL is typed, the other options hold as they are typed, too.
     """
@@ -122,24 +134,29 @@ def with_its_settings(options: Any, command: str) -> Any:
 def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] = ()) -> Any:
     """Return the options that a stopped run began with, so that it can go on in its folder.
 
-    typed: those that hold as they are typed now, as do the run options that change no result. Raises InputError for the
-    folder of another command, and for any other option that is typed with another value than the run began with.
+    typed: those that hold as they are typed now, as do the run options that change no result.
+    Raises InputError for the folder of another command, and for any other option that is typed with
+    another value than the run began with.
     """
     if options.run.out is not None:
         raise InputError(
-            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run keeps its folder"
+            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run "
+            "keeps its folder"
         )
     given = _begun_run(resume, command).get("options")
     source = f"the options in {resume / CONFIG}"
     begun = read_as(type(options), given, source=source, hint="begin anew without --resume")
     run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
-    kept = _begun(options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its ")
+    kept = _begun(
+        options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its "
+    )
     return replace(kept, run=run, resume=resume)
 
 
 def _begun(options: Any, begun: Any, typed: Collection[str], expected: str) -> Any:
-    """Return the options that a run began with, those in bundles, too, but for those that hold as they are typed
-    now."""
+    """Return the options that a run began with, those in bundles, too, but for those that hold as
+    they are typed now.
+    """
     kept = {}
     for each in fields(options):
         value = getattr(options, each.name)

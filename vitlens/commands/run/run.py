@@ -1,4 +1,6 @@
-"""A run of a command from its options: its processes, models, images and folder, and its report at the end."""
+"""A run of a command from its options: its processes, models, images and folder, and its report at
+the end.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -27,8 +29,8 @@ Options = TypeVar("Options")
 def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
     """Return the processes of this run, and the options for this one of them.
 
-    It has its own device, and is quiet unless it is the first. To be called before models are loaded; a run then
-    makes its folder in the first process alone, and returns None in the others.
+    It has its own device, and is quiet unless it is the first. To be called before models are
+    loaded; a run then makes its folder in the first process alone, and returns None in the others.
     """
     processes = join(resolve_device(options.device))
     if processes.count == 1:
@@ -40,11 +42,12 @@ def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
 class Run(Generic[Options]):
     """What every command does before and after it measures.
 
-    models, splits: each model with its images, the same for all, preprocessed for it; options: as they were given; run:
-    its run options as they hold in this process; first: whether this process writes. needs: what the models are loaded
-    for, where that is not the command; most: models at most; images: whether the command takes any; limit, scenes,
-    repeat: as load_splits; load: gives the models, where that is not load_models. Raises InputError for more models,
-    and what loading raises.
+    models, splits: each model with its images, the same for all, preprocessed for it; options: as
+    they were given; run: its run options as they hold in this process; first: whether this process
+    writes. needs: what the models are loaded for, where that is not the command; most: models at
+    most; images: whether the command takes any; limit, scenes, repeat: as load_splits; load: gives
+    the models, where that is not load_models. Raises InputError for more models, and what loading
+    raises.
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class Run(Generic[Options]):
         names = given.models if hasattr(given, "models") else (given.model,)
         if most is not None and len(names) > most:
             raise InputError(
-                f"expected at most {most} models for {command}, found {len(names)}; run vitlens {command} for each"
+                f"expected at most {most} models for {command}, found {len(names)}; run vitlens "
+                f"{command} for each"
             )
         self.command = command
         self.options = options
@@ -73,7 +77,12 @@ class Run(Generic[Options]):
             self.models: tuple[Model, ...] = (
                 load(self.run)
                 if load
-                else load_models(names, command=needs or command, model_options=given.model_options, options=self.run)
+                else load_models(
+                    names,
+                    command=needs or command,
+                    model_options=given.model_options,
+                    options=self.run,
+                )
             )
             self.splits: Sequence[Split] = (
                 load_splits(
@@ -89,7 +98,10 @@ class Run(Generic[Options]):
                 else ()
             )
         if len({len(split) for split in self.splits}) > 1:
-            raise InputError(f"expected the same images for all models, found {[len(each) for each in self.splits]}")
+            raise InputError(
+                "expected the same images for all models, found "
+                f"{[len(each) for each in self.splits]}"
+            )
 
     def with_images(self, splits: Sequence[Split]) -> Self:
         """Return the same run on other images, one split for each model."""
@@ -125,15 +137,21 @@ class Run(Generic[Options]):
 
     @property
     def passes(self) -> dict[str, Any]:
-        """Return how images pass through a model: batch size and precision, as arguments of an analysis."""
+        """Return how images pass through a model: batch size and precision, as arguments of an
+        analysis.
+        """
         return {"batch_size": self.run.batch_size, "precision": self.run.precision}
 
-    def progress(self, what: str, total: int, unit: str = "images") -> AbstractContextManager[Advance]:
+    def progress(
+        self, what: str, total: int, unit: str = "images"
+    ) -> AbstractContextManager[Advance]:
         """Return the progress of a loop on stderr, nothing with --quiet."""
         return progress(what, total, unit=unit, quiet=self.run.quiet)
 
     def batches(self, what: str, *, size: int | None = None) -> Iterator[tuple[Batch, ...]]:
-        """Yield this process's images batch by batch, one batch a model, with progress and in the run's precision."""
+        """Yield this process's images batch by batch, one batch a model, with progress and in the
+        run's precision.
+        """
         device = self.model.device
         wanted = self.run.batch_size or size or min(map(fitting_batch_size, self.models))
         with self.progress(what, len(self.shares[0])) as advance:
@@ -147,11 +165,14 @@ class Run(Generic[Options]):
         return self.processes.index + batch.indices * self.processes.count
 
     @contextmanager
-    def folder(self, title: str = "", *, resume: Path | None = None, **more: Any) -> Iterator["Writing"]:
-        """Yield the run's folder, a context manager; in all processes but the first one that writes nothing.
+    def folder(
+        self, title: str = "", *, resume: Path | None = None, **more: Any
+    ) -> Iterator["Writing"]:
+        """Yield the run's folder, a context manager; in all processes but the first one that writes
+        nothing.
 
-        title: "Attention heads of", to which models and data are appended; resume: the folder of a stopped run, in
-        which this one goes on; more: further entries of config.json.
+        title: "Attention heads of", to which models and data are appended; resume: the folder of a
+        stopped run, in which this one goes on; more: further entries of config.json.
         """
         if not self.first:
             yield Writing(None)
@@ -180,7 +201,8 @@ class Writing:
         self.folder = folder
 
     def publish(self, made: Callable[[], Record], *, final: bool = True) -> Path | None:
-        """Write the record that `made` gives, and the report; returns its path, None where nothing is written.
+        """Write the record that `made` gives, and the report; returns its path, None where nothing
+        is written.
 
         final: False for a report that is written again before the run ends.
         """

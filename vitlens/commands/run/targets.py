@@ -21,21 +21,28 @@ FOLDER: Final = "vitlens.data.folder:load"  # what reads class folders, or loose
 
 
 def chosen_targets(target: str, model: Model, split: Split) -> Tensor | None:
-    """Class indices (n,) among the model's logits for "true" or a named class; None for "predicted".
+    """Class indices (n,) among the model's logits for "true" or a named class; None for
+    "predicted".
 
-    target: also a class by name or by its index from 0. Raises InputError for "true" without labels and for an index
-    out of range, UnknownNameError for a class that is not there.
+    target: also a class by name or by its index from 0. Raises InputError for "true" without labels
+    and for an index out of range, UnknownNameError for a class that is not there.
     """
     if target == TRUE and split.labels is None:
         model.require_classifier()
-        raise InputError("expected labelled images for --target true, found none; give --data, or a class")
+        raise InputError(
+            "expected labelled images for --target true, found none; give --data, or a class"
+        )
     return class_targets(target, model, len(split), split=split, words=("--target", TRUE))
 
 
-def labels_of(model: Model, split: Split, *, predicted: bool, doing: str, options: RunOptions) -> Tensor:
-    """Return the class of each image as a column of the model's logits (n,): its label, or the prediction (predicted).
+def labels_of(
+    model: Model, split: Split, *, predicted: bool, doing: str, options: RunOptions
+) -> Tensor:
+    """Return the class of each image as a column of the model's logits (n,): its label, or the
+    prediction (predicted).
 
-    doing: what the labels are for, in the words of the message ("attack"). Raises DataError for images without labels.
+    doing: what the labels are for, in the words of the message ("attack"). Raises DataError for
+    images without labels.
     """
     if predicted:
         return predicted_logits(model, split, batch_size=options.batch_size).argmax(-1)
@@ -51,21 +58,27 @@ def require_labelled(split: Split, *, doing: str) -> None:
 
 
 def require_label_source(data: str | None, images: Sequence[str], *, doing: str) -> None:
-    """Raise DataError for files, and for a folder without classes, before a model is loaded, naming --predicted."""
+    """Raise DataError for files, and for a folder without classes, before a model is loaded, naming
+    --predicted.
+    """
     name = unlabelled_source(data, images)
     if name is not None:
         raise _without_labels("images without labels", name, doing)
 
 
 def require_evaluable(data: str | None) -> None:
-    """Raise DataError for a folder without classes, before a model is loaded, naming vitlens predict."""
+    """Raise DataError for a folder without classes, before a model is loaded, naming vitlens
+    predict.
+    """
     name = unlabelled_source(data, ())
     if name is not None:
         raise without_labels("images without labels", name)
 
 
 def unlabelled_source(data: str | None, images: Sequence[str]) -> str | None:
-    """Return the name of images that have no labels, before any is read; None where they may have some."""
+    """Return the name of images that have no labels, before any is read; None where they may have
+    some.
+    """
     if images and not data:
         are_there = all(Path(image).expanduser().exists() for image in images)
         return "images" if are_there else None  # what is not there is named when it is read
@@ -79,6 +92,7 @@ def unlabelled_source(data: str | None, images: Sequence[str]) -> str | None:
 
 def _without_labels(images: str, name: str, doing: str) -> DataError:
     return DataError(
-        f"expected labelled images to {doing}, found {images} in {name}; give --labels FILE.csv, or add "
+        f"expected labelled images to {doing}, found {images} in {name}; give --labels FILE.csv, "
+        "or add "
         "--predicted to take what the model predicts for the label"
     )

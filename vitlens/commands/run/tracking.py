@@ -1,7 +1,9 @@
-"""Log a training to TensorBoard and Weights & Biases, through accelerate's trackers (`vitlens train --track`).
+"""Log a training to TensorBoard and Weights & Biases, through accelerate's trackers (`vitlens train
+--track`).
 
-A tracker opens with its first value, after the processes have joined. If one fails, this is printed once, and the
-training goes on without it. Layers are numbered from 0, as in results.json: attention_entropy/patches/layer_00.
+A tracker opens with its first value, after the processes have joined. If one fails, this is printed
+once, and the training goes on without it. Layers are numbered from 0, as in results.json:
+attention_entropy/patches/layer_00.
 """
 
 import os
@@ -42,23 +44,30 @@ _EPOCH_METRICS: Final = (
     "images_per_second",
     "gradient_norm",
 )
-_WANDB_VARIABLES: Final = ("WANDB_MODE", "WANDB_API_KEY")  # with either set, the user has chosen how W&B runs
+_WANDB_VARIABLES: Final = (
+    "WANDB_MODE",
+    "WANDB_API_KEY",
+)  # with either set, the user has chosen how W&B runs
 
 
 def require_trackers(names: Sequence[TrackerName]) -> None:
     """Raise InputError, with what to type, unless the library of every tracker is installed."""
     for name in names:
         if find_spec(name) is None:
-            raise InputError(f"expected the library of --track {name}, found it not installed; type pip install {name}")
+            raise InputError(
+                f"expected the library of --track {name}, found it not installed; type pip install "
+                f"{name}"
+            )
 
 
 class TrackerWatcher:
     """A Watcher that logs a training to one tracker.
 
-    It logs loss, learning rate, gradient norm and rate every EVERY_STEPS updates; means and the entropy of attention by
-    layer every epoch; and the rollout of a few test images every EVERY_EPOCHS epochs, from the first one on. name: of
-    the tracker; folder: of the run, which gets tensorboard/ or wandb/; config: settings of the run, for the tracker's
-    table; say: called once with a message for each part that fails.
+    It logs loss, learning rate, gradient norm and rate every EVERY_STEPS updates; means and the
+    entropy of attention by layer every epoch; and the rollout of a few test images every
+    EVERY_EPOCHS epochs, from the first one on. name: of the tracker; folder: of the run, which gets
+    tensorboard/ or wandb/; config: settings of the run, for the tracker's table; say: called once
+    with a message for each part that fails.
     """
 
     def __init__(
@@ -121,13 +130,18 @@ class TrackerWatcher:
         self._log(dict(entropies(statistics(model, images, evidence=False))), step)
         if metrics.epoch % EVERY_EPOCHS == 0:
             shown = {"attention_rollout": overlay(model, images[:SHOWN], metrics.epoch + 1)[None]}
-            settings = {"dataformats": "NHWC"} if self.name == "tensorboard" else {}  # W&B's default
-            self._attempt(self.name, lambda: self._open(step).log_images(shown, step=step, **settings))
+            settings = (
+                {"dataformats": "NHWC"} if self.name == "tensorboard" else {}
+            )  # W&B's default
+            self._attempt(
+                self.name, lambda: self._open(step).log_images(shown, step=step, **settings)
+            )
 
     def _attempt(self, what: str, act: Callable[[], object]) -> None:
         """Call `act` unless this part, or the tracker, has failed before.
 
-        what: the part, in the message about its failure. A model without attention is not reported as a failure.
+        what: the part, in the message about its failure. A model without attention is not reported
+        as a failure.
         """
         if self._failed & {what, self.name}:
             return
@@ -137,12 +151,15 @@ class TrackerWatcher:
             self._failed.add(what)
             reason = " ".join(str(error).split()) or type(error).__name__
             if not isinstance(error, UnsupportedError):
-                self.say(f"{what} failed and is left out from here on ({reason}); the training goes on")
+                self.say(
+                    f"{what} failed and is left out from here on ({reason}); the training goes on"
+                )
 
     def _open(self, step: int) -> Any:
         """Return the library's tracker, which begins at this step."""
         if self._backend is None:
-            # not by Accelerator(log_with=...): a second Accelerator would share, and change, the first one's state
+            # not by Accelerator(log_with=...): a second Accelerator would share, and change, the
+            # first one's state
             from accelerate.tracking import TensorBoardTracker, WandBTracker
 
             if self.name == "tensorboard":
@@ -167,7 +184,9 @@ def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
 
 
 def overlay(model: Model, images: Images, epoch: int) -> NDArray[np.uint8]:
-    """Draw images next to their attention rollout on one colour scale; return the pixels (height, width, 3)."""
+    """Draw images next to their attention rollout on one colour scale; return the pixels (height,
+    width, 3).
+    """
     maps = rollout(model, images)
     pixels = images.cpu().numpy()
     shares = 100 * maps.cpu().numpy()
@@ -186,7 +205,9 @@ def _say(message: str) -> None:
 
 
 def _wandb_settings(folder: Path) -> dict[str, object]:
-    """Return arguments of wandb.init: files in the run's folder, nothing printed, offline without an account."""
+    """Return arguments of wandb.init: files in the run's folder, nothing printed, offline without
+    an account.
+    """
     import wandb
 
     settings: dict[str, object] = {

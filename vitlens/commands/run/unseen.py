@@ -1,8 +1,10 @@
-"""Which images models were trained on, by content, and which of the images for evaluation are none of those.
+"""Which images models were trained on, by content, and which of the images for evaluation are none
+of those.
 
-`vitlens train` writes a number for each training image, made of its file's bytes (or its pixels), in
-`arrays/training_images.npz` beside the weights. An image of that content is known wherever it lies and whatever it is
-called, so a separate test folder is evaluated whole, and of the training folder only the held-out images.
+`vitlens train` writes a number for each training image, made of its file's bytes (or its pixels),
+in `arrays/training_images.npz` beside the weights. An image of that content is known wherever it
+lies and whatever it is called, so a separate test folder is evaluated whole, and of the training
+folder only the held-out images.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +24,18 @@ from vitlens.models.model import Model
 from vitlens.names import BUNDLED
 
 _FILE = f"arrays/{TRAINING_IMAGES}.npz"
-_ABOVE = 4  # folders from a weights file upwards in which its run is looked for: RUN/points/LABEL/seed-0/weights
+# folders from a weights file upwards in which its run is looked for:
+# RUN/points/LABEL/seed-0/weights
+_ABOVE = 4
 
 
 @dataclass(frozen=True)
 class KnownTrainingImages:
     """The images that models were trained on, as far as they are known.
 
-    names: the models' aliases; numbers: of their training images by content, sorted uint64; unknown: the aliases of
-    those of which nothing is known; seed: the one that held out their test images.
+    names: the models' aliases; numbers: of their training images by content, sorted uint64;
+    unknown: the aliases of those of which nothing is known; seed: the one that held out their test
+    images.
     """
 
     names: tuple[str, ...]
@@ -40,13 +45,17 @@ class KnownTrainingImages:
 
 
 def split_by_seed(data: str) -> bool:
-    """Return True if the parts of this --data may have been drawn by a seed, so that training images are known by
-    content."""
+    """Return True if the parts of this --data may have been drawn by a seed, so that training
+    images are known by content.
+    """
     return data not in SETS or SETS[data].parts == "none"
 
 
-def keep_training_images(folder: Path, split: Split, *, data: str, start: Model | None = None) -> None:
-    """Write the images that the model in `folder` is trained on, and those that its start was trained on before.
+def keep_training_images(
+    folder: Path, split: Split, *, data: str, start: Model | None = None
+) -> None:
+    """Write the images that the model in `folder` is trained on, and those that its start was
+    trained on before.
 
     If the training goes on in that folder, images that it was trained on before are kept, too.
     """
@@ -61,7 +70,9 @@ def keep_training_images(folder: Path, split: Split, *, data: str, start: Model 
 
 
 def copy_training_images(model: Model, folder: Path) -> None:
-    """Write a model's training images, if they are known, next to weights that were made from its own."""
+    """Write a model's training images, if they are known, next to weights that were made from its
+    own.
+    """
     numbers = _numbers_of(model)
     if numbers is not None:
         write_arrays(folder / _FILE, {"numbers": numbers})
@@ -93,9 +104,10 @@ def training_images_of(models: Sequence[Model], *, seed: int) -> KnownTrainingIm
 def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Split:
     """Return the images to evaluate, with a note that names and explains the choice.
 
-    read: returns all images (True), or the part that a seed holds out (False). Images that none of the models was
-    trained on are evaluated. If none are left, all are evaluated, and the note says that the models were trained on
-    them. If the training images of a model are not known, the part that its training would have held out is evaluated.
+    read: returns all images (True), or the part that a seed holds out (False). Images that none of
+    the models was trained on are evaluated. If none are left, all are evaluated, and the note says
+    that the models were trained on them. If the training images of a model are not known, the part
+    that its training would have held out is evaluated.
     """
     if known.unknown:
         return _held_out(read(False, known.seed), known)
@@ -107,11 +119,18 @@ def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Sp
     total = len(split)
     names = " and ".join(known.names)
     if count == total:
-        return _noted(split, f"none of these {total:,} images is a training image of {names}: all are used")
+        return _noted(
+            split, f"none of these {total:,} images is a training image of {names}: all are used"
+        )
     if count == 0:
-        return _noted(split, f"all {total:,} images are training images of {names}: their accuracy is no test accuracy")
+        return _noted(
+            split,
+            f"all {total:,} images are training images of {names}: their accuracy is no test "
+            "accuracy",
+        )
     left_out = (
-        f"of the {total:,} images given {total - count:,} are left out, as they are training images of {names} (known "
+        f"of the {total:,} images given {total - count:,} are left out, as they are training "
+        f"images of {names} (known "
         f"by their content); the {count:,} others are used"
     )
     return _noted(split.pick(fresh.nonzero().squeeze(1)), left_out)
@@ -125,15 +144,20 @@ def seen(split: Split, known: KnownTrainingImages) -> torch.Tensor:
 
 
 def _held_out(split: Split, known: KnownTrainingImages) -> Split:
-    """Add a note to a part drawn by seed that says why; a test part of the data itself stays as it is."""
+    """Add a note to a part drawn by seed that says why; a test part of the data itself stays as it
+    is.
+    """
     hold_out = describe_hold_out(known.seed)
     if hold_out not in split.notes:
         return split
     rest = tuple(note for note in split.notes if note != hold_out)
     note = (
-        f"the training images of {' and '.join(known.unknown)} are not known (the run was written before vitlens kept "
-        f"them, or there is none beside the weights): a fifth of each class, drawn with seed {known.seed}, is used, as "
-        "training would have held it out; put the class folders into test/ inside the folder to use all"
+        f"the training images of {' and '.join(known.unknown)} are not known (the run was written "
+        "before vitlens kept "
+        "them, or there is none beside the weights): a fifth of each class, drawn with seed "
+        f"{known.seed}, is used, as "
+        "training would have held it out; put the class folders into test/ inside the folder to "
+        "use all"
     )
     return replace(split, notes=(note, *rest))
 
@@ -161,7 +185,9 @@ def _numbers_of(model: Model) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]
 def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     numbers = read_arrays(path).get("numbers")
     if numbers is None or numbers.dtype != np.uint64 or numbers.ndim != 1:
-        raise InputError(f"expected the numbers of training images in {path}, found something else; train again")
+        raise InputError(
+            f"expected the numbers of training images in {path}, found something else; train again"
+        )
     return np.unique(numbers)
 
 

@@ -22,7 +22,9 @@ class CalibrationRow(OfModel):
     confidence: float = col("mean confidence", unit="fraction")
     accuracy: float = col("accuracy", unit="fraction")
     count: int = col("images")
-    sources: int | None = col("independent images", default=None)  # where several images show one source
+    sources: int | None = col(
+        "independent images", default=None
+    )  # where several images show one source
 
 
 FEW: Final = 30  # images below which an accuracy, of a model or of a bin, is not judged
@@ -32,15 +34,23 @@ MODELS: Final = 3  # that are drawn
 
 
 def calibration_rows(model: str, bins: Sequence["Tensor"]) -> Iterator[CalibrationRow]:
-    """Return the bins of one model from their confidence, accuracy, number of images and number of sources."""
+    """Return the bins of one model from their confidence, accuracy, number of images and number of
+    sources.
+    """
     return (CalibrationRow(model, *own) for own in zip(*(each.tolist() for each in bins)))
 
 
 def calibration_claim(model: str, error: Estimate) -> Claim:
-    """Return the judgement of a model's expected calibration error; inconclusive for fewer than ENOUGH images."""
+    """Return the judgement of a model's expected calibration error; inconclusive for fewer than
+    ENOUGH images.
+    """
     if (error.n or 0) >= ENOUGH:
-        return judge("calibration", model, error, "calibration", because="expected calibration error")
-    because = say("expected calibration error of fewer than {{ n }} images, which bins bias upwards", n=ENOUGH)
+        return judge(
+            "calibration", model, error, "calibration", because="expected calibration error"
+        )
+    because = say(
+        "expected calibration error of fewer than {{ n }} images, which bins bias upwards", n=ENOUGH
+    )
     return unjudged("calibration", model, because, limit="calibration")
 
 
@@ -49,7 +59,10 @@ def calibration_words(scores: Sequence[Any]) -> str:
 
     scores: rows with the model, its calibration error and its mean confidence minus accuracy.
     """
-    states = {score.model: calibration_claim(score.model, score.calibration_error).state for score in scores}
+    states = {
+        score.model: calibration_claim(score.model, score.calibration_error).state
+        for score in scores
+    }
     if "inconclusive" in states.values():
         n = scores[0].calibration_error.n
         return say("{{ n }} images are too few to judge calibration.", n=n)
@@ -119,7 +132,8 @@ def reliability() -> Chart:
     return Chart(
         "calibration",
         scatter("confidence", "accuracy", of="model"),
-        "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the model is overconfident. "
+        "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the model "
+        "is overconfident. "
         "Bins with few images have wide intervals.",
         title="Accuracy against confidence",
         rows=_bins,

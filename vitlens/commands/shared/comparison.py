@@ -1,4 +1,6 @@
-"""Models on the same images: one row a pair, one claim on which is better, one judgement, one table; free of torch."""
+"""Models on the same images: one row a pair, one claim on which is better, one judgement, one
+table; free of torch.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +26,8 @@ class PairRow:
     """Two models on the same images: how many both, one alone, or none predicts correctly.
 
     p: of `paired_test`; p_holm: corrected for the number of tests; difference: of their accuracy,
-    None where a command records it elsewhere; better: the model that is significantly better by more than is too small
-    to matter, or UNDECIDED, as always for fewer than FEW images.
+    None where a command records it elsewhere; better: the model that is significantly better by
+    more than is too small to matter, or UNDECIDED, as always for fewer than FEW images.
     """
 
     first: str = col("first")
@@ -36,7 +38,9 @@ class PairRow:
     both_wrong: int = col("both wrong")
     p: float = col("p", metric="mcnemar_p/{first}/{second}")
     p_holm: float = col("p (Holm)")
-    difference: Estimate | None = col("first minus second", metric="accuracy_difference/{first}/{second}", default=None)
+    difference: Estimate | None = col(
+        "first minus second", metric="accuracy_difference/{first}/{second}", default=None
+    )
     better: str = col("better", default=UNDECIDED)
 
     @property
@@ -63,8 +67,9 @@ def compared(
     groups: NDArray[Any] | None = None,
     seed: int = 0,
 ) -> list[PairRow]:
-    """Return the rows of comparisons that are corrected together: two models, and which images each classifies
-    correctly."""
+    """Return the rows of comparisons that are corrected together: two models, and which images each
+    classifies correctly.
+    """
     alone = [(int((one & ~two).sum()), int((two & ~one).sum())) for *_, one, two in correct]
     tests = [paired_test(one, two, groups=groups) for *_, one, two in correct]
     rows = []
@@ -82,14 +87,23 @@ def in_pairs(
     correct: Mapping[str, NDArray[np.bool_]], *, groups: NDArray[Any] | None = None, seed: int = 0
 ) -> tuple[PairRow, ...]:
     """Return the rows of all pairs of models, in their order."""
-    pairs = [(first, second, correct[first], correct[second]) for first, second in combinations(correct, 2)]
+    pairs = [
+        (first, second, correct[first], correct[second])
+        for first, second in combinations(correct, 2)
+    ]
     return tuple(compared(pairs, groups=groups, seed=seed))
 
 
 def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """Yield the answer: which models the one with the highest accuracy exceeds, and which it does not."""
+    """Yield the answer: which models the one with the highest accuracy exceeds, and which it does
+    not.
+    """
     top = max(accuracies, key=lambda name: accuracies[name].value)
-    pairs = {row.second if row.first == top else row.first: row for row in rows if top in (row.first, row.second)}
+    pairs = {
+        row.second if row.first == top else row.first: row
+        for row in rows
+        if top in (row.first, row.second)
+    }
     alike = [other for other, row in pairs.items() if not row.decided]
     known = {"top": top, "accuracy": accuracies[top], "pairs": pairs, "alike": alike}
     for other, row in pairs.items():
@@ -99,22 +113,29 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                 "which is better",
                 f"{top} and {other}",
                 say(
-                    "**{{ top }}** classifies {{ accuracy|value }} of the images correctly, **{{ other }}** "
-                    "{{ other_accuracy|value }}. The difference is {{ size }} (McNemar's exact test, "
-                    "{% if row.p_holm < 0.001 %}p < 0.001{% else %}p = {{ row.p_holm|number }}{% endif %}).",
+                    "**{{ top }}** classifies {{ accuracy|value }} of the images correctly, "
+                    "**{{ other }}** "
+                    "{{ other_accuracy|value }}. The difference is {{ size }} (McNemar's exact "
+                    "test, "
+                    "{% if row.p_holm < 0.001 %}p < 0.001{% else %}p = "
+                    "{{ row.p_holm|number }}{% endif %}).",
                     other_accuracy=accuracies[other],
                     **given,
                 ),
                 brief=say(
-                    "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of {{ accuracy.n }} images "
-                    "correctly, **{{ other }}** {{ other_accuracy|value }}. Chance hardly explains this: equally good "
+                    "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of "
+                    "{{ accuracy.n }} images "
+                    "correctly, **{{ other }}** {{ other_accuracy|value }}. Chance hardly explains "
+                    "this: equally good "
                     "models would differ so much in {{ row.p_holm|frequency }} tests.",
                     other_accuracy=accuracies[other],
                     **given,
                 ),
                 title=say(
-                    "{% if not alike %}{{ top }} classifies more images correctly than {% if pairs|length > 1 %}"
-                    "the {{ pairs|length }} other models{% else %}{{ other }}{% endif %}{% endif %}",
+                    "{% if not alike %}{{ top }} classifies more images correctly than "
+                    "{% if pairs|length > 1 %}"
+                    "the {{ pairs|length }} other "
+                    "models{% else %}{{ other }}{% endif %}{% endif %}",
                     **given,
                 ),
                 effect=row.gain(top),
@@ -127,15 +148,20 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
             "no difference",
             top,
             say(
-                "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no significant lead over "
-                "{{ alike|names }}{% if pairs|length == 1 %}: {{ size|alone }}, p = {{ row.p_holm|number }}"
+                "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no significant "
+                "lead over "
+                "{{ alike|names }}{% if pairs|length == 1 %}: {{ size|alone }}, p = "
+                "{{ row.p_holm|number }}"
                 "{% endif %}.",
                 row=row,
                 size=row.gain(top),
                 **known,
             ),
             brief=_level(accuracies, top, row) if len(pairs) == 1 else "",
-            title=say("{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy", **known),
+            title=say(
+                "{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy",
+                **known,
+            ),
             kind="answer",
             is_null=True,
         )
@@ -144,19 +170,32 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
 def _level(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
     """Return that neither of two models is shown to be better, in short."""
     other = row.second if row.first == top else row.first
-    given = {"top": top, "other": other, "accuracy": accuracies[top], "other_accuracy": accuracies[other], "row": row}
+    given = {
+        "top": top,
+        "other": other,
+        "accuracy": accuracies[top],
+        "other_accuracy": accuracies[other],
+        "row": row,
+    }
     if accuracies[top].value == accuracies[other].value:
-        return say("Neither: both classify {{ accuracy|value }} of {{ accuracy.n }} images correctly.", **given)
+        return say(
+            "Neither: both classify {{ accuracy|value }} of {{ accuracy.n }} images correctly.",
+            **given,
+        )
     return say(
-        "Neither is shown to be: **{{ top }}** classifies {{ accuracy|value }} of {{ accuracy.n }} images correctly, "
-        "**{{ other }}** {{ other_accuracy|value }}. Chance may explain this: equally good models would differ so much "
+        "Neither is shown to be: **{{ top }}** classifies {{ accuracy|value }} of {{ accuracy.n }} "
+        "images correctly, "
+        "**{{ other }}** {{ other_accuracy|value }}. Chance may explain this: equally good models "
+        "would differ so much "
         "in {{ row.p_holm|frequency }} tests.",
         **given,
     )
 
 
 def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """Yield the judgement of each model's accuracy against the best of them; each concerns both models."""
+    """Yield the judgement of each model's accuracy against the best of them; each concerns both
+    models.
+    """
     top = max(accuracies, key=lambda name: accuracies[name].value)
     if (accuracies[top].n or 0) < FEW:
         because = say("ranking models takes at least {{ few }} images; raise --limit", few=FEW)
@@ -171,7 +210,8 @@ def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
         if state in ("warn", "fail") and not row.decided:
             state = "inconclusive"
         because = say(
-            "{{ other }} {% if gain.value < 0 %}is {{ behind|value }} behind{% else %}is level with{% endif %} "
+            "{{ other }} {% if gain.value < 0 %}is {{ behind|value }} behind{% else %}is level "
+            "with{% endif %} "
             "{{ top }}{% if not decided %}, not significant{% endif %}",
             other=other,
             top=top,
@@ -180,7 +220,9 @@ def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
             decided=row.p_holm <= LEVEL,
         )
         verdict = Verdict(state, because, "accuracy")
-        yield Claim("accuracy", f"{row.first} and {row.second}", verdict=verdict, effect=gain, p=row.p_holm)
+        yield Claim(
+            "accuracy", f"{row.first} and {row.second}", verdict=verdict, effect=gain, p=row.p_holm
+        )
 
 
 def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
@@ -188,12 +230,15 @@ def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
     for row in rows:
         if row.difference is None:
             continue
-        ahead, behind = (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
+        ahead, behind = (
+            (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
+        )
         given = {"ahead": ahead, "behind": behind}
         yield found(
             "which is better",
             f"{row.first} and {row.second}",
-            "**{{ ahead }}** classifies {{ effect|alone }} more images correctly than **{{ behind }}**.",
+            "**{{ ahead }}** classifies {{ effect|alone }} more images correctly than "
+            "**{{ behind }}**.",
             row.gain(ahead),
             given=given,
             headline="{{ ahead }} classifies more images correctly than {{ behind }}",
@@ -203,19 +248,28 @@ def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
 
 
 def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
-    """Yield a note that no significant difference is no evidence of equality, of the first such pair."""
-    open_ = [row for row in rows if row.p_holm > LEVEL and row.only_first_right + row.only_second_right]
+    """Yield a note that no significant difference is no evidence of equality, of the first such
+    pair.
+    """
+    open_ = [
+        row for row in rows if row.p_holm > LEVEL and row.only_first_right + row.only_second_right
+    ]
     for row in [row for row in open_ if row.gain(row.first).low is not None][:1]:
         yield say(
-            "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that they are equal: "
-            "the difference may be anything from {{ gap.low|number(1) }} to {{ gap.high|number(1) }} points.",
+            "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that "
+            "they are equal: "
+            "the difference may be anything from {{ gap.low|number(1) }} to "
+            "{{ gap.high|number(1) }} points.",
             r=row,
             gap=row.gain(row.first),
         )
 
 
 def _paired(row: PairRow) -> str:
-    words = "Only {{ first }} is correct on {{ only_first_right }} image{{ only_first_right|s }}, only {{ second }} "
+    words = (
+        "Only {{ first }} is correct on {{ only_first_right }} image{{ only_first_right|s }}, "
+        "only {{ second }} "
+    )
     words += "on {{ only_second_right }}, both on {{ both_right }}."
     small = row.p_holm <= LEVEL and abs(row.gain(row.first).value) < SMALLEST
     return words + " This difference is significant, but too small to matter." if small else words

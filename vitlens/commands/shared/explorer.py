@@ -22,9 +22,10 @@ from vitlens.report.verdicts import LIMITS
 class ExplorerRow(OfModel):
     """One model. reason: why there is no explorer of it, "" where there is one.
 
-    keys, queries: grids (rows, columns) of the patches that are looked at, and of those that look (fewer where they
-    were pooled); special: the tokens before the patches; images: their number, of the first `whole` with every head;
-    layers: their numbers, None where these are 0, 1, 2 and so on (blocks without attention have a number, too).
+    keys, queries: grids (rows, columns) of the patches that are looked at, and of those that look
+    (fewer where they were pooled); special: the tokens before the patches; images: their number, of
+    the first `whole` with every head; layers: their numbers, None where these are 0, 1, 2 and so on
+    (blocks without attention have a number, too).
     """
 
     reason: str = ""
@@ -46,12 +47,12 @@ _Scales = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ExplorerArrays:
-    """Attention weights in the bytes that a page has (report/html/packing.py), and each row's largest weights on the
-    special tokens and on the patches.
+    """Attention weights in the bytes that a page has (report/html/packing.py), and each row's
+    largest weights on the special tokens and on the patches.
 
-    heads (whole, layers, heads, queries, keys), heads_most (whole, layers, heads, queries, 2): of the first images;
-    means (n - whole, layers, queries, keys), means_most: over heads, of the others; rollout (n, layers, keys): through
-    the layers so far.
+    heads (whole, layers, heads, queries, keys), heads_most (whole, layers, heads, queries, 2): of
+    the first images; means (n - whole, layers, queries, keys), means_most: over heads, of the
+    others; rollout (n, layers, keys): through the layers so far.
     """
 
     heads: Annotated[_Bytes, Form("u", (None, None, None, None, None))]
@@ -63,7 +64,8 @@ class ExplorerArrays:
 
 LEVELS: Final = 255  # of a byte
 _DEVIATIONS: Final = 5  # as a statistic's sinks (analysis/heads/rows.py, tested)
-_FEW: Final = 0.1  # of the patches: more that all queries share are an object or a region, as the label of heads
+# of the patches: more that all queries share are an object or a region, as the label of heads
+_FEW: Final = 0.1
 
 
 Floats = NDArray[np.floating[Any]]
@@ -74,9 +76,9 @@ _SPECIAL = {"cls": "CLS"}  # names of tokens that are written otherwise
 class Shown:
     """What a command adds to the measured attention.
 
-    pictures: (n, 3, height, width) uint8; names: of the n images; facts: what is said under each; maps: by name (n,
-    rows, columns), of as many first images as there are; labels, importance, words: of heads, by the number of the
-    layer.
+    pictures: (n, 3, height, width) uint8; names: of the n images; facts: what is said under each;
+    maps: by name (n, rows, columns), of as many first images as there are; labels, importance,
+    words: of heads, by the number of the layer.
     """
 
     pictures: NDArray[np.uint8]
@@ -101,15 +103,23 @@ def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
     """Yield why a model has no explorer, as a sentence of the first page."""
     for row in rows:
         if row.reason:
-            reason = Marked(protected(visible(row.reason)))  # a whole sentence, which is not to be shortened
-            yield say("There is no attention explorer of {{ model }}: {{ reason }}.", model=row.model, reason=reason)
+            reason = Marked(
+                protected(visible(row.reason))
+            )  # a whole sentence, which is not to be shortened
+            yield say(
+                "There is no attention explorer of {{ model }}: {{ reason }}.",
+                model=row.model,
+                reason=reason,
+            )
 
 
 @dataclass(frozen=True)
 class SinkRow:
-    """The sinks of one layer as `vitlens stats` finds them (patches that receive more than the median of the keys and 5
-    median absolute deviations), of more than _FEW those that receive most. mass: the share of the patches' attention on
-    them, patches: their number; both means over images and heads."""
+    """The sinks of one layer as `vitlens stats` finds them (patches that receive more than the
+    median of the keys and 5 median absolute deviations), of more than _FEW those that receive most.
+    mass: the share of the patches' attention on them, patches: their number; both means over images
+    and heads.
+    """
 
     layer: int
     mass: float
@@ -119,22 +129,29 @@ class SinkRow:
 def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
     """Yield the sinks of every layer, in the images of which every head is kept."""
     special = len(row.special)
-    by_layer = zip(row.numbers(arrays), arrays.heads.swapaxes(0, 1), arrays.heads_most.swapaxes(0, 1))
+    by_layer = zip(
+        row.numbers(arrays), arrays.heads.swapaxes(0, 1), arrays.heads_most.swapaxes(0, 1)
+    )
     for layer, bytes_, most in by_layer:
-        received = restored(bytes_, most, special, LEVELS)[..., special:, :].mean(-2, dtype=np.float64)
+        received = restored(bytes_, most, special, LEVELS)[..., special:, :].mean(
+            -2, dtype=np.float64
+        )
         middle = np.median(received, -1, keepdims=True)
         above = received - middle
         spread = np.median(np.abs(above), -1, keepdims=True)
         on_patches = received[..., special:]
         few = max(1, int(_FEW * on_patches.shape[-1]))
         enough = np.sort(on_patches, -1)[..., -few, None]
-        sinks = (above > np.maximum(_DEVIATIONS * spread, 1e-4 * middle))[..., special:] & (on_patches >= enough)
+        sinks = (above > np.maximum(_DEVIATIONS * spread, 1e-4 * middle))[..., special:] & (
+            on_patches >= enough
+        )
         mass = (on_patches * sinks).sum(-1)
         yield SinkRow(layer, float(mass.mean()), float(sinks.sum(-1).mean()))
 
 
 def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
-    """Yield a note that bright spots of late layers are sinks, where much of the attention lies on a few patches.
+    """Yield a note that bright spots of late layers are sinks, where much of the attention lies on
+    a few patches.
 
     record: as for `explorer_of`.
     """
@@ -151,9 +168,12 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
                 "attention sinks",
                 model,
                 say(
-                    "In {{ layers|ranges }} of **{{ model }}** {% if layers|length > 1 %}up to {% endif %}"
-                    "{{ l.mass|percent }} of the attention of all patches lies on the same few of them "
-                    "({{ few }} of {{ n }}): bright spots there are attention sinks, which need not be "
+                    "In {{ layers|ranges }} of **{{ model }}** {% if layers|length > 1 %}up to "
+                    "{% endif %}"
+                    "{{ l.mass|percent }} of the attention of all patches lies on the same few of "
+                    "them "
+                    "({{ few }} of {{ n }}): bright spots there are attention sinks, which need "
+                    "not be "
                     "evidence for a class.",
                     model=model,
                     layers=[one.layer for one in found],
@@ -168,7 +188,9 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
 
 def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer:
     """Return the explorer of one model's arrays."""
-    images = tuple(_image(row, arrays, shown, index) for index in range(min(row.images, len(shown.pictures))))
+    images = tuple(
+        _image(row, arrays, shown, index) for index in range(min(row.images, len(shown.pictures)))
+    )
     importance = None
     if shown.importance is not None:
         importance = np.asarray(shown.importance, float)
@@ -188,8 +210,12 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer
     )
 
 
-def of_layers(by_number: Sequence[Sequence[str]], layers: Sequence[int] | None) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the heads of these layers (None: of all), from a table by number of the layer."""
+def of_layers(
+    by_number: Sequence[Sequence[str]], layers: Sequence[int] | None
+) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the heads of these layers (None: of all), from a table by number of the
+    layer.
+    """
     if layers is None:
         return tuple(map(tuple, by_number))
     return tuple(tuple(by_number[layer]) for layer in layers if layer < len(by_number))
@@ -219,10 +245,14 @@ def _notes(row: ExplorerRow, drawn: int) -> Iterator[str]:
         yield f"The explorer has the first {row.images} of {drawn} images."
     if row.images > row.whole:
         yield (
-            f"Of the first {row.whole} images every head is shown, of the other {row.images - row.whole} the mean over "
+            f"Of the first {row.whole} images every head is shown, of the other "
+            f"{row.images - row.whole} the mean over "
             "the heads of each layer."
         )
     yield "Weights are kept in 8 bits: exact to 0.4 % of the largest weight of their row."
     if row.queries != row.keys:
         rows, columns = row.queries
-        yield f"The queries are pooled to {rows}x{columns}: each is the mean of several neighbouring patches."
+        yield (
+            f"The queries are pooled to {rows}x{columns}: each is the mean of several "
+            "neighbouring patches."
+        )

@@ -1,5 +1,6 @@
-"""Measures what the attention explorer shows, for a run and for `vitlens.explorer`; or takes attention weights that are
-given as an array, of any model, which is not run here."""
+"""Measures what the attention explorer shows, for a run and for `vitlens.explorer`; or takes
+attention weights that are given as an array, of any model, which is not run here.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -45,14 +46,18 @@ SIDE: Final = 336  # px of the picture
 MOST_PREFIX: Final = 16  # tokens before the patches that are looked for
 TOLERANCE: Final = 0.01  # of a row's sum: half precision keeps it
 MOST_TOKENS: Final = 4112  # of an image: 64x64 patches
-_KEPT: Final = 128 << 20  # weights that an explorer holds, at most; twice as many in the means over heads
+_KEPT: Final = (
+    128 << 20
+)  # weights that an explorer holds, at most; twice as many in the means over heads
 _FORM: Final = "(layers, heads, tokens, tokens)"
 _BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
 
 
 @phase("Attention of every head, for the page")
 def explored(model: Model, images: Images) -> dict[str, Any]:
-    """Return what looks where in these images, or why this model has no explorer: the fields of a record."""
+    """Return what looks where in these images, or why this model has no explorer: the fields of a
+    record.
+    """
     try:
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:
@@ -62,15 +67,23 @@ def explored(model: Model, images: Images) -> dict[str, Any]:
     return {"explorer": (row,), "explorer_arrays": {model.alias: arrays}}
 
 
-def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:
-    """Return what looks where in these images. Raises UnsupportedError for a model of which there is no explorer."""
+def measured(
+    model: Model, images: Images, *, whole: int = WHOLE
+) -> tuple[ExplorerRow, ExplorerArrays]:
+    """Return what looks where in these images. Raises UnsupportedError for a model of which there
+    is no explorer.
+    """
     layout = model.layout
     special = len(model.layout.prefix)
 
     def fewer(weights: Tensor) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(pooled(weights.numpy(), special, layout.grid)[0]))
+        return torch.from_numpy(
+            np.ascontiguousarray(pooled(weights.numpy(), special, layout.grid)[0])
+        )
 
-    found = token_attention(model, images, whole=whole, pool=fewer)  # with as few queries as a page shows
+    found = token_attention(
+        model, images, whole=whole, pool=fewer
+    )  # with as few queries as a page shows
     heads, heads_most = quantised(found.heads.numpy(), special, LEVELS)
     means, means_most = quantised(found.means[len(found.heads) :].numpy(), special, LEVELS)
     row = ExplorerRow(
@@ -87,8 +100,9 @@ def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[Explo
 
 
 def _fitting(model: Model) -> tuple[int, int]:
-    """Return how many images are kept, and of how many of them every head, so that a folder stays small: _BYTES of
-    each."""
+    """Return how many images are kept, and of how many of them every head, so that a folder stays
+    small: _BYTES of each.
+    """
     layout = model.layout
     rows, columns = _queries(layout)
     sites = [site for site in survey_weights(model, probe_images(model, 1)) if site.kind == "patch"]
@@ -107,7 +121,9 @@ _HEIGHT: Final = 860  # px of the frame in a notebook
 
 @dataclass(frozen=True, repr=False)
 class ExplorerView(Summary):
-    """An attention explorer: a notebook shows it, `save` writes it as one HTML file. explorer: its data."""
+    """An attention explorer: a notebook shows it, `save` writes it as one HTML file. explorer: its
+    data.
+    """
 
     explorer: Explorer
 
@@ -131,7 +147,10 @@ class ExplorerView(Summary):
         # in a frame of its own, so that neither its style nor its script meets the notebook's
         page = escape(explorer_fragment(self.explorer), quote=True)
         style = f"width:100%;height:{_HEIGHT}px;border:0"
-        return f'<iframe sandbox="allow-scripts" title="attention explorer" style="{style}" srcdoc="{page}"></iframe>'
+        return (
+            f'<iframe sandbox="allow-scripts" title="attention explorer" style="{style}" '
+            f'srcdoc="{page}"></iframe>'
+        )
 
 
 @takes_images
@@ -145,16 +164,17 @@ def explorer(
     names: HeadNames | None = None,
     whole: int = WHOLE,
 ) -> ExplorerView:
-    """Return what looks where in the images: point at a patch and see where every head looks from it, and who looks at
-    it.
+    """Return what looks where in the images: point at a patch and see where every head looks from
+    it, and who looks at it.
 
-    images: at most 24, in any form that `vitlens.images` takes; maps: (batch, rows, columns) as `rollout`, `relevance`
-    and `explain` give them, one or several by name, to be shown beside; statistics, ablation, names: what
-    `vitlens.statistics`, `vitlens.ablate` and `vitlens.name_heads` gave, for the label, the importance and the three
-    words of each head; whole: of the first
-    images so many are shown with every head, of others the mean over the heads of each layer. The result is shown by a
-    notebook; `.save("page.html")` writes it. Raises UnsupportedError where not every patch attends to every patch
-    (windows, CNNs), InputError where shapes do not fit.
+    images: at most 24, in any form that `vitlens.images` takes; maps: (batch, rows, columns) as
+    `rollout`, `relevance` and `explain` give them, one or several by name, to be shown beside;
+    statistics, ablation, names: what `vitlens.statistics`, `vitlens.ablate` and
+    `vitlens.name_heads` gave, for the label, the importance and the three words of each head;
+    whole: of the first images so many are shown with every head, of others the mean over the heads
+    of each layer. The result is shown by a notebook; `.save("page.html")` writes it. Raises
+    UnsupportedError where not every patch attends to every patch (windows, CNNs), InputError where
+    shapes do not fit.
 
     >>> import vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
@@ -168,7 +188,9 @@ def explorer(
     """
     count = len(as_parts(images))
     if count > DRAWN:
-        raise InputError(f"expected at most {DRAWN} images in an explorer, found {count}; show some of them")
+        raise InputError(
+            f"expected at most {DRAWN} images in an explorer, found {count}; show some of them"
+        )
     images = as_images(images)
     if whole < 1:
         raise InputError(f"expected whole of at least 1, found {whole}")
@@ -181,8 +203,12 @@ def explorer(
         [f"image {index}" for index in range(len(images))],
         _facts(model, images),
         {name: _map(values, name, len(images)) for name, values in named.items()},
-        () if statistics is None else _checked(specialise(statistics).labels, depth, heads, "statistics"),
-        None if ablation is None else _checked(ablation.delta_loss, depth, heads, "ablation").detach().cpu().numpy(),
+        ()
+        if statistics is None
+        else _checked(specialise(statistics).labels, depth, heads, "statistics"),
+        None
+        if ablation is None
+        else _checked(ablation.delta_loss, depth, heads, "ablation").detach().cpu().numpy(),
         () if names is None else _checked(word_table(names.heads), depth, heads, "names"),
     )
     return ExplorerView(explorer_of_arrays(row, arrays, shown))
@@ -205,7 +231,9 @@ def _map(values: Tensor, name: str, count: int) -> Any:
     """Return maps as an array. Raises InputError unless there is one an image."""
     if not isinstance(values, Tensor) or values.ndim != 3 or len(values) != count:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise InputError(f"expected maps ({count}, rows, columns), one an image, found {name} of {found}")
+        raise InputError(
+            f"expected maps ({count}, rows, columns), one an image, found {name} of {found}"
+        )
     return values.detach().cpu().float().numpy()
 
 
@@ -219,14 +247,18 @@ def _checked(table: Any, depth: int, heads: int, name: str) -> Any:
         layers -= 1
     widest = max((len(layer) for layer in table), default=0)
     if (layers, widest) != (depth, heads):
-        raise InputError(f"expected {name} of {depth} layers and {heads} heads, found {layers} and {widest}")
+        raise InputError(
+            f"expected {name} of {depth} layers and {heads} heads, found {layers} and {widest}"
+        )
     return table
 
 
 @dataclass(frozen=True)
 class GivenAttention:
-    """An explorer's row and arrays of given weights. means (layers, tokens, tokens): over heads; prefix: tokens before
-    the patches; rows: of weights, in all; off: of them those whose sum is not 1; least, most: sums of rows."""
+    """An explorer's row and arrays of given weights. means (layers, tokens, tokens): over heads;
+    prefix: tokens before the patches; rows: of weights, in all; off: of them those whose sum is not
+    1; least, most: sums of rows.
+    """
 
     row: ExplorerRow
     arrays: ExplorerArrays
@@ -241,31 +273,46 @@ class GivenAttention:
 def read_attention(path: Path) -> NDArray[np.floating[Any]]:
     """Return the array in an .npy, mapped into memory and not read yet; nothing is unpickled.
 
-    Raises InputError, one line, for what is no array of floating-point numbers, and for one beyond the bounds.
+    Raises InputError, one line, for what is no array of floating-point numbers, and for one beyond
+    the bounds.
     """
     if not path.is_file():
-        raise InputError(f"expected attention weights in an .npy, found no file at {path}; write one with numpy.save")
+        raise InputError(
+            f"expected attention weights in an .npy, found no file at {path}; write one with "
+            "numpy.save"
+        )
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # numpy raises several types for what is no array, is damaged, or holds objects
+    except (
+        Exception
+    ) as error:  # numpy raises several types for what is no array, is damaged, or holds objects
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise InputError(
-            f"expected a plain array in {path}, found: {reason}; write it with numpy.save(FILE, weights)"
+            f"expected a plain array in {path}, found: {reason}; write it with numpy.save(FILE, "
+            "weights)"
         ) from error
     if not isinstance(array, np.ndarray):
         array.close()
-        raise InputError(f"expected one array in {path}, found an .npz of several; write it with numpy.save")
+        raise InputError(
+            f"expected one array in {path}, found an .npz of several; write it with numpy.save"
+        )
     return array
 
 
 def given_attention(
-    weights: NDArray[np.floating[Any]], *, prefix: int | None = None, name: str = "attention", option: str = "prefix"
+    weights: NDArray[np.floating[Any]],
+    *,
+    prefix: int | None = None,
+    name: str = "attention",
+    option: str = "prefix",
 ) -> GivenAttention:
-    """Return what an explorer shows of weights (layers, heads, tokens, tokens) of one image, each row over the keys.
+    """Return what an explorer shows of weights (layers, heads, tokens, tokens) of one image, each
+    row over the keys.
 
-    prefix: tokens before the patches (None: the fewest that leave a square of patches); name: of the weights, for
-    display; option: how the caller gives the prefix. Raises InputError for another shape or type, weights below 0 or
-    not finite, tokens that are no square of patches, and arrays that are too large.
+    prefix: tokens before the patches (None: the fewest that leave a square of patches); name: of
+    the weights, for display; option: how the caller gives the prefix. Raises InputError for another
+    shape or type, weights below 0 or not finite, tokens that are no square of patches, and arrays
+    that are too large.
     """
     _require_form(weights)
     layers, heads, tokens, _ = weights.shape
@@ -276,7 +323,8 @@ def given_attention(
     kept = layers * heads * (special + prod(queries)) * tokens
     if max(kept, layers * tokens * tokens // 2) > _KEPT:
         raise InputError(
-            f"expected at most {_KEPT:,} weights to show, found more in {layers} layers and {heads} heads; save "
+            f"expected at most {_KEPT:,} weights to show, found more in {layers} layers and "
+            f"{heads} heads; save "
             "some layers: weights[-4:]"
         )
     packed = []
@@ -285,10 +333,14 @@ def given_attention(
     for layer in range(layers):
         own = np.asarray(weights[layer], np.float32)
         if not np.isfinite(own).all():
-            raise InputError(f"expected finite weights, found others in layer {layer}; save them after the softmax")
+            raise InputError(
+                f"expected finite weights, found others in layer {layer}; save them after the "
+                "softmax"
+            )
         if own.min() < 0:
             raise InputError(
-                f"expected weights of at least 0, found {own.min():.3g} in layer {layer}; save them after the softmax"
+                f"expected weights of at least 0, found {own.min():.3g} in layer {layer}; save "
+                "them after the softmax"
             )
         sums.append(own.sum(-1, dtype=np.float64))
         fewer, _ = pooled(own, special, grid)
@@ -297,10 +349,16 @@ def given_attention(
     every = np.stack(sums)
     of_layers = np.stack(means)
     heads_, most = (np.stack(each)[None] for each in zip(*packed))
-    none = np.zeros((0, *heads_.shape[1:2], *heads_.shape[3:]), np.uint8)  # there is no image without its heads
+    none = np.zeros(
+        (0, *heads_.shape[1:2], *heads_.shape[3:]), np.uint8
+    )  # there is no image without its heads
     rollout = rollout_of(of_layers, special)[None].astype(np.float16)
     arrays = ExplorerArrays(heads_, most, none, np.zeros((*none.shape[:3], 2), np.float32), rollout)
-    names = tuple(f"prefix {number}" for number in range(special)) if special > 1 else ("CLS",) * special
+    names = (
+        tuple(f"prefix {number}" for number in range(special))
+        if special > 1
+        else ("CLS",) * special
+    )
     return GivenAttention(
         ExplorerRow(name, "", grid, queries, names, 1, 1),
         arrays,
@@ -314,36 +372,54 @@ def given_attention(
 
 
 def _require_form(weights: NDArray[Any]) -> None:
-    """Raise InputError for another shape or type than that of attention weights, or too many bytes."""
+    """Raise InputError for another shape or type than that of attention weights, or too many
+    bytes."""
     shape = weights.shape
     if weights.dtype.kind != "f":
-        raise InputError(f"expected floating-point weights {_FORM}, found {weights.dtype}; save weights.astype('f4')")
+        raise InputError(
+            f"expected floating-point weights {_FORM}, found {weights.dtype}; save "
+            "weights.astype('f4')"
+        )
     if len(shape) != 4 or shape[2] != shape[3] or not weights.size:
-        fix = {3: "save weights[None]", 5: "save one image: weights[:, 0]"}.get(len(shape), "save those of one image")
+        fix = {3: "save weights[None]", 5: "save one image: weights[:, 0]"}.get(
+            len(shape), "save those of one image"
+        )
         raise InputError(f"expected weights {_FORM}, found {shape}; {fix}")
     if shape[2] > MOST_TOKENS:
-        raise InputError(f"expected at most {MOST_TOKENS:,} tokens, found {shape[2]:,}; save those of a smaller image")
+        raise InputError(
+            f"expected at most {MOST_TOKENS:,} tokens, found {shape[2]:,}; save those of a smaller "
+            "image"
+        )
     if weights.nbytes > SIZE:
         raise InputError(
-            f"expected at most {SIZE >> 30} GiB of weights, found {weights.nbytes / (1 << 30):.1f}; save some "
+            f"expected at most {SIZE >> 30} GiB of weights, found "
+            f"{weights.nbytes / (1 << 30):.1f}; save some "
             "layers: weights[-4:]"
         )
 
 
 def _prefix(tokens: int, prefix: int | None, option: str) -> int:
-    """Return the number of tokens before the patches. Raises InputError where the others are no square."""
+    """Return the number of tokens before the patches. Raises InputError where the others are no
+    square.
+    """
     if prefix is not None:
         if prefix < 0 or prefix >= tokens or isqrt(tokens - prefix) ** 2 != tokens - prefix:
             raise InputError(
-                f"expected {option} {prefix} to leave a square of patches, found {tokens} - {prefix}; try {option} "
+                f"expected {option} {prefix} to leave a square of patches, found {tokens} - "
+                f"{prefix}; try {option} "
                 f"{tokens - isqrt(tokens) ** 2}"
             )
         return prefix
-    squares = (each for each in range(min(MOST_PREFIX + 1, tokens)) if isqrt(tokens - each) ** 2 == tokens - each)
+    squares = (
+        each
+        for each in range(min(MOST_PREFIX + 1, tokens))
+        if isqrt(tokens - each) ** 2 == tokens - each
+    )
     found = next(squares, None)
     if found is None:
         raise InputError(
-            f"expected a square of patches after at most {MOST_PREFIX} tokens, found {tokens} tokens; give {option} N"
+            f"expected a square of patches after at most {MOST_PREFIX} tokens, found {tokens} "
+            f"tokens; give {option} N"
         )
     return found
 
@@ -360,14 +436,20 @@ def picture_of(image: Any) -> NDArray[np.uint8]:
 
 
 def attention_explorer(
-    weights: Tensor | NDArray[np.floating[Any]], image: Any, *, prefix: int | None = None, name: str = "attention"
+    weights: Tensor | NDArray[np.floating[Any]],
+    image: Any,
+    *,
+    prefix: int | None = None,
+    name: str = "attention",
 ) -> ExplorerView:
-    """Return the explorer of attention weights of any model: where every head looks from a patch, and who looks at it.
+    """Return the explorer of attention weights of any model: where every head looks from a patch,
+    and who looks at it.
 
-    weights: (layers, heads, tokens, tokens) of one image, after the softmax, the patches row by row after the prefix;
-    image: that image, in any form that `vitlens.images` takes, of which the centre square is shown; prefix: tokens
-    before the patches (None: the fewest that leave a square of patches); name: of the model. A notebook shows the
-    result; `.save("page.html")` writes it. Raises InputError where shapes do not fit, and for weights below 0.
+    weights: (layers, heads, tokens, tokens) of one image, after the softmax, the patches row by row
+    after the prefix; image: that image, in any form that `vitlens.images` takes, of which the
+    centre square is shown; prefix: tokens before the patches (None: the fewest that leave a square
+    of patches); name: of the model. A notebook shows the result; `.save("page.html")` writes it.
+    Raises InputError where shapes do not fit, and for weights below 0.
 
     >>> import numpy, vitlens
     >>> weights = numpy.full((2, 3, 17, 17), 1 / 17)
@@ -379,10 +461,15 @@ def attention_explorer(
       patches        4x4
       maps           none
     """
-    array = weights.detach().cpu().float().numpy() if isinstance(weights, torch.Tensor) else np.asarray(weights)
+    array = (
+        weights.detach().cpu().float().numpy()
+        if isinstance(weights, torch.Tensor)
+        else np.asarray(weights)
+    )
     given = given_attention(array, prefix=prefix, name=name)
     sums = (
-        f"{given.off:,} of {given.rows:,} rows do not sum to 1 (sums from {given.least:.3g} to {given.most:.3g}): a "
+        f"{given.off:,} of {given.rows:,} rows do not sum to 1 (sums from {given.least:.3g} to "
+        f"{given.most:.3g}): a "
         "part of the keys may be missing, or dropout was on."
     )
     shown = Shown(picture_of(image)[None], ["image"], [(sums,) if given.off else ()])

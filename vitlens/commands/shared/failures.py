@@ -30,6 +30,9 @@ from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate, difference_of
 
+_NOTHING_FIXES: Final = (
+    "no change of the images fixes more errors than it causes, and more than its control does"
+)
 _NO_AUC: Final = (0.45, 0.55)  # between them a property hardly marks errors
 FEWEST: Final = 10  # correct predictions, from which on errors are asked for a reason
 QUARTERS: Final = 4
@@ -37,8 +40,10 @@ QUARTERS: Final = 4
 
 @dataclass(frozen=True)
 class MendedArrays:
-    """Errors of one model that the change of a cause mends and its control does not: the image, and it after the change
-    and after the control; truth: the label; predictions (3, images): of the three."""
+    """Errors of one model that the change of a cause mends and its control does not: the image, and
+    it after the change and after the control; truth: the label; predictions (3, images): of the
+    three.
+    """
 
     image: Indices
     pixels: Pixels
@@ -60,8 +65,9 @@ class FailuresRecord(Record):
 
 
 def claims(record: FailuresRecord) -> Iterator[Claim]:
-    """Yield why each model fails: a cause where errors differ in it and its change fixes them, else what is not "
-    "known."""
+    """Yield why each model fails: a cause where errors differ in it and its change fixes them, else
+    what is not " "known.
+    """
     for model, rows in by(record.covariates, "model").items():
         if is_saturated(rows[0].errors):
             continue
@@ -76,14 +82,16 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
 
 
 def effects(record: FailuresRecord) -> Iterator[Claim]:
-    """Yield what every change of the images gains beyond a matched control, and what errors differ in.
+    """Yield what every change of the images gains beyond a matched control, and what errors differ
+    in.
 
     p is not corrected.
     """
     for test in record.interventions:
         if test.matched:
             says = (
-                "With all {{ thing }} {{ test.change|whole }}, **{{ test.model }}** gains {{ effect|alone }} more "
+                "With all {{ thing }} {{ test.change|whole }}, **{{ test.model }}** gains "
+                "{{ effect|alone }} more "
                 "accuracy than under a control of matched strength."
             )
             yield found(
@@ -102,7 +110,8 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
             claim = found(
                 f"errors by {row.covariate}",
                 row.model,
-                "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }} (AUC {{ row.area|alone }}).",
+                "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }} (AUC "
+                "{{ row.area|alone }}).",
                 replace(row.area, unit=AUC),
                 given={"row": row},
                 p=row.p,
@@ -114,13 +123,16 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
 
 
 def _frequent(record: FailuresRecord, row: CovariateRow) -> str:
-    """Return where errors are more frequent, with the accuracy there; "" where that is not known."""
+    """Return where errors are more frequent, with the accuracy there; "" where that is not
+    known."""
     parts, worst, best = _ends(record, row) if _has_quarters(record, row) else ((), None, None)
     if len(parts) != QUARTERS:
         return ""
     return say(
-        "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }}. It classifies {{ worst|value }} of "
-        "the quarter with the {{ end }} {{ row.title|whole }} correctly, {{ best|value }} of the opposite quarter.",
+        "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }}. It classifies "
+        "{{ worst|value }} of "
+        "the quarter with the {{ end }} {{ row.title|whole }} correctly, {{ best|value }} of the "
+        "opposite quarter.",
         row=row,
         end="greatest" if row.more_in_errors else "least",
         worst=worst,
@@ -129,7 +141,9 @@ def _frequent(record: FailuresRecord, row: CovariateRow) -> str:
 
 
 def _has_quarters(record: FailuresRecord, row: CovariateRow) -> bool:
-    return any((each.model, each.covariate) == (row.model, row.covariate) for each in record.quarters)
+    return any(
+        (each.model, each.covariate) == (row.model, row.covariate) for each in record.quarters
+    )
 
 
 def _named(record: FailuresRecord, cause: Cause) -> Claim:
@@ -149,9 +163,12 @@ def _named(record: FailuresRecord, cause: Cause) -> Claim:
         place="interventions",
         kind="comparison",
         brief=say(
-            "**{{ row.model }}** fails on {{ row.where|whole }}. When all {{ row.known.thing }} are "
-            "{{ test.change|whole }}, it corrects {{ test.mended }} of {{ test.errors }} errors on {{ test.gain.n }} "
-            "images and loses {{ test.broken }} (control: {{ test.control_mended }} and {{ test.control_broken }}).",
+            "**{{ row.model }}** fails on {{ row.where|whole }}. When all {{ row.known.thing }} "
+            "are "
+            "{{ test.change|whole }}, it corrects {{ test.mended }} of {{ test.errors }} errors on "
+            "{{ test.gain.n }} "
+            "images and loses {{ test.broken }} (control: {{ test.control_mended }} and "
+            "{{ test.control_broken }}).",
             row=row,
             test=test,
         ),
@@ -165,9 +182,7 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
     unnamed = [model for model in rows if model not in few and not _causes(record, model)]
     mended = {row.model for row in record.interventions if row.supported}
     reasons = {
-        "no change of the images fixes more errors than it causes, and more than its control does": [
-            model for model in unnamed if model not in mended
-        ],
+        _NOTHING_FIXES: [model for model in unnamed if model not in mended],
         "a change of the images fixes errors, but other properties may explain these errors": [
             model for model in unnamed if model in mended
         ],
@@ -175,7 +190,8 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
     for reason, models in reasons.items():
         if models:
             yield say(
-                "We do not know why {{ names|names }} {% if several %}fail{% else %}fails{% endif %}: "
+                "We do not know why {{ names|names }} "
+                "{% if several %}fail{% else %}fails{% endif %}: "
                 "{{ reason|whole }}.",
                 names=models,
                 several=models[1:],
@@ -190,22 +206,34 @@ def _causes(record: FailuresRecord, model: str) -> tuple[Cause, ...]:
 
 
 def _ends(record: FailuresRecord, row: CovariateRow) -> tuple[list[QuarterRow], Estimate, Estimate]:
-    """Return the parts of the images by a property, and the accuracy in the one with most errors and in the opposite
-    one."""
-    parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
+    """Return the parts of the images by a property, and the accuracy in the one with most errors
+    and in the opposite one.
+    """
+    parts = [
+        each
+        for each in record.quarters
+        if (each.model, each.covariate) == (row.model, row.covariate)
+    ]
     worst, best = (parts[-1], parts[0]) if row.more_in_errors else (parts[0], parts[-1])
     return parts, worst.accuracy, best.accuracy
 
 
 def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) -> str:
-    """Return the sentence about a property in which errors differ, where changing it fixes errors."""
+    """Return the sentence about a property in which errors differ, where changing it fixes
+    errors."""
     parts, worst, best = _ends(record, row)
     if not row.differs_alone:
         where = "its errors are more frequent there when all other properties are equal"
     elif len(parts) == QUARTERS:
-        most = "in which this is clearest" if row.known.sought else "with the {{ end }} {{ row.title }}"
+        most = (
+            "in which this is clearest"
+            if row.known.sought
+            else "with the {{ end }} {{ row.title }}"
+        )
         where = (
-            "its accuracy is {{ worst|value }} on the quarter of the images " + most + ", {{ best|value }} on the "
+            "its accuracy is {{ worst|value }} on the quarter of the images "
+            + most
+            + ", {{ best|value }} on the "
             "opposite quarter"
         )
     elif len(parts) == 2:
@@ -219,7 +247,8 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
         + _CHANGED
         + ", {{ test.mended }} of {{ test.errors }} errors are fixed and {{ test.broken }} correct "
         "prediction{{ test.broken|s }} broken "
-        "(control, {{ test.control|whole }}: {{ test.control_mended }} and {{ test.control_broken }}).",
+        "(control, {{ test.control|whole }}: {{ test.control_mended }} and "
+        "{{ test.control_broken }}).",
         row=row,
         test=test,
         worst=worst,
@@ -232,22 +261,28 @@ def _confuses(record: FailuresRecord, row: CovariateRow, title: str) -> Claim:
     """Return the claim of two classes that are confused, which no change of an image tests."""
     _, worst, best = _ends(record, row)
     says = say(
-        "**{{ row.model }}** fails on {{ row.where|whole }}, which it confuses: its accuracy is {{ worst|value }} "
-        "there, {{ best|value }} on the other classes. The next test would be {{ row.next_test|whole }}.",
+        "**{{ row.model }}** fails on {{ row.where|whole }}, which it confuses: its accuracy is "
+        "{{ worst|value }} "
+        "there, {{ best|value }} on the other classes. The next test would be "
+        "{{ row.next_test|whole }}.",
         row=row,
         worst=worst,
         best=best,
     )
     effect = difference_of(worst, best)
-    return Claim("why it fails", row.model, says, title, effect=effect, p=row.p_joint_holm, kind="comparison")
+    return Claim(
+        "why it fails", row.model, says, title, effect=effect, p=row.p_joint_holm, kind="comparison"
+    )
 
 
 def _undecided(cause: Cause) -> str:
     """Return the sentence on properties that the data cannot separate."""
     rows = [cause.row, *cause.rivals]
     return say(
-        "We do not know why **{{ model }}** fails: its errors are more frequent on {{ places }}, and these images "
-        "cannot separate {{ titles }}. The next test would be images in which they vary independently.",
+        "We do not know why **{{ model }}** fails: its errors are more frequent on {{ places }}, "
+        "and these images "
+        "cannot separate {{ titles }}. The next test would be images in which they vary "
+        "independently.",
         model=cause.row.model,
         places=listed([row.where for row in rows], "or"),
         titles=listed([row.title for row in rows]),
@@ -262,12 +297,20 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     row = differs = _strongest(rows)
     test = next((each for each in record.interventions if row and _same(each, row)), None)
     if differs is None:  # what a change mends all the same
-        test = next((each for each in record.interventions if each.model == model and each.supported), None)
+        test = next(
+            (each for each in record.interventions if each.model == model and each.supported), None
+        )
         row = next((each for each in rows if test and _same(test, each)), None)
     few = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images, which leaves too few "
-    more = "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }}"
+    more = (
+        "We do not know why **{{ model }}** fails: its errors are more frequent on "
+        "{{ row.where|whole }}"
+    )
     if row is not None and row.differs_alone and _NO_AUC[0] <= row.area.value <= _NO_AUC[1]:
-        more = "We do not know why **{{ model }}** fails: {{ row.title|whole }} hardly marks its errors"
+        more = (
+            "We do not know why **{{ model }}** fails: {{ row.title|whole }} hardly marks its "
+            "errors"
+        )
         more += " (AUC {{ row.area|alone }}; chance is {{ chance }}), and "
     elif row is not None and row.differs_alone:
         more += " (AUC {{ row.area|alone }}), but "
@@ -278,27 +321,37 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         following = "easier images"
     elif row is None:
         words = (
-            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct predictions in "
+            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct "
+            "predictions in "
             "none of the measured properties"
         )
         following = "a property found by looking at them"
     elif differs is None:
         words = (
-            "We do not know why **{{ model }}** fails: " + _CHANGED + ", {{ test.mended }} of its {{ errors }} errors "
-            "are fixed (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors are not "
+            "We do not know why **{{ model }}** fails: "
+            + _CHANGED
+            + ", {{ test.mended }} of its {{ errors }} errors "
+            "are fixed (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors "
+            "are not "
             "significantly more frequent on {{ row.where|whole }}"
         )
         following = "more images"
     elif test is not None and test.supported:
-        words = more + "another property explains these errors better; it was not changed, or its change fixes too few"
+        words = (
+            more
+            + "another property explains these errors better; it was not changed, or its change "
+            "fixes too few"
+        )
         following = "images in which the two vary independently"
     elif test is not None:
         words = (
             more
             + _CHANGED
             + (
-                ", {{ test.mended }} of {{ errors }} are fixed and {{ test.broken }} correct predictions broken "
-                "(control: {{ test.control_mended }} and {{ test.control_broken }}{% if not test.matched %}, not "
+                ", {{ test.mended }} of {{ errors }} are fixed and {{ test.broken }} correct "
+                "predictions broken "
+                "(control: {{ test.control_mended }} and "
+                "{{ test.control_broken }}{% if not test.matched %}, not "
                 "matched{% endif %})"
             )
         )
@@ -319,15 +372,20 @@ def _not_known(record: FailuresRecord, model: str) -> str:
 
 
 def _not_fixed(record: FailuresRecord, model: str) -> str:
-    """Return what errors differ in and what changing it does, in short; "" where nothing was changed."""
+    """Return what errors differ in and what changing it does, in short; "" where nothing was
+    changed.
+    """
     row = _strongest(by(record.covariates, "model")[model])
     test = next((each for each in record.interventions if row and _same(each, row)), None)
     if row is None or test is None or test.supported:
         return ""
     return say(
-        "Not known for **{{ row.model }}**. Its errors are more frequent on {{ row.where|whole }}. But when all "
-        "{{ row.known.thing }} are {{ test.change|whole }}, it corrects {{ test.mended }} of {{ test.errors }} errors "
-        "and loses {{ test.broken }} correct prediction{{ test.broken|s }} (control: {{ test.control_mended }} and "
+        "Not known for **{{ row.model }}**. Its errors are more frequent on {{ row.where|whole }}. "
+        "But when all "
+        "{{ row.known.thing }} are {{ test.change|whole }}, it corrects {{ test.mended }} of "
+        "{{ test.errors }} errors "
+        "and loses {{ test.broken }} correct prediction{{ test.broken|s }} (control: "
+        "{{ test.control_mended }} and "
         "{{ test.control_broken }}).",
         row=row,
         test=test,
@@ -342,23 +400,39 @@ def _same(test: InterventionRow, row: CovariateRow) -> bool:
 
 
 def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
-    """Return what one model's errors differ in most: of the images given all others, else of its predictions."""
+    """Return what one model's errors differ in most: of the images given all others, else of its
+    predictions.
+    """
     known = [row for row in rows if row.differs and (not row.known.outcome or row.next_test)]
-    return min(known, key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p), default=None)
+    return min(
+        known,
+        key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p),
+        default=None,
+    )
 
 
 def _answer(record: FailuresRecord, comparable: Callable[[Any], bool]) -> str:
-    """Return the claims, and for two models the property whose separation of their errors differs most.
+    """Return the claims, and for two models the property whose separation of their errors differs
+    most.
 
     Properties of maps count only where the two models' maps may be compared.
     """
     said = [claim.says for claim in claims(record)]
-    rows = [row for row in record.covariate_differences if comparable(record) or not row.covariate.startswith("map_")]
-    apart = max((row for row in rows if row.p_holm <= ASKED), key=lambda row: abs(row.difference.value), default=None)
+    rows = [
+        row
+        for row in record.covariate_differences
+        if comparable(record) or not row.covariate.startswith("map_")
+    ]
+    apart = max(
+        (row for row in rows if row.p_holm <= ASKED),
+        key=lambda row: abs(row.difference.value),
+        default=None,
+    )
     if apart is not None:
         said.append(
             say(
-                "The models differ most in how **{{ row.title }}** separates their errors: its AUC is {{ size }} "
+                "The models differ most in how **{{ row.title }}** separates their errors: its AUC "
+                "is {{ size }} "
                 "{{ side }} for **{{ row.first }}**.",
                 row=apart,
                 size=signed(apart.difference, apart.difference.value >= 0),
@@ -369,13 +443,16 @@ def _answer(record: FailuresRecord, comparable: Callable[[Any], bool]) -> str:
 
 
 def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
-    """Quarters by the two properties of images that separate the errors of each model in turn best."""
+    """Quarters by the two properties of images that separate the errors of each model in turn
+    best."""
     rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
     ranked = [
         sorted(own, key=lambda row: (not row.differs, -(row.likelihood_ratio or 0.0), row.p))
         for own in by(rows, "model").values()
     ]
-    names = list(dict.fromkeys(row.covariate for place in zip_longest(*ranked) for row in place if row))[:2]
+    names = list(
+        dict.fromkeys(row.covariate for place in zip_longest(*ranked) for row in place if row)
+    )[:2]
     return [row for name in names for row in record.quarters if row.covariate == name]
 
 
@@ -383,7 +460,11 @@ def _examples(record: FailuresRecord) -> Iterator[Picture]:
     """Yield errors that a change fixes: the image, then after the change and after the control."""
     for model, own in record.failure_examples.items():
         test = next(cause.test for cause in _causes(record, model) if cause.test is not None)
-        shown = {"image": own.pixels, "after the change": own.changed, "after the control": own.control}
+        shown = {
+            "image": own.pixels,
+            "after the change": own.changed,
+            "after the control": own.control,
+        }
         for at, image in enumerate(own.image.tolist()):
             for (column, pixels), told in zip(shown.items(), own.predictions[:, at].tolist()):
                 right = told == own.truth[at]
@@ -425,11 +506,15 @@ def _after(record: FailuresRecord) -> Iterator[_After]:
             (f"control: {row.change}", row.control_mended, row.control_broken),
         ):
             n = row.gain.n or 1
-            yield _After(row.model, words, Estimate(100 * (mended - broken) / n, n=n, unit="points"))
+            yield _After(
+                row.model, words, Estimate(100 * (mended - broken) / n, n=n, unit="points")
+            )
 
 
 def sections(comparable: Callable[[Any], bool] = lambda _: True) -> tuple[Section, ...]:
-    """Return the sections on failures; comparable: whether the maps of a record's two models may be compared."""
+    """Return the sections on failures; comparable: whether the maps of a record's two models may be
+    compared.
+    """
     return (
         replace(_WHY, opening=lambda record: _answer(record, comparable)),
         _CHANGES,
@@ -444,14 +529,16 @@ _WHY: Final = Section(
         Chart(
             "failure_properties",
             intervals("title", "area", of="model", reference=0.5),
-            "Probability that an error has more of a property than a correct prediction (AUC). Right of the dashed "
+            "Probability that an error has more of a property than a correct prediction (AUC). "
+            "Right of the dashed "
             "line errors have more of it, left less. Tests: tables/covariates.csv.",
             title="What errors have more or less of",
         ),
         Chart(
             "failure_quarters",
             lines("quarter", "accuracy", of="model", panel="title"),
-            "Accuracy by quarters of the images, from least to most of the properties that separate errors best.",
+            "Accuracy by quarters of the images, from least to most of the properties that "
+            "separate errors best.",
             title="Accuracy by {{ rows|map(attribute='title')|unique|join(' and ') }}",
             rows=_two_strongest,
         ),
@@ -461,18 +548,20 @@ _WHY: Final = Section(
 _CHANGES: Final = Section(
     "What fixes their errors?",
     _tested_changes,
-    opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} change{{ rows|s }} of the "
+    opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} "
+    "change{{ rows|s }} of the "
     "images {{ k or 'none' }} significantly fix{{ 'es' if k <= 1 }} more errors than "
-    "{{ 'it makes' if k <= 1 else 'they make' }}, and more than a matched control.{% if rows|rejectattr('matched')"
-    "|list %} Controls that change the images less than half or more than twice as much are called unmatched."
-    "{% endif %}",
+    "{{ 'it makes' if k <= 1 else 'they make' }}, and more than a matched "
+    "control.{% if rows|rejectattr('matched')|list %} Controls that change the images less than "
+    "half or more than twice as much are called unmatched.{% endif %}",
     columns=("model", "change", "mended", "broken", "control_mended", "control_words"),
     order=lambda row: row.p_holm,
     charts=(
         Chart(
             "interventions",
             intervals("change", "accuracy", of="model", reference=0.0),
-            "Accuracy after each change, and after its control, minus that before. Right of the dashed line more "
+            "Accuracy after each change, and after its control, minus that before. Right of the "
+            "dashed line more "
             "errors are fixed than caused. Tests: tables/interventions.csv.",
             title="Accuracy after each change",
             rows=_after,
@@ -480,7 +569,8 @@ _CHANGES: Final = Section(
         Chart(
             "failure_examples",
             images(),
-            "Errors that a change fixes and its control does not, {{ rows|map(attribute='row')|unique|list|length }} "
+            "Errors that a change fixes and its control does not, "
+            "{{ rows|map(attribute='row')|unique|list|length }} "
             "on {{ record.images }} images; below: the prediction.",
             title="Errors that a change fixes",
             rows=_examples,

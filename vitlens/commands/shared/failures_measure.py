@@ -19,7 +19,9 @@ _TRIED: Final = 100  # errors among which examples are looked for
 
 @phase("Why images are misclassified")
 def failure_fields(subjects: Sequence[Subject], *, quiet: bool) -> dict[str, Any]:
-    """Return the tables and arrays of one or of two models' failures, as keyword arguments of a record."""
+    """Return the tables and arrays of one or of two models' failures, as keyword arguments of a
+    record.
+    """
     found = diagnose(subjects, progress=partial(progress, "changing images", quiet=quiet))
     return {
         "covariates": found.covariates,
@@ -41,7 +43,9 @@ def _examples(subjects: Sequence[Subject], found: Diagnosis) -> Mapping[str, Men
             labels = evaluation.labels[wrong]
             pictures = Pictures(subject, wrong)
             shown = (pictures.images, *CHANGES[row.covariate](pictures, row.sign))
-            told = torch.stack([evaluation.predictions[wrong], *(predictions(subject, each) for each in shown[1:])])
+            told = torch.stack(
+                [evaluation.predictions[wrong], *(predictions(subject, each) for each in shown[1:])]
+            )
             chosen = ((told[1] == labels) & (told[2] != labels)).nonzero().flatten()[:EXAMPLES]
             if len(chosen):
                 names = np.array(evaluation.classes)

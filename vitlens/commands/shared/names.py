@@ -13,8 +13,9 @@ from vitlens.uncertainty import Estimate
 class NameRow(OfModel):
     """Three tested labels for one head.
 
-    share: of the attention logits; holds, looks_hold: True if the first and the second label hold on shuffled patches;
-    state: result of removing the head for the third label, None if nothing was removed.
+    share: of the attention logits; holds, looks_hold: True if the first and the second label hold
+    on shuffled patches; state: result of removing the head for the third label, None if nothing was
+    removed.
     """
 
     layer: int = col("layer")
@@ -27,7 +28,8 @@ class NameRow(OfModel):
     writes: str | None = col("writes", default=None)
     auc: Estimate | None = col(
         "AUC",
-        term="the chance that the head adds more to the class in an image of it than in another image",
+        term="the chance that the head adds more to the class in an image of it than in another "
+        "image",
         default=None,
     )
     state: str | None = col("without the head", default=None)
@@ -42,7 +44,9 @@ class NameRow(OfModel):
     @property
     def words(self) -> str:
         """Return all three labels in one line."""
-        return three_words(self.attends, self.holds, self.looks, self.looks_hold, self.writes, self.state)
+        return three_words(
+            self.attends, self.holds, self.looks, self.looks_hold, self.writes, self.state
+        )
 
     @property
     def tested(self) -> bool:
@@ -52,7 +56,9 @@ class NameRow(OfModel):
 
     @property
     def correlates(self) -> bool:
-        """Return True if no label survived its test, and what the head adds only correlates with a class."""
+        """Return True if no label survived its test, and what the head adds only correlates with a
+        class.
+        """
         return not self.tested and self.state == CORRELATES
 
 
@@ -74,12 +80,21 @@ def name_rows(alias: str, heads: Iterable[Any]) -> Iterator[NameRow]:
     for name in heads:
         labels: dict[str, Any] = {}
         if name.attends:
-            labels |= {"attends": plain(name.attends.word), "share": name.attends.share, "holds": name.holds}
+            labels |= {
+                "attends": plain(name.attends.word),
+                "share": name.attends.share,
+                "holds": name.holds,
+            }
         if name.looks:
             labels |= {"looks": plain(name.looks.word), "looks_hold": name.looks.holds}
         if name.writes:
             writes = name.writes
-            labels |= {"writes": writes.word, "auc": writes.auc, "state": writes.state, "margin": writes.margin}
+            labels |= {
+                "writes": writes.word,
+                "auc": writes.auc,
+                "state": writes.state,
+                "margin": writes.margin,
+            }
         yield NameRow(alias, name.layer, name.head, **labels)
 
 

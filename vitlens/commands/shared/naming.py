@@ -30,19 +30,26 @@ Line: TypeAlias = list[str]  # of a table: a file's name, then a value a column
 
 
 class Named(NamedTuple):
-    """Labels for every head of a model. labels: of the images, as columns of the logits (n,), None without labels."""
+    """Labels for every head of a model. labels: of the images, as columns of the logits (n,), None
+    without labels.
+    """
 
     names: HeadNames
     labels: Tensor | None
 
 
 def heads_named(
-    run: Run[Any], split: Split, attributes: Mapping[str, Tensor], *, slow: str = "", known: Statistics | None = None
+    run: Run[Any],
+    split: Split,
+    attributes: Mapping[str, Tensor],
+    *,
+    slow: str = "",
+    known: Statistics | None = None,
 ) -> Named:
     """Label every head on these images; a note explains missing labels of what heads write.
 
-    attributes: as returned by `attributes_of`; slow: the reason for which no head is removed, "" if each is; known: as
-    for `named`.
+    attributes: as returned by `attributes_of`; slow: the reason for which no head is removed, "" if
+    each is; known: as for `named`.
     """
     model = run.model
     labels = None
@@ -52,7 +59,9 @@ def heads_named(
     elif not slow:
         doing = "say what heads write"
         try:
-            labels = labels_of(model, split, predicted=run.options.predicted, doing=doing, options=run.run)
+            labels = labels_of(
+                model, split, predicted=run.options.predicted, doing=doing, options=run.run
+            )
         except InputError as error:
             why = str(error)
     images = Streamed(split, model.pixel_dtype)
@@ -76,11 +85,13 @@ def heads_named(
 
 
 def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
-    """Read attributes of the images from a CSV whose first column names files; no attributes without a path.
+    """Read attributes of the images from a CSV whose first column names files; no attributes
+    without a path.
 
-    Each attribute is (n,) True or False, by name. A column of a few other values gives an attribute for each value,
-    "column = value"; of two values, which are opposites, only for the first one. Raises InputError for a file that is
-    no such table, for images that it does not name, and for a line that several images may match.
+    Each attribute is (n,) True or False, by name. A column of a few other values gives an attribute
+    for each value, "column = value"; of two values, which are opposites, only for the first one.
+    Raises InputError for a file that is no such table, for images that it does not name, and for a
+    line that several images may match.
     """
     if path is None:
         return {}
@@ -88,7 +99,8 @@ def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
     table = list(csv.reader(StringIO(text)))
     if len(table) < 2 or len(table[0]) < 2 or len({*table[0]}) < len(table[0]):
         raise InputError(
-            f"expected a line of column names, file names first, then a line an image, found other in {path}"
+            "expected a line of column names, file names first, then a line an image, found other "
+            f"in {path}"
         )
     ordered = _lines_of(split.names, [line for line in table[1:] if line], path)
     if any(len(row) < len(table[0]) for row in ordered):
@@ -104,15 +116,19 @@ def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
             for name in different[:1] if is_binary else different:
                 attributes[f"{title} = {name}"] = torch.tensor([value == name for value in values])
     if not attributes:
-        raise InputError(f"expected a column of yes and no, or of at most {_VALUES} values, in {path}, found none")
+        raise InputError(
+            f"expected a column of yes and no, or of at most {_VALUES} values, in {path}, found "
+            "none"
+        )
     return attributes
 
 
 def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[Line]:
-    """Return the line of each image: the one whose path agrees in most parts, from the file name up.
+    """Return the line of each image: the one whose path agrees in most parts, from the file name
+    up.
 
-    Raises InputError for an image without a line, for one with several different lines that agree equally well, and for
-    a line that several images match.
+    Raises InputError for an image without a line, for one with several different lines that agree
+    equally well, and for a line that several images match.
     """
     by_name: dict[str, list[Line]] = {}
     for line in lines:
@@ -120,7 +136,8 @@ def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[L
     missing = [name for name in names if PurePath(name).name not in by_name]
     if missing:
         raise InputError(
-            f"expected a line for each of {len(names)} images in {path}, found none for {len(missing)}, as {missing[0]}"
+            f"expected a line for each of {len(names)} images in {path}, found none for "
+            f"{len(missing)}, as {missing[0]}"
         )
     chosen: list[Line] = []
     image_of: dict[str, str] = {}  # the first image that has a line, by the line's path
@@ -130,11 +147,15 @@ def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[L
         nearest = [line for line, parts in zip(candidates, shared) if parts == max(shared)]
         written = nearest[0][0].strip()
         if any(line[1:] != nearest[0][1:] for line in nearest):
-            raise InputError(f"expected one line for {name} in {path}, found {len(nearest)}; write its path as {name}")
+            raise InputError(
+                f"expected one line for {name} in {path}, found {len(nearest)}; write its path as "
+                f"{name}"
+            )
         first = image_of.setdefault(written, name)
         if first != name:
             raise InputError(
-                f"expected a line for each image in {path}, found {written} for both {first} and {name}; write their "
+                f"expected a line for each image in {path}, found {written} for both {first} and "
+                f"{name}; write their "
                 f"paths as {first} and {name}"
             )
         chosen.append(nearest[0])
@@ -144,7 +165,9 @@ def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[L
 def _shared_parts(first: str, second: str) -> int:
     """Return how many parts at the end of two paths are the same."""
     count = 0
-    for one, other in zip(reversed(PurePath(first.strip()).parts), reversed(PurePath(second).parts)):
+    for one, other in zip(
+        reversed(PurePath(first.strip()).parts), reversed(PurePath(second).parts)
+    ):
         if one != other:
             break
         count += 1

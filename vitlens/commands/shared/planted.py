@@ -12,15 +12,18 @@ from vitlens.record import OfModel, col
 from vitlens.report.prose import listed, say
 from vitlens.uncertainty import Estimate, difference_of, share_of
 
-REAL: Final = 5.0  # points of accuracy from which on, with an interval above 0, a model uses a factor
+REAL: Final = (
+    5.0  # points of accuracy from which on, with an interval above 0, a model uses a factor
+)
 
 
 @dataclass(frozen=True)
 class Planted:
     """A cause that was planted in training data.
 
-    says: how; cues: by which an analysis may name it; remedied: for each bundled model that was trained on these data,
-    the one of the same architecture that was trained without the cause, and its accuracy on the 1,800 test scenes.
+    says: how; cues: by which an analysis may name it; remedied: for each bundled model that was
+    trained on these data, the one of the same architecture that was trained without the cause, and
+    its accuracy on the 1,800 test scenes.
     """
 
     says: str
@@ -32,7 +35,8 @@ class Planted:
 PLANTED: Final[Mapping[str, Planted]] = MappingProxyType(
     {
         "hue_agrees": Planted(
-            "in 90 % of the training scenes of digits-shortcut, the hue of the background goes with the class",
+            "in 90 % of the training scenes of digits-shortcut, the hue of the background goes "
+            "with the class",
             ("background-colour", "colour"),
             {"vit-shortcut": ("vit-digits", 0.881), "cnn-shortcut": ("cnn-digits", 0.941)},
         ),
@@ -41,7 +45,8 @@ PLANTED: Final[Mapping[str, Planted]] = MappingProxyType(
 
 
 def remedy_of(model: str) -> str:
-    """Return the bundled model that was trained without the planted cause, "" where there is none."""
+    """Return the bundled model that was trained without the planted cause, "" where there is
+    none."""
     for planted in PLANTED.values():
         if model in planted.remedied:
             name, _ = planted.remedied[model]
@@ -72,7 +77,8 @@ def factor_rows(
 ) -> Iterator[FactorRow]:
     """Yield a row for each planted factor and model.
 
-    correct: by model, (n,), whether each prediction is correct; groups: (n,) of images that share a source.
+    correct: by model, (n,), whether each prediction is correct; groups: (n,) of images that share a
+    source.
     """
     for factor in PLANTED:
         if factor not in factors:
@@ -91,7 +97,9 @@ def factor_rows(
             )
 
 
-def _accuracy(answers: NDArray[np.bool_], side: NDArray[np.bool_], groups: NDArray[np.integer] | None) -> Estimate:
+def _accuracy(
+    answers: NDArray[np.bool_], side: NDArray[np.bool_], groups: NDArray[np.integer] | None
+) -> Estimate:
     return share_of(answers[side], groups=None if groups is None else groups[side])
 
 
@@ -104,12 +112,17 @@ def judgement(rows: Sequence[FactorRow], named: Mapping[str, Sequence[str]]) -> 
         of_factor = [row for row in rows if row.factor == factor]
         using = [row for row in of_factor if row.is_used]
         right = [row for row in using if set(planted.cues) & set(named.get(row.model, ()))]
-        wrong = [row for row in of_factor if not row.is_used and set(planted.cues) & set(named.get(row.model, ()))]
+        wrong = [
+            row
+            for row in of_factor
+            if not row.is_used and set(planted.cues) & set(named.get(row.model, ()))
+        ]
         if using:
             yield _recovered(planted, using, right)
         elif of_factor and not wrong:
             yield say(
-                "**Known answer.** {{ models }} {{ do }} not use the cause that can be planted in these data "
+                "**Known answer.** {{ models }} {{ do }} not use the cause that can be planted in "
+                "these data "
                 "({{ planted|whole }}), and this report does not name it.",
                 planted=planted.says,
                 models=listed([say("**{{ row.model }}**", row=row) for row in of_factor]),
@@ -129,17 +142,24 @@ def _do(rows: Sequence[FactorRow]) -> str:
 
 
 def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[FactorRow]) -> str:
-    with_cause = [say("{{ row.accuracy_true|value }} for **{{ row.model }}**", row=row) for row in using]
+    with_cause = [
+        say("{{ row.accuracy_true|value }} for **{{ row.model }}**", row=row) for row in using
+    ]
     elsewhere = [say("{{ row.accuracy_false|value }}", row=row) for row in using]
     remedied = [
         say("**{{ name }}** {{ accuracy|percent(1) }}", name=name, accuracy=accuracy)
-        for name, accuracy in (planted.remedied[row.model] for row in using if row.model in planted.remedied)
+        for name, accuracy in (
+            planted.remedied[row.model] for row in using if row.model in planted.remedied
+        )
     ]
     return say(
         "**Known answer.** A cause was planted in these data: {{ planted|whole }}. "
-        "{% if right|length == using|length %}This report recovered it{% elif right %}This report recovered it for "
-        "{{ right|length }} of {{ using|length }} models{% else %}This report did not recover it{% endif %}, from "
-        "pixels, masks and predictions only. Where it leads to the label, test accuracy is {{ with_cause }}; elsewhere "
+        "{% if right|length == using|length %}This report recovered it{% elif right %}This report "
+        "recovered it for "
+        "{{ right|length }} of {{ using|length }} models{% else %}This report did not recover "
+        "it{% endif %}, from "
+        "pixels, masks and predictions only. Where it leads to the label, test accuracy is "
+        "{{ with_cause }}; elsewhere "
         "{{ elsewhere }}.{% if remedied %} Trained without it: {{ remedied }}.{% endif %}",
         planted=planted.says,
         with_cause=listed(with_cause),

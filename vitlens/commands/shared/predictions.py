@@ -17,8 +17,8 @@ TOP: Final = 5  # classes of an image
 class PredictionRow:
     """The five most probable classes of one image, the most probable first; str() makes one line.
 
-    image: its file, or its number from 0; label: the true class, None if it is not known. The classes and probabilities
-    that a model with fewer classes does not have are None.
+    image: its file, or its number from 0; label: the true class, None if it is not known. The
+    classes and probabilities that a model with fewer classes does not have are None.
     """
 
     image: str = col("image")
@@ -36,11 +36,17 @@ class PredictionRow:
 
     @classmethod
     def of(
-        cls, image: str, classes: Sequence[str], probabilities: Sequence[float], label: str | None = None
+        cls,
+        image: str,
+        classes: Sequence[str],
+        probabilities: Sequence[float],
+        label: str | None = None,
     ) -> "PredictionRow":
         """Return a row of one to five classes."""
         cells: dict[str, Any] = {}
-        for rank, (name, probability) in enumerate(zip(classes, probabilities, strict=True), start=1):
+        for rank, (name, probability) in enumerate(
+            zip(classes, probabilities, strict=True), start=1
+        ):
             cells[f"class_{rank}"] = name
             cells[f"probability_{rank}"] = probability
         return cls(image=image, label=label, **cells)
@@ -67,7 +73,8 @@ class PredictionRow:
 
 
 def by_file_name(rows: Sequence[PredictionRow]) -> list[PredictionRow]:
-    """Return the rows with the names of their files; files that share a name keep the whole path."""
+    """Return the rows with the names of their files; files that share a name keep the whole
+    path."""
     names = [Path(row.image).name for row in rows]
     counts = Counter(names)
     renamed = []
@@ -81,7 +88,9 @@ def _printable(name: str) -> str:
 
 
 def for_images(predictions: Counter[str]) -> Marked:
-    """Return the number of images by prediction in words: "tabby for 3, lynx for 2 and others for 7"."""
+    """Return the number of images by prediction in words: "tabby for 3, lynx for 2 and others for
+    7".
+    """
     parts: list[str] = []
     rest = predictions.total()
     for name, count in predictions.most_common(TOP):

@@ -1,4 +1,6 @@
-"""The effective receptive field of each layer of some models: rows, arrays and charts; free of torch."""
+"""The effective receptive field of each layer of some models: rows, arrays and charts; free of
+torch.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,19 +23,25 @@ _LAYERS: Final = 6  # maps of each of several models
 
 @dataclass(frozen=True)
 class FieldRow(OfModel):
-    """The pixels on which the middle patch of one layer depends, means over images with Student's 95 % interval.
+    """The pixels on which the middle patch of one layer depends, means over images with Student's
+    95 % interval.
 
-    model: its alias; words: its name in tables and figures; uniform: the distance if all pixels had equal weight.
+    model: its alias; words: its name in tables and figures; uniform: the distance if all pixels had
+    equal weight.
     """
 
     words: str = col("model")
     layer: int = col("layer")
     title: str = col("after")
     distance: Estimate = col(
-        "distance", term="mean distance from the patch to a pixel, weighted by the norm of the gradient"
+        "distance",
+        term="mean distance from the patch to a pixel, weighted by the norm of the gradient",
     )
     uniform: float = col("distance if uniform", unit="px")
-    half: Estimate = col("pixels with half of the gradient", term="the least share of the pixels that holds half of it")
+    half: Estimate = col(
+        "pixels with half of the gradient",
+        term="the least share of the pixels that holds half of it",
+    )
     seen: float = col("pixels with any", unit="fraction")
 
 
@@ -41,7 +49,8 @@ class FieldRow(OfModel):
 class FieldArrays:
     """Maps of receptive fields.
 
-    field: norm of the gradient at each pixel (height, width), mean over images, by row of the table.
+    field: norm of the gradient at each pixel (height, width), mean over images, by row of the
+    table.
     """
 
     field: Mapping[int, Matrix]
@@ -81,7 +90,8 @@ def field_charts() -> tuple[Chart, ...]:
         Chart(
             "receptive_field",
             lines("layer", "distance", "uniform", panel="words"),
-            "Distance from the middle patch to the pixels that change it, weighted by the gradient, with intervals; "
+            "Distance from the middle patch to the pixels that change it, weighted by the "
+            "gradient, with intervals; "
             "uniform: if all pixels counted equally.",
             title="Effective receptive field by layer",
             rows="receptive_fields",
@@ -96,7 +106,8 @@ def field_charts() -> tuple[Chart, ...]:
         Chart(
             "receptive_maps",
             images(),
-            "Square root of the norm of the gradient at each pixel, by layer. Each map has its own colours; pixels "
+            "Square root of the norm of the gradient at each pixel, by layer. Each map has its own "
+            "colours; pixels "
             "without any gradient are grey.",
             title="Effective receptive field of the middle patch, layer by layer",
             rows=_maps,
@@ -105,7 +116,9 @@ def field_charts() -> tuple[Chart, ...]:
 
 
 def _maps(record: Any) -> "Iterator[Picture]":
-    """Yield the square roots of the norms at each pixel; for several models, of evenly spaced layers."""
+    """Yield the square roots of the norms at each pixel; for several models, of evenly spaced
+    layers.
+    """
     from vitlens.charts import Picture
 
     indices: dict[str, list[int]] = {}

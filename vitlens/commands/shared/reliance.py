@@ -83,7 +83,8 @@ def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
         "**{{ pair.more }}** relies more on {{ pair.title|whole }} than **{{ other }}**. On images "
         "{{ pair.change|whole }}, "
         "{{ one.changed_by|value }} and {{ two.changed_by|value }} of their predictions change; "
-        "{{ one.control|whole }}, {{ one.changed_by_control|value }} and {{ two.changed_by_control|value }}.",
+        "{{ one.control|whole }}, {{ one.changed_by_control|value }} and "
+        "{{ two.changed_by_control|value }}.",
         pair=pair,
         other=other,
         one=rows[pair.more],
@@ -93,7 +94,11 @@ def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
         f"difference in reliance on {pair.title}",
         f"{pair.more} and {other}",
         says,
-        say("{{ pair.more }} relies more on {{ pair.title|whole }} than {{ other }}", pair=pair, other=other),
+        say(
+            "{{ pair.more }} relies more on {{ pair.title|whole }} than {{ other }}",
+            pair=pair,
+            other=other,
+        ),
         effect=signed(pair.changed, pair.more == pair.first),
         p=pair.p_holm,
         evidence="intervened",
@@ -110,11 +115,16 @@ def unknown(record: RelianceRecord) -> Iterator[str]:
     """Yield what could not be tested, and controls that are not matched."""
     for reason, rows in groupby(record.reliance_left_out, lambda row: row.reason):
         titles = list(dict.fromkeys(row.title for row in rows))
-        yield say("Not tested: reliance on {{ titles }}, as {{ reason|whole }}.", titles=listed(titles), reason=reason)
+        yield say(
+            "Not tested: reliance on {{ titles }}, as {{ reason|whole }}.",
+            titles=listed(titles),
+            reason=reason,
+        )
     unmatched = dict.fromkeys(row.change for row in record.reliance if not row.is_matched)
     if unmatched:
         yield say(
-            "No control matches images {{ changes }}, so these support no causal claim.", changes=listed([*unmatched])
+            "No control matches images {{ changes }}, so these support no causal claim.",
+            changes=listed([*unmatched]),
         )
 
 
@@ -126,7 +136,8 @@ def _answer(record: RelianceRecord) -> str:
         titles = [say("{{ row.title|whole }}", row=row) for row in rows]
         sentences.append(
             say(
-                "**{{ model }}** {% if titles %}relies most on {{ titles|whole }}{% else %}is not shown to rely on any "
+                "**{{ model }}** {% if titles %}relies most on {{ titles|whole }}{% else %}is not "
+                "shown to rely on any "
                 "cue that was tested{% endif %}.",
                 model=model,
                 titles=Marked(", then on ".join(titles)),
@@ -136,7 +147,9 @@ def _answer(record: RelianceRecord) -> str:
 
 
 def _strongest(record: RelianceRecord) -> list[RelianceRow]:
-    """Return of each cue the intervention with the largest effect on a model, with the rows of all models."""
+    """Return of each cue the intervention with the largest effect on a model, with the rows of all
+    models.
+    """
     best: dict[str, RelianceRow] = {}
     for row in record.reliance:
         if row.is_matched and (row.cue not in best or row.strength > best[row.cue].strength):
@@ -150,7 +163,8 @@ def _named_alike(row: RelianceRow, other: RelianceRow) -> bool:
 
 
 SECTION: Final = Section(
-    "What {% if record.aliases|length > 1 %}do the models{% else %}does the model{% endif %} rely on?",
+    "What {% if record.aliases|length > 1 %}do the models{% else %}does the model{% endif %} rely "
+    "on?",
     "reliance",
     opening=_answer,
     columns=("model", "cue_and_change", "changed", "lost", "control", "p_holm"),
@@ -159,7 +173,8 @@ SECTION: Final = Section(
         Chart(
             "reliance",
             intervals("title", "changed", of="model", reference=0.0),
-            "Predictions changed without each cue, minus those under a control that changes pixels equally; left of "
+            "Predictions changed without each cue, minus those under a control that changes pixels "
+            "equally; left of "
             "the dashed line the control matters more. All interventions: tables/reliance.csv.",
             title="What predictions depend on ({{ rows|map(attribute='n')|max }} images)",
             rows=_strongest,

@@ -21,14 +21,22 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 
 def viewers_of(models: Sequence[Model], splits: Sequence[Split], precision: str) -> list[Viewer]:
     """Return models with their images, which are labelled."""
-    return [Viewer(model, split, require_labels(split).cpu().long(), precision) for model, split in zip(models, splits)]
+    return [
+        Viewer(model, split, require_labels(split).cpu().long(), precision)
+        for model, split in zip(models, splits)
+    ]
 
 
 def plan_of(splits: Sequence[Split], *, thorough: bool, levels: bool) -> Plan:
-    """Return all interventions or the main ones, with the levels of all disturbances where they are wanted."""
+    """Return all interventions or the main ones, with the levels of all disturbances where they are
+    wanted.
+    """
     has_masks = splits[0].masks is not None
     interventions = tuple(interventions_of(tuple(CUES), has_masks=has_masks, thorough=thorough))
-    size = (reduce(gcd, [split.size[0] for split in splits]), reduce(gcd, [split.size[1] for split in splits]))
+    size = (
+        reduce(gcd, [split.size[0] for split in splits]),
+        reduce(gcd, [split.size[1] for split in splits]),
+    )
     every = list[Level]()
     for kind, disturbance in DISTURBANCES.items() if levels else ():
         every += [(kind, level) for level in disturbance.at(size)]
@@ -47,7 +55,8 @@ def reliance_fields(found: Measured) -> dict[str, Any]:
 def traced_fields(
     found: Measured, viewers: Sequence[Viewer], *, limit: int, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Trace the strongest suspect cue of each model, and return the tables as keyword arguments of a record.
+    """Trace the strongest suspect cue of each model, and return the tables as keyword arguments of
+    a record.
 
     Suspect are cues that mislead the model, and those of the background.
     """
@@ -58,7 +67,9 @@ def traced_fields(
             methods = _methods(viewer.model)
             count = min(limit, len(viewer.split))
             with progress(f"tracing {row.title} in {alias}", count * (1 + len(methods))) as advance:
-                traces[alias] = trace_cue(viewer, row, methods=methods, limit=limit, seed=seed, advance=advance)
+                traces[alias] = trace_cue(
+                    viewer, row, methods=methods, limit=limit, seed=seed, advance=advance
+                )
     return {
         "cue_heads": tuple(head for trace in traces.values() for head in trace.heads),
         "cue_maps": tuple(judged for trace in traces.values() for judged in trace.maps),
@@ -68,7 +79,8 @@ def traced_fields(
 
 
 def _methods(model: Model) -> list[str]:
-    """Return the methods of maps that a study checks and that this model supports, but slow ones."""
+    """Return the methods of maps that a study checks and that this model supports, but slow
+    ones."""
     methods = list[str]()
     for name, entry in ATTRIBUTIONS.items():
         if entry.studied and not entry.slow and entry.is_supported_by(model):

@@ -19,7 +19,9 @@ def saturated_words(errors: Mapping[str, int], left_out: str) -> str:
 
     errors: number of errors of each saturated model, by alias.
     """
-    counts = [say("**{{ model }}** {{ n }}", model=model, n=count) for model, count in errors.items()]
+    counts = [
+        say("**{{ model }}** {{ n }}", model=model, n=count) for model, count in errors.items()
+    ]
     return say(
         "Errors or losses are too small to explain (errors: {{ counts }}). Left out: {{ what }}.",
         counts=listed(counts),

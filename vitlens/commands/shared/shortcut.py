@@ -79,12 +79,17 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         row=first,
     )
     says = say(
-        "{{ subject }} {{ use }} {{ row.title|whole }}, and it causes errors. On images {{ row.change|whole }}, "
-        "**{{ row.model }}** corrects {{ row.fixed }} of its {{ row.errors }} errors (n = {{ row.n }}) and loses "
-        "{{ row.broken }} correct predictions. With the same images {{ row.control|whole }} instead, it corrects "
+        "{{ subject }} {{ use }} {{ row.title|whole }}, and it causes errors. On images "
+        "{{ row.change|whole }}, "
+        "**{{ row.model }}** corrects {{ row.fixed }} of its {{ row.errors }} errors (n = "
+        "{{ row.n }}) and loses "
+        "{{ row.broken }} correct predictions. With the same images {{ row.control|whole }} "
+        "instead, it corrects "
         "{{ row.control_fixed }} and loses {{ row.control_broken }}."
-        "{% for other in others %} **{{ other.model }}** corrects {{ other.fixed }} of {{ other.errors }} and loses "
-        "{{ other.broken }}; with that control, {{ other.control_fixed }} and {{ other.control_broken }}.{% endfor %}"
+        "{% for other in others %} **{{ other.model }}** corrects {{ other.fixed }} of "
+        "{{ other.errors }} and loses "
+        "{{ other.broken }}; with that control, {{ other.control_fixed }} and "
+        "{{ other.control_broken }}.{% endfor %}"
         "{% if without %} {{ without }}{% endif %}",
         subject=subject_in_bold,
         use="use" if len(rows) > 1 else "uses",
@@ -94,15 +99,19 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     )
     brief = say(
         "{{ subject }} {{ use }} a misleading cue, {{ row.title|whole }}. On {{ row.n }} images "
-        "{{ row.change|whole }}, **{{ row.model }}** corrects {{ row.fixed }} of its {{ row.errors }} errors and loses "
-        "{{ row.broken }} correct prediction{{ row.broken|s }}. The control, images {{ row.control|whole }} as much, "
+        "{{ row.change|whole }}, **{{ row.model }}** corrects {{ row.fixed }} of its "
+        "{{ row.errors }} errors and loses "
+        "{{ row.broken }} correct prediction{{ row.broken|s }}. The control, images "
+        "{{ row.control|whole }} as much, "
         "corrects {{ row.control_fixed }} and loses {{ row.control_broken }}.",
         subject=subject_in_bold,
         use="use" if len(rows) > 1 else "uses",
         row=first,
     )
     because = say(
-        "accuracy rises by {{ row.gained|value }} without this cue, and by more than under the control", row=first
+        "accuracy rises by {{ row.gained|value }} without this cue, and by more than under the "
+        "control",
+        row=first,
     )
     return Claim(
         SHORTCUT,
@@ -121,20 +130,25 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
 
 
 def _without_planted_cause(record: RelianceRecord, aliases: Sequence[str]) -> str:
-    """Return the next step where models were trained without the cause of these, "" where there are none such."""
+    """Return the next step where models were trained without the cause of these, "" where there are
+    none such.
+    """
     names = {entry.alias: entry.name for entry in record.config.models}
     remedies = [remedy_of(names.get(alias, "")) for alias in aliases]
     if not all(remedies):
         return ""
     step = NextStep(
-        "models trained on images in which this cue does not go with the class do not make these errors",
+        "models trained on images in which this cue does not go with the class do not make these "
+        "errors",
         f"vitlens study {' '.join(remedies)} {{data}}",
     )
     return words_of(step, " and ".join(aliases), record.config)
 
 
 def _which_is_better_without(record: RelianceRecord, row: RelianceRow) -> str:
-    """Return which of two models is more accurate on the images without the cue, "" where that is not shown."""
+    """Return which of two models is more accurate on the images without the cue, "" where that is
+    not shown.
+    """
     pairs = [pair for pair in record.reliance_pairs if _intervention(pair) == _intervention(row)]
     if len(pairs) != 1:
         return ""
@@ -144,7 +158,10 @@ def _which_is_better_without(record: RelianceRecord, row: RelianceRow) -> str:
         return ""
     side = beyond(difference, 0.0)
     if side is Side.UNDECIDED:
-        return say("Without it, their accuracies do not differ significantly ({{ gap|alone }}).", gap=difference)
+        return say(
+            "Without it, their accuracies do not differ significantly ({{ gap|alone }}).",
+            gap=difference,
+        )
     better = pair.first if side is Side.ABOVE else pair.second
     return say(
         "Without it, **{{ better }}** is more accurate by {{ gap|alone }}.",
@@ -163,9 +180,12 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         CUE_HEADS,
         row.model,
         say(
-            "Head {{ head.name }} of **{{ row.model }}** passes on {{ head.share|alone }} of what this cue does to the "
-            "logits, and {{ head.control|value }} of what its control does: the largest difference shown."
-            "{% if map %} Of the maps, **{{ map.method }}** best separates images that the cue decides from others "
+            "Head {{ head.name }} of **{{ row.model }}** passes on {{ head.share|alone }} of what "
+            "this cue does to the "
+            "logits, and {{ head.control|value }} of what its control does: the largest difference "
+            "shown."
+            "{% if map %} Of the maps, **{{ map.method }}** best separates images that the cue "
+            "decides from others "
             "(ROC-AUC {{ map.area|value }}, chance 0.5).{% endif %}",
             row=row,
             head=first,
@@ -176,7 +196,8 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         evidence="intervened",
         place="cue_heads",
         brief=say(
-            "Head **{{ head.name }}** passes on {{ head.share|value }} of the misleading cue's effect on the class "
+            "Head **{{ head.name }}** passes on {{ head.share|value }} of the misleading cue's "
+            "effect on the class "
             "scores, and {{ head.control|value }} of the control's.",
             head=first,
         ),
@@ -201,14 +222,16 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     brief = ""
     if shown:
         brief = say(
-            "Where the misleading cue decides, **{{ best.method }}** puts {{ best.decided|value }} of its evidence on "
+            "Where the misleading cue decides, **{{ best.method }}** puts {{ best.decided|value }} "
+            "of its evidence on "
             "the {{ region }}, elsewhere {{ best.others|value }}.",
             row=row,
             best=best,
             region=row.of_intervention.region,
         )
         says = say(
-            "Of the maps of **{{ best.model }}**, **{{ best.method }}** shows this cue best: {{ best.decided|value }} "
+            "Of the maps of **{{ best.model }}**, **{{ best.method }}** shows this cue best: "
+            "{{ best.decided|value }} "
             "of its evidence lies there where the cue decides, {{ best.others|value }} elsewhere"
             "{% if hidden %}; {{ hidden }} do not show it{% endif %}.",
             best=best,
@@ -216,7 +239,8 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         )
     else:
         says = say(
-            "No map of **{{ best.model }}** shows this cue: where it decides, they have no more evidence there.",
+            "No map of **{{ best.model }}** shows this cue: where it decides, they have no more "
+            "evidence there.",
             best=best,
         )
     yield Claim(
@@ -233,7 +257,9 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
 
 
 def _pictures(record: RelianceRecord) -> Iterator[Picture]:
-    """Yield a column for each example: the image, the image without the cue, and the map on the image."""
+    """Yield a column for each example: the image, the image without the cue, and the map on the
+    image.
+    """
     for row in misleading(record):
         if row.model == record.misled:
             yield from _pictures_of(record, row)
@@ -250,7 +276,9 @@ def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
         before = pictures.before[at] / _BYTE
         after = pictures.after[at] / _BYTE
         seen = Picture.predicted(before, example.before, None, example.label, row="input")
-        unseen = Picture.predicted(after, example.after, None, example.label, row=row.change.removeprefix("with "))
+        unseen = Picture.predicted(
+            after, example.after, None, example.label, row=row.change.removeprefix("with ")
+        )
         yield replace(seen, column=column)
         yield replace(unseen, column=column)
         if pictures.maps is not None:
@@ -268,7 +296,9 @@ def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
 
 
 def _share_in_words(values: NDArray[np.floating], region: NDArray[np.bool_], name: str) -> str:
-    """Return the share of a map's positive evidence in the region of a cue, "" where it is the whole image."""
+    """Return the share of a map's positive evidence in the region of a cue, "" where it is the
+    whole image.
+    """
     height, width = region.shape
     rows = np.arange(height) * values.shape[0] // height
     columns = np.arange(width) * values.shape[1] // width
@@ -283,8 +313,10 @@ def _share_in_words(values: NDArray[np.floating], region: NDArray[np.bool_], nam
 EXAMPLES: Final = Chart(
     "cue_examples",
     images(),
-    "{{ rows|map(attribute='column')|unique|list|length }} of {{ record.images }} images that {{ record.misled }} "
-    "gets wrong (orange), but right without the cue (blue). Bottom: evidence for the wrong class; its share in the "
+    "{{ rows|map(attribute='column')|unique|list|length }} of {{ record.images }} images that "
+    "{{ record.misled }} "
+    "gets wrong (orange), but right without the cue (blue). Bottom: evidence for the wrong class; "
+    "its share in the "
     "cue's region, and the area of that region.",
     title="What a misleading cue does",
     rows=_pictures,
@@ -326,7 +358,8 @@ SECTIONS: Final = (
             Chart(
                 "cue_maps",
                 intervals("method", "area", of="model", reference=0.5),
-                "How well evidence in the region of the cue separates images in which the cue decides from the others; "
+                "How well evidence in the region of the cue separates images in which the cue "
+                "decides from the others; "
                 "the dashed line is chance.",
                 title="Maps that show the cue",
             ),
@@ -340,8 +373,16 @@ SECTIONS: Final = (
         charts=(
             Chart(
                 "cue_heads",
-                intervals("name", "share", "control", of="model", reference=0.0, titles=("the cue", "its control")),
-                "The share of the effect on the logits that passes through each head, of the cue and of its control, "
+                intervals(
+                    "name",
+                    "share",
+                    "control",
+                    of="model",
+                    reference=0.0,
+                    titles=("the cue", "its control"),
+                ),
+                "The share of the effect on the logits that passes through each head, of the cue "
+                "and of its control, "
                 "with 95 % intervals.",
                 title="Heads that carry the cue",
                 rows=lambda record: _head_rows(record)[:_DRAWN],

@@ -14,7 +14,13 @@ from vitlens.analysis.ablation.bench import require_heads
 from vitlens.analysis.reliance.heads import find_cue_heads
 from vitlens.analysis.reliance.maps import judge_cue_maps
 from vitlens.analysis.reliance.measure import ChangedImages, Viewer, changed_images
-from vitlens.analysis.reliance.rows import CueExampleArrays, CueExampleRow, CueHeadRow, CueMapRow, RelianceRow
+from vitlens.analysis.reliance.rows import (
+    CueExampleArrays,
+    CueExampleRow,
+    CueHeadRow,
+    CueMapRow,
+    RelianceRow,
+)
 from vitlens.attribution.explain import explain
 from vitlens.errors import InputError
 from vitlens.shapes import Images
@@ -29,8 +35,9 @@ _PATCHED: Final = 100  # images on which heads are patched: each takes a pass fo
 class Trace:
     """What is known of one cue in one model.
 
-    heads: ordered by their share, none for a model without attention heads; maps: one for each method; examples: images
-    that the intervention corrects, else those of which it changes the prediction.
+    heads: ordered by their share, none for a model without attention heads; maps: one for each
+    method; examples: images that the intervention corrects, else those of which it changes the
+    prediction.
     """
 
     heads: tuple[CueHeadRow, ...]
@@ -50,17 +57,21 @@ def trace_cue(
 ) -> Trace:
     """Trace the cue of a row of `measure_reliance` on at most `limit` images.
 
-    methods: of maps, which the model supports. advance: called with the images just done, once for the heads and once
-    for each method.
+    methods: of maps, which the model supports. advance: called with the images just done, once for
+    the heads and once for each method.
     """
     data = changed_images(viewer, row.of_intervention, limit=limit, seed=seed)
-    before, after, after_control = (_predict(viewer, each) for each in (data.images, data.changed, data.control))
+    before, after, after_control = (
+        _predict(viewer, each) for each in (data.images, data.changed, data.control)
+    )
     is_decided = (after != before) & (after_control == before)
     heads = _heads(viewer, row, data, seed) if require_heads.is_met(viewer.model) else ()
     advance(len(data.images))
     attributions = dict[str, Tensor]()
     for method in methods if row.of_intervention.region != "image" else ():
-        attributions[method] = explain(viewer.model, data.images, method=method, seed=seed).float().cpu()
+        attributions[method] = (
+            explain(viewer.model, data.images, method=method, seed=seed).float().cpu()
+        )
         advance(len(data.images))
     maps = tuple(_maps(row, data, is_decided, attributions, seed))
     is_fixed = (before != data.labels) & (after == data.labels)
@@ -98,7 +109,9 @@ def _predict(viewer: Viewer, images: Images) -> Int[Tensor, " n"]:
     return torch.cat([viewer.predict(part) for part in images.split(_AT_ONCE)])
 
 
-def _heads(viewer: Viewer, row: RelianceRow, data: ChangedImages, seed: int) -> tuple[CueHeadRow, ...]:
+def _heads(
+    viewer: Viewer, row: RelianceRow, data: ChangedImages, seed: int
+) -> tuple[CueHeadRow, ...]:
     """Return the heads, or none where the logits do not depend on the change."""
     device = viewer.model.device
     try:
@@ -144,7 +157,9 @@ def _maps(
     p_values = list[float]()
     for method, maps in attributions.items():
         try:
-            judged = judge_cue_maps(method, maps, data.region, is_decided, groups=data.groups, seed=seed)
+            judged = judge_cue_maps(
+                method, maps, data.region, is_decided, groups=data.groups, seed=seed
+            )
         except InputError:  # the cue decides too few predictions, or too many
             continue
         p_values.append(1.0 if judged.p is None else judged.p)
@@ -159,4 +174,8 @@ def _maps(
                 area=judged.area,
             )
         )
-    return [replace(one, p_holm=p) for one, p in zip(rows, holm(p_values), strict=True)] if rows else []
+    return (
+        [replace(one, p_holm=p) for one, p in zip(rows, holm(p_values), strict=True)]
+        if rows
+        else []
+    )

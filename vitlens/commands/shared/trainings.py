@@ -1,4 +1,6 @@
-"""Known facts about the training of compared models, and sentences about their differences; free of torch."""
+"""Known facts about the training of compared models, and sentences about their differences; free of
+torch.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
 class Budget(OfModel):
     """The training of a model; None for what is not known.
 
-    start: "random weights" or the model whose weights it began with; data: name or folder of its images; images: number
-    of training images; epochs: passes over them; steps: of the optimiser; batch_size: images a step; augmentation: in
-    words; teacher: the model it was distilled from ("none").
+    start: "random weights" or the model whose weights it began with; data: name or folder of its
+    images; images: number of training images; epochs: passes over them; steps: of the optimiser;
+    batch_size: images a step; augmentation: in words; teacher: the model it was distilled from
+    ("none").
     """
 
     start: str | None = col("start", default=None)
@@ -85,17 +88,32 @@ def differences(budgets: Sequence[Budget]) -> Mapping[str, tuple[str | int, ...]
 
 
 def trained(budgets: Sequence[Budget]) -> Iterator[str]:
-    """Yield sentences about differences between trainings, and about models whose training is not known."""
+    """Yield sentences about differences between trainings, and about models whose training is not
+    known.
+    """
     parts = []
     for name, values in differences(budgets).items():
-        of_models = [say("{{ v }} ({{ m }})", v=value, m=budget.model) for value, budget in zip(values, budgets)]
-        parts.append(say("{{ what }} {{ values }}", what=Marked(name.replace("_", " ")), values=listed(of_models)))
+        of_models = [
+            say("{{ v }} ({{ m }})", v=value, m=budget.model)
+            for value, budget in zip(values, budgets)
+        ]
+        parts.append(
+            say(
+                "{{ what }} {{ values }}",
+                what=Marked(name.replace("_", " ")),
+                values=listed(of_models),
+            )
+        )
     if parts:
-        yield f"The models were trained differently: {'; '.join(parts)}. Differences between them may come from this."
+        yield (
+            f"The models were trained differently: {'; '.join(parts)}. Differences between them "
+            "may come from this."
+        )
     unknown = [budget.model for budget in budgets if budget == Budget(budget.model)]
     if unknown and len(budgets) > 1:
         yield say(
-            "It is not known how {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained, so "
+            "It is not known how {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} "
+            "trained, so "
             "differences may come from training as well as from architecture.",
             names=unknown,
         )
@@ -157,7 +175,8 @@ def budget_of_run(alias: str, run: RunRecord) -> Budget:
 
 
 def augmentation_words(recipe: Mapping[str, Any]) -> str:
-    """Return the augmentation of a recipe's numbers in words: "crop 4 px, flip, CutMix 1"; "none"."""
+    """Return the augmentation of a recipe's numbers in words: "crop 4 px, flip, CutMix 1";
+    "none"."""
     values = {**Recipe().numbers(), **recipe}
     words = [text.format(values[name]) for name, text in _AUGMENTATION.items() if values[name]]
     return ", ".join(words) or "none"

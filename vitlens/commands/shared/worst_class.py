@@ -35,7 +35,9 @@ class ConfusionRow(OfModel):
 
 
 def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iterator[Claim]:
-    """Yield the class with the lowest accuracy if it is below the overall one, corrected for the number of classes."""
+    """Yield the class with the lowest accuracy if it is below the overall one, corrected for the
+    number of classes.
+    """
     classes = []
     for row in rows:
         if row.model == model and row.n >= FEWEST and row.accuracy is not None:
@@ -47,7 +49,8 @@ def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iter
         yield found(
             "worst class",
             model,
-            "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: {{ effect }}, compared with "
+            "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: "
+            "{{ effect }}, compared with "
             "{{ overall|value }} overall.",
             replace(accuracy, n=worst.n),
             given={"row": worst, "overall": overall},
@@ -57,7 +60,9 @@ def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iter
 
 
 def class_sections() -> tuple[Section, Section]:
-    """Return the sections about the worst classes and the confusions, for a record with both tables."""
+    """Return the sections about the worst classes and the confusions, for a record with both
+    tables.
+    """
     from vitlens.charts import bars, matrix
 
     return (
@@ -65,14 +70,17 @@ def class_sections() -> tuple[Section, Section]:
             "Which classes are recognised worst?",
             _judged_classes,
             order=lambda row: row.accuracy.value,
-            opening="**{{ first.model }}** has the lowest accuracy on class {{ first.class_name }}, "
-            "{{ first.accuracy|alone }} (n = {{ first.n }}); the highest is {{ rows[-1].accuracy|value }}.",
+            opening="**{{ first.model }}** has the lowest accuracy on class "
+            "{{ first.class_name }}, "
+            "{{ first.accuracy|alone }} (n = {{ first.n }}); the highest is "
+            "{{ rows[-1].accuracy|value }}.",
             columns=("model", "class_name", "n", "accuracy"),
             charts=(
                 Chart(
                     "per_class",
                     bars("class_name", "accuracy", of="model"),
-                    "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may "
+                    "Accuracy of each class with its interval, lowest first. Where intervals "
+                    "overlap, classes may "
                     "differ by chance.",
                     title="Accuracy by class",
                 ),
@@ -82,14 +90,22 @@ def class_sections() -> tuple[Section, Section]:
             "Which classes are confused?",
             _confused,
             order=lambda row: -row.count,
-            opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts {{ first.prediction }} for "
-            "{{ first.truth }}: {{ first.count }} images.{% else %}No confusion occurs twice.{% endif %}",
+            opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts "
+            "{{ first.prediction }} for "
+            "{{ first.truth }}: {{ first.count }} images.{% else %}No confusion occurs "
+            "twice.{% endif %}",
             columns=("model", "truth", "prediction", "count"),
             charts=(
                 Chart(
                     "confusion",
-                    matrix("truth", "prediction", "share", words=lambda row: str(row.count) if row.count else ""),
-                    "Images by true class (rows) and predicted class (columns) of the classes that are confused most; "
+                    matrix(
+                        "truth",
+                        "prediction",
+                        "share",
+                        words=lambda row: str(row.count) if row.count else "",
+                    ),
+                    "Images by true class (rows) and predicted class (columns) of the classes that "
+                    "are confused most; "
                     "colour: share of all images of the class.",
                     title="Confusions of {{ first.model }}",
                     each="model",
@@ -128,9 +144,13 @@ class _Cell:
 
 
 def _cells(record: Any) -> Iterator[_Cell]:
-    """Yield all pairs of the classes that the first models confuse most, at most _CLASSES, in the order of the data."""
+    """Yield all pairs of the classes that the first models confuse most, at most _CLASSES, in the
+    order of the data.
+    """
     for model in record.aliases[:_DRAWN]:
-        counts = {(row.truth, row.prediction): row.count for row in record.confusion if row.model == model}
+        counts = {
+            (row.truth, row.prediction): row.count for row in record.confusion if row.model == model
+        }
         totals = Counter[str]()
         for (truth, _), count in counts.items():
             totals[truth] += count
@@ -142,7 +162,9 @@ def _cells(record: Any) -> Iterator[_Cell]:
 
 
 def _most_confused(names: Sequence[str], counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """Return the classes in most confusions, in the order of `names`. counts: of images, by label and prediction."""
+    """Return the classes in most confusions, in the order of `names`. counts: of images, by label
+    and prediction.
+    """
     errors = Counter[str]()
     occurring: set[str] = set()
     for (truth, prediction), count in counts.items():

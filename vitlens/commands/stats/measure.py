@@ -13,7 +13,13 @@ from torch import Tensor
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import Moments
-from vitlens.analysis.heads.registry import FAULTY, STATISTICS, head_statistics, shown_in, token_statistics
+from vitlens.analysis.heads.registry import (
+    FAULTY,
+    STATISTICS,
+    head_statistics,
+    shown_in,
+    token_statistics,
+)
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.analysis.naming.names import HeadNames
@@ -35,20 +41,26 @@ from vitlens.training.checkpoint import KeptWeights, weights_over_training
 from vitlens.uncertainty import Estimate, finite
 
 IMAGES: Final = 200  # of names, and of --over-training, at most
-QUICK: Final = 1e13  # multiply-adds for removing every head, above which --names must ask for it: minutes on two cores
+# multiply-adds for removing every head, above which --names must ask for it: minutes on two cores
+QUICK: Final = 1e13
 CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer
 _LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this share is local
-TrainingRows: TypeAlias = tuple[tuple[rows.EpochRow, ...], tuple[rows.HeadEpochRow, ...]]  # of models, and of heads
+TrainingRows: TypeAlias = tuple[
+    tuple[rows.EpochRow, ...], tuple[rows.HeadEpochRow, ...]
+]  # of models, and of heads
 
 
 def measure(options: StatsOptions) -> Path | None:
-    """Measure every head and write the report; return its path, None in all processes but the first.
+    """Measure every head and write the report; return its path, None in all processes but the
+    first.
 
     Raises InputError for a run that kept no weights, and for attributes that match no image.
     """
     checkpoints = kept_weights(options.model) if options.over_training else ()
     if options.attributes is not None and options.names is False:
-        raise InputError("expected --attributes with names of heads, found --no-names; leave one out")
+        raise InputError(
+            "expected --attributes with names of heads, found --no-names; leave one out"
+        )
     run = Run("stats", options, scenes=1)
     attributes = attributes_of(options.attributes, _named_images(run))
     _ = run.shares  # fewer images than processes are refused before anything is written
@@ -74,7 +86,9 @@ def _statistics(run: Run[StatsOptions]) -> Statistics:
     return stream.result()
 
 
-def _record(alias: str, statistics: Statistics, names: HeadNames | None, training: TrainingRows) -> rows.StatsRecord:
+def _record(
+    alias: str, statistics: Statistics, names: HeadNames | None, training: TrainingRows
+) -> rows.StatsRecord:
     roles = specialise(statistics)
     heads = tuple(head_rows(alias, statistics, roles))
     layers = tuple(layer_rows(alias, statistics))
@@ -95,8 +109,12 @@ def _record(alias: str, statistics: Statistics, names: HeadNames | None, trainin
     return replace(record, names=tuple(name_rows(alias, names.heads)), notes=tuple(notes))
 
 
-def _names(run: Run[StatsOptions], attributes: Mapping[str, Tensor], statistics: Statistics) -> HeadNames:
-    """Label every head on at most IMAGES images, in each process the same. statistics: of all images."""
+def _names(
+    run: Run[StatsOptions], attributes: Mapping[str, Tensor], statistics: Statistics
+) -> HeadNames:
+    """Label every head on at most IMAGES images, in each process the same. statistics: of all
+    images.
+    """
     split = _named_images(run)
     is_requested = run.options.names or run.options.attributes is not None
     slow = ""
@@ -115,10 +133,13 @@ def _removal_cost(model: Model, images: int) -> float:
     return heads * images * sum(flops_by_part(model).values()) / 2
 
 
-def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str], keys: int) -> rows.Numbers:
+def numbers_of(
+    moments: Moments, layer: int, index: int, names: Sequence[str], keys: int
+) -> rows.Numbers:
     """Return the means over images of the statistics that one head has.
 
-    index: of the head in its layer, or 0 for the means over all heads (`Statistics.overall`); keys: of the layer.
+    index: of the head in its layer, or 0 for the means over all heads (`Statistics.overall`); keys:
+    of the layer.
     """
     numbers = {}
     for name in names:
@@ -146,8 +167,12 @@ def head_rows(alias: str, statistics: Statistics, roles: Specialisation) -> Iter
             yield row
 
 
-def _labelled(row: rows.HeadRow, roles: Specialisation, grid: tuple[int, int], images: int) -> rows.HeadRow:
-    """Return the row of a head with its label. grid: rows and columns of patches; images: number of images."""
+def _labelled(
+    row: rows.HeadRow, roles: Specialisation, grid: tuple[int, int], images: int
+) -> rows.HeadRow:
+    """Return the row of a head with its label. grid: rows and columns of patches; images: number of
+    images.
+    """
     role = roles.given[row.layer][row.head]
     evidence = roles.marks[row.layer][row.head]
     score = None
@@ -208,8 +233,12 @@ def heads_row(
     )
 
 
-def local_rows(heads: Sequence[rows.HeadRow], layers: Sequence[rows.LayerRow]) -> Iterator[rows.LocalHeadsRow]:
-    """Yield the first and the last quarter of the layers that have a distance; nothing for a model without any."""
+def local_rows(
+    heads: Sequence[rows.HeadRow], layers: Sequence[rows.LayerRow]
+) -> Iterator[rows.LocalHeadsRow]:
+    """Yield the first and the last quarter of the layers that have a distance; nothing for a model
+    without any.
+    """
     uniform = {row.layer: row.uniform_distance for row in layers}
     shares: dict[int, list[float]] = {}
     for row in heads:
@@ -247,18 +276,22 @@ def _as_stacks(by_layer: Sequence[Tensor | None]) -> dict[int, NDArray[np.float3
 
 
 def kept_weights(model: str) -> tuple[KeptWeights, ...]:
-    """Return the weights that a run kept, and its final ones. Raises InputError where it kept none."""
+    """Return the weights that a run kept, and its final ones. Raises InputError where it kept
+    none."""
     folder = Path(parse_model(model).name)
     checkpoints = weights_over_training(folder) if folder.is_dir() else ()
     if len(checkpoints) < 2:
         raise InputError(
-            f"expected a run that kept its weights for --over-training, found {len(checkpoints) or 'none'} kept in "
+            "expected a run that kept its weights for --over-training, found "
+            f"{len(checkpoints) or 'none'} kept in "
             f"{model}; train one with vitlens train PRESET --keep-every N"
         )
     return checkpoints
 
 
-def over_training(weights: Sequence[KeptWeights], run: Run[Any], *, renormalise: bool) -> TrainingRows:
+def over_training(
+    weights: Sequence[KeptWeights], run: Run[Any], *, renormalise: bool
+) -> TrainingRows:
     """Return the means of each checkpoint, and of its heads, on at most IMAGES images.
 
     Of more than CHECKPOINTS checkpoints these are evenly spaced, with the first and the last.
@@ -271,9 +304,13 @@ def over_training(weights: Sequence[KeptWeights], run: Run[Any], *, renormalise:
     with run.progress("Statistics over training", len(chosen), "checkpoints") as advance:
         for index in chosen:
             checkpoint = weights[index]
-            model = load(f"epoch-{checkpoint.epochs}={checkpoint.file}", device=run.processes.device)
+            model = load(
+                f"epoch-{checkpoint.epochs}={checkpoint.file}", device=run.processes.device
+            )
             stream = Stream(model, renormalise=renormalise, evidence=False, groups=split.groups)
-            for batch in images.batches(run.run.batch_size or fitting_batch_size(model), device=model.device):
+            for batch in images.batches(
+                run.run.batch_size or fitting_batch_size(model), device=model.device
+            ):
                 with autocast(model.device, run.run.precision):
                     stream.add(batch.images, numbers=run.numbers(batch))
             stream.join(run.processes.total)
@@ -286,8 +323,11 @@ def over_training(weights: Sequence[KeptWeights], run: Run[Any], *, renormalise:
     return tuple(epochs), tuple(heads)
 
 
-def _head_epoch_rows(epochs: int, statistics: Statistics, names: Sequence[str]) -> Iterator[rows.HeadEpochRow]:
-    """Yield every head with the weights of one checkpoint. names: of the statistics that are shown."""
+def _head_epoch_rows(
+    epochs: int, statistics: Statistics, names: Sequence[str]
+) -> Iterator[rows.HeadEpochRow]:
+    """Yield every head with the weights of one checkpoint. names: of the statistics that are
+    shown."""
     for site in statistics.sites:
         for head in range(site.heads):
             numbers = numbers_of(statistics.moments, site.layer, head, names, site.keys)

@@ -11,10 +11,11 @@ from vitlens.commands.run.options import ModelOnImages, attributes_option, predi
 class StatsOptions(ModelOnImages):
     """Options of statistics of heads.
 
-    predicted: take predictions as labels, for what heads write; names: label every head and test the labels (None:
-    what heads write only if removing all heads takes minutes at most); attributes: of the images, which a head may
-    write; renormalise: measure distances of the attention on patches only; over_training: also measure the weights that
-    the model's run kept during training.
+    predicted: take predictions as labels, for what heads write; names: label every head and test
+    the labels (None: what heads write only if removing all heads takes minutes at most);
+    attributes: of the images, which a head may write; renormalise: measure distances of the
+    attention on patches only; over_training: also measure the weights that the model's run kept
+    during training.
     """
 
     predicted: bool = predicted_option()
@@ -25,11 +26,14 @@ class StatsOptions(ModelOnImages):
     )
     names: bool | None = option(
         "--names/--no-names",
-        "Name every head and test the names (default: what heads write only where it takes minutes at most).",
+        "Name every head and test the names (default: what heads write only where it takes minutes "
+        "at most).",
         default=None,
         shown=False,
     )
     attributes: Path | None = attributes_option()
     over_training: bool = option(
-        "--over-training", "Also measure the weights that a run with --keep-every kept.", default=False
+        "--over-training",
+        "Also measure the weights that a run with --keep-every kept.",
+        default=False,
     )

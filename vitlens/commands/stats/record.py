@@ -1,4 +1,6 @@
-"""What `vitlens stats` records. Layers and heads count from 0; statistics are those of analysis/heads/registry.py."""
+"""What `vitlens stats` records. Layers and heads count from 0; statistics are those of
+analysis/heads/registry.py.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +21,10 @@ Numbers: TypeAlias = Mapping[str, Estimate]
 class HeadRow(OfModel):
     """One head, means over images.
 
-    label: None if the layer's tokens have no place in the image; score: the share of the information in its attention
-    that the pattern `best` explains; other: the pattern that contradicts it with the highest score; place: row and
-    column of the patch that receives most attention.
+    label: None if the layer's tokens have no place in the image; score: the share of the
+    information in its attention that the pattern `best` explains; other: the pattern that
+    contradicts it with the highest score; place: row and column of the patch that receives most
+    attention.
     """
 
     layer: int = col("layer")
@@ -31,7 +34,9 @@ class HeadRow(OfModel):
     )
     label: str | None = col("attends to", default=None)
     score: Estimate | None = col(
-        "score", term="the share of the information in a head's attention that the best pattern explains", default=None
+        "score",
+        term="the share of the information in a head's attention that the best pattern explains",
+        default=None,
     )
     best: str | None = col("best pattern", default=None)
     other: str | None = col("next pattern", default=None)
@@ -48,7 +53,8 @@ class HeadRow(OfModel):
     place_chance: float | None = col("of uniform attention", unit="fraction", default=None)
     output: Estimate | None = col(
         "added to the residual stream",
-        term="the norm of what a head adds to the residual stream, a share of the mean of the model's heads",
+        term="the norm of what a head adds to the residual stream, a share of the mean of the "
+        "model's heads",
         default=None,
     )
 
@@ -64,8 +70,8 @@ class HeadRow(OfModel):
 class LayerRow(OfModel):
     """One layer.
 
-    statistics: of the tokens after the block; unplaced: why its tokens have no place in the image; uniform_distance:
-    mean distance of uniform attention.
+    statistics: of the tokens after the block; unplaced: why its tokens have no place in the image;
+    uniform_distance: mean distance of uniform attention.
     """
 
     layer: int = col("layer")
@@ -81,16 +87,24 @@ class LayerRow(OfModel):
 
 @dataclass(frozen=True)
 class HeadsRow(OfModel):
-    """All heads of one model: the number of heads by label, the means of their statistics, and two faults."""
+    """All heads of one model: the number of heads by label, the means of their statistics, and two
+    faults.
+    """
 
     heads: int = col("heads with a label")
     labels: Mapping[str, int] = col("labels")
     statistics: Numbers = col("statistics", metric="{key}/{model}", keys=head_statistics)
     sinks_off_object: Estimate | None = col(
-        "attention on sinks off the object", better="lower", metric="sinks_off_object/{model}", default=None
+        "attention on sinks off the object",
+        better="lower",
+        metric="sinks_off_object/{model}",
+        default=None,
     )
     faulty: Estimate | None = col(
-        "dead or uniform heads", better="lower", metric="dead_or_uniform_heads/{model}", default=None
+        "dead or uniform heads",
+        better="lower",
+        metric="dead_or_uniform_heads/{model}",
+        default=None,
     )
 
 
@@ -98,8 +112,8 @@ class HeadsRow(OfModel):
 class LocalHeadsRow(OfModel):
     """The local heads of the first or the last quarter of the layers that have a distance.
 
-    local: number of heads with at most half the distance of uniform attention; share: mean distance over heads, in
-    units of that of uniform attention.
+    local: number of heads with at most half the distance of uniform attention; share: mean distance
+    over heads, in units of that of uniform attention.
     """
 
     part: str = col("part")
@@ -114,7 +128,9 @@ class EpochRow(OfModel):
     """Means over heads with the weights of one checkpoint. epochs: number of epochs trained."""
 
     epochs: int = col("epoch")
-    statistics: Numbers = col("statistics", metric="learning/{model}/{key}/{epochs}", keys=head_statistics)
+    statistics: Numbers = col(
+        "statistics", metric="learning/{model}/{key}/{epochs}", keys=head_statistics
+    )
 
 
 @dataclass(frozen=True)

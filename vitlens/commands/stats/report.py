@@ -9,7 +9,15 @@ from typing import Final
 
 import numpy as np
 
-from vitlens.analysis.heads.registry import FAULTY, LABELS, STATISTICS, THRESHOLD, UNLABELLED, View, shown_in
+from vitlens.analysis.heads.registry import (
+    FAULTY,
+    LABELS,
+    STATISTICS,
+    THRESHOLD,
+    UNLABELLED,
+    View,
+    shown_in,
+)
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, SEVERAL
 from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.shared.names import NameRow, noted
@@ -56,7 +64,8 @@ def _patterns(row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
     return found(
         "pattern",
         row.model,
-        "{{ clear }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} ({{ labels|counts }})"
+        "{{ clear }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
+        "({{ labels|counts }})"
         "{% endif %}; for the others no single pattern explains half of their attention.",
         headline="{{ clear }} of {{ n }} heads of {{ model }} follow one pattern",
         given={
@@ -78,11 +87,16 @@ def _sinks(model: str, off_object: Estimate) -> Claim:
         off_object,
         "sinks",
         says=say(
-            "{{ share }} of the attention in **{{ m }}** lies on sinks off the object.", share=off_object, m=model
+            "{{ share }} of the attention in **{{ m }}** lies on sinks off the object.",
+            share=off_object,
+            m=model,
         ),
         because="attention of patches on sinks off the object, mean over heads",
     )
-    brief = "In **{{ m }}**, {{ share|value }} of the attention lies on a few patches off the object (sinks)."
+    brief = (
+        "In **{{ m }}**, {{ share|value }} of the attention lies on a few patches off the "
+        "object (sinks)."
+    )
     return replace(claim, brief=say(brief, share=off_object, m=model))
 
 
@@ -99,12 +113,15 @@ def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
         "writes",
         model,
         "{{ matter }} of {{ n }} heads of **{{ model }}** matter more to the classes or attributes "
-        "that they separate best than to the others{% if lead %}, most of all {{ lead.name }}: without it, "
+        "that they separate best than to the others{% if lead %}, most of all {{ lead.name }}: "
+        "without it, "
         "images of {{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}. "
-        "Of the others {{ correlate }} separate one that removing them does not hurt most, {{ several }} separate too "
+        "Of the others {{ correlate }} separate one that removing them does not hurt most, "
+        "{{ several }} separate too "
         "many equally well, {{ rest }} separate none.",
         None if lead is None else lead.margin,
-        brief="{% if lead %}Removing **{{ lead.name }}** hurts images of {{ lead.writes }} most.{% endif %}",
+        brief="{% if lead %}Removing **{{ lead.name }}** hurts images of {{ lead.writes }} "
+        "most.{% endif %}",
         given={
             "matter": len(matter),
             "n": len(names),
@@ -120,7 +137,9 @@ def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
 
 
 def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
-    """Judge the share of dead and uniform heads; its upper end counts heads that more images may show to be so."""
+    """Judge the share of dead and uniform heads; its upper end counts heads that more images may
+    show to be so.
+    """
     undecided = 0
     for head in heads:
         is_labelled_otherwise = head.label not in (None, *FAULTY)
@@ -133,7 +152,11 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
     if record.images >= FEW and limit.state(share) == limit.state(highest):
         value = Estimate(share, share, highest, row.heads)
         return judge("attention health", row.model, value, "heads", because=because)
-    because = "one image; give more" if record.images < FEW else f"{because}; {undecided} heads are undecided"
+    because = (
+        "one image; give more"
+        if record.images < FEW
+        else f"{because}; {undecided} heads are undecided"
+    )
     return unjudged("attention health", row.model, because, limit="heads")
 
 
@@ -141,8 +164,9 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
 class _Fault:
     """A fault of heads with one label.
 
-    question: of its claim; number: what is tested; template: the sentence about all heads that have it, of which
-    {{ lead }} has the most extreme number; brief: the short sentence; is_low: True if low numbers are the fault.
+    question: of its claim; number: what is tested; template: the sentence about all heads that have
+    it, of which {{ lead }} has the most extreme number; brief: the short sentence; is_low: True if
+    low numbers are the fault.
     """
 
     question: str
@@ -163,7 +187,8 @@ _FAULTS: Final = (
         "dead heads",
         "dead",
         lambda head: head.output,
-        "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} of the mean norm of "
+        "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} of "
+        "the mean norm of "
         "the heads' outputs is added to the residual stream.",
         brief="Heads {{ heads|names }} of **{{ model }}** add next to nothing.",
         is_low=True,
@@ -172,7 +197,8 @@ _FAULTS: Final = (
         "uniform heads",
         "uniform",
         lambda head: head.statistics.get("normalised_entropy"),
-        "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row is at least "
+        "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row is "
+        "at least "
         "{{ effect|value }} of that of uniform attention.",
         brief="Heads {{ heads|names }} of **{{ model }}** attend to all patches alike.",
     ),
@@ -180,9 +206,12 @@ _FAULTS: Final = (
         "fixed place",
         "position",
         lambda head: head.place_mass,
-        "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in {{ lead.name }} "
-        "{{ effect }} of the patches' attention lies on the patch in row {{ lead.place[0] }}, column "
-        "{{ lead.place[1] }}, whatever the image ({{ lead.place_chance|percent(1) }} if it were uniform).",
+        "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in "
+        "{{ lead.name }} "
+        "{{ effect }} of the patches' attention lies on the patch in row {{ lead.place[0] }}, "
+        "column "
+        "{{ lead.place[1] }}, whatever the image ({{ lead.place_chance|percent(1) }} if it were "
+        "uniform).",
     ),
 )
 
@@ -204,8 +233,13 @@ def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterat
                 faulty.append(head)
         if not faulty:
             continue
-        # the sentence gives a bound that holds for all of them; of fixed places, the strongest example
-        lead = min(faulty, key=fault.value) if fault.label == "uniform" else max(faulty, key=fault.value)
+        # the sentence gives a bound that holds for all of them; of fixed places, the strongest
+        # example
+        lead = (
+            min(faulty, key=fault.value)
+            if fault.label == "uniform"
+            else max(faulty, key=fault.value)
+        )
         yield found(
             fault.question,
             model,
@@ -220,7 +254,9 @@ def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterat
 
 
 def _uniform_entropy(keys: int) -> float:
-    """Return the entropy of a row, as a share of that of uniform attention, from which attention is uniform."""
+    """Return the entropy of a row, as a share of that of uniform attention, from which attention is
+    uniform.
+    """
     return 1 - UNIFORM / log2(keys) if keys > 1 else 2.0
 
 
@@ -237,7 +273,10 @@ def _range(name: str) -> tuple[float, float] | None:
 def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
     """Yield the definitions of the statistics and labels that the report shows."""
     measured: set[str] = set()
-    for numbers in (*(head.statistics for head in record.heads), *(layer.statistics for layer in record.layers)):
+    for numbers in (
+        *(head.statistics for head in record.heads),
+        *(layer.statistics for layer in record.layers),
+    ):
         measured |= numbers.keys()
     shown = {*_OVERVIEW, *_TOKENS, *shown_in("maps")}
     for name, statistic in STATISTICS.items():
@@ -257,8 +296,10 @@ def _without_pattern(record: StatsRecord) -> str:
     if not heads:
         return ""
     return say(
-        "The nearest patterns of the {{ n }} other heads are {{ nearest|counts }}; the best explained is "
-        "{{ top.name }} ({{ top.best }}, score {{ top.score|value }}). What they attend to may depend on content that "
+        "The nearest patterns of the {{ n }} other heads are {{ nearest|counts }}; the best "
+        "explained is "
+        "{{ top.name }} ({{ top.best }}, score {{ top.score|value }}). What they attend to may "
+        "depend on content that "
         "no pattern describes.",
         n=len(heads),
         nearest=Counter(head.best for head in heads if head.best),
@@ -272,8 +313,10 @@ def _labels_opening(record: StatsRecord) -> str:
     looks = [name for name in record.names if name.looks_hold is not None]
     return say(
         "For {{ tested }} of {{ heads }} heads, at least one label survived its intervention test"
-        "{% if removed %}; of the rest {{ correlate }} separate a class that removing them does not hurt most"
-        "{% endif %}. On shuffled patches {{ held }} of {{ attends }} heads attend by what their label says, and "
+        "{% if removed %}; of the rest {{ correlate }} separate a class that removing them does "
+        "not hurt most"
+        "{% endif %}. On shuffled patches {{ held }} of {{ attends }} heads attend by what their "
+        "label says, and "
         "{{ kept }} of {{ looks }} patterns are still there. One head's page: `vitlens head`.",
         heads=len(record.names),
         tested=sum(name.tested for name in record.names),
@@ -292,7 +335,13 @@ def _tested_first(name: NameRow) -> tuple[object, ...]:
 
 
 def _rank(head: HeadRow) -> tuple[object, ...]:
-    return (not head.is_clear, -(head.score.value if head.score else 0.0), head.model, head.layer, head.head)
+    return (
+        not head.is_clear,
+        -(head.score.value if head.score else 0.0),
+        head.model,
+        head.layer,
+        head.head,
+    )
 
 
 def _offsets(record: StatsRecord) -> Iterator[Picture]:
@@ -301,7 +350,11 @@ def _offsets(record: StatsRecord) -> Iterator[Picture]:
     Layers run down the figure, or across it if there are more than twice as many layers as heads.
     """
     alias = record.aliases[0]
-    labelled = [head for head in record.heads if head.label is not None and head.model == alias in record.offsets]
+    labelled = [
+        head
+        for head in record.heads
+        if head.label is not None and head.model == alias in record.offsets
+    ]
     layers = {head.layer for head in labelled}
     most_heads = max((head.head + 1 for head in labelled), default=0)
     has_codes = len(labelled) <= _CODED
@@ -323,7 +376,8 @@ def _sharpest(record: StatsRecord) -> str:
         return ""
     ordered = sorted(heads, key=lambda head: head.statistics[name].value)
     return say(
-        "The sharpest head is {{ sharp.name }} of {{ sharp.model }}, with {{ least|value }} of the entropy of uniform "
+        "The sharpest head is {{ sharp.name }} of {{ sharp.model }}, with {{ least|value }} of the "
+        "entropy of uniform "
         "attention, the most even {{ even.name }} of {{ even.model }}, with {{ most|value }}.",
         sharp=ordered[0],
         even=ordered[-1],
@@ -370,9 +424,12 @@ def _learned(record: StatsRecord) -> str:
         if name in first.statistics:
             before = first.statistics[name]
             title = title_of(name)
-            parts.append(say("mean {{ what }} {{ a|alone }} to {{ b|alone }}", what=title, a=before, b=value))
+            parts.append(
+                say("mean {{ what }} {{ a|alone }} to {{ b|alone }}", what=title, a=before, b=value)
+            )
     return say(
-        "From epoch {{ first.epochs }} to {{ last.epochs }} ({{ rows|length }} checkpoints): {{ parts }}.",
+        "From epoch {{ first.epochs }} to {{ last.epochs }} ({{ rows|length }} checkpoints): "
+        "{{ parts }}.",
         first=first,
         last=last,
         rows=record.learning,
@@ -385,25 +442,37 @@ def unknown(record: StatsRecord) -> Iterator[str]:
     labelled = [head for head in record.heads if head.label is not None]
     yield from noted(record.notes)
     if labelled and all(name.state is None for name in record.names):
-        yield "No head was removed: `vitlens ablate` measures whether predictions depend on what a head attends to."
+        yield (
+            "No head was removed: `vitlens ablate` measures whether predictions depend on what "
+            "a "
+            "head attends to."
+        )
     near = [head for head in labelled if _is_near_threshold(head)]
     if near:
         yield say(
-            "The scores of {{ near|names }} lie within their interval of the threshold of {{ threshold }}: other "
+            "The scores of {{ near|names }} lie within their interval of the threshold of "
+            "{{ threshold }}: other "
             "images may give them another label.",
             near=near,
             threshold=THRESHOLD,
         )
     unlabelled = len(record.heads) - len(labelled)
     if unlabelled:
-        yield say("{{ n }} heads have no label, as their tokens have no place in the image.", n=unlabelled)
+        yield say(
+            "{{ n }} heads have no label, as their tokens have no place in the image.", n=unlabelled
+        )
     if record.images < 20:
-        yield say("These are means over {{ n }} image{{ n|s }}: other images may give others.", n=record.images)
+        yield say(
+            "These are means over {{ n }} image{{ n|s }}: other images may give others.",
+            n=record.images,
+        )
 
 
 def _is_near_threshold(head: HeadRow) -> bool:
     """Return True if the interval of a head's score holds the threshold of labels."""
-    return bool(head.score) and not above(head.score, THRESHOLD) and not below(head.score, THRESHOLD)
+    return (
+        bool(head.score) and not above(head.score, THRESHOLD) and not below(head.score, THRESHOLD)
+    )
 
 
 REPORT: Final = Report(
@@ -414,7 +483,8 @@ REPORT: Final = Report(
     picture=Chart(
         "specialisation",
         images(scale="joint", label="weight, log2 of times uniform"),
-        "Mean weight of keys by their offset from the query in the middle, for every head; grey: never occurs. Frame "
+        "Mean weight of keys by their offset from the query in the middle, for every head; grey: "
+        "never occurs. Frame "
         "and code name its pattern; without a code: no single pattern.",
         title="What every head of {{ record.aliases[0] }} attends to",
         rows=_offsets,
@@ -444,13 +514,15 @@ REPORT: Final = Report(
         Section(
             "How far do heads look?",
             "local",
-            says="In {{ layers|ranges }}, {{ local }} of {{ heads }} heads of **{{ model }}** look at most half as far "
+            says="In {{ layers|ranges }}, {{ local }} of {{ heads }} heads of **{{ model }}** look "
+            "at most half as far "
             "as uniform attention; the mean is {{ share|percent }} of that distance.",
             charts=(
                 Chart(
                     "distance",
                     lines("layer", "statistics.distance", of="model"),
-                    "Mean distance between a patch and the patches that it attends to: a dot a head, the line their "
+                    "Mean distance between a patch and the patches that it attends to: a dot a "
+                    "head, the line their "
                     "mean. Low: local.",
                     title="Attention distance by layer",
                     rows="heads",
@@ -466,7 +538,8 @@ REPORT: Final = Report(
                 Chart(
                     "heads",
                     board(partial(_keys, "maps"), titles=title_of, ranges=_range),
-                    "Statistics of every head, means over the rows of patches and over images; each panel has its own "
+                    "Statistics of every head, means over the rows of patches and over images; "
+                    "each panel has its own "
                     "colours.",
                     title="How sharp every head of {{ first.model }} is",
                     each="model",
@@ -481,8 +554,15 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "tokens",
-                    lines("layer", "statistics.token_norm", "statistics.greatest_norm", panel="model", log=True),
-                    "Norms of the residual stream after each block: the median of an image's tokens and the greatest, "
+                    lines(
+                        "layer",
+                        "statistics.token_norm",
+                        "statistics.greatest_norm",
+                        panel="model",
+                        log=True,
+                    ),
+                    "Norms of the residual stream after each block: the median of an image's "
+                    "tokens and the greatest, "
                     "means over images.",
                     title="Norms of tokens by layer",
                 ),
@@ -496,7 +576,8 @@ REPORT: Final = Report(
                 Chart(
                     f"learning_{name}",
                     lines("epochs", f"statistics.{name}", panel="layer", band=False),
-                    f"{title_of(name).capitalize()} of every head by epoch: a dot a head, the line their mean.",
+                    f"{title_of(name).capitalize()} of every head by epoch: a dot a head, the line "
+                    "their mean.",
                     title=f"{title_of(name).capitalize()} over the training",
                     rows="learning_heads",
                     only=partial(_has, name),

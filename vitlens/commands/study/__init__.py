@@ -1,1 +1,3 @@
-"""`vitlens study`: train, evaluate and analyse several models in one report; or a controlled comparison over seeds."""
+"""`vitlens study`: train, evaluate and analyse several models in one report; or a controlled
+comparison over seeds.
+"""

@@ -1,4 +1,6 @@
-"""The chapters of a whole study: one command after another on its models, each with its own run folder."""
+"""The chapters of a whole study: one command after another on its models, each with its own run
+folder.
+"""
 
 import sys
 import time
@@ -48,20 +50,23 @@ from vitlens.record import read_run
 
 PROFILED: Final = 32  # batch size
 _STUDIED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)
-_QUICK: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied or not entry.slow)
+_QUICK: Final = tuple(
+    name for name, entry in ATTRIBUTIONS.items() if entry.studied or not entry.slow
+)
 
 
 @dataclass(frozen=True)
 class Depth:
     """Numbers of images unless said otherwise.
 
-    explained: methods whose maps are checked; ablated: on which every unit is ablated; checked: on which maps are;
-    compared: whose maps are compared; paired: whose errors are compared; disturbed: changed to see what models rely on;
-    panels: shown side by side; developed: whose attention is shown over all layers; featured: whose features are read;
-    bank: training images of their classifiers; attacks: by name, on attacked images, some at one epsilon alone
-    (singles, 1/255); searched: on which C&W searches for the smallest perturbation (0: it is left out), with so many
-    steps in each of its searches; thorough: whether maps and attacks are checked in every way, and speed is measured at
-    every batch size.
+    explained: methods whose maps are checked; ablated: on which every unit is ablated; checked: on
+    which maps are; compared: whose maps are compared; paired: whose errors are compared; disturbed:
+    changed to see what models rely on; panels: shown side by side; developed: whose attention is
+    shown over all layers; featured: whose features are read; bank: training images of their
+    classifiers; attacks: by name, on attacked images, some at one epsilon alone (singles, 1/255);
+    searched: on which C&W searches for the smallest perturbation (0: it is left out), with so many
+    steps in each of its searches; thorough: whether maps and attacks are checked in every way, and
+    speed is measured at every batch size.
     """
 
     explained: tuple[str, ...] = _STUDIED
@@ -75,7 +80,9 @@ class Depth:
     featured: int = 450
     bank: int = 2500
     attacks: tuple[str, ...] = ("fgsm", "pgd", "low-frequency")
-    singles: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({"low-frequency": 8.0}))
+    singles: Mapping[str, float] = field(
+        default_factory=lambda: MappingProxyType({"low-frequency": 8.0})
+    )
     attacked: int = 50
     searched: int = 0
     search_steps: int = 100
@@ -128,22 +135,29 @@ class Chapters(ChapterRunner):
         self.depth = FULL if options.full else USUAL
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.labelled: dict[str, Any] = {**self.common, "predicted": images.predicted}
-        self.plan: list[PlannedChapter] | None = None  # filled, in place of running chapters, before the first
+        self.plan: list[PlannedChapter] | None = (
+            None  # filled, in place of running chapters, before the first
+        )
         self.clock: StudyClock | None = None
 
     def trained(self, model: ModelName, budget: Mapping[str, object]) -> ModelName:
-        """Return a preset's name as that of the run folder of the chapter that trains it; budget: changes to its
-        recipe."""
+        """Return a preset's name as that of the run folder of the chapter that trains it; budget:
+        changes to its recipe.
+        """
         recipe = RecipeChanges(settings=tuple(f"{name}={value}" for name, value in budget.items()))
         done = self.run(
-            "train", model.alias, TrainOptions(model.name, self.images.data, recipe=recipe, run=self.run_options)
+            "train",
+            model.alias,
+            TrainOptions(model.name, self.images.data, recipe=recipe, run=self.run_options),
         )
         return ModelName(str(self.path / done.folder), model.alias)
 
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
         """Run one chapter, or only plan it, and say how long the others take."""
         if self.plan is not None:
-            known = self.cache is not None and self.cache.holds(word, self.placed(word, options, self.path))
+            known = self.cache is not None and self.cache.holds(
+                word, self.placed(word, options, self.path)
+            )
             self.plan.append(PlannedChapter(word, alias, options, known))
             return ChapterRow(word, alias, "")
         start = time.monotonic()
@@ -161,16 +175,21 @@ class Chapters(ChapterRunner):
             rest = f", about {duration_words(left)} left" if left else ""
             print(f"study: {words}{rest}", file=sys.stderr)  # noqa: T201
 
-    def analyse(self, names: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> tuple[Model, ...]:
-        """Return all chapters of analysis: of each model, of a ViT compared with another model, and of all models
-        together.
+    def analyse(
+        self, names: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool
+    ) -> tuple[Model, ...]:
+        """Return all chapters of analysis: of each model, of a ViT compared with another model, and
+        of all models together.
 
-        Returns the models. Raises InputError, before a later chapter does, where one does not know the data's classes.
+        Returns the models. Raises InputError, before a later chapter does, where one does not know
+        the data's classes.
         """
         run = self.run_options
         models = load_models(names, model_options=self.common["model_options"], options=run)
         if self.cache is not None:
-            self.cache.names |= {as_typed(name): content_digest(model) for name, model in zip(names, models)}
+            self.cache.names |= {
+                as_typed(name): content_digest(model) for name, model in zip(names, models)
+            }
         splits = load_splits(models, options=replace(run, quiet=True), **self.images.options)
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
@@ -203,7 +222,9 @@ class Chapters(ChapterRunner):
         if labelled:
             self.run("evaluate", "", EvaluateOptions(every, data, run=run, **own))
         for vit in vits:
-            enough = min(map(len, splits)) >= FEWEST_FOR_MEAN  # what a mean hides, another image's output shows
+            enough = (
+                min(map(len, splits)) >= FEWEST_FOR_MEAN
+            )  # what a mean hides, another image's output shows
             self._analyse_vit(vit, ("mean", "resample") if enough else ())
         for name, model in zip(names, models):
             if methods := supported_methods(model, depth.explained):
@@ -217,13 +238,22 @@ class Chapters(ChapterRunner):
                     **self.common,
                 )
                 self.run("explain", name.alias, options)
-        others = [name for name in names if name not in vits] or [name for name in names if name != vits[0]]
+        others = [name for name in names if name not in vits] or [
+            name for name in names if name != vits[0]
+        ]
         if others and labelled:
             self._compare(vits[0], others[0])
-        attack = AttackOptions(every, self_checks="all" if depth.thorough else "few", **self.labelled)
-        singles = {name: epsilon for name, epsilon in depth.singles.items() if name in depth.attacks}
+        attack = AttackOptions(
+            every, self_checks="all" if depth.thorough else "few", **self.labelled
+        )
+        singles = {
+            name: epsilon for name, epsilon in depth.singles.items() if name in depth.attacks
+        }
         usual = replace(
-            attack, attacks=depth.attacks, single_epsilons=singles or None, run=self.at_most(depth.attacked)
+            attack,
+            attacks=depth.attacks,
+            single_epsilons=singles or None,
+            run=self.at_most(depth.attacked),
         )
         self.run("attack", "", usual)
         if depth.searched:  # C&W alone, without what the first run measures
@@ -240,23 +270,38 @@ class Chapters(ChapterRunner):
         if labelled:
             limited = self.at_most(depth.featured)
             bank = min(depth.bank, default_bank(limited.limit or depth.featured))
-            self.run("features", "", FeaturesOptions(every, data, bank=bank, cache=False, run=limited, **own))
+            self.run(
+                "features",
+                "",
+                FeaturesOptions(every, data, bank=bank, cache=False, run=limited, **own),
+            )
         sizes = () if depth.thorough else (PROFILED,)
-        self.run("profile", "", ProfileOptions(every, batch_sizes=sizes, run=replace(run, limit=None), **own))
+        self.run(
+            "profile",
+            "",
+            ProfileOptions(every, batch_sizes=sizes, run=replace(run, limit=None), **own),
+        )
 
     def _analyse_vit(self, model: ModelName, replacements: tuple[Replacement, ...]) -> None:
         """Attention, rollout, statistics and ablation of one model."""
         name = as_typed(model)
         alias = model.alias
         run = self.run_options
-        self.run("attention", alias, AttentionOptions(name, run=self.at_most(self.depth.developed), **self.common))
+        self.run(
+            "attention",
+            alias,
+            AttentionOptions(name, run=self.at_most(self.depth.developed), **self.common),
+        )
         self.run("rollout", alias, RolloutOptions(name, run=run, **self.common))
         self.run("stats", alias, StatsOptions(name, run=run, **self.common))
         limited = self.at_most(self.depth.ablated)
-        self.run("ablate", alias, AblateOptions(name, replace=replacements, run=limited, **self.labelled))
+        self.run(
+            "ablate", alias, AblateOptions(name, replace=replacements, run=limited, **self.labelled)
+        )
 
     def _compare(self, *pair: ModelName) -> None:
-        """Two models side by side, by the maps whose checks went best, which are not checked again."""
+        """Two models side by side, by the maps whose checks went best, which are not checked
+        again."""
         best = dict[str, str]()
         for row in self.done:
             if row.word == "explain":

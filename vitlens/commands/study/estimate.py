@@ -1,4 +1,6 @@
-"""How long the chapters of a study take: a rough estimate before the first, corrected by those that are done."""
+"""How long the chapters of a study take: a rough estimate before the first, corrected by those that
+are done.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,11 +23,15 @@ from vitlens.names import UNIT_KINDS
 _TIMED: Final = 4  # images of which a forward pass is timed
 _FIXED: Final = 6.0  # seconds of a chapter for loading, figures and its report
 _BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
-_REMOVAL: Final = 0.6  # forward passes that it takes to remove one unit: the layers before it are not repeated
+_REMOVAL: Final = (
+    0.6  # forward passes that it takes to remove one unit: the layers before it are not repeated
+)
 _CHECKS: Final = 80  # forward passes of an image for the checks of one method's maps
 _MAPS: Final = 12  # maps of an image for these checks
 _CORRUPTED: Final = len(CORRUPTIONS) * len(SEVERITIES)
-_PASSES: Final[Mapping[str, float]] = {  # forward passes of an image, where no option of the chapter decides them
+_PASSES: Final[
+    Mapping[str, float]
+] = {  # forward passes of an image, where no option of the chapter decides them
     "evaluate": 1.0,
     "attention": 8.0,
     "rollout": 6.0,
@@ -38,15 +44,18 @@ _PASSES: Final[Mapping[str, float]] = {  # forward passes of an image, where no 
 
 @dataclass
 class StudyClock:
-    """The time that a study takes. expected: seconds of each chapter by a rough estimate; done: of those that were
-    run, their expected seconds and those that they took."""
+    """The time that a study takes. expected: seconds of each chapter by a rough estimate; done: of
+    those that were run, their expected seconds and those that they took.
+    """
 
     expected: Sequence[float]
     done: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def left(self) -> float:
-        """Return the seconds that the other chapters take, as much longer than expected as those that are done."""
+        """Return the seconds that the other chapters take, as much longer than expected as those
+        that are done.
+        """
         rest = sum(self.expected[len(self.done) :])
         before = sum(expected for expected, _ in self.done)
         return rest * sum(taken for _, taken in self.done) / before if before else rest
@@ -56,8 +65,12 @@ class StudyClock:
         self.done.append((self.expected[len(self.done)], seconds))
 
 
-def clock_of(plan: Sequence[PlannedChapter], models: Sequence[Model], splits: Sequence[Split]) -> StudyClock:
-    """Return the clock of planned chapters. models, splits: of the study, each model with its images."""
+def clock_of(
+    plan: Sequence[PlannedChapter], models: Sequence[Model], splits: Sequence[Split]
+) -> StudyClock:
+    """Return the clock of planned chapters. models, splits: of the study, each model with its
+    images.
+    """
     costs = {model.alias: _pass_seconds(model, split) for model, split in zip(models, splits)}
     units = {model.alias: _unit_count(model) for model in models}
     images = min(map(len, splits))
@@ -86,8 +99,12 @@ def _passes(chapter: PlannedChapter, units: int) -> float:
         steps = 0.0
         for name in options.attacks:
             for member in ATTACKS[name].parts:
-                once = member.passes(restarts=options.restarts) * (_BACKWARD if member.gradients else 1.0)
-                steps += once * len(options.epsilons_of(name)) / 2  # an image that is fooled is not attacked again
+                once = member.passes(restarts=options.restarts) * (
+                    _BACKWARD if member.gradients else 1.0
+                )
+                steps += (
+                    once * len(options.epsilons_of(name)) / 2
+                )  # an image that is fooled is not attacked again
         return steps + (_CORRUPTED if options.corruptions else 0)
     return _PASSES.get(chapter.word, 1.0)
 

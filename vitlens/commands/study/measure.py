@@ -1,5 +1,6 @@
-"""A whole study (presets are trained, all models evaluated and compared, the ViTs analysed), or a controlled
-comparison."""
+"""A whole study (presets are trained, all models evaluated and compared, the ViTs analysed), or a
+controlled comparison.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -29,11 +30,16 @@ from vitlens.training.recipe import equal_budgets
 
 __all__ = ["measure"]
 
-NEED_LABELS: Final = ("evaluate", "compare", "features")  # chapters that are left out without labels
+NEED_LABELS: Final = (
+    "evaluate",
+    "compare",
+    "features",
+)  # chapters that are left out without labels
 
 
 def measure(options: StudyOptions) -> Path:
-    """Train the presets, evaluate all models and analyse the ViTs; or train the points of one --kind, or adapt a model.
+    """Train the presets, evaluate all models and analyse the ViTs; or train the points of one
+    --kind, or adapt a model.
 
     Returns the report's path. Raises UnsupportedError where none of the models can be analysed.
     """
@@ -46,7 +52,10 @@ def measure(options: StudyOptions) -> Path:
             )
         return measure_kind(options)
     if options.seeds is not None:
-        raise InputError(f"expected --kind with --seeds {options.seeds}, found a whole study; try --kind architecture")
+        raise InputError(
+            f"expected --kind with --seeds {options.seeds}, found a whole study; try --kind "
+            "architecture"
+        )
     return _measure_whole(options)
 
 
@@ -61,7 +70,9 @@ def _measure_whole(options: StudyOptions) -> Path:
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted, run.data_dir)
     if images.data and images.data not in SETS:
-        reader_of(images.data, Path(images.data))  # a misspelt name is refused before anything is written
+        reader_of(
+            images.data, Path(images.data)
+        )  # a misspelt name is refused before anything is written
     presets = [model.name for model in named if trained_first(model, options.model_options)]
     studied, labelled = _checked(named, presets, images, options)
     aliases = [model.alias for model in named]
@@ -71,18 +82,32 @@ def _measure_whole(options: StudyOptions) -> Path:
         "study", run, settings(options, run), name_parts=(*aliases, data_name), title=title
     ) as folder:
         chapters = Chapters(
-            folder.path, images, options, lambda done: folder.keep_tables(StudyRecord(chapters=tuple(done)))
+            folder.path,
+            images,
+            options,
+            lambda done: folder.keep_tables(StudyRecord(chapters=tuple(done))),
         )
-        budgets = equal_budgets(presets, str(data), epochs=options.epochs, batch_size=run.batch_size)
-        ready = [chapters.trained(model, budgets[model.name]) if model.name in budgets else model for model in named]
+        budgets = equal_budgets(
+            presets, str(data), epochs=options.epochs, batch_size=run.batch_size
+        )
+        ready = [
+            chapters.trained(model, budgets[model.name]) if model.name in budgets else model
+            for model in named
+        ]
         vits = [name for name, model in zip(ready, named) if model in studied]
         models = chapters.analyse(ready, vits, labelled=labelled)
         left_out = () if labelled else tuple(map(LeftOutRow, NEED_LABELS))
         if left_out and not run.quiet:
-            print(f"Left out, as they need labelled images: {', '.join(NEED_LABELS)}.", file=sys.stderr)  # noqa: T201
+            words = f"Left out, as they need labelled images: {', '.join(NEED_LABELS)}."
+            print(words, file=sys.stderr)  # noqa: T201
         training = tuple(map(budget_of, models))
         folder.keep(
-            StudyRecord(folder=folder.path, chapters=tuple(chapters.done), left_out=left_out, training=training)
+            StudyRecord(
+                folder=folder.path,
+                chapters=tuple(chapters.done),
+                left_out=left_out,
+                training=training,
+            )
         )
         return publish(folder)
 
@@ -90,11 +115,12 @@ def _measure_whole(options: StudyOptions) -> Path:
 def _checked(
     named: Sequence[ModelName], presets: Sequence[str], images: ChapterImages, options: StudyOptions
 ) -> tuple[list[ModelName], bool]:
-    """Return the models that are analysed, with which the others are compared, and whether the images have labels.
+    """Return the models that are analysed, with which the others are compared, and whether the
+    images have labels.
 
-    presets: those that are trained first. Raises, before anything is written, UnsupportedError where no model can be
-    analysed or one cannot be compared, InputError for a preset that would have to be trained on images without labels,
-    DataError for such images without --predicted.
+    presets: those that are trained first. Raises, before anything is written, UnsupportedError
+    where no model can be analysed or one cannot be compared, InputError for a preset that would
+    have to be trained on images without labels, DataError for such images without --predicted.
     """
     if not presets and not images.images and not images.predicted:
         require_label_source(images.data, (), doing="study")
@@ -111,7 +137,8 @@ def _checked(
         raise UnsupportedError(str(reasons[0]))
     if presets and images.images:
         raise InputError(
-            f"expected trained models with --images, found {' and '.join(presets)}, trained on labelled data; try "
+            f"expected trained models with --images, found {' and '.join(presets)}, trained on "
+            "labelled data; try "
             "vitlens study vit-digits --images ..., timm:NAME or a run folder"
         )
     labelled = bool(presets) or not (images.images or images.predicted)

@@ -15,26 +15,31 @@ _KIND: Final = "Controlled comparison (--kind)"
 
 @dataclass(frozen=True)
 class StudyOptions(SharedOptions):
-    """models: a ViT and a CNN (empty: the bundled pair); presets are trained first, with one budget; data: digits by
-    default;
-    images: files and folders without labels, for trained models; predicted: ablation and attacks use the models'
-    predictions as labels; kind: instead a controlled comparison of small models trained with several seeds, the only
-    kind that can be resumed; full: with more methods, attacks and images; cache: whether chapters of earlier studies
-    are used again."""
+    """models: a ViT and a CNN (empty: the bundled pair); presets are trained first, with one
+    budget; data: digits by default; images: files and folders without labels, for trained models;
+    predicted: ablation and attacks use the models' predictions as labels; kind: instead a
+    controlled comparison of small models trained with several seeds, the only kind that can be
+    resumed; full: with more methods, attacks and images; cache: whether chapters of earlier studies
+    are used again.
+    """
 
     models: tuple[str, ...] = argument(
         "MODEL...",
-        "A ViT and a CNN (default: vit-digits and cnn-digits); presets are trained first, with equal budgets.",
+        "A ViT and a CNN (default: vit-digits and cnn-digits); presets are trained first, with "
+        "equal budgets.",
         default=(),
         complete="model",
     )
     data: str | None = data_option()
     images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
-    epochs: int | None = option("--epochs", "Epochs of the models that it trains.", metavar="N", low=1)
+    epochs: int | None = option(
+        "--epochs", "Epochs of the models that it trains.", metavar="N", low=1
+    )
     kind: str | None = option(
         "--kind",
-        f"Kind of study: {', '.join((WHOLE, *KINDS))}; transfer compares ways of adapting MODEL to --data, "
+        f"Kind of study: {', '.join((WHOLE, *KINDS))}; transfer compares ways of adapting MODEL to "
+        "--data, "
         "the others train small models that differ in one factor.",
         metavar="WORD",
         panel=_KIND,
@@ -44,7 +49,10 @@ class StudyOptions(SharedOptions):
         "--seeds", "Training seeds of each variant (default: 3).", metavar="N", low=1, panel=_KIND
     )
     full: bool = option(
-        "--full", "Go deeper: more methods, attacks and images (hours on a laptop).", default=False, shown=False
+        "--full",
+        "Go deeper: more methods, attacks and images (hours on a laptop).",
+        default=False,
+        shown=False,
     )
     cache: bool = option(
         "--cache/--no-cache",
@@ -53,9 +61,14 @@ class StudyOptions(SharedOptions):
         shown=False,
     )
     resume: Path | None = option(
-        "--resume", "Continue a study of one --kind that was stopped.", metavar="FOLDER", panel=_KIND
+        "--resume",
+        "Continue a study of one --kind that was stopped.",
+        metavar="FOLDER",
+        panel=_KIND,
     )
 
     def __post_init__(self) -> None:
         if self.kind not in (None, WHOLE, *KINDS):
-            raise UnknownNameError("kind of study", str(self.kind), (WHOLE, *KINDS), hint="vitlens study --help")
+            raise UnknownNameError(
+                "kind of study", str(self.kind), (WHOLE, *KINDS), hint="vitlens study --help"
+            )

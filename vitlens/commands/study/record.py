@@ -1,4 +1,6 @@
-"""The records of `vitlens study`: of a whole study, whose chapters are other commands, or of one --kind."""
+"""The records of `vitlens study`: of a whole study, whose chapters are other commands, or of one
+--kind.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,8 +41,16 @@ class StudyRecord(Chaptered):
         return first[0].record.aliases if first else self.vits
 
 
-RECORDS: Final[tuple[type[Record], ...]] = (StudyRecord, VariantsRecord, TransferRecord, PretrainingRecord)
-_SPECIAL: Final[Mapping[str, type[Record]]] = {"transfer": TransferRecord, "pretraining": PretrainingRecord}
+RECORDS: Final[tuple[type[Record], ...]] = (
+    StudyRecord,
+    VariantsRecord,
+    TransferRecord,
+    PretrainingRecord,
+)
+_SPECIAL: Final[Mapping[str, type[Record]]] = {
+    "transfer": TransferRecord,
+    "pretraining": PretrainingRecord,
+}
 
 
 def record_class(options: Mapping[str, Any]) -> type[Record]:

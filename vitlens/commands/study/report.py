@@ -1,4 +1,6 @@
-"""The report of a whole study: a page written from all its chapters, and a section a question with links to them."""
+"""The report of a whole study: a page written from all its chapters, and a section a question with
+links to them.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,8 +63,9 @@ _AFTER: Final = (
 class Slot:
     """A question of the first page.
 
-    lead: the question; topic: what its answer is about, after "on"; sources: the claims that may answer it, by their
-    chapter and their question ("": the answer to what the chapter was asked), those that are preferred first.
+    lead: the question; topic: what its answer is about, after "on"; sources: the claims that may
+    answer it, by their chapter and their question ("": the answer to what the chapter was asked),
+    those that are preferred first.
     """
 
     lead: str
@@ -70,13 +73,17 @@ class Slot:
     sources: tuple[tuple[str, str], ...] = ()
 
 
-CAUSES: Final = Slot("What causes errors?", "causes", (("compare", SHORTCUT), ("compare", "why it fails")))
+CAUSES: Final = Slot(
+    "What causes errors?", "causes", (("compare", SHORTCUT), ("compare", "why it fails"))
+)
 PLACES: Final = Slot("Where do errors occur?", "where errors occur")
 BETTER: Final = Slot("Which is better?", "accuracy", (("evaluate", ""),))
 ALONE: Final = "How accurate is it?"  # of one model, in place of which is better
 HEADS: Final = Slot("Which heads matter?", "heads", (("compare", CUE_HEADS), ("ablate", "")))
 BREAKS: Final = Slot(
-    "What breaks predictions?", "attacks", (("attack", "difference under attack"), ("attack", "robustness"))
+    "What breaks predictions?",
+    "attacks",
+    (("attack", "difference under attack"), ("attack", "robustness")),
 )
 MAPS: Final = Slot("Which map can you trust?", "maps", (("explain", ""), ("compare", CUE_MAPS)))
 OTHERS: Final = Slot("What else was found?", "what else was found")
@@ -105,14 +112,18 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     for chapter in record.parts:
         if chapter.row.word != "train":  # evaluate judges the same models on the same images
             for claim in chapter.claims:
-                if not any((claim.question, claim.subject) == (each.question, each.subject) for each in answers):
+                if not any(
+                    (claim.question, claim.subject) == (each.question, each.subject)
+                    for each in answers
+                ):
                     yield _as_fact(claim, said)
 
 
 def _as_fact(claim: Claim, said: str) -> Claim:
     """Return a claim of a chapter as one that is never the title.
 
-    The first page shows it only where it has room, and where it is a fault or compares models. said: all answers.
+    The first page shows it only where it has room, and where it is a fault or compares models.
+    said: all answers.
     """
     kind = "fact" if claim.kind == "answer" else claim.kind
     matters = claim.state in ("warn", "fail") or kind in ("hidden fault", "comparison")
@@ -123,7 +134,9 @@ def _as_fact(claim: Claim, said: str) -> Claim:
 
 
 def _title(answers: Sequence[Claim]) -> str:
-    """Return the title of the first answer and of the first other one with an effect, where both are short."""
+    """Return the title of the first answer and of the first other one with an effect, where both
+    are short.
+    """
     first, *others = answers
     titled = [claim for claim in others if claim.title and size_of(claim) is not None]
     if not titled:
@@ -133,13 +146,17 @@ def _title(answers: Sequence[Claim]) -> str:
 
 
 def _answers_of(record: StudyRecord) -> list[Claim]:
-    """Return the answers of the first page: those that show an effect, then the largest findings on other questions."""
+    """Return the answers of the first page: those that show an effect, then the largest findings on
+    other questions.
+    """
     answers = [claim for claim in _asked(record) if not claim.is_null]
     answered_leads = {claim.lead for claim in answers}
     for finding in findings(record):
         if len(answers) >= len(_SLOTS):
             break
-        slot = next((slot for start, slot in _FOUND.items() if finding.question.startswith(start)), OTHERS)
+        slot = next(
+            (slot for start, slot in _FOUND.items() if finding.question.startswith(start)), OTHERS
+        )
         if slot.lead not in answered_leads:
             says = finding.brief or finding.says
             answers.append(replace(finding, kind="answer", says=says, lead=slot.lead))
@@ -164,7 +181,9 @@ def _asked(record: StudyRecord) -> Iterator[Claim]:
 
 
 def _candidates(record: StudyRecord, slot: Slot) -> Iterator[Claim]:
-    """Yield the claims that may answer a question; of several about one, those that changed something first."""
+    """Yield the claims that may answer a question; of several about one, those that changed
+    something first.
+    """
     for word, question in slot.sources:
         for chapter in record.of(word):
             asked = [claim for claim in chapter.claims if claim.says and _answers(claim, question)]
@@ -183,7 +202,9 @@ def _sentences_of(record: StudyRecord, slot: Slot, claim: Claim) -> Iterator[str
         yield from _heads(record, claim)
         return
     if slot == MAPS and claim.question == "maps":
-        yield trust_words([row for chapter in record.of("explain") for row in chapter.record.checks])
+        yield trust_words(
+            [row for chapter in record.of("explain") for row in chapter.record.checks]
+        )
         yield from _brief(record, "compare", CUE_MAPS)
         return
     yield claim.brief or claim.says
@@ -197,7 +218,9 @@ def _sentences_of(record: StudyRecord, slot: Slot, claim: Claim) -> Iterator[str
 
 
 def _heads(record: StudyRecord, claim: Claim) -> Iterator[str]:
-    """Yield the head without which a model loses most, those that carry a cue, and those that serve a class."""
+    """Yield the head without which a model loses most, those that carry a cue, and those that serve
+    a class.
+    """
     for sentence in _brief(record, "ablate", "", claim.subject):
         head, role = works.role_of_most_important_head(record, claim.subject)
         yield sentence
@@ -212,23 +235,40 @@ def _role_sentence(role: str) -> str:
     """Return what a head does, from its tested label."""
     if role == works.NO_ROLE:
         return "What it does is not known."
-    return say("It {{ is }}{{ role|whole }}.", role=role, **{"is": "is " if role.startswith("needed") else ""})
+    return say(
+        "It {{ is }}{{ role|whole }}.",
+        role=role,
+        **{"is": "is " if role.startswith("needed") else ""},
+    )
 
 
 def _brief(record: StudyRecord, word: str, question: str, subject: str = "") -> Iterator[str]:
-    """Yield the short sentence of the first claim about a question, "" for the answer of its chapter."""
+    """Yield the short sentence of the first claim about a question, "" for the answer of its
+    chapter.
+    """
     for chapter in record.of(word):
         for claim in chapter.claims:
-            if claim.says and claim.brief and _answers(claim, question) and subject in ("", claim.subject):
+            if (
+                claim.says
+                and claim.brief
+                and _answers(claim, question)
+                and subject in ("", claim.subject)
+            ):
                 yield claim.brief
                 return
 
 
 def _smaller_cause(record: StudyRecord, claim: Claim) -> Iterator[str]:
-    """Yield the next cause of the errors of a model that a cue misleads, with how large it is next to the first."""
+    """Yield the next cause of the errors of a model that a cue misleads, with how large it is next
+    to the first.
+    """
     for chapter in record.of("compare"):
         for other in chapter.claims:
-            is_cause = other.question == "why it fails" and other.evidence == "intervened" and not other.is_null
+            is_cause = (
+                other.question == "why it fails"
+                and other.evidence == "intervened"
+                and not other.is_null
+            )
             if is_cause and other.brief and other.subject in claim.subject.split(" and "):
                 smaller = (size_of(other) or 0.0) < (size_of(claim) or 0.0)
                 yield f"{'Second' if smaller else 'Also'}, {other.brief}"
@@ -236,9 +276,11 @@ def _smaller_cause(record: StudyRecord, claim: Claim) -> Iterator[str]:
 
 
 def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
-    """Return the largest effects of all chapters that survive correction over everything measured, the largest first.
+    """Return the largest effects of all chapters that survive correction over everything measured,
+    the largest first.
 
-    Effects that rest on a measurement in doubt are left out; the figures have the names of this study.
+    Effects that rest on a measurement in doubt are left out; the figures have the names of this
+    study.
     """
     effects: list[Claim] = []
     for chapter in record.parts:
@@ -250,10 +292,16 @@ def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
 
 
 def _once(effects: Iterable[Claim]) -> Iterator[Claim]:
-    """Yield each effect once: two chapters may measure the same difference, and the one of more images counts."""
+    """Yield each effect once: two chapters may measure the same difference, and the one of more
+    images counts.
+    """
     known: dict[tuple[object, ...], Claim] = {}
     for claim in effects:
-        name = (claim.question, claim.subject) if claim.question == "which is better" else (claim.question, claim.says)
+        name = (
+            (claim.question, claim.subject)
+            if claim.question == "which is better"
+            else (claim.question, claim.says)
+        )
         kept = known.get(name)
         if kept is None or _images(claim) > _images(kept):
             known[name] = claim
@@ -265,7 +313,8 @@ def _images(claim: Claim) -> int:
 
 
 def _weakest(answers: Sequence[Claim]) -> list[Claim]:
-    """Return the two answers that rest on the fewest images, where these are few, else the one nearest to no effect.
+    """Return the two answers that rest on the fewest images, where these are few, else the one
+    nearest to no effect.
 
     The distance of an effect from none is measured by its interval.
     """
@@ -290,7 +339,8 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
         chapters = [row.chapter for row in record.left_out]
         yield Sentence(
             say(
-                "Without labels these chapters are left out: {{ words|join(', ') }}. Accuracy is the share of "
+                "Without labels these chapters are left out: {{ words|join(', ') }}. Accuracy is "
+                "the share of "
                 "predictions that stay as they were.",
                 words=chapters,
             )
@@ -299,7 +349,11 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
     if unequal:
         what = listed([say("{{ w }}", w=name.replace("_", " ")) for name in unequal])
         yield Sentence(
-            say("The trainings differ in {{ what }}, so no difference is one between architectures.", what=what)
+            say(
+                "The trainings differ in {{ what }}, so no difference is one between "
+                "architectures.",
+                what=what,
+            )
         )
     yield Sentence(_not_tested(record), lead="Not tested:")
 
@@ -310,16 +364,30 @@ def _too_few(record: StudyRecord) -> Iterator[Sentence]:
     for chapter in record.of("evaluate"):
         scores = chapter.record.scores
         if not asked & {BETTER.lead, ALONE} and scores:
-            right = listed([say("**{{ score.model }}** {{ score.accuracy|value }}", score=score) for score in scores])
+            right = listed(
+                [
+                    say("**{{ score.model }}** {{ score.accuracy|value }}", score=score)
+                    for score in scores
+                ]
+            )
             says = "{{ n }} images are too few to tell (accuracy: {{ right }})."
             lead = ALONE if len(scores) == 1 else BETTER.lead
             yield Sentence(say(says, n=chapter.record.images, right=right), lead=lead)
         errors = {score.model: _count_errors(score) for score in scores}
-        if CAUSES.lead not in asked and record.of("compare") and all(map(is_saturated, errors.values())):
+        if (
+            CAUSES.lead not in asked
+            and record.of("compare")
+            and all(map(is_saturated, errors.values()))
+        ):
             counts = listed(
-                [say("{{ n or 'none' }} of **{{ model }}**", n=n, model=name) for name, n in errors.items()]
+                [
+                    say("{{ n or 'none' }} of **{{ model }}**", n=n, model=name)
+                    for name, n in errors.items()
+                ]
             )
-            yield Sentence(say("Not known: too few errors ({{ counts }}).", counts=counts), lead=CAUSES.lead)
+            yield Sentence(
+                say("Not known: too few errors ({{ counts }}).", counts=counts), lead=CAUSES.lead
+            )
 
 
 def _count_errors(score: Any) -> int:
@@ -329,14 +397,17 @@ def _count_errors(score: Any) -> int:
 
 
 def _doubt(claim: Claim) -> str:
-    """Return what an answer is about, on how many images it rests, and how far its effect may lie from the estimate."""
+    """Return what an answer is about, on how many images it rests, and how far its effect may lie
+    from the estimate.
+    """
     effect = claim.effect
     assert effect is not None  # as its images are known
     topic = _slot_of(claim).topic
     if not claim.rank or size_of(claim) is None:
         return say("{{ topic }}, from {{ n }} images", topic=topic, n=effect.n)
     return say(
-        "{{ topic }}, from {{ n }} images ({{ what }} anywhere from {{ low|number(1) }} to {{ high }})",
+        "{{ topic }}, from {{ n }} images ({{ what }} anywhere from {{ low|number(1) }} to "
+        "{{ high }})",
         topic=topic,
         n=effect.n,
         what="difference" if effect.unit == "points" else "value",
@@ -348,7 +419,8 @@ def _doubt(claim: Claim) -> str:
 def _not_tested(record: StudyRecord) -> str:
     """Return what was not varied, with the commands that vary it."""
     return say(
-        "other images, model sizes and training seeds (`vitlens study --kind data`){% if attacked %}, and stronger "
+        "other images, model sizes and training seeds (`vitlens study --kind "
+        "data`){% if attacked %}, and stronger "
         "attacks (`--attack auto`){% endif %}.",
         attacked=record.of("attack"),
     )
@@ -365,7 +437,9 @@ def definitions(record: StudyRecord) -> Iterator[tuple[str, str]]:
 
 
 def known_answer(record: StudyRecord) -> Iterator[str]:
-    """Yield whether a planted cause was recovered, where the generating factors of the images are known."""
+    """Yield whether a planted cause was recovered, where the generating factors of the images are
+    known.
+    """
     for chapter in record.of("evaluate")[:1]:
         named: dict[str, list[str]] = {}
         for compared in record.of("compare"):
@@ -396,7 +470,9 @@ def glance(record: StudyRecord) -> Table | None:
 
 
 def _shortened(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, ...]:
-    """Return a line with the number of images in its first cell, and intervals only of what has no difference."""
+    """Return a line with the number of images in its first cell, and intervals only of what has no
+    difference.
+    """
     estimates = [cell for cell in line.values() if isinstance(cell, Estimate)]
     counts = {estimate.n for estimate in estimates}
     n = counts.pop() if len(counts) == 1 else None
@@ -415,12 +491,18 @@ def _shortened(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, ...
 
 
 def _without_cue(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
-    """Yield how many errors of each model are corrected without the cue that misleads most, and by the control."""
+    """Yield how many errors of each model are corrected without the cue that misleads most, and by
+    the control.
+    """
     for chapter in record.of("compare")[:1]:
         for first in misleading(chapter.record)[:1]:
-            rows = [row for row in chapter.record.reliance if row.cue_and_change == first.cue_and_change]
+            rows = [
+                row for row in chapter.record.reliance if row.cue_and_change == first.cue_and_change
+            ]
             cells = {
-                row.model: say("{{ row.fixed }} of {{ row.errors }} (control {{ row.control_fixed }})", row=row)
+                row.model: say(
+                    "{{ row.fixed }} of {{ row.errors }} (control {{ row.control_fixed }})", row=row
+                )
                 for row in rows
             }
             metric = say("errors corrected {{ row.change|whole }} (n = {{ row.n }})", row=first)
@@ -435,15 +517,23 @@ def picture(record: StudyRecord) -> FigureSpec | None:
             return shown.figures[0]
     for chapter in (*record.of("compare"), *record.of("evaluate"), *record.of("attention")):
         first = chapter.document.first
-        section = None if first is None or first.picture is None else chapter.section(first.picture.name)
+        section = (
+            None if first is None or first.picture is None else chapter.section(first.picture.name)
+        )
         if section is not None:
             return section.figures[0]
     return None
 
 
 def _sections(record: StudyRecord) -> Iterator[Section]:
-    """Yield the questions that chapters answer; of a study that was stopped, also its other chapters."""
-    sections = (*answered(record.parts, _BEFORE), *works.sections(record), *answered(record.parts, _AFTER))
+    """Yield the questions that chapters answer; of a study that was stopped, also its other
+    chapters.
+    """
+    sections = (
+        *answered(record.parts, _BEFORE),
+        *works.sections(record),
+        *answered(record.parts, _AFTER),
+    )
     yield from sections
     if not record.training:  # which is written at the end
         yield from finished(record.parts, sections)
@@ -452,7 +542,9 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
 def explorer(record: StudyRecord) -> Explorer | None:
     """Return the explorer of the first ViT, with its heads' labels, words and importance."""
     for alias in record.vits:
-        attention, ablate, stats = (record.about(word, alias) for word in ("attention", "ablate", "stats"))
+        attention, ablate, stats = (
+            record.about(word, alias) for word in ("attention", "ablate", "stats")
+        )
         found = None if attention is None else attention.document.explorer
         if found is None:
             continue
@@ -491,7 +583,9 @@ WHOLE: Final = Report(
 
 
 REPORTS: Final = (WHOLE, VARIANTS, TRANSFER, PRETRAINING)  # one for each class of record
-_REPORT_OF: Final[Mapping[type[Record], Report]] = {declared.record: declared for declared in REPORTS}
+_REPORT_OF: Final[Mapping[type[Record], Report]] = {
+    declared.record: declared for declared in REPORTS
+}
 
 
 def report(record: Record) -> Document:

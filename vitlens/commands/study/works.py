@@ -1,4 +1,6 @@
-"""The section "How does ... work?": one picture with a row for each layer, and a sentence for each stage."""
+"""The section "How does ... work?": one picture with a row for each layer, and a sentence for each
+stage.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,9 @@ from vitlens.report.numbers import percent
 from vitlens.report.prose import Marked, listed, say
 
 _STAGES: Final = {1: ("all",), 2: ("early", "late"), 3: ("early", "middle", "late")}
-_EVERYWHERE: Final = 0.8  # of the distance of uniform attention, from which on heads attend everywhere
+_EVERYWHERE: Final = (
+    0.8  # of the distance of uniform attention, from which on heads attend everywhere
+)
 _NEARBY: Final = 0.5  # the same, up to which they attend nearby
 _ATTENDS: Final = {
     SAME: "to the same keys",
@@ -27,14 +31,18 @@ _ATTENDS: Final = {
     "content to content": "by content",
 }
 NO_ROLE: Final = "no tested role"
-_ROLES_IN_FULL: Final = {"attends to the same keys": "attends to the same patches, whichever patch asks"}
+_ROLES_IN_FULL: Final = {
+    "attends to the same keys": "attends to the same patches, whichever patch asks"
+}
 _CAPTION: Final = (
-    "Rows are layers; columns: attention patterns, attention distance, labels that the logit lens reads, accuracy lost "
+    "Rows are layers; columns: attention patterns, attention distance, labels that the logit lens "
+    "reads, accuracy lost "
     "without each head (orange: the loss changes significantly), and what one head does."
 )
 _STAGE: Final = (
     "**{{ name }} ({{ layers }})**: {% if reach %}heads attend {{ reach }}, {% endif %}"
-    "{% if needed %}{{ needed|names(1) }} {% if needed|length > 1 %}matter{% else %}matters{% endif %} most to certain "
+    "{% if needed %}{{ needed|names(1) }} "
+    "{% if needed|length > 1 %}matter{% else %}matters{% endif %} most to certain "
     "classes{% elif role %}{{ count }} of {{ heads }} {{ role }}"
     "{% else %}no head has a tested role{% endif %}"
     "{% if lens %}, and the class can be read in {{ lens }} of images{% endif %}."
@@ -48,12 +56,19 @@ def sections(record: StudyRecord) -> Iterator[Section]:
 
 
 def role_of_most_important_head(record: StudyRecord, alias: str) -> tuple[str, str]:
-    """Return the head that costs most when removed, and its tested label; "" and "" where no head was removed."""
+    """Return the head that costs most when removed, and its tested label; "" and "" where no head
+    was removed.
+    """
     stats = record.about("stats", alias)
     if stats is None:
         return "", ""
     model = _Measured(stats, record.about("ablate", alias), None)
-    places = [(layer, head) for layer in model.layers for head in model.heads_of(layer) if (layer, head) in model.units]
+    places = [
+        (layer, head)
+        for layer in model.layers
+        for head in model.heads_of(layer)
+        if (layer, head) in model.units
+    ]
     if not places:
         return "", ""
     most = max(places, key=lambda place: model.units[place].rank.value)
@@ -75,7 +90,9 @@ def _section(record: StudyRecord, alias: str) -> Section:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What the chapters of a study measured of the layers and heads of one model; None for a chapter without a run."""
+    """What the chapters of a study measured of the layers and heads of one model; None for a
+    chapter without a run.
+    """
 
     stats: Chapter
     ablate: Chapter | None
@@ -91,7 +108,9 @@ class _Measured:
         """Return the layers of each stage."""
         count = min(len(self.layers), max(_STAGES))
         parts = np.array_split(np.asarray(self.layers), count)
-        return {name: tuple(part.tolist()) for name, part in zip(_STAGES[count], parts, strict=True)}
+        return {
+            name: tuple(part.tolist()) for name, part in zip(_STAGES[count], parts, strict=True)
+        }
 
     @cached_property
     def names(self) -> Mapping[tuple[int, int], NameRow]:
@@ -130,7 +149,9 @@ class _Measured:
         record = self.attention.record
         found = {}
         for index, row in enumerate(record.layers):
-            for head, values in enumerate(record.maps.layer[index][0] if index in record.maps.layer else ()):
+            for head, values in enumerate(
+                record.maps.layer[index][0] if index in record.maps.layer else ()
+            ):
                 found[row.layer, head] = values
         return found
 
@@ -146,7 +167,11 @@ class _Measured:
     @property
     def image(self) -> Any:
         """Return the image of the maps (3, height, width), in [0, 1]; None without maps."""
-        return self.attention.record.maps.pixels[0] if self.attention is not None and self.maps else None
+        return (
+            self.attention.record.maps.pixels[0]
+            if self.attention is not None and self.maps
+            else None
+        )
 
     def picture(self, row: Any) -> Any:
         """Return the image of an exemplar (3, height, width), in [0, 1]."""
@@ -162,16 +187,24 @@ class _Measured:
     def heads_of(self, layer: int) -> list[int]:
         """Return the heads of a layer, the most important first where that was measured."""
         heads = [row.head for row in self.stats.record.heads if row.layer == layer]
-        effects = {head: self.units[layer, head].rank.value for head in heads if (layer, head) in self.units}
+        effects = {
+            head: self.units[layer, head].rank.value
+            for head in heads
+            if (layer, head) in self.units
+        }
         return sorted(heads, key=lambda head: -effects.get(head, 0.0))
 
     def described(self, layer: int) -> int:
-        """Return the head of a layer that is described: a tested one where there is one, else the most important."""
+        """Return the head of a layer that is described: a tested one where there is one, else the
+        most important.
+        """
         heads = self.heads_of(layer)
         needed = [head for head in heads if _is_needed(self.names.get((layer, head)))]
         if needed:
             return max(needed, key=lambda head: _margin(self.names[layer, head]))
-        tested = [head for head in heads if (layer, head) in self.names and self.names[layer, head].tested]
+        tested = [
+            head for head in heads if (layer, head) in self.names and self.names[layer, head].tested
+        ]
         return (tested or heads)[0]
 
 
@@ -233,7 +266,9 @@ def _role_view(model: _Measured, layer: int) -> RoleView:
 
 
 def _stage_sentences(model: _Measured) -> Iterator[str]:
-    """Yield one sentence for each stage: how far its heads attend, what they are needed for, and what can be read."""
+    """Yield one sentence for each stage: how far its heads attend, what they are needed for, and
+    what can be read.
+    """
     for stage, own in model.stages.items():
         places = [(layer, head) for layer in own for head in model.heads_of(layer)]
         shares = [model.distances[place] for place in places if place in model.distances]
@@ -255,7 +290,9 @@ def _stage_sentences(model: _Measured) -> Iterator[str]:
 
 
 def _most_common_role(tested: Sequence[NameRow]) -> tuple[str, int]:
-    """Return the label that most of these heads have, as a verb of several heads, and how many have it."""
+    """Return the label that most of these heads have, as a verb of several heads, and how many have
+    it.
+    """
     counts = Counter(_role_words(name) for name in tested)
     for words, count in counts.most_common(1):
         verb, _, rest = words.partition(" ")
@@ -292,7 +329,10 @@ def _missing(model: _Measured) -> Iterator[tuple[str, str]]:
         unplaced = [row.unplaced for row in model.stats.record.layers if row.unplaced]
         yield "attention distance", next(iter(unplaced), "patches have no distance in this model")
     if ablate is None:
-        yield "the logit lens, the accuracy lost and images of heads", "the chapter ablate did not finish"
+        yield (
+            "the logit lens, the accuracy lost and images of heads",
+            "the chapter ablate did not finish",
+        )
     else:
         undone = next(iter(ablate.record.model.undone), "not measured in this folder")
         if not model.lens:
@@ -301,6 +341,12 @@ def _missing(model: _Measured) -> Iterator[tuple[str, str]]:
             yield "accuracy lost", "no head was removed"
         if not model.exemplars:
             arrays_missing = bool(ablate.record.exemplars)
-            yield "images of heads", "the arrays of its chapter are not in this folder" if arrays_missing else undone
+            yield (
+                "images of heads",
+                "the arrays of its chapter are not in this folder" if arrays_missing else undone,
+            )
     if not model.names:
-        yield "labels of heads", next((row.note for row in model.stats.record.notes), "not measured in this folder")
+        yield (
+            "labels of heads",
+            next((row.note for row in model.stats.record.notes), "not measured in this folder"),
+        )

@@ -1,4 +1,6 @@
-"""The claims of `vitlens train`: accuracy, convergence, overfitting, features, and what may overturn them."""
+"""The claims of `vitlens train`: accuracy, convergence, overfitting, features, and what may
+overturn them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,15 +15,20 @@ from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found, 
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 
-RISING: Final = 1.0  # points in the last tenth of the epochs: a rise of at least this much is no convergence
+RISING: Final = (
+    1.0  # points in the last tenth of the epochs: a rise of at least this much is no convergence
+)
 _TENTH: Final = 10  # epochs, from which on a tenth is at least one
 _SHORT: Final = 30  # epochs, below which a training says little about an architecture
-_FEW: Final = 500  # training images of a class, below which random weights mostly memorise the images
+_FEW: Final = (
+    500  # training images of a class, below which random weights mostly memorise the images
+)
 _PRETRAINED: Final = "timm:deit_tiny_patch16_224"  # small, with good features for photographs
 _UNSURE: Final = 0.1  # by which mean confidence is below accuracy in a model that is hardly trained
 _LONGER: Final = "train longer, for example with `--epochs {{ more }}`."
 _USE: Final = (
-    "{{ evaluate }} shows errors and calibration, {{ explain }} what the model looks at; this folder is a MODEL for "
+    "{{ evaluate }} shows errors and calibration, {{ explain }} what the model looks at; this "
+    "folder is a MODEL for "
     "every command."
 )
 State = Literal["chance", "rising", "level", "open", ""]  # "open": undecided; "": not measured
@@ -39,23 +46,27 @@ class _Ending:
 _ENDINGS: Final[dict[State, _Ending]] = {
     "chance": _Ending(
         ", no better than chance",
-        "This is not significantly better than always predicting the most frequent class, {{ chance|percent(1) }}.",
+        "This is not significantly better than always predicting the most frequent class, "
+        "{{ chance|percent(1) }}.",
         "{{ check }} finds common causes of a failed training.",
     ),
     "rising": _Ending(
         " and was still improving",
         "It had not converged: in the last {{ span }} of {{ n }}, accuracy rose from "
-        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by {{ effect }}.",
+        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by "
+        "{{ effect }}.",
         _LONGER,
     ),
     "level": _Ending(
         " and had levelled off",
-        "Accuracy had levelled off: over the last {{ span }} of {{ n }} it changed by {{ effect }}.",
+        "Accuracy had levelled off: over the last {{ span }} of {{ n }} it changed by "
+        "{{ effect }}.",
         _USE,
     ),
     "open": _Ending(
         "; convergence is undecided",
-        "Over the last {{ span }} of {{ n }}, accuracy changed by {{ effect }}: convergence is undecided.",
+        "Over the last {{ span }} of {{ n }}, accuracy changed by {{ effect }}: convergence is "
+        "undecided.",
         _LONGER,
     ),
     "": _Ending(" on held-out images", "", _USE),
@@ -63,7 +74,9 @@ _ENDINGS: Final[dict[State, _Ending]] = {
 
 
 def claims(record: TrainRecord) -> Iterator[Claim]:
-    """Yield accuracy, convergence and overfitting, comparisons with other models, and the features without labels."""
+    """Yield accuracy, convergence and overfitting, comparisons with other models, and the features
+    without labels.
+    """
     for row in record.pretraining:
         yield from _feature_claims(row, record)
     if not has_enough_images(record):
@@ -91,7 +104,8 @@ def _accuracy_claim(record: TrainRecord, ending: _Ending) -> Claim:
     return found(
         "accuracy",
         score.model,
-        "**{{ m }}** classifies {{ effect }} of the held-out images correctly, after {{ n }} epoch{{ n|s }} on "
+        "**{{ m }}** classifies {{ effect }} of the held-out images correctly, after {{ n }} "
+        "epoch{{ n|s }} on "
         "{{ setup.training }} images in {{ time }}.",
         score.accuracy,
         headline="{{ m }} reaches {{ effect|value }} accuracy{{ end }}",
@@ -132,9 +146,12 @@ def _overfitting_claim(record: TrainRecord) -> Claim:
     return found(
         "overfitting",
         score.model,
-        "**{{ m }}** overfits: in the last epoch it classifies {{ last.train_accuracy|percent(1) }} of the training "
-        "images correctly, as it saw them, {{ effect }} more than of the held-out images.{% if few %} "
-        "{{ setup.training }} images of {{ classes }} classes are too few to train all its weights.{% endif %}",
+        "**{{ m }}** overfits: in the last epoch it classifies "
+        "{{ last.train_accuracy|percent(1) }} of the training "
+        "images correctly, as it saw them, {{ effect }} more than of the held-out "
+        "images.{% if few %} "
+        "{{ setup.training }} images of {{ classes }} classes are too few to train all its "
+        "weights.{% endif %}",
         score.gap,
         given={
             "m": score.model,
@@ -152,7 +169,8 @@ def _hardly_trained_claim(score: ScoreRow) -> Claim:
     return found(
         "hardly trained",
         score.model,
-        "**{{ m }}** is hardly trained: its mean confidence is {{ effect }}, far below its accuracy, so its "
+        "**{{ m }}** is hardly trained: its mean confidence is {{ effect }}, far below its "
+        "accuracy, so its "
         "probabilities are too low.",
         score.confidence,
         given={"m": score.model},
@@ -212,10 +230,16 @@ def _has_few_images(record: TrainRecord) -> bool:
 def _against_overfitting(record: TrainRecord) -> str:
     """Return what to do about overfitting: add images, or train fewer weights."""
     if not _has_few_images(record):
-        return "add images, or augment them more (`--set randaugment=2`); a longer training overfits more."
+        return (
+            "add images, or augment them more (`--set randaugment=2`); a longer training "
+            "overfits more."
+        )
     if record.started:
         return "train only its head, {{ frozen }}, or add images; a longer training overfits more."
-    return "train only the head of a pretrained model, {{ frozen }}, or add images; a longer training overfits more."
+    return (
+        "train only the head of a pretrained model, {{ frozen }}, or add images; a longer "
+        "training overfits more."
+    )
 
 
 def commands(record: TrainRecord) -> dict[str, Marked]:
@@ -250,26 +274,40 @@ def _feature_claims(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]
         yield found(
             "features",
             row.model,
-            "The features of **{{ m }}**, trained on {{ row.learned_from }} ({{ row.title|lower }}) for {{ n }} "
-            "epoch{{ n|s }}, reach a k-NN accuracy of {{ effect }}. With random weights it was {{ row.random|alone }}, "
-            "a difference of {{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}. Each "
-            "held-out image is classified by its {{ row.neighbours }} nearest of {{ row.bank }} training images.",
+            "The features of **{{ m }}**, trained on {{ row.learned_from }} "
+            "({{ row.title|lower }}) for {{ n }} "
+            "epoch{{ n|s }}, reach a k-NN accuracy of {{ effect }}. With random weights it was "
+            "{{ row.random|alone }}, "
+            "a difference of {{ row.gain|alone }}{% if not better %}, which is not "
+            "significant{% endif %}. Each "
+            "held-out image is classified by its {{ row.neighbours }} nearest of {{ row.bank }} "
+            "training images.",
             row.knn,
             kind="answer",
             place="features",
-            given={"row": row, "m": row.model, "better": above(row.gain, 0.0), "n": len(record.history)},
-            headline="{% if better %}{{ m }} learned classes from {{ row.learned_from }}: k-NN accuracy "
-            "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are no better "
+            given={
+                "row": row,
+                "m": row.model,
+                "better": above(row.gain, 0.0),
+                "n": len(record.history),
+            },
+            headline="{% if better %}{{ m }} learned classes from {{ row.learned_from }}: k-NN "
+            "accuracy "
+            "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are "
+            "no better "
             "than those of random weights{% endif %}",
         )
     if row.information is not None:
         because = "information about the image in its teacher's outputs"
         claim = judge("collapse", row.model, row.information, "collapse", because=because)
         says = say(
-            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or has not begun to learn: its teacher's output is "
+            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or has not begun to learn: its "
+            "teacher's output is "
             "nearly the same for every image, with {{ effect }} of information about the image."
-            "{% if not centred %} The outputs were not centred (`centring=false`), so that one of them can dominate "
-            "for all images.{% endif %}{% else %}**{{ m }}** has not collapsed: its teacher's outputs hold "
+            "{% if not centred %} The outputs were not centred (`centring=false`), so that one of "
+            "them can dominate "
+            "for all images.{% endif %}{% else %}**{{ m }}** has not collapsed: its teacher's "
+            "outputs hold "
             "{{ effect }} of information about the image.{% endif %}",
             state=claim.state,
             m=row.model,
@@ -280,7 +318,9 @@ def _feature_claims(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]
 
 
 def _pair_claims(record: TrainRecord) -> Iterator[Claim]:
-    """Yield the pairs of models that differ significantly, and always the student and the model without a teacher."""
+    """Yield the pairs of models that differ significantly, and always the student and the model
+    without a teacher.
+    """
     scores = {score.model: score for score in record.scores}
     for row in record.pairs:
         better = scores[row.first]
@@ -299,8 +339,10 @@ def _pair_claim(row: PairRow, better: ScoreRow, other: ScoreRow, *, is_answer: b
         f"{row.first} and {row.second}",
         "{% if row.decided %}{{ one }} classifies more held-out images correctly than {{ other }}: "
         "{{ a|value }} compared with {{ b|value }}, {{ effect }} more (McNemar's exact test, p = "
-        "{{ row.p_holm|number }}).{% else %}The accuracies of {{ one }}, {{ a|value }}, and {{ other }}, "
-        "{{ b|value }}, do not differ significantly: {{ effect }}, p = {{ row.p_holm|number }}.{% endif %}",
+        "{{ row.p_holm|number }}).{% else %}The accuracies of {{ one }}, {{ a|value }}, and "
+        "{{ other }}, "
+        "{{ b|value }}, do not differ significantly: {{ effect }}, p = "
+        "{{ row.p_holm|number }}.{% endif %}",
         row.gain(better.model),
         p=row.p_holm,
         kind="answer" if is_answer else "comparison",
@@ -336,7 +378,8 @@ def unknown(record: TrainRecord) -> Iterator[str]:
     yield from not_equal(record.pairs)
     if score.best is not None and score.best.value > score.accuracy.value:
         yield say(
-            "The best epoch reached {{ best|value }}. It was chosen on the test images, so this number is "
+            "The best epoch reached {{ best|value }}. It was chosen on the test images, so this "
+            "number is "
             "optimistic and not the result.",
             best=score.best,
         )
@@ -344,7 +387,9 @@ def unknown(record: TrainRecord) -> Iterator[str]:
 
 
 def _too_few_images(record: TrainRecord) -> str:
-    accuracies = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
+    accuracies = listed(
+        [say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores]
+    )
     return say(
         "{{ n }} test image{{ n|s }} {{ n|are }} too few for a claim: {{ accuracies }}.",
         n=record.scores[0].accuracy.n,
@@ -359,7 +404,8 @@ def _about_length(record: TrainRecord) -> Iterator[str]:
         yield "The test images were evaluated once, so a further rise of accuracy is not known."
     elif 0 < epochs < _SHORT and has_enough_images(record) and record.setup:
         yield say(
-            "{% if level %}Accuracy levelled off as the learning rate fell from {{ peak|number }} to {{ end|number }}"
+            "{% if level %}Accuracy levelled off as the learning rate fell from {{ peak|number }} "
+            "to {{ end|number }}"
             "{% else %}{{ n }} epochs are few{% endif %}; a longer training was not tried.",
             n=epochs,
             level=state_of(record) == "level",

@@ -1,4 +1,6 @@
-"""Train a preset from scratch, fine-tune a trained model, or check what would be trained; write the run's folder."""
+"""Train a preset from scratch, fine-tune a trained model, or check what would be trained; write the
+run's folder.
+"""
 
 import json
 from collections.abc import Mapping
@@ -35,9 +37,9 @@ FAILED: Final = 1  # exit code of --check
 def measure(options: TrainOptions) -> Path | Conclusion | None:
     """Train a model and write the run's folder: weights, checkpoint, metrics.jsonl, report.
 
-    With --check nothing is trained: a few images show whether a training can succeed. Returns the report's path, or the
-    findings of --check; None in all processes but the first of several. Raises InputError, NonFiniteError and
-    StorageError.
+    With --check nothing is trained: a few images show whether a training can succeed. Returns the
+    report's path, or the findings of --check; None in all processes but the first of several.
+    Raises InputError, NonFiniteError and StorageError.
     """
     require_interval(options.keep_every)
     require_trackers(options.track)
@@ -125,7 +127,9 @@ def _folder(start: Start) -> RunFolder:
 
 
 def _setup(start: Start) -> tuple[SetupRow, FirstBatchArrays | None]:
-    """Return images, batch size and augmentation, and the first batch if the recipe augments images in every step."""
+    """Return images, batch size and augmentation, and the first batch if the recipe augments images
+    in every step.
+    """
     options = start.options
     recipe = start.recipe
     unchanged = base_recipe(options)
@@ -151,7 +155,9 @@ def _setup(start: Start) -> tuple[SetupRow, FirstBatchArrays | None]:
 
 def _with_first_batch(setup: SetupRow, start: Start) -> tuple[SetupRow, FirstBatchArrays]:
     """Return the setup with the number of mixed images in the first batch, and that batch."""
-    batch = first_batch(start.model, start.train, start.recipe, seed=start.run.seed, processes=start.processes)
+    batch = first_batch(
+        start.model, start.train, start.recipe, seed=start.run.seed, processes=start.processes
+    )
     targets = batch.targets.numpy()
     classes_per_image = (targets > 0).sum(axis=1)
     mixed = int((classes_per_image > 1).sum())
@@ -165,7 +171,8 @@ def _with_first_batch(setup: SetupRow, start: Start) -> tuple[SetupRow, FirstBat
 
 
 def _features_before(start: Start) -> Mapping[str, float]:
-    """Return measures of the features before a training without labels, empty for other trainings."""
+    """Return measures of the features before a training without labels, empty for other
+    trainings."""
     with phase("Features before training"):
         if start.pretraining is None:
             return {}
@@ -194,7 +201,9 @@ def _task(start: Start, directory: Path) -> Task:
     logged = {**asdict(options), "recipe": start.recipe.numbers(), "seed": run.seed}
     watchers = []
     for tracker in options.track:
-        watchers.append(TrackerWatcher(tracker, directory, start.test, config=logged, seed=run.seed))
+        watchers.append(
+            TrackerWatcher(tracker, directory, start.test, config=logged, seed=run.seed)
+        )
     return Task(
         start.model,
         start.train,
@@ -214,7 +223,9 @@ def _task(start: Start, directory: Path) -> Task:
     )
 
 
-def _results(start: Start, result: TrainingResult, features_before: Mapping[str, float]) -> TrainRecord:
+def _results(
+    start: Start, result: TrainingResult, features_before: Mapping[str, float]
+) -> TrainRecord:
     with phase("Evaluating on the test images"):
         if start.pretraining is None:
             return training_results(start, result)
@@ -222,7 +233,9 @@ def _results(start: Start, result: TrainingResult, features_before: Mapping[str,
 
 
 def _keep_budgets(start: Start, folder: RunFolder, record: TrainRecord) -> None:
-    """Add how a student and the model without a teacher were trained to the record, if both are compared."""
+    """Add how a student and the model without a teacher were trained to the record, if both are
+    compared.
+    """
     if len(start.compared) < 2:
         return
     plain = start.compared[1]

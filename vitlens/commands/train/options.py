@@ -54,7 +54,9 @@ class Shape:
     window: list[int] | None = _shape(  # in patches
         "--window", "Window of a Swin.", metavar="N|HxW", shown=False, parse=_window
     )
-    shift: bool | None = _shape("--shift/--no-shift", "Shift a Swin's windows (default).", shown=False)
+    shift: bool | None = _shape(
+        "--shift/--no-shift", "Shift a Swin's windows (default).", shown=False
+    )
     dropout: float | None = _shape(  # fraction of activations set to zero
         "--dropout",
         "Dropout of a ViT or Swin, in [0, 1): of tokens, projections and MLPs, only in training.",
@@ -79,7 +81,8 @@ class RecipeChanges:
     named: RecipeName | None = _recipe("--recipe", "A recipe for any model.", shown=False)
     settings: tuple[str, ...] = _recipe(  # "NAME=VALUE"
         "--set",
-        "Any other setting of the recipe: mixup=0.8, optimiser=adamw, accumulate=4 ...; may be repeated.",
+        "Any other setting of the recipe: mixup=0.8, optimiser=adamw, accumulate=4 ...; may be "
+        "repeated.",
         default=(),
         metavar="NAME=VALUE",
     )
@@ -94,11 +97,15 @@ class RecipeChanges:
         "Layer-wise decay: a layer's learning rate as a share of the next layer's.",
         metavar="X",
     )
-    average: float | None = _number("--average", "Decay of the moving average of the weights (0: none).")
+    average: float | None = _number(
+        "--average", "Decay of the moving average of the weights (0: none)."
+    )
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """Return the changed settings by field of the recipe. Raises InputError for a setting that cannot be read."""
+        """Return the changed settings by field of the recipe. Raises InputError for a setting that
+        cannot be read.
+        """
         changed = _set_values(self)
         changed.pop("named", None)
         changed.pop("settings")
@@ -107,13 +114,17 @@ class RecipeChanges:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The part of a trained model that is fine-tuned. Raises InputError for options that exclude each other."""
+    """The part of a trained model that is fine-tuned. Raises InputError for options that exclude
+    each other.
+    """
 
     weights: str | None = _tuning(  # of a model named by its architecture
         "--weights", "File of the weights to start from.", metavar="FILE"
     )
     freeze: bool = _tuning(
-        "--freeze-backbone", "Train only the head, on features that are computed once.", default=False
+        "--freeze-backbone",
+        "Train only the head, on features that are computed once.",
+        default=False,
     )
     last: int | None = _tuning("--train-last", "Train the last K blocks and the head.", metavar="K")
     views: int | None = _tuning(
@@ -124,17 +135,26 @@ class Tuning:
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
-            raise InputError(f"expected --train-last at least 1, found {self.last}; --freeze-backbone trains the head")
+            raise InputError(
+                f"expected --train-last at least 1, found {self.last}; --freeze-backbone trains "
+                "the head"
+            )
         if self.views is not None and self.views < 1:
             raise InputError(f"expected --cached-views at least 1, found {self.views}")
         if self.freeze and self.last is not None:
-            raise InputError("expected --freeze-backbone or --train-last, found both; leave one out")
+            raise InputError(
+                "expected --freeze-backbone or --train-last, found both; leave one out"
+            )
         if self.views is not None and not self.freeze:
-            raise InputError("expected --cached-views with --freeze-backbone, found it alone; leave it out")
+            raise InputError(
+                "expected --cached-views with --freeze-backbone, found it alone; leave it out"
+            )
 
     @property
     def trained(self) -> int | None:
-        """Return the number of last blocks that are trained: 0 for only the head, None for all weights."""
+        """Return the number of last blocks that are trained: 0 for only the head, None for all
+        weights.
+        """
         return 0 if self.freeze else self.last
 
     @property
@@ -150,8 +170,10 @@ class Tuning:
         """Raise InputError if the weights to freeze are those of an untrained preset."""
         if self.freezing_option and model in PRESETS and self.weights is None:
             raise InputError(
-                f"expected a trained model with {self.freezing_option}, found the preset {model!r}: its weights are "
-                "random, so freezing them is useless; give timm:NAME, torchvision:NAME, a run folder, or --weights FILE"
+                f"expected a trained model with {self.freezing_option}, found the preset "
+                f"{model!r}: its weights are "
+                "random, so freezing them is useless; give timm:NAME, torchvision:NAME, a run "
+                "folder, or --weights FILE"
             )
 
 
@@ -159,12 +181,17 @@ class Tuning:
 class TeacherOptions:
     """The teacher of a distillation and its settings; None is the default.
 
-    token: True for a student with a distillation token; beside: a MODEL trained without a teacher, for comparison.
-    Raises InputError for settings without a teacher, and for a temperature of hard distillation.
+    token: True for a student with a distillation token; beside: a MODEL trained without a teacher,
+    for comparison. Raises InputError for settings without a teacher, and for a temperature of hard
+    distillation.
     """
 
     teacher: str | None = _teaching(
-        "--distill-from", "A trained model as the teacher.", metavar="MODEL", shown=False, complete="model"
+        "--distill-from",
+        "A trained model as the teacher.",
+        metavar="MODEL",
+        shown=False,
+        complete="model",
     )
     kind: DistillKind | None = _teaching(
         "--distill", "Soft: the teacher's probabilities; hard: its predictions (default: hard)."
@@ -202,9 +229,14 @@ class TeacherOptions:
         }
         for name, value in settings.items():
             if value is not None and self.teacher is None:
-                raise InputError(f"expected --distill-from MODEL with {name}, found {name} alone; name the teacher")
+                raise InputError(
+                    f"expected --distill-from MODEL with {name}, found {name} alone; name the "
+                    "teacher"
+                )
         if self.temperature is not None and self.kind != "soft":
-            raise InputError("expected --temperature with --distill soft, found the hard form, which has none")
+            raise InputError(
+                "expected --temperature with --distill soft, found the hard form, which has none"
+            )
 
 
 @dataclass(frozen=True)
@@ -216,7 +248,8 @@ class TrainOptions:
 
     model: str = argument(
         "MODEL",
-        f"A preset, which is trained from scratch, or a trained model: {describe_names()}; see vitlens models. "
+        f"A preset, which is trained from scratch, or a trained model: {describe_names()}; see "
+        "vitlens models. "
         "Leave it out with --resume.",
         default="",
         complete="model",
@@ -224,16 +257,20 @@ class TrainOptions:
     data: str | None = data_option()
     objective: str = option(
         "--objective",
-        f"Loss to minimise: {', '.join(OBJECTIVES)}. All but {CLASSIFY} train a ViT preset; --set changes their "
+        f"Loss to minimise: {', '.join(OBJECTIVES)}. All but {CLASSIFY} train a ViT preset; --set "
+        "changes their "
         "settings.",
         default=CLASSIFY,
         metavar="NAME",
         parse=lambda _, text: objective_named(text).name,
     )
-    resume: Path | None = option("--resume", "Continue a run that was stopped, with its settings.", metavar="FOLDER")
+    resume: Path | None = option(
+        "--resume", "Continue a run that was stopped, with its settings.", metavar="FOLDER"
+    )
     check: bool = option(
         "--check",
-        "Check model and recipe on a few images instead of training: seconds for a small model, minutes for a large "
+        "Check model and recipe on a few images instead of training: seconds for a small model, "
+        "minutes for a large "
         "one. Exit code 1 if a check fails.",
         default=False,
     )
@@ -245,7 +282,8 @@ class TrainOptions:
     )
     track: tuple[TrackerName, ...] = choices(
         "--track",
-        f"Trackers to log to, comma-separated: {', '.join(TRACKERS)} (wandb offline without an account).",
+        f"Trackers to log to, comma-separated: {', '.join(TRACKERS)} (wandb offline without an "
+        "account).",
         TRACKERS,
         default=(),
     )
@@ -253,7 +291,10 @@ class TrainOptions:
         "--compile", "Use torch.compile; auto: only if it saves time.", default="auto", panel=_COST
     )
     recompute: bool = option(
-        "--recompute", "Recompute activations in the backward pass, to save memory.", default=False, panel=_COST
+        "--recompute",
+        "Recompute activations in the backward pass, to save memory.",
+        default=False,
+        panel=_COST,
     )
     model_file: tuple[str, ...] = model_file_option()
     recipe: RecipeChanges = bundle(RecipeChanges)
@@ -266,7 +307,9 @@ class TrainOptions:
     def settings(self) -> dict[str, Any]:
         """Return the changed settings of the objective. Raises InputError for an invalid one."""
         objective = objective_named(self.objective)
-        changed = {name: value for name, value in self.recipe.numbers.items() if name in objective.settings}
+        changed = {
+            name: value for name, value in self.recipe.numbers.items() if name in objective.settings
+        }
         objective.changed(changed)
         return changed
 
@@ -285,21 +328,29 @@ class TrainOptions:
 
 
 def require_compatible(options: TrainOptions) -> None:
-    """Raise InputError without a model, for options that exclude each other, and for freezing random weights."""
+    """Raise InputError without a model, for options that exclude each other, and for freezing
+    random weights.
+    """
     if not options.model:
-        raise InputError("expected a preset to train, found none; e.g. vitlens train vit-micro; see vitlens models")
+        raise InputError(
+            "expected a preset to train, found none; e.g. vitlens train vit-micro; see vitlens "
+            "models"
+        )
     tuning = options.tuning
     if options.objective != CLASSIFY and not options.fresh:
         with_weights = " with --weights" if tuning.weights else ""
         raise InputError(
-            f"expected a preset to train from scratch with --objective {options.objective}, found {options.model!r}"
+            f"expected a preset to train from scratch with --objective {options.objective}, found "
+            f"{options.model!r}"
             f"{with_weights}; try vit-micro"
         )
     is_set = _options_set(options)
     if options.objective != CLASSIFY:
         _require_without(f"--objective {options.objective}", _NOT_WITH_OBJECTIVE, is_set)
     if options.check:
-        _require_without("--check", [name for name in is_set if name not in ("--check", *_FREEZING)], is_set)
+        _require_without(
+            "--check", [name for name in is_set if name not in ("--check", *_FREEZING)], is_set
+        )
     if tuning.freeze:
         _require_without("--freeze-backbone", _NOT_WITH_FROZEN, is_set)
     tuning.require_learned(options.model)

@@ -16,8 +16,9 @@ from vitlens.uncertainty import Estimate
 class ScoreRow(OfModel):
     """One model on the test images.
 
-    gap is a lower bound of overfitting, because the weights improve within the epoch and images without augmentation
-    are easier. best is optimistic, because its epoch is chosen on the test images.
+    gap is a lower bound of overfitting, because the weights improve within the epoch and images
+    without augmentation are easier. best is optimistic, because its epoch is chosen on the test
+    images.
     """
 
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
@@ -28,14 +29,16 @@ class ScoreRow(OfModel):
         "agreement with the teacher",
         metric="agreement_with_teacher/{model}",
         default=None,
-        term="the share of test images on which a model predicts the class that the teacher predicts",
+        term="the share of test images on which a model predicts the class that the teacher "
+        "predicts",
     )
     gap: Estimate | None = col(  # None if the training images were mixed
         "training minus test accuracy",
         metric="generalisation_gap/{model}",
         better="lower",
         default=None,
-        term="accuracy on the augmented training images of the last epoch minus accuracy on the test images; a lower "
+        term="accuracy on the augmented training images of the last epoch minus accuracy on the "
+        "test images; a lower "
         "bound of overfitting",
     )
     gain: Estimate | None = col(
@@ -44,10 +47,18 @@ class ScoreRow(OfModel):
         default=None,
         term="the change of test accuracy over the last tenth of the epochs",
     )
-    confidence: Estimate | None = col("mean confidence", default=None)  # probability of the prediction
-    best: Estimate | None = col("best epoch", better="higher", metric="best_accuracy/{model}", default=None)
-    seconds: Estimate | None = col("time of training", better="lower", metric="training_seconds/{model}", default=None)
-    images_per_second: Estimate | None = col("speed", better="higher", metric="images_per_second/{model}", default=None)
+    confidence: Estimate | None = col(
+        "mean confidence", default=None
+    )  # probability of the prediction
+    best: Estimate | None = col(
+        "best epoch", better="higher", metric="best_accuracy/{model}", default=None
+    )
+    seconds: Estimate | None = col(
+        "time of training", better="lower", metric="training_seconds/{model}", default=None
+    )
+    images_per_second: Estimate | None = col(
+        "speed", better="higher", metric="images_per_second/{model}", default=None
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,8 @@ class DistillationRow:
     weight: float  # the teacher's share of the loss
     temperature: float
     token: bool  # True if the student has a distillation token
-    forms: int  # views of an image with cached outputs: 1, or 2 with its mirror image; 0: outputs in every step
+    # views of an image with cached outputs: 1, or 2 with its mirror image; 0: outputs in every step
+    forms: int
 
     @property
     def hard(self) -> bool:
@@ -117,19 +129,22 @@ class FeatureRow(OfModel):
     rank: float | None = col(
         "effective rank",
         default=None,
-        term="exponential of the entropy of the features' singular values: the number of directions they use",
+        term="exponential of the entropy of the features' singular values: the number of "
+        "directions they use",
     )
     spread: float | None = col(
         "spread",
         default=None,
-        term="mean standard deviation of unit-length features, times the square root of their number: 0 if all images "
+        term="mean standard deviation of unit-length features, times the square root of their "
+        "number: 0 if all images "
         "have the same features, 1 if they fill all directions",
     )
     objectness: float | None = col(
         "attention on the object",
         unit="fraction",
         default=None,
-        term="intersection over union of the object's mask and an equally large area of highest CLS attention, by the "
+        term="intersection over union of the object's mask and an equally large area of highest "
+        "CLS attention, by the "
         "last block's best head, chosen on other images",
     )
     teacher_entropy: float | None = col("teacher's entropy", unit="nats", default=None)
@@ -138,7 +153,8 @@ class FeatureRow(OfModel):
         unit="nats",
         better="higher",
         default=None,
-        term="entropy of the teacher's mean probabilities minus the mean of their entropy: 0 if its output is the "
+        term="entropy of the teacher's mean probabilities minus the mean of their entropy: 0 if "
+        "its output is the "
         "same for every image",
     )
 
@@ -162,9 +178,14 @@ class PretrainingRow(OfModel):
     neighbours: int = 0  # of k-NN
     bank: int = 0  # training images among which neighbours are searched
     information: Estimate | None = col(
-        "information of the teacher", better="higher", metric="teacher_information/{model}", default=None
+        "information of the teacher",
+        better="higher",
+        metric="teacher_information/{model}",
+        default=None,
     )
-    objectness: Estimate | None = col("attention on the object", metric="objectness/{model}", default=None)
+    objectness: Estimate | None = col(
+        "attention on the object", metric="objectness/{model}", default=None
+    )
 
 
 @dataclass(frozen=True)
@@ -208,7 +229,9 @@ class TrainRecord(Record):
 
 
 def last_tenth(history: Sequence[EpochMetrics]) -> tuple[EpochMetrics, EpochMetrics] | None:
-    """Return the last evaluation and the latest one at least a tenth of the epochs before it: (earlier, last)."""
+    """Return the last evaluation and the latest one at least a tenth of the epochs before it:
+    (earlier, last).
+    """
     evaluated = [row for row in history if row.test_accuracy is not None]
     epochs = max(1, len(history) // 10)
     for row in reversed(evaluated):

@@ -1,4 +1,5 @@
-"""The report of `vitlens train`: accuracy on held-out images, convergence, features and settings."""
+"""The report of `vitlens train`: accuracy on held-out images, convergence, features and
+settings."""
 
 from dataclasses import replace
 from shlex import quote
@@ -40,18 +41,23 @@ def _settings(record: TrainRecord) -> str:
 
 def _on_setup(row: SetupRow, record: TrainRecord) -> str:
     sentences = [
-        "It was trained on {{ row.training }} images and tested on {{ row.test }} others{% if row.computed %}, with "
+        "It was trained on {{ row.training }} images and tested on {{ row.test }} "
+        "others{% if row.computed %}, with "
         "{{ row.computed|join(', ')|whole }}{% endif %}."
     ]
     if row.batch_size < row.usual_batch_size and not row.chosen:
         sentences.append(
-            "An epoch would have fewer than {{ least }} batches of {{ row.usual_batch_size }}, the recipe's batch "
-            "size. So batches of {{ row.batch_size }} are used, with a learning rate of {{ row.learning_rate|number }} "
-            "instead of {{ row.usual_learning_rate|number }}; `--batch-size` and `--learning-rate` set others."
+            "An epoch would have fewer than {{ least }} batches of {{ row.usual_batch_size }}, the "
+            "recipe's batch "
+            "size. So batches of {{ row.batch_size }} are used, with a learning rate of "
+            "{{ row.learning_rate|number }} "
+            "instead of {{ row.usual_learning_rate|number }}; `--batch-size` and `--learning-rate` "
+            "set others."
         )
     if row.keep_every:
         sentences.append(
-            "Copies of the weights, from before training and after every {{ every }}, are in `{{ kept }}/`"
+            "Copies of the weights, from before training and after every {{ every }}, are in "
+            "`{{ kept }}/`"
             "{% if has_attention %}; {{ stats }} reads them{% endif %}."
         )
     return say(
@@ -68,7 +74,8 @@ def _on_setup(row: SetupRow, record: TrainRecord) -> str:
 def _on_fine_tuning(row: FineTunedRow) -> str:
     parts = {None: "all weights", 0: "only its head", 1: "its last block and its head"}
     return say(
-        "**{{ row.model }}** (weights: {{ row.weights }}) was fine-tuned, {{ part }}: {{ row.trained }} of "
+        "**{{ row.model }}** (weights: {{ row.weights }}) was fine-tuned, {{ part }}: "
+        "{{ row.trained }} of "
         "{{ row.parameters }} parameters{% if row.notes %}; {{ row.notes|whole }}{% endif %}.",
         row=row,
         part=parts.get(row.last, f"its last {row.last} blocks and its head"),
@@ -88,7 +95,9 @@ def _reconstruction_pictures(record: TrainRecord) -> list[Picture]:
 
 
 def _batch_pictures(record: TrainRecord) -> list[Picture]:
-    """Return the first images of the first batch, before and after augmentation, with their targets."""
+    """Return the first images of the first batch, before and after augmentation, with their
+    targets.
+    """
     arrays = record.first_batch
     names = [row.class_name for row in record.per_class]
     if arrays is None or not names:
@@ -113,13 +122,17 @@ def _target_words(shares: NDArray[np.floating[Any]], names: list[str]) -> str:
 
 def _on_loss(record: TrainRecord) -> str:
     if record.pretraining:
-        return "The test loss is that of the objective, with the same random numbers after every epoch."
+        return (
+            "The test loss is that of the objective, with the same random numbers after every "
+            "epoch."
+        )
     if not record.scores:
         return "The training has not ended."
     gap = record.scores[0].gap
     if gap:
         return say(
-            "Training accuracy in the last epoch, on images as the model saw them, minus test accuracy is {{ gap }}, a "
+            "Training accuracy in the last epoch, on images as the model saw them, minus test "
+            "accuracy is {{ gap }}, a "
             "lower bound of overfitting.",
             gap=gap,
         )
@@ -129,14 +142,16 @@ def _on_loss(record: TrainRecord) -> str:
 _ACCURACY: Final = Chart(
     "training",
     lines("epochs", "train_accuracy", "test_accuracy"),
-    "Accuracy after each epoch. The result is that of the last epoch; the highest would be chosen on test images.",
+    "Accuracy after each epoch. The result is that of the last epoch; the highest would be chosen "
+    "on test images.",
     title="Training and test accuracy by epoch",
     rows="history",
 )
 _FEATURES: Final = Chart(
     "features",
     lines("epochs", "knn", "objectness"),
-    "k-NN accuracy of the features, and the overlap of one head's CLS attention with the object's mask, after each "
+    "k-NN accuracy of the features, and the overlap of one head's CLS attention with the object's "
+    "mask, after each "
     "epoch. The first values are those of random weights.",
     title="k-NN accuracy and attention on the object, by epoch",
     rows="by_epoch",
@@ -151,11 +166,16 @@ REPORT: Final = Report(
         Section(
             "How good are the features?",
             "pretraining",
-            says="The training minimises {{ meaning|whole }} ({{ source }}). {% if row.knn %}The features of "
-            "{{ model }} reach a k-NN accuracy of {{ knn }} on the test images, random weights {{ random|alone }}."
-            "{% else %}There are no labels, so the features of {{ model }} were not compared with classes."
-            "{% endif %}{% if row.objectness %} The attention of the last block's best head overlaps the object by "
-            "{{ objectness|value }} (intersection over union, with an area of the same size).{% endif %}",
+            says="The training minimises {{ meaning|whole }} ({{ source }}). {% if row.knn %}The "
+            "features of "
+            "{{ model }} reach a k-NN accuracy of {{ knn }} on the test images, random weights "
+            "{{ random|alone }}."
+            "{% else %}There are no labels, so the features of {{ model }} were not compared with "
+            "classes."
+            "{% endif %}{% if row.objectness %} The attention of the last block's best head "
+            "overlaps the object by "
+            "{{ objectness|value }} (intersection over union, with an area of the same "
+            "size).{% endif %}",
             columns=("model", "objective", "knn", "random", "gain", "objectness"),
             charts=(_FEATURES,),
         ),
@@ -163,21 +183,25 @@ REPORT: Final = Report(
             "Do the features collapse?",
             "by_epoch",
             about=("collapse",),
-            opening="{% set last = rows[-1] %}The effective rank of the features changed from {{ first.rank|number }} "
-            "to {{ last.rank|number }}, and their spread from {{ first.spread|number }} to {{ last.spread|number }}. "
+            opening="{% set last = rows[-1] %}The effective rank of the features changed from "
+            "{{ first.rank|number }} "
+            "to {{ last.rank|number }}, and their spread from {{ first.spread|number }} to "
+            "{{ last.spread|number }}. "
             "The spread is zero if all images have the same features.",
             columns=("epochs", "knn", "rank", "spread", "objectness", "teacher_information"),
             charts=(
                 Chart(
                     "rank",
                     lines("epochs", "rank"),
-                    "Effective rank of the features of test images: the number of directions they use.",
+                    "Effective rank of the features of test images: the number of directions they "
+                    "use.",
                     title="Effective rank by epoch",
                 ),
                 Chart(
                     "teacher",
                     lines("epochs", "teacher_entropy", "teacher_information"),
-                    "Entropy of the teacher's output, and its information about the image: zero if the output is the "
+                    "Entropy of the teacher's output, and its information about the image: zero if "
+                    "the output is the "
                     "same for all images.",
                     title="The teacher's outputs by epoch",
                     only=lambda row: row.teacher_entropy is not None,
@@ -187,13 +211,15 @@ REPORT: Final = Report(
         Section(
             "What does it reconstruct?",
             lambda record: [record.reconstructions] if record.reconstructions else [],
-            opening="The decoder sees only the patches that are not masked. The picture shows each reconstructed patch "
+            opening="The decoder sees only the patches that are not masked. The picture shows each "
+            "reconstructed patch "
             "with the mean and contrast of the original.",
             charts=(
                 Chart(
                     "reconstructions",
                     images(),
-                    "Test images, the patches that the encoder sees, and the masked patches as the decoder "
+                    "Test images, the patches that the encoder sees, and the masked patches as the "
+                    "decoder "
                     "reconstructs them.",
                     title="Reconstructions of masked test images",
                     rows=_reconstruction_pictures,
@@ -208,7 +234,8 @@ REPORT: Final = Report(
                 Chart(
                     "loss",
                     lines("epochs", "train_loss", "test_loss"),
-                    "Loss after each epoch. A test loss that rises while the training loss falls shows overfitting; "
+                    "Loss after each epoch. A test loss that rises while the training loss falls "
+                    "shows overfitting; "
                     "strong augmentation can lift the training loss above the test loss.",
                     title="Training and test loss by epoch",
                 ),
@@ -217,17 +244,24 @@ REPORT: Final = Report(
         Section(
             "What does the teacher change?",
             "taught",
-            says="The student learns {% if row.hard %}the prediction of the teacher, **{{ teacher }}**, as a second "
-            "label{% else %}the probabilities of the teacher, **{{ teacher }}**, at temperature {{ temperature }}"
-            "{% endif %}, with weight {{ weight }} in the loss. It learns them through {% if token %}a distillation "
-            "token with a separate head{% else %}the same head as the labels{% endif %}. {% if forms %}The teacher's "
-            "outputs on each training image{% if forms > 1 %} and its mirror image{% endif %} were computed once."
-            "{% else %}In every step, the teacher saw the same augmented images as the student.{% endif %}",
+            says="The student learns {% if row.hard %}the prediction of the teacher, "
+            "**{{ teacher }}**, as a second "
+            "label{% else %}the probabilities of the teacher, **{{ teacher }}**, at temperature "
+            "{{ temperature }}"
+            "{% endif %}, with weight {{ weight }} in the loss. It learns them through "
+            "{% if token %}a distillation "
+            "token with a separate head{% else %}the same head as the labels{% endif %}. "
+            "{% if forms %}The teacher's "
+            "outputs on each training image{% if forms > 1 %} and its mirror image{% endif %} were "
+            "computed once."
+            "{% else %}In every step, the teacher saw the same augmented images as the "
+            "student.{% endif %}",
             charts=(
                 Chart(
                     "beside",
                     intervals("model", "accuracy", "agreement"),
-                    "Accuracy on the same test images, and agreement with the teacher's predictions, right or wrong, "
+                    "Accuracy on the same test images, and agreement with the teacher's "
+                    "predictions, right or wrong, "
                     "with intervals. The paired test below has more power.",
                     title="Student and teacher",
                     rows="scores",
@@ -239,14 +273,17 @@ REPORT: Final = Report(
         Section(
             "What does the model see in training?",
             lambda record: [row for row in record.setup if row.augmentation],
-            opening="Every epoch draws a new augmentation of each image: {{ first.augmentation }}.{% if first.mixed %} "
-            "Of the first {{ first.shown }} images of the first batch, {{ first.mixed }} {{ first.mixed|have }} a "
+            opening="Every epoch draws a new augmentation of each image: "
+            "{{ first.augmentation }}.{% if first.mixed %} "
+            "Of the first {{ first.shown }} images of the first batch, {{ first.mixed }} "
+            "{{ first.mixed|have }} a "
             "target with several classes.{% endif %}",
             charts=(
                 Chart(
                     "first_batch",
                     images(),
-                    "Images of the first batch before and after augmentation, with the shares of the classes in their "
+                    "Images of the first batch before and after augmentation, with the shares of "
+                    "the classes in their "
                     "target before label smoothing.",
                     title="The first training batch",
                     rows=_batch_pictures,

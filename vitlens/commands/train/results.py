@@ -1,11 +1,19 @@
-"""The results of a training on the test images: accuracy, features of a training without labels, distillation."""
+"""The results of a training on the test images: accuracy, features of a training without labels,
+distillation.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
-from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
+from vitlens.analysis.evaluation.evaluate import (
+    Evaluation,
+    accuracy,
+    confusion,
+    evaluate,
+    per_class,
+)
 from vitlens.commands.shared.comparison import PairRow, in_pairs
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.commands.train.record import (
@@ -52,15 +60,22 @@ def training_results(start: Start, result: TrainingResult) -> TrainRecord:
 
 
 def _score_of(evaluation: Evaluation, start: Start, result: TrainingResult) -> ScoreRow:
-    """Return the trained model's accuracy with what the epochs say of overfitting and convergence."""
+    """Return the trained model's accuracy with what the epochs say of overfitting and
+    convergence."""
     recipe = start.recipe
     score = _score(evaluation)
     groups = None if evaluation.groups is None else evaluation.groups.numpy()
-    confidence = bootstrap_mean(evaluation.confidence.double().numpy(), groups=groups, seed=start.run.seed)
+    confidence = bootstrap_mean(
+        evaluation.confidence.double().numpy(), groups=groups, seed=start.run.seed
+    )
     gap = None
-    if not (recipe.mixup or recipe.cutmix):  # accuracy on mixed images is not that on images of one class
+    if not (
+        recipe.mixup or recipe.cutmix
+    ):  # accuracy on mixed images is not that on images of one class
         sources = _sources(start.train)
-        gap = generalisation_gap(result.history, score.accuracy, images=len(start.train), sources=sources)
+        gap = generalisation_gap(
+            result.history, score.accuracy, images=len(start.train), sources=sources
+        )
     best = None
     if result.best_accuracy is not None:
         best = Estimate(result.best_accuracy, n=len(start.test))
@@ -75,7 +90,9 @@ def _score_of(evaluation: Evaluation, start: Start, result: TrainingResult) -> S
     )
 
 
-def _score(evaluation: Evaluation, role: str | None = None, agreement: Estimate | None = None) -> ScoreRow:
+def _score(
+    evaluation: Evaluation, role: str | None = None, agreement: Estimate | None = None
+) -> ScoreRow:
     top1 = accuracy(evaluation.correct, groups=evaluation.groups)
     return ScoreRow(evaluation.alias, top1, role, agreement)
 
@@ -117,34 +134,45 @@ def _sources(split: Split) -> int:
 def generalisation_gap(
     history: Sequence[EpochMetrics], test_accuracy: Estimate, *, images: int, sources: int
 ) -> Estimate | None:
-    """Return training accuracy in the last epoch minus test accuracy, in points; None without epochs.
+    """Return training accuracy in the last epoch minus test accuracy, in points; None without
+    epochs.
 
-    images: on which it was trained. Both have Wilson intervals, their difference Newcombe's. sources: as `independent`
-    of `wilson`.
+    images: on which it was trained. Both have Wilson intervals, their difference Newcombe's.
+    sources: as `independent` of `wilson`.
     """
     if not history or not images:
         return None
     train_accuracy = history[-1].train_accuracy
     if train_accuracy is None:
         return None
-    return difference_of(wilson(round(train_accuracy * images), images, independent=sources), test_accuracy)
+    return difference_of(
+        wilson(round(train_accuracy * images), images, independent=sources), test_accuracy
+    )
 
 
 def accuracy_gain(history: Sequence[EpochMetrics], *, images: int, sources: int) -> Estimate | None:
-    """Return the rise of test accuracy over the last tenth of the epochs, in points; None without two evaluations.
+    """Return the rise of test accuracy over the last tenth of the epochs, in points; None without
+    two evaluations.
 
-    Both evaluations use the same images, so the interval is rather too wide than too narrow. sources: as `independent`
-    of `wilson`.
+    Both evaluations use the same images, so the interval is rather too wide than too narrow.
+    sources: as `independent` of `wilson`.
     """
     pair = last_tenth(history)
     if pair is None:
         return None
-    before, last = (wilson(round((row.test_accuracy or 0.0) * images), images, independent=sources) for row in pair)
+    before, last = (
+        wilson(round((row.test_accuracy or 0.0) * images), images, independent=sources)
+        for row in pair
+    )
     return difference_of(last, before)
 
 
-def _with_teacher(record: TrainRecord, student: Evaluation, how: Distillation, start: Start) -> TrainRecord:
-    """Return a student's record with its distillation, and its comparison with teacher and model without one."""
+def _with_teacher(
+    record: TrainRecord, student: Evaluation, how: Distillation, start: Start
+) -> TrainRecord:
+    """Return a student's record with its distillation, and its comparison with teacher and model
+    without one.
+    """
     compared = _evaluate_others(start, student.alias)
     scores = [replace(record.scores[0], role="student", agreement=_agreement(student, compared[0]))]
     for role, other in zip(_ROLES, compared):
@@ -163,7 +191,9 @@ def _with_teacher(record: TrainRecord, student: Evaluation, how: Distillation, s
 
 
 def _evaluate_others(start: Start, student: str) -> list[Evaluation]:
-    """Return the teacher's test predictions, and those of the model without a teacher; aliases are made unique."""
+    """Return the teacher's test predictions, and those of the model without a teacher; aliases are
+    made unique.
+    """
     data = str(start.options.data)
     evaluations = []
     for model in start.compared:
@@ -192,9 +222,13 @@ def _pair_rows(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, .
 
 
 def pretraining_results(
-    pretraining: Pretraining, features_before: Mapping[str, float], start: Start, result: TrainingResult
+    pretraining: Pretraining,
+    features_before: Mapping[str, float],
+    start: Start,
+    result: TrainingResult,
 ) -> TrainRecord:
-    """Return the results of a training without labels: its features, and the accuracy of its classifier, if any.
+    """Return the results of a training without labels: its features, and the accuracy of its
+    classifier, if any.
 
     features_before: measures of the features with random weights.
     """
@@ -215,7 +249,9 @@ def pretraining_results(
         return record
     classified = training_results(replace(start, model=model), result)
     scores = (replace(classified.scores[0], role="zero-shot"),)
-    return replace(record, scores=scores, per_class=classified.per_class, confusion=classified.confusion)
+    return replace(
+        record, scores=scores, per_class=classified.per_class, confusion=classified.confusion
+    )
 
 
 @dataclass(frozen=True)
@@ -238,14 +274,19 @@ class FeatureMeasures:
         return Estimate(self.values[name], n=n, unit=unit)
 
     def knn(self, *, images: int, sources: int) -> Estimate | None:
-        """Return k-NN accuracy with its Wilson interval, None without labels; sources: independent images."""
+        """Return k-NN accuracy with its Wilson interval, None without labels; sources: independent
+        images.
+        """
         if "knn" not in self.values:
             return None
         return wilson(round(self.values["knn"] * images), images, independent=sources)
 
 
 def _pretraining_row(
-    pretraining: Pretraining, measures: Sequence[FeatureMeasures], start: Start, result: TrainingResult
+    pretraining: Pretraining,
+    measures: Sequence[FeatureMeasures],
+    start: Start,
+    result: TrainingResult,
 ) -> PretrainingRow:
     """Return the features after training, compared with those of random weights."""
     entry = pretraining.entry
@@ -272,12 +313,15 @@ def _pretraining_row(
         neighbours=NEIGHBOURS,
         bank=min(BANK, len(start.train)),
         information=last.estimate("teacher_information", n=images, unit="nats"),
-        objectness=last.estimate("objectness", n=min(MAPS, images) // 2),  # the other half chose the head
+        objectness=last.estimate(
+            "objectness", n=min(MAPS, images) // 2
+        ),  # the other half chose the head
     )
 
 
 def _reconstructions(pretraining: Pretraining) -> ReconstructionArrays | None:
-    """Return test images, masked and reconstructed; None for an objective that reconstructs none."""
+    """Return test images, masked and reconstructed; None for an objective that reconstructs
+    none."""
     pictures = []
     for images in pretraining.pictures(_RECONSTRUCTED):
         pictures.append((255 * images).round().byte().cpu().numpy())

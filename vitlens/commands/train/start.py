@@ -36,7 +36,12 @@ from vitlens.training.objectives.registry import CLASSIFY, objective_named
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
 from vitlens.training.speed import choose_precision
 
-OF_DIGITS: Final = ("digits", "digits-shortcut", "mnist", "svhn")  # data sets of digits, which mirroring would change
+OF_DIGITS: Final = (
+    "digits",
+    "digits-shortcut",
+    "mnist",
+    "svhn",
+)  # data sets of digits, which mirroring would change
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class Start:
 
 
 def prepare(options: TrainOptions, processes: int) -> Start:
-    """Return the model, data and recipe of a training. Raises InputError if they do not fit together."""
+    """Return the model, data and recipe of a training. Raises InputError if they do not fit
+    together.
+    """
     changes = options.changes
     if options.run.batch_size is not None:
         changes["batch_size"] = options.run.batch_size
@@ -72,14 +79,17 @@ def prepare(options: TrainOptions, processes: int) -> Start:
     return Start(options, processes, model, train, test, recipe)
 
 
-def _from_scratch(options: TrainOptions, recipe: Recipe, changes: Mapping[str, object], processes: int) -> Start:
+def _from_scratch(
+    options: TrainOptions, recipe: Recipe, changes: Mapping[str, object], processes: int
+) -> Start:
     """Return a preset with random weights, and the data."""
     name = options.model
     run = options.run
     size = options.shape.image_size
     if options.objective != CLASSIFY and name not in VIT_PRESETS:
         raise InputError(
-            f"expected a ViT with --objective {options.objective}, found {name}; try vit-micro, vit-mini or vit-tiny"
+            f"expected a ViT with --objective {options.objective}, found {name}; try vit-micro, "
+            "vit-mini or vit-tiny"
         )
     # the classes follow from the data, and the size of its images from the model
     shape: Overrides = options.shape.sides
@@ -105,7 +115,9 @@ def _gets_distillation_token(options: TrainOptions, shape: Overrides) -> bool:
 
 
 def base_recipe(options: TrainOptions) -> Recipe:
-    """Return the recipe before changes: the named one, or the default of objective, preset or fine-tuning."""
+    """Return the recipe before changes: the named one, or the default of objective, preset or
+    fine-tuning.
+    """
     data = str(options.data)
     name = options.recipe.named
     recipe = objective_named(options.objective).recipe
@@ -120,7 +132,9 @@ def base_recipe(options: TrainOptions) -> Recipe:
     return FINE_TUNING
 
 
-def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, processes: int) -> Recipe:
+def _for_images(
+    recipe: Recipe, changes: Mapping[str, object], split: Split, processes: int
+) -> Recipe:
     """Return the recipe with smaller batches for few images, unless an option sets their size."""
     if "batch_size" in changes:
         return recipe
@@ -154,17 +168,19 @@ def both_parts(data: str, preprocessing: Preprocessing, run: RunOptions) -> tupl
 
 
 def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split]:
-    """Return a trained model with a new head for the data's classes, training images and test images.
+    """Return a trained model with a new head for the data's classes, training images and test
+    images.
 
-    Raises InputError for options of shape, for more blocks than the model has, for freezing random weights, and for a
-    recipe whose images cannot be cached.
+    Raises InputError for options of shape, for more blocks than the model has, for freezing random
+    weights, and for a recipe whose images cannot be cached.
     """
     tuning = options.tuning
     run = options.run
     for name in options.shape.sides:
         option = f"--{name.replace('_', '-')}"
         raise InputError(
-            f"expected no change of shape for the trained model {options.model}, found {option}; leave it out, or "
+            f"expected no change of shape for the trained model {options.model}, found {option}; "
+            "leave it out, or "
             "train a preset from scratch"
         )
     if tuning.freeze:
@@ -189,15 +205,17 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
 def with_teacher(start: Start) -> Start:
     """Return a training with the teacher that the options name, if any.
 
-    Raises InputError if the teacher, or the model to compare with, has other classes than the student, and for a
-    setting out of range.
+    Raises InputError if the teacher, or the model to compare with, has other classes than the
+    student, and for a setting out of range.
     """
     teaching = start.options.teaching
     if teaching.teacher is None:
         return start
     student = start.model
     distillation = _distillation(teaching, student)
-    Student(student, token=distillation.token)  # raises InputError for a token that the student does not have
+    Student(
+        student, token=distillation.token
+    )  # raises InputError for a token that the student does not have
     compared = []
     for name in (teaching.teacher, teaching.beside):
         if name is not None:
@@ -224,7 +242,9 @@ def _distillation(teaching: TeacherOptions, student: Model) -> Distillation:
     return Distillation(kind, weight, temperature, token)
 
 
-def objective_of(model: Model, how: Distillation, classes: tuple[str, ...], precision: Precision) -> StandardObjective:
+def objective_of(
+    model: Model, how: Distillation, classes: tuple[str, ...], precision: Precision
+) -> StandardObjective:
     """Return the objective that learns from the labels and from a trained model."""
     teacher_precision, _ = choose_precision(model.device, precision)
     teacher = Teacher(model, classes=classes, precision=teacher_precision)
@@ -232,8 +252,12 @@ def objective_of(model: Model, how: Distillation, classes: tuple[str, ...], prec
     return StandardObjective(teacher, how, {"distillation": identity})
 
 
-def compute_outputs(objective: StandardObjective, images: Split, *, views: int, quiet: bool) -> None:
-    """Cache a teacher's outputs on the views of each training image, 2 with its mirror image; 0 caches nothing."""
+def compute_outputs(
+    objective: StandardObjective, images: Split, *, views: int, quiet: bool
+) -> None:
+    """Cache a teacher's outputs on the views of each training image, 2 with its mirror image; 0
+    caches nothing.
+    """
     teacher = objective.teacher
     if not views or not isinstance(teacher, Teacher):
         return

@@ -26,23 +26,30 @@ _SMALLEST: Final = 1e-12  # of a value that a difference is divided by
 
 
 def measure(options: WalkthroughOptions) -> Path | None:
-    """Walk through one head and write the report; returns the report's path, None in all processes but the first.
+    """Walk through one head and write the report; returns the report's path, None in all processes
+    but the first.
 
-    Raises UnsupportedError for a model in which not all tokens attend to all tokens, InputError without an image and
-    for a layer or head that the model does not have.
+    Raises UnsupportedError for a model in which not all tokens attend to all tokens, InputError
+    without an image and for a layer or head that the model does not have.
     """
     run = Run("walkthrough", replace(options, run=replace(options.run, limit=None)))
     split = _one_image(run)
     run.splits = (split,)
     (batch,) = split.batches(1, device=run.model.device)
     with phase("Computing the head step by step, and checking each step"):
-        walk = walkthrough(run.model, batch.images, layer=options.layer, head=options.head, seed=run.run.seed)
+        walk = walkthrough(
+            run.model, batch.images, layer=options.layer, head=options.head, seed=run.run.seed
+        )
     with run.folder(f"Head L{walk.layer}.H{walk.head} of") as folder:
-        return folder.publish(lambda: _record(run.model, split, walk, is_chosen=options.head is not None))
+        return folder.publish(
+            lambda: _record(run.model, split, walk, is_chosen=options.head is not None)
+        )
 
 
 def _one_image(run: Run[WalkthroughOptions]) -> Split:
-    """Return the first of the user's images, or one of the data set; a note counts the images left out."""
+    """Return the first of the user's images, or one of the data set; a note counts the images left
+    out.
+    """
     if not run.options.images:
         return run.split.limit(1, seed=run.run.seed)
     count = len(run.split)
@@ -51,7 +58,9 @@ def _one_image(run: Run[WalkthroughOptions]) -> Split:
     return replace(first, notes=(*first.notes, *left_out_words(1, count)))
 
 
-def _record(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool) -> rows.WalkthroughRecord:
+def _record(
+    model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool
+) -> rows.WalkthroughRecord:
     """Return the steps, what the layer adds, and the changed models.
 
     is_chosen: True if the user chose the head.
@@ -61,7 +70,9 @@ def _record(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool) -
     for trial in walk.permutations:
         answer = _answer(model, trial.permuted)
         permutations.append(
-            rows.PermutationRow(trial.positions, trial.difference, trial.logits, trial.largest, *answer)
+            rows.PermutationRow(
+                trial.positions, trial.difference, trial.logits, trial.largest, *answer
+            )
         )
     return rows.WalkthroughRecord(
         walk=(_walk_row(model, split, walk, is_chosen=is_chosen),),
@@ -109,18 +120,24 @@ def _entropy_rows(walk: Walkthrough) -> Iterator[rows.HeadEntropyRow]:
     scaled = walk.entropies.scaled
     unscaled = walk.entropies.unscaled
     for layer, head in scaled.isfinite().nonzero().tolist():
-        yield rows.HeadEntropyRow(layer, head, float(scaled[layer, head]), float(unscaled[layer, head]))
+        yield rows.HeadEntropyRow(
+            layer, head, float(scaled[layer, head]), float(unscaled[layer, head])
+        )
 
 
 def _answer_rows(model: Model, walk: Walkthrough) -> Iterator[rows.AnswerRow]:
-    """Yield the prediction with each change of the model, and the probability of the unchanged model's class."""
+    """Yield the prediction with each change of the model, and the probability of the unchanged
+    model's class.
+    """
     unchanged_class = int(walk.logits.argmax())
     for trial in walk.changed:
         prediction, probability = _answer(model, trial.logits)
         of_unchanged = None
         if model.has_classifier:
             of_unchanged = float(trial.logits.softmax(-1)[0, unchanged_class])
-        yield rows.AnswerRow(CHANGES[trial.change], trial.difference, prediction, probability, of_unchanged)
+        yield rows.AnswerRow(
+            CHANGES[trial.change], trial.difference, prediction, probability, of_unchanged
+        )
 
 
 def _head_arrays(split: Split, walk: Walkthrough) -> rows.HeadArrays:

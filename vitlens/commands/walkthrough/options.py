@@ -16,7 +16,13 @@ class WalkthroughOptions(SharedOptions):
     images: tuple[str, ...] = images_option()
     data: str | None = data_option()
     layer: int | None = option(
-        "--layer", "Layer (default: the middle one).", default=None, metavar="N", low=0, shown=False, panel=_HEAD
+        "--layer",
+        "Layer (default: the middle one).",
+        default=None,
+        metavar="N",
+        low=0,
+        shown=False,
+        panel=_HEAD,
     )
     head: int | None = option(
         "--head",

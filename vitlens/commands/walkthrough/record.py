@@ -1,4 +1,6 @@
-"""The record of `vitlens walkthrough`. Layers, heads, tokens, rows and columns count from 0; entropies are in nats."""
+"""The record of `vitlens walkthrough`. Layers, heads, tokens, rows and columns count from 0;
+entropies are in nats.
+"""
 
 from dataclasses import dataclass
 
@@ -51,7 +53,9 @@ class StepRow:
 
     step: StepName = col("step")
     largest: float = col("largest value")
-    difference: float | None = col("difference", default=None)  # the largest; None for a step that was not computed
+    difference: float | None = col(
+        "difference", default=None
+    )  # the largest; None for a step that was not computed
     relative: float | None = col(
         "largest difference",
         term="the step computed by hand minus the model's, as a share of the step's largest value",
@@ -93,7 +97,8 @@ class PermutationRow:
     """The patches in another order, with or without positions."""
 
     positions: bool  # True for the model with its positions
-    difference: float  # the largest, of the last block's patches and the permuted patches of the unchanged run
+    # the largest, of the last block's patches and the permuted patches of the unchanged run
+    difference: float
     logits: float  # the largest difference of a logit
     largest: float  # value of the patches
     prediction: str | None = None
@@ -113,7 +118,9 @@ class AnswerRow:
     difference: float = col("largest change of a logit")
     prediction: str | None = col("prediction", default=None)
     probability: float | None = col("its probability", unit="fraction", default=None)
-    of_own: float | None = col("probability of the unchanged model's class", unit="fraction", default=None)
+    of_own: float | None = col(
+        "probability of the unchanged model's class", unit="fraction", default=None
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""The report of `vitlens walkthrough`: a section for each step, the check of all steps, and the changed models."""
+"""The report of `vitlens walkthrough`: a section for each step, the check of all steps, and the
+changed models.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +13,12 @@ from numpy.typing import NDArray
 
 from vitlens.charts import Picture, bars, images, scatter, walkthrough
 from vitlens.charts.pictures import cut
-from vitlens.commands.walkthrough.record import AnswerRow, PermutationRow, StepRow, WalkthroughRecord
+from vitlens.commands.walkthrough.record import (
+    AnswerRow,
+    PermutationRow,
+    StepRow,
+    WalkthroughRecord,
+)
 from vitlens.report.claims import Claim, judge, unjudged
 from vitlens.report.numbers import percent
 from vitlens.report.prose import listed, say
@@ -19,20 +26,29 @@ from vitlens.report.sections import Chart, Overview, Report, Section
 from vitlens.uncertainty import Estimate
 
 Image: TypeAlias = NDArray[np.floating]  # (3, height, width)
-_READ: Final = {"cls": "CLS", "cls+distillation": "CLS and the distillation token", "mean": "the mean of the patches"}
+_READ: Final = {
+    "cls": "CLS",
+    "cls+distillation": "CLS and the distillation token",
+    "mean": "the mean of the patches",
+}
 
 
 def claims(record: WalkthroughRecord) -> Iterator[Claim]:
-    """Yield whether all steps equal the model's, where the head attends, and which changes alter the prediction."""
+    """Yield whether all steps equal the model's, where the head attends, and which changes alter
+    the prediction.
+    """
     yield _steps_claim(record)
     row = record.row
     yield Claim(
         "weights",
         row.name,
         say(
-            "On **{{ image }}**, head **{{ row.name }}** gives {{ row.weight|percent(1) }} of the weight of "
-            "{{ row.query_name }} to {{ row.key_name }}. That is {{ row.times_uniform|number }} times the weight of "
-            "uniform attention.{% if not row.named %} The head has the lowest entropy of its layer.{% endif %}",
+            "On **{{ image }}**, head **{{ row.name }}** gives {{ row.weight|percent(1) }} of the "
+            "weight of "
+            "{{ row.query_name }} to {{ row.key_name }}. That is {{ row.times_uniform|number }} "
+            "times the weight of "
+            "uniform attention.{% if not row.named %} The head has the lowest entropy of its "
+            "layer.{% endif %}",
             row=row,
             image=PurePath(row.image).name,
         ),
@@ -52,8 +68,10 @@ def _changes_claim(alias: str, unchanged: AnswerRow, changed: Sequence[AnswerRow
         "changes",
         alias,
         say(
-            "The prediction is **{{ row.prediction }}** ({{ row.probability|percent(1) }}). {{ altered|length }} of "
-            "{{ changed|length }} changes to the model alter it{% if altered %}: {{ predictions }}{% endif %}.",
+            "The prediction is **{{ row.prediction }}** ({{ row.probability|percent(1) }}). "
+            "{{ altered|length }} of "
+            "{{ changed|length }} changes to the model alter it{% if altered %}: "
+            "{{ predictions }}{% endif %}.",
             row=unchanged,
             changed=changed,
             altered=altered,
@@ -84,14 +102,19 @@ def _steps_claim(record: WalkthroughRecord) -> Claim:
         "missing": len(record.steps) - len(computed),
     }
     title = say(
-        "Head {{ name }} of {{ claim.subject }}{% if equal %}: all steps match the model's computation"
-        "{% elif n %}: a step differs from the model's computation{% else %}, step by step{% endif %}",
+        "Head {{ name }} of {{ claim.subject }}{% if equal %}: all steps match the model's "
+        "computation"
+        "{% elif n %}: a step differs from the model's computation{% else %}, step by "
+        "step{% endif %}",
         **values,
     )
     says = say(
-        "{{ n }} steps of head {{ name }} were computed again by hand{% if n %}, and {% if equal %}all match"
-        "{% else %}not all match{% endif %} the model's computation: the largest difference is {{ claim.effect }} "
-        "({{ step }}){% endif %}.{% if missing %} {{ missing }} step{{ missing|s }} could not be computed."
+        "{{ n }} steps of head {{ name }} were computed again by hand{% if n %}, and "
+        "{% if equal %}all match"
+        "{% else %}not all match{% endif %} the model's computation: the largest difference is "
+        "{{ claim.effect }} "
+        "({{ step }}){% endif %}.{% if missing %} {{ missing }} step{{ missing|s }} could not be "
+        "computed."
         "{% endif %}",
         **values,
     )
@@ -106,17 +129,27 @@ def _by_difference(rows: Sequence[StepRow]) -> list[StepRow]:
 def unknown(_: WalkthroughRecord) -> Iterator[str]:
     """Yield what one head on one image does not show."""
     yield "This is one image. `vitlens stats` measures all heads on many images."
-    yield "It does not show whether the prediction depends on the patches attended to; `vitlens ablate` tests that."
-    yield "A trained model loses positions, scaling or CLS here; a model trained without them may behave differently."
+    yield (
+        "It does not show whether the prediction depends on the patches attended to; `vitlens "
+        "ablate` tests that."
+    )
+    yield (
+        "A trained model loses positions, scaling or CLS here; a model trained without them may "
+        "behave differently."
+    )
 
 
 def _on_positions(record: WalkthroughRecord) -> str:
     (check,) = [row for row in record.steps if row.step == "positions"]
     return say(
-        "{% if check.difference is none or check.note %}No fixed position embedding is added to the patches before the "
-        "first block ({{ check.note|whole }}).{% else %}A position embedding is added to each patch; it depends on the "
-        "place of the patch and is the same for every image.{% endif %} {{ row.tokens }} tokens of {{ row.dim }} "
-        "numbers enter each block: {% for name in row.prefix %}{{ name }}, {% endfor %}{{ row.patches }} patches.",
+        "{% if check.difference is none or check.note %}No fixed position embedding is added to "
+        "the patches before the "
+        "first block ({{ check.note|whole }}).{% else %}A position embedding is added to each "
+        "patch; it depends on the "
+        "place of the patch and is the same for every image.{% endif %} {{ row.tokens }} tokens of "
+        "{{ row.dim }} "
+        "numbers enter each block: {% for name in row.prefix %}{{ name }}, "
+        "{% endfor %}{{ row.patches }} patches.",
         row=record.row,
         check=check,
     )
@@ -125,8 +158,10 @@ def _on_positions(record: WalkthroughRecord) -> str:
 def _on_scaling(record: WalkthroughRecord) -> str:
     rows = record.entropies
     return say(
-        "Without scaling, {{ lower }} of {{ n }} heads have a lower entropy on this image; the mean over heads is "
-        "{{ unscaled|number }} nats instead of {{ scaled|number }}. A saturated softmax has almost no gradient "
+        "Without scaling, {{ lower }} of {{ n }} heads have a lower entropy on this image; the "
+        "mean over heads is "
+        "{{ unscaled|number }} nats instead of {{ scaled|number }}. A saturated softmax has almost "
+        "no gradient "
         "(Vaswani et al. 2017).",
         n=len(rows),
         lower=sum(row.unscaled < row.scaled for row in rows),
@@ -155,7 +190,9 @@ def _patch_pictures(record: Any) -> list[Picture]:
 
 
 def _embedding_figure(record: Any, title: str) -> Figure:
-    """Draw the patch to which the query attends most, filters, and the embedding computed both ways."""
+    """Draw the patch to which the query attends most, filters, and the embedding computed both
+    ways.
+    """
     arrays = record.embedding
     row = record.row
     height, width = row.patch_size
@@ -184,11 +221,15 @@ def _vectors_figure(record: Any, title: str) -> Figure:
 def _row_figure(record: Any, title: str) -> Figure:
     """Draw the weights of all pairs, and the query's row over the image."""
     row = record.row
-    return walkthrough.weights_with_row(record.head.weights, row.query, _pixels(record), row.grid, row.prefix, title)
+    return walkthrough.weights_with_row(
+        record.head.weights, row.query, _pixels(record), row.grid, row.prefix, title
+    )
 
 
 def _weights_figure(record: Any, title: str) -> Figure:
-    return walkthrough.head_matrices(record.head.scores, record.head.weights, record.row.prefix, title)
+    return walkthrough.head_matrices(
+        record.head.scores, record.head.weights, record.row.prefix, title
+    )
 
 
 def _values_figure(record: Any, title: str) -> Figure:
@@ -198,7 +239,9 @@ def _values_figure(record: Any, title: str) -> Figure:
 
 
 def in_order(picture: Image, order: Sequence[int], grid: tuple[int, int]) -> Image:
-    """Return an image (3, height, width) with its patches in another order, without pixels outside the patches."""
+    """Return an image (3, height, width) with its patches in another order, without pixels outside
+    the patches.
+    """
     rows, columns = grid
     height = picture.shape[1] // rows
     width = picture.shape[2] // columns
@@ -232,19 +275,24 @@ REPORT: Final = Report(
     picture=Chart(
         "row",
         _row_figure,
-        "Weights of all pairs of tokens. The outlined row, of {{ record.row.query_name }}, is shown over the image on "
+        "Weights of all pairs of tokens. The outlined row, of {{ record.row.query_name }}, is "
+        "shown over the image on "
         "the right (patches only).",
         "{{ record.row.name }}: the weights of {{ record.row.query_name }}",
         whole=True,
     ),
-    glance=Overview(lambda record: _by_difference(record.steps), ("step", "formula", "relative", "note")),
+    glance=Overview(
+        lambda record: _by_difference(record.steps), ("step", "formula", "relative", "note")
+    ),
     sections=(
         Section(
             "How is the image cut into patches?",
             "walk",
             step=True,
-            says="The image of {{ image_size[0] }}×{{ image_size[1] }} px is cut into {{ grid[0] }}×{{ grid[1] }} "
-            "patches of {{ patch_size[0] }}×{{ patch_size[1] }} px, row by row. Each patch has {{ patch_values }} "
+            says="The image of {{ image_size[0] }}×{{ image_size[1] }} px is cut into "
+            "{{ grid[0] }}×{{ grid[1] }} "
+            "patches of {{ patch_size[0] }}×{{ patch_size[1] }} px, row by row. Each patch has "
+            "{{ patch_values }} "
             "numbers, normalised as in training.",
             charts=(
                 Chart(
@@ -260,32 +308,39 @@ REPORT: Final = Report(
             "How does a patch become a vector?",
             lambda record: record.walk if record.embedding is not None else (),
             step=True,
-            says="Each patch is multiplied by {{ dim }} filters of {{ patch_values }} weights, which gives a vector of "
+            says="Each patch is multiplied by {{ dim }} filters of {{ patch_values }} weights, "
+            "which gives a vector of "
             "{{ dim }} numbers. The model computes this as a convolution.",
             charts=(
                 Chart(
                     "embedding",
                     _embedding_figure,
-                    "One patch, the filters that respond to it most (grey is zero) with their responses, and the "
+                    "One patch, the filters that respond to it most (grey is zero) with their "
+                    "responses, and the "
                     "embedding of all patches, computed both ways.",
                     "Patch embedding of {{ record.row.key_name }}",
                     whole=True,
                 ),
             ),
         ),
-        Section("How does the model know where a patch is?", "walk", step=True, opening=_on_positions),
+        Section(
+            "How does the model know where a patch is?", "walk", step=True, opening=_on_positions
+        ),
         Section(
             "What are queries, keys and values?",
             "walk",
             step=True,
-            says="Every token is normalised (layer norm) and multiplied by three matrices of this head. They give a "
-            "query (what the token looks for), a key (what it offers) and a value (what it passes on), with "
+            says="Every token is normalised (layer norm) and multiplied by three matrices of this "
+            "head. They give a "
+            "query (what the token looks for), a key (what it offers) and a value (what it passes "
+            "on), with "
             "{{ head_dim }} numbers each.",
             charts=(
                 Chart(
                     "queries_keys",
                     _vectors_figure,
-                    "Queries, keys and values of all tokens. The query of {{ record.row.query_name }} and the key to "
+                    "Queries, keys and values of all tokens. The query of "
+                    "{{ record.row.query_name }} and the key to "
                     "which it attends most are outlined.",
                     "{{ record.row.name }}: queries, keys and values",
                     whole=True,
@@ -296,15 +351,19 @@ REPORT: Final = Report(
             "When is a score large?",
             "walk",
             step=True,
-            says="A score is the dot product of a query and a key, a sum of {{ head_dim }} products. It is large if "
-            "both point in the same direction. For {{ query_name }} and {{ key_name }} it is {{ product|number }}.",
+            says="A score is the dot product of a query and a key, a sum of {{ head_dim }} "
+            "products. It is large if "
+            "both point in the same direction. For {{ query_name }} and {{ key_name }} it is "
+            "{{ product|number }}.",
         ),
         Section(
             "Why are scores scaled?",
             "walk",
             step=True,
-            says="A dot product grows with the number of its terms, so it is multiplied by {{ scale|number }}; one "
-            "over the square root of {{ head_dim }} is {{ expected_scale|number }}. Here {{ product|number }} becomes "
+            says="A dot product grows with the number of its terms, so it is multiplied by "
+            "{{ scale|number }}; one "
+            "over the square root of {{ head_dim }} is {{ expected_scale|number }}. Here "
+            "{{ product|number }} becomes "
             "{{ score|number }}. Without scaling, the largest weight of {{ query_name }} would be "
             "{{ unscaled_largest|percent(1) }} instead of {{ largest|percent(1) }}.",
         ),
@@ -312,15 +371,18 @@ REPORT: Final = Report(
             "How do scores become weights?",
             "walk",
             step=True,
-            says="The softmax exponentiates the scores of a query and divides them by their sum, so that each row of "
+            says="The softmax exponentiates the scores of a query and divides them by their sum, "
+            "so that each row of "
             "weights is positive and sums to one. The score {{ score|number }} becomes a weight of "
-            "{{ weight|percent(1) }}{% if prefix %}; {{ prefix_mass|percent(1) }} of the row is on the tokens before "
+            "{{ weight|percent(1) }}{% if prefix %}; {{ prefix_mass|percent(1) }} of the row is on "
+            "the tokens before "
             "the patches{% endif %}.",
             charts=(
                 Chart(
                     "weights",
                     _weights_figure,
-                    "All scores and weights of the head, with a row for each query and a column for each key.",
+                    "All scores and weights of the head, with a row for each query and a column "
+                    "for each key.",
                     "{{ record.row.name }}: scores and weights of all pairs of tokens",
                     whole=True,
                 ),
@@ -330,13 +392,16 @@ REPORT: Final = Report(
             "What does the head move?",
             "walk",
             step=True,
-            says="The output of the head for a token is the weighted sum of the values of all {{ tokens }} tokens. For "
-            "{{ query_name }} it is a vector of {{ head_dim }} numbers with norm {{ output_norm|number }}.",
+            says="The output of the head for a token is the weighted sum of the values of all "
+            "{{ tokens }} tokens. For "
+            "{{ query_name }} it is a vector of {{ head_dim }} numbers with norm "
+            "{{ output_norm|number }}.",
             charts=(
                 Chart(
                     "values",
                     _values_figure,
-                    "Weights of the followed query (left), the values of all tokens, and their weighted sum (below).",
+                    "Weights of the followed query (left), the values of all tokens, and their "
+                    "weighted sum (below).",
                     "{{ record.row.name }}: the output for {{ record.row.query_name }}",
                     whole=True,
                 ),
@@ -347,16 +412,20 @@ REPORT: Final = Report(
             "added",
             step=True,
             order=lambda row: -row.norm,
-            opening="One matrix projects the outputs of all {{ rows|length }} heads back to the {{ record.row.dim }} "
-            "numbers of the residual stream, where they are summed. For {{ record.row.query_name }} the largest part "
-            "is that of head {{ first.head }}, with norm {{ first.norm|number }}; the norm of {{ record.row.name }} is "
+            opening="One matrix projects the outputs of all {{ rows|length }} heads back to the "
+            "{{ record.row.dim }} "
+            "numbers of the residual stream, where they are summed. For "
+            "{{ record.row.query_name }} the largest part "
+            "is that of head {{ first.head }}, with norm {{ first.norm|number }}; the norm of "
+            "{{ record.row.name }} is "
             "{{ record.added[record.row.head].norm|number }}.",
             charts=(
                 Chart(
                     "projection",
                     bars("head", "norm"),
                     "Norm of each head's part for the followed token, largest first.",
-                    "Layer {{ record.row.layer }}: what the heads add to {{ record.row.query_name }}",
+                    "Layer {{ record.row.layer }}: what the heads add to "
+                    "{{ record.row.query_name }}",
                 ),
             ),
         ),
@@ -364,8 +433,10 @@ REPORT: Final = Report(
             "What leaves the block?",
             "block",
             step=True,
-            opening="The outputs of attention and then of the MLP are added to the input of the block, the residual "
-            "stream. At {{ record.row.query_name }} a vector of norm {{ rows[0].norm|number }} enters, and one of norm "
+            opening="The outputs of attention and then of the MLP are added to the input of the "
+            "block, the residual "
+            "stream. At {{ record.row.query_name }} a vector of norm {{ rows[0].norm|number }} "
+            "enters, and one of norm "
             "{{ rows[-1].norm|number }} leaves.",
         ),
         Section(
@@ -377,7 +448,8 @@ REPORT: Final = Report(
                 Chart(
                     "without_scaling",
                     scatter("scaled", "unscaled"),
-                    "Entropy of every head on this image, mean over queries. Below the dashed line, it is lower "
+                    "Entropy of every head on this image, mean over queries. Below the dashed "
+                    "line, it is lower "
                     "without scaling.",
                     "Entropy of every head, with and without scaling",
                 ),
@@ -387,17 +459,23 @@ REPORT: Final = Report(
             "What happens without positions?",
             "permutations",
             step=True,
-            opening="Without positions, permuting the {{ record.row.patches }} patches would only permute the outputs. "
-            "The outputs, with a largest value of {{ first.largest|number }}, differ from that by up to "
-            "{{ first.difference|number }} with positions and {{ rows[1].difference|number }} without. "
-            "{% if first.equivariant %}This model hardly uses the positions of patches.{% elif rows[1].equivariant %}"
-            "Without positions, the model cannot tell where a patch is.{% else %}It also has positions in its "
+            opening="Without positions, permuting the {{ record.row.patches }} patches would only "
+            "permute the outputs. "
+            "The outputs, with a largest value of {{ first.largest|number }}, differ from that by "
+            "up to "
+            "{{ first.difference|number }} with positions and {{ rows[1].difference|number }} "
+            "without. "
+            "{% if first.equivariant %}This model hardly uses the positions of "
+            "patches.{% elif rows[1].equivariant %}"
+            "Without positions, the model cannot tell where a patch is.{% else %}It also has "
+            "positions in its "
             "attention (rotary positions or a bias).{% endif %}",
             charts=(
                 Chart(
                     "without_positions",
                     images(),
-                    "The image, and its patches in another order, with predictions; the model has its positions.",
+                    "The image, and its patches in another order, with predictions; the model has "
+                    "its positions.",
                     "The same patches in another order",
                     rows=_permuted_pictures,
                 ),

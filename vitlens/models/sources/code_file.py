@@ -1,4 +1,6 @@
-"""Models built by a function in a Python file (`FILE.py:FUNCTION`), which runs only where --model-file names it."""
+"""Models built by a function in a Python file (`FILE.py:FUNCTION`), which runs only where
+--model-file names it.
+"""
 
 import copy
 import hashlib
@@ -32,8 +34,13 @@ from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.preprocessing import Preprocessing
 
 _UNIQUE: Final = "_vitlens_model_file_"  # begins the module names of such files
-_LIBRARIES: Final = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2])
-_IMPORTED: Final[dict[str, set[str]]] = {}  # the user's modules that each of them has imported, by module names
+_LIBRARIES: Final = (
+    Path(sysconfig.get_path("stdlib")).resolve(),
+    Path(__file__).resolve().parents[2],
+)
+_IMPORTED: Final[
+    dict[str, set[str]]
+] = {}  # the user's modules that each of them has imported, by module names
 
 
 def _flag(file: str | None = None) -> str:
@@ -53,23 +60,29 @@ class _Listed(tuple[str, ...]):
 
 
 def load(request: ModelRequest) -> Model:
-    """Return the model that the function returns. Runs the code of the file, so request.code_files must name it.
+    """Return the model that the function returns. Runs the code of the file, so request.code_files
+    must name it.
 
-    Raises InputError where it is not named, ModelError for a file or function that is missing, takes arguments, raises
-    or returns something else than a `vitlens.Model`.
+    Raises InputError where it is not named, ModelError for a file or function that is missing,
+    takes arguments, raises or returns something else than a `vitlens.Model`.
     """
     text, _, name = request.name.rpartition(".py:")
     path = Path(f"{text}.py")
     full_name = request.name
     if not text or not name.isidentifier():
-        raise ModelError(f"expected FILE.py:FUNCTION, found {full_name!r}; name the function that returns the model")
+        raise ModelError(
+            f"expected FILE.py:FUNCTION, found {full_name!r}; name the function that returns the "
+            "model"
+        )
     if os.path.normpath(full_name) not in map(os.path.normpath, _allowed(request)):
         raise InputError(
-            f"expected {_flag(full_name)} for {full_name}, whose code is run; add it where you trust the file"
+            f"expected {_flag(full_name)} for {full_name}, whose code is run; add it where you "
+            "trust the file"
         )
     if request.file is not None or request.random or request.image_size is not None:
         raise InputError(
-            f"expected {full_name} alone, whose function sets weights and size; leave out {argument('weights')}, "
+            f"expected {full_name} alone, whose function sets weights and size; leave out "
+            f"{argument('weights')}, "
             f"{argument('random_weights')} and {argument('image_size')}"
         )
     if not path.is_file():
@@ -91,37 +104,58 @@ def load(request: ModelRequest) -> Model:
     model = copy.copy(returned)  # the function may return the same object in every call
     model.alias = request.alias
     overrides = {"code_sha256": digest}
-    architecture = Architecture("code", f"{path.name}:{name}", len(model.classes), model.input_size, overrides)
+    architecture = Architecture(
+        "code", f"{path.name}:{name}", len(model.classes), model.input_size, overrides
+    )
     model.architecture = asdict(architecture)
-    notes = (*model.provenance.notes, f"made by {name}() of {path.name}, whose code was run (--model-file)")
+    notes = (
+        *model.provenance.notes,
+        f"made by {name}() of {path.name}, whose code was run (--model-file)",
+    )
     model.provenance = replace(
-        model.provenance, name=full_name, weights=path.name, sha256=sha256(path), versions=versions(), notes=notes
+        model.provenance,
+        name=full_name,
+        weights=path.name,
+        sha256=sha256(path),
+        versions=versions(),
+        notes=notes,
     )
     return model
 
 
 def restore(
-    request: ModelRequest, architecture: Architecture, classes: tuple[str, ...], preprocessing: Preprocessing
+    request: ModelRequest,
+    architecture: Architecture,
+    classes: tuple[str, ...],
+    preprocessing: Preprocessing,
 ) -> Model:
     """Return the model that `save` described, built by the same function, without its weights.
 
-    Raises InputError where --model-file does not name that function, and for random weights or another size.
+    Raises InputError where --model-file does not name that function, and for random weights or
+    another size.
     """
     matching = [name for name in _allowed(request) if Path(name).name == architecture.name]
     if not matching:
         raise InputError(
-            f"expected {_flag()} with {architecture.name} for {request.name}, whose module that function makes "
+            f"expected {_flag()} with {architecture.name} for {request.name}, whose module that "
+            "function makes "
             f"(its code is run); add {_flag(f'PATH/{architecture.name}')} where you trust the file"
         )
     if request.random or request.image_size not in (None, preprocessing.size):
         raise InputError(
-            f"expected {request.name} with its weights and size, which {architecture.name} decides; leave out @random "
+            f"expected {request.name} with its weights and size, which {architecture.name} "
+            "decides; leave out @random "
             f"and {argument('image_size')}"
         )
-    model = load(replace(request, source=SOURCES["code"], name=matching[0], file=None, image_size=None))
+    model = load(
+        replace(request, source=SOURCES["code"], name=matching[0], file=None, image_size=None)
+    )
     notes = model.provenance.notes
     if model.architecture["overrides"] != architecture.overrides:
-        notes = (*notes, f"{architecture.name.partition(':')[0]} has changed since the weights were saved")
+        notes = (
+            *notes,
+            f"{architecture.name.partition(':')[0]} has changed since the weights were saved",
+        )
     model = for_classes(model, classes)
     if architecture.pruned:
         cut_heads(model.module, architecture.pruned)
@@ -146,7 +180,9 @@ def _function(module: ModuleType, name: str, full_name: str) -> Callable[[], Any
             if inspect.isfunction(value) and not other.startswith("_"):
                 public.append(other)
         near = ", ".join(nearest(name, public) or public[:6]) or "no functions"
-        raise ModelError(f"expected a function {name} in {module.__file__}, found none; it has {near}")
+        raise ModelError(
+            f"expected a function {name} in {module.__file__}, found none; it has {near}"
+        )
     try:
         inspect.signature(function).bind()
     except TypeError as error:
@@ -174,13 +210,16 @@ def _module(path: Path) -> ModuleType:
 
 
 def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str:
-    """Return the SHA-256 of a file, or of it and of the user's modules that it imports, where there are some.
+    """Return the SHA-256 of a file, or of it and of the user's modules that it imports, where there
+    are some.
 
-    before: the names of the modules that were loaded before it ran. A module that another model file has loaded already
-    is found where one of this file's globals leads to it.
+    before: the names of the modules that were loaded before it ran. A module that another model
+    file has loaded already is found where one of this file's globals leads to it.
     """
     unique = module.__name__
-    new = {name for name in set(sys.modules) - set(before) - {unique} if _is_of_user(sys.modules[name])}
+    new = {
+        name for name in set(sys.modules) - set(before) - {unique} if _is_of_user(sys.modules[name])
+    }
     _IMPORTED[unique] = _IMPORTED.get(unique, set()) | new
     candidates = set().union(*_IMPORTED.values())
     reached = set(_IMPORTED[unique])
@@ -192,7 +231,9 @@ def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str
     files = sorted({str(sys.modules[name].__file__) for name in reached if name in sys.modules})
     if not files:
         return sha256(path)
-    return hashlib.sha256("".join([sha256(path), *(sha256(Path(file)) for file in files)]).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join([sha256(path), *(sha256(Path(file)) for file in files)]).encode()
+    ).hexdigest()
 
 
 def _named_modules(module: ModuleType | None) -> set[str]:
@@ -219,7 +260,8 @@ def _is_of_user(module: ModuleType) -> bool:
 
 @contextmanager
 def _running(path: Path, full_name: str) -> Iterator[None]:
-    """Run the file's code: it imports its neighbours as a script does, and its errors become one line.
+    """Run the file's code: it imports its neighbours as a script does, and its errors become one
+    line.
 
     It prints on stderr, as stdout has only results.
     """

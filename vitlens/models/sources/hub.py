@@ -1,4 +1,6 @@
-"""The hubs of pretrained weights: downloads, with a short timeout where there is no network, and their caches."""
+"""The hubs of pretrained weights: downloads, with a short timeout where there is no network, and
+their caches.
+"""
 
 import logging
 import os
@@ -46,10 +48,11 @@ def offline(wanted: bool = True) -> Iterator[None]:
 
 @contextmanager
 def pretrained_download(name: str, address: str, *, advice: str = "") -> Iterator[None]:
-    """Inside, pretrained weights are downloaded or read from the cache; advice: what to do instead, at the error's end.
+    """Inside, pretrained weights are downloaded or read from the cache; advice: what to do instead,
+    at the error's end.
 
-    Offline, and without a network, where the hub's client retries for most of a minute, only the cache is read, and
-    weights that are not cached raise ModelError.
+    Offline, and without a network, where the hub's client retries for most of a minute, only the
+    cache is read, and weights that are not cached raise ModelError.
     """
     names = f"{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
     advice = advice or f"give {names} for a sanity check"
@@ -87,10 +90,11 @@ def _answers(address: str) -> bool:
 
 
 def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> ModelName:
-    """Download SMALL_VIT into the hub's cache, as safetensors alone; an interrupted download is resumed by the next.
+    """Download SMALL_VIT into the hub's cache, as safetensors alone; an interrupted download is
+    resumed by the next.
 
-    begins: called with the hub's address before the first byte. Raises ModelError, with the reason alone, where nothing
-    may be downloaded, nothing answers, or the download fails.
+    begins: called with the hub's address before the first byte. Raises ModelError, with the reason
+    alone, where nothing may be downloaded, nothing answers, or the download fails.
     """
     repository = f"timm/{SMALL_VIT}"
     address = endpoint()
@@ -103,9 +107,13 @@ def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> 
     constants.DOWNLOAD_CHUNK_SIZE = _PART
     try:
         with progress(SMALL_VIT_SIZE) as advance:
-            file = hf_hub_download(repository, _WEIGHTS[0], endpoint=address, tqdm_class=_bar(advance))
+            file = hf_hub_download(
+                repository, _WEIGHTS[0], endpoint=address, tqdm_class=_bar(advance)
+            )
     except Exception as error:  # of the client, its transport, or the disk: a dozen types
-        raise ModelError(f"the download from {address} failed ({first_line(error, 120)})") from error
+        raise ModelError(
+            f"the download from {address} failed ({first_line(error, 120)})"
+        ) from error
     finally:
         constants.DOWNLOAD_CHUNK_SIZE = part
     name = parse_model(f"timm:{SMALL_VIT}")
@@ -131,7 +139,8 @@ def _bar(advance: Callable[[int], None]) -> type[Any]:
 
 
 def vits_on_disk() -> tuple[ModelName, ...]:
-    """Return timm's ViTs of ImageNet's classes with weights in the caches of the hubs, as names to load, by name.
+    """Return timm's ViTs of ImageNet's classes with weights in the caches of the hubs, as names to
+    load, by name.
 
     timm is imported only where a cache holds files that may be of its models.
     """
@@ -145,7 +154,10 @@ def vits_on_disk() -> tuple[ModelName, ...]:
             latest = max(files, key=lambda file: file.stat().st_mtime)
             cached.append((folder.name.removeprefix("models--timm--"), latest))
     for pattern in ("*.pth", "*.safetensors"):
-        cached += [(_HASH.sub("", file.stem), file) for file in Path(get_dir()).glob(f"checkpoints/{pattern}")]
+        cached += [
+            (_HASH.sub("", file.stem), file)
+            for file in Path(get_dir()).glob(f"checkpoints/{pattern}")
+        ]
     if not cached:
         return ()
     from vitlens.models.sources.timm import is_vit_of_imagenet

@@ -41,10 +41,10 @@ _TRAINED: Final = ("mean", "std", "interpolation", "resize_mode")
 def load(request: ModelRequest) -> Model:
     """Return the image tower of `open-clip:ARCH[/TAG]` as a model whose outputs are embeddings.
 
-    TAG: open_clip's name of the weights, downloaded unless a file or random weights are requested; QuickGELU and the
-    preprocessing are those of the tag, or without one those that all weights of the architecture share. Raises
-    ModelError where open_clip is not installed, the hub is not reachable or weights do not fit, UnknownNameError for a
-    name that is not in open_clip's lists.
+    TAG: open_clip's name of the weights, downloaded unless a file or random weights are requested;
+    QuickGELU and the preprocessing are those of the tag, or without one those that all weights of
+    the architecture share. Raises ModelError where open_clip is not installed, the hub is not
+    reachable or weights do not fit, UnknownNameError for a name that is not in open_clip's lists.
     """
     library = open_clip()
     file = request.file
@@ -56,14 +56,18 @@ def load(request: ModelRequest) -> Model:
     options: dict[str, Any] = {
         "quick_gelu": config["quick_gelu"],
         "force_image_size": request.image_size,
-        "force_preprocess_cfg": {key: value for key, value in config.items() if key != "quick_gelu"},
+        "force_preprocess_cfg": {
+            key: value for key, value in config.items() if key != "quick_gelu"
+        },
         "device": str(torch.get_default_device()),  # may be the meta device, for shapes alone
         "pretrained_text": False,  # otherwise a tower of another library downloads weights as well
     }
     with seeded(request.seed), in_one_line(f"open_clip to build {full}", f"see {_HINT}"), quietly():
         if pretrained:
             with pretrained_download(full, _ADDRESS):
-                model: nn.Module = library.create_model(arch, pretrained=tag, require_pretrained=True, **options)
+                model: nn.Module = library.create_model(
+                    arch, pretrained=tag, require_pretrained=True, **options
+                )
         else:
             model = library.create_model(arch, **options)
     if file is not None:
@@ -73,7 +77,9 @@ def load(request: ModelRequest) -> Model:
     context = int(_of_texts(arch).get("context_length", 77))  # most tokens of a text
     tower = TextTower(model, lambda: tokenizer(arch), context, request.name)
     wrapped = _wrapped(model.visual, tower, preprocessing.size)
-    with in_one_line("{} at {}x{} px to run".format(full, *preprocessing.size), f"check {argument('image_size')}"):
+    with in_one_line(
+        "{} at {}x{} px to run".format(full, *preprocessing.size), f"check {argument('image_size')}"
+    ):
         count_classes(wrapped, preprocessing.size)
     return Model(
         wrapped,
@@ -96,15 +102,20 @@ def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
     if (tag and not tags) or (not tag and needs_tag):
         listed = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:6])}), " if tags else "give "
         raise ModelError(
-            f"expected known weights of {PREFIX}{arch}, found none; {listed}{argument('weights', 'FILE')}, or "
+            f"expected known weights of {PREFIX}{arch}, found none; "
+            f"{listed}{argument('weights', 'FILE')}, or "
             f"{argument('random_weights', True)}"
         )
 
 
 def _load_file(model: nn.Module, file: Path, arch: str) -> None:
-    """Load a weights file by open_clip's own loader, without running code from it; prefixes of names are taken off."""
+    """Load a weights file by open_clip's own loader, without running code from it; prefixes of
+    names are taken off.
+    """
     if not file.is_file():
-        raise ModelError(f"expected a weights file, found nothing at {file}; give {argument('weights', 'FILE')}")
+        raise ModelError(
+            f"expected a weights file, found nothing at {file}; give {argument('weights', 'FILE')}"
+        )
     with TemporaryDirectory() as folder:
         source = file
         if file.suffix not in _OF_JAX:
@@ -115,10 +126,14 @@ def _load_file(model: nn.Module, file: Path, arch: str) -> None:
                 save_file(to_save(state), source)
         try:
             with quietly():
-                open_clip("factory").load_checkpoint(model, str(source), strict=True, weights_only=True)
+                open_clip("factory").load_checkpoint(
+                    model, str(source), strict=True, weights_only=True
+                )
         except Exception as error:  # torch's reader alone raises a dozen types for a damaged file
             reason = _loading_fault(error)
-            raise ModelError(f"weights in {file} do not fit {PREFIX}{arch}: {reason[:160]}; check ARCH") from error
+            raise ModelError(
+                f"weights in {file} do not fit {PREFIX}{arch}: {reason[:160]}; check ARCH"
+            ) from error
     require_finite(model.state_dict(), file)
 
 
@@ -140,8 +155,12 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
     size = settings["size"]
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     resize_mode = settings.get("resize_mode") or "shortest"
-    interpolation: Interpolation = "bilinear" if settings.get("interpolation") == "bilinear" else "bicubic"
-    plain = Preprocessing((height, width), None, interpolation, _triple(settings["mean"]), _triple(settings["std"]))
+    interpolation: Interpolation = (
+        "bilinear" if settings.get("interpolation") == "bilinear" else "bicubic"
+    )
+    plain = Preprocessing(
+        (height, width), None, interpolation, _triple(settings["mean"]), _triple(settings["std"])
+    )
     if resize_mode == "squash":
         return plain
     if resize_mode == "longest":
@@ -149,7 +168,9 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
         return replace(plain, box=plain.size, crop_mode="border", fill=(grey, grey, grey))
     if height == width:
         return replace(plain, resize=height)
-    return replace(plain, box=plain.size, interpolation="bicubic")  # open_clip does not pass its own on
+    return replace(
+        plain, box=plain.size, interpolation="bicubic"
+    )  # open_clip does not pass its own on
 
 
 def _triple(numbers: Any) -> tuple[float, float, float]:
@@ -178,7 +199,9 @@ def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
     """Return the anatomy, without the image tower's attention pooling, which is not a block."""
     anatomy = read_anatomy(wrapped, image_size=size)
     blocks = []
-    if anatomy.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
+    if (
+        anatomy.layout is None and getattr(wrapped.visual, "attnpool", None) is not None
+    ):  # CLIP's ResNets
         for name, _ in wrapped.named_modules():
             if re.fullmatch(r"visual\.layer\d\.\d+", name):
                 blocks.append(name)
@@ -202,7 +225,8 @@ def open_clip(part: str = "") -> Any:
 
 
 def open_clip_names() -> list[str]:
-    """Return every ARCH/TAG that open_clip has weights of; none where the extra is not installed."""
+    """Return every ARCH/TAG that open_clip has weights of; none where the extra is not
+    installed."""
     try:
         return sorted(f"{arch}/{tag}" for arch, tag in open_clip().list_pretrained())
     except ModelError:
@@ -215,7 +239,10 @@ def template_sets() -> Mapping[str, tuple[str, ...]]:
     They are "simple" (7) and "openai" (80, Radford 2021).
     """
     library = open_clip()
-    functions = {"simple": library.SIMPLE_IMAGENET_TEMPLATES, "openai": library.OPENAI_IMAGENET_TEMPLATES}
+    functions = {
+        "simple": library.SIMPLE_IMAGENET_TEMPLATES,
+        "openai": library.OPENAI_IMAGENET_TEMPLATES,
+    }
     sets = {}
     for name, templates in functions.items():
         sets[name] = tuple(str(template("{}")) for template in templates)
@@ -228,7 +255,8 @@ def imagenet_prompt_names() -> tuple[str, ...]:
 
 
 def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the weights' quick_gelu, mean, std, interpolation and resize_mode; and notes for the provenance.
+    """Return the weights' quick_gelu, mean, std, interpolation and resize_mode; and notes for the
+    provenance.
 
     Without a tag: the values that all weights of the architecture share, else open_clip's default.
     """
@@ -244,14 +272,18 @@ def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str
             agreed.append(key)
     notes = []
     if quick != default_quick:
-        notes.append(f"{'QuickGELU' if quick else 'GELU'}, as the weights {tag!r} were trained with")
+        notes.append(
+            f"{'QuickGELU' if quick else 'GELU'}, as the weights {tag!r} were trained with"
+        )
     if not tag and len(agreed) < len(_TRAINED):
         notes.append("preprocessing by open_clip's default: no weights specify it")
     return {"quick_gelu": quick, **{key: first[key] for key in agreed}}, tuple(notes)
 
 
 def tokenizer(arch: str) -> Tokenizer:
-    """Return the architecture's tokenizer. SigLIP's and some others are downloaded once, and need transformers."""
+    """Return the architecture's tokenizer. SigLIP's and some others are downloaded once, and need
+    transformers.
+    """
     library = open_clip()
     if not _of_texts(arch).get("hf_tokenizer_name"):
         bundled: Tokenizer = library.get_tokenizer(arch)

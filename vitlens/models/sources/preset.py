@@ -30,7 +30,8 @@ def build(
     state: Mapping[str, Tensor] | None = None,
     pretrained: bool = False,  # noqa: ARG001  presets have no hub
 ) -> tuple[nn.Module, Preprocessing]:
-    """Return a preset, with these weights or random ones, and its preprocessing: the whole image, scaled to [-1, 1].
+    """Return a preset, with these weights or random ones, and its preprocessing: the whole image,
+    scaled to [-1, 1].
 
     Without a number of classes, it is that of the weights' head, else the preset's.
     """
@@ -50,7 +51,8 @@ def build(
     if config is None:
         for option, value in sorted(overrides.items()):
             raise InputError(
-                f"expected no --{option.replace('_', '-')} for {name}, a CNN without that setting, found {value}; "
+                f"expected no --{option.replace('_', '-')} for {name}, a CNN without that setting, "
+                f"found {value}; "
                 "leave it out, or train a ViT such as vit-micro"
             )
         size = size or (32, 32)
@@ -62,16 +64,21 @@ def build(
             for option, why in _NOT_OF_SWIN.items():
                 if not isinstance(value := overrides.get(option, []), list):
                     raise InputError(
-                        f"expected no --{option} for {name}, {why}, found {value!r}; leave it out, or train a ViT"
+                        f"expected no --{option} for {name}, {why}, found {value!r}; leave it out, "
+                        "or train a ViT"
                     )
         known = asdict(config)
         given = {"classes": classes, "image_size": size}
         changes = {**overrides, **{key: value for key, value in given.items() if value is not None}}
         if unknown := sorted(set(changes) - set(known)):
             family = "ViT" if isinstance(config, ViTConfig) else "Swin"
-            raise InputError(f"expected fields of a {family}, found {unknown[0]!r}; known: {', '.join(known)}")
+            raise InputError(
+                f"expected fields of a {family}, found {unknown[0]!r}; known: {', '.join(known)}"
+            )
         config = read_as(type(config), known | changes, source=f"the shape of {name}")
-        module = VisionTransformer(config) if isinstance(config, ViTConfig) else SwinTransformer(config)
+        module = (
+            VisionTransformer(config) if isinstance(config, ViTConfig) else SwinTransformer(config)
+        )
         size = config.image_size
     if state is not None:
         load_strictly(module, state, where=name)

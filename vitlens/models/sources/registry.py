@@ -1,4 +1,5 @@
-"""Every source of models, one entry each: what loading, `vitlens models`, completion, docs and tests read.
+"""Every source of models, one entry each: what loading, `vitlens models`, completion, docs and
+tests read.
 
 Free of torch. A source is added by its file in this folder and its entry here.
 """
@@ -15,29 +16,38 @@ from vitlens.names import BUNDLED, PRESETS
 from vitlens.references import resolved
 
 WeightsFrom = Literal["own", "hub", "none"]
-WEIGHTS_FILES: Final = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")  # their suffixes
+WEIGHTS_FILES: Final = (
+    ".safetensors",
+    ".pth",
+    ".pt",
+    ".bin",
+    ".ckpt",
+    ".pth.tar",
+)  # their suffixes
 
 
 @dataclass(frozen=True)
 class ModelSource:
     """One source of models.
 
-    kind: its name, also in the files that `save` writes (never change one); usage: the form of its models' names; help:
-    one sentence; example: a name that can be loaded. Its models are recognised by prefix, the beginning of their names,
-    by names, all of them, or by a function (recognises), of paths. glob: matches a file in each folder that completion
-    offers as a name.
+    kind: its name, also in the files that `save` writes (never change one); usage: the form of its
+    models' names; help: one sentence; example: a name that can be loaded. Its models are recognised
+    by prefix, the beginning of their names, by names, all of them, or by a function (recognises),
+    of paths. glob: matches a file in each folder that completion offers as a name.
 
-    The next are module:function, imported when they are first called. build: (architecture, *, state, pretrained) ->
-    module and preprocessing, with the weights of a state dict, the hub's, or random ones. load: (request) -> Model; by
-    default an architecture is built and given its weights. restore: (request, architecture, classes, preprocessing) ->
-    Model, of a file that `save` wrote but for its weights, where the user's code makes the module. list_names: () ->
-    all names, without the prefix; empty where they are in `names` or cannot be listed. beside: (weights file) ->
-    what the files beside the weights say of preprocessing and classes (see timm_folder.py), or None.
+    The next are module:function, imported when they are first called. build: (architecture, *,
+    state, pretrained) -> module and preprocessing, with the weights of a state dict, the hub's, or
+    random ones. load: (request) -> Model; by default an architecture is built and given its
+    weights. restore: (request, architecture, classes, preprocessing) -> Model, of a file that
+    `save` wrote but for its weights, where the user's code makes the module. list_names: () -> all
+    names, without the prefix; empty where they are in `names` or cannot be listed. beside: (weights
+    file) -> what the files beside the weights say of preprocessing and classes (see
+    timm_folder.py), or None.
 
-    weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
-    are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
-    its models also embed texts; own_input: whether --mean and --std are refused; any_size: whether a built model
-    accepts images of any size.
+    weights: their origin without --weights: "own", the model includes its weights and accepts no
+    others; "hub", they are downloaded; "none", the model must be trained first. extra: of vitlens,
+    which its library needs; texts: whether its models also embed texts; own_input: whether --mean
+    and --std are refused; any_size: whether a built model accepts images of any size.
     """
 
     kind: str
@@ -65,21 +75,30 @@ class ModelSource:
         return self.usage.replace("--model-file", argument("code_files", flag="model-file"))
 
     def has(self, name: str) -> bool:
-        """Return True if a name belongs to this source, by its form alone: the model itself may not exist."""
+        """Return True if a name belongs to this source, by its form alone: the model itself may not
+        exist.
+        """
         if self.recognises is not None:
             return self.recognises(name)
         return name in self.names or (self.prefix != "" and name.startswith(self.prefix))
 
     def all_names(self) -> list[str]:
-        """Return every name that can be loaded, with the prefix; no paths, and none where the extra is not
-        installed."""
+        """Return every name that can be loaded, with the prefix; no paths, and none where the extra
+        is not installed.
+        """
         listed = resolved(self.list_names)() if self.list_names else self.names
         return [f"{self.prefix}{name}" for name in listed]
 
     def matching(self, pattern: str) -> list[str]:
-        """Return the names that match a pattern with wildcards, with or without the prefix, or contain it."""
+        """Return the names that match a pattern with wildcards, with or without the prefix, or
+        contain it.
+        """
         either = (pattern, f"{self.prefix}{pattern}")
-        return [name for name in self.all_names() if pattern in name or any(fnmatch(name, each) for each in either)]
+        return [
+            name
+            for name in self.all_names()
+            if pattern in name or any(fnmatch(name, each) for each in either)
+        ]
 
 
 def _is_other_file(name: str) -> bool:
@@ -91,10 +110,10 @@ def _is_other_file(name: str) -> bool:
 class ModelRequest:
     """A request for one model.
 
-    name: without alias and weights; file: of weights, if any; random: untrained; arch: the architecture of a file that
-    does not contain it; image_size: (height, width) in pixels, None for the model's own; mean, std: of its
-    training, None for the model's own; seed: of random weights; code_files: each FILE.py:FUNCTION whose code may be
-    run.
+    name: without alias and weights; file: of weights, if any; random: untrained; arch: the
+    architecture of a file that does not contain it; image_size: (height, width) in pixels, None for
+    the model's own; mean, std: of its training, None for the model's own; seed: of random weights;
+    code_files: each FILE.py:FUNCTION whose code may be run.
     """
 
     source: ModelSource
@@ -115,7 +134,8 @@ class ModelRequest:
         return self.name.removeprefix(self.source.prefix)
 
 
-_ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens models` lists them in this order
+# a name belongs to the first that recognises it; `vitlens models` lists them in this order
+_ENTRIES: Final = (
     ModelSource(
         kind="bundled",
         usage=BUNDLED[0],
@@ -138,7 +158,8 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
     ModelSource(
         kind="file",
         usage="a weights file",
-        help="A file that vitlens wrote, or with --arch a state dict as safetensors or of torch.save.",
+        help="A file that vitlens wrote, or with --arch a state dict as safetensors or of "
+        "torch.save.",
         example="weights.safetensors --arch vit-micro",
         recognises=lambda name: name.endswith(WEIGHTS_FILES) or _is_other_file(name),
         load="vitlens.models.saved:load_weights",
@@ -188,7 +209,8 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
     ModelSource(
         kind="hf",
         usage="hf:REPO|FOLDER",
-        help="transformers' vision models: a repository of the hub, or a folder of save_pretrained.",
+        help="transformers' vision models: a repository of the hub, or a folder of "
+        "save_pretrained.",
         example="hf:google/vit-base-patch16-224",
         prefix="hf:",
         build="vitlens.models.sources.huggingface.loading:build",
@@ -218,19 +240,24 @@ def source_of(name: str) -> ModelSource | None:
 def require_source(name: str) -> ModelSource:
     """Return the source of a name.
 
-    Raises ModelError for a path that does not exist, UnknownNameError with the nearest names for any other name.
+    Raises ModelError for a path that does not exist, UnknownNameError with the nearest names for
+    any other name.
     """
     source = source_of(name)
     if source is None:
         if "/" in name or name.startswith((".", "~")):
-            raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
+            raise ModelError(
+                f"expected a run folder or weights file, found nothing at {name}; see vitlens "
+                "models"
+            )
         raise unknown_model(name)
     return source
 
 
 def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameError:
-    """Return the error for a name that no source has: with the nearest names, else our own and the forms of the
-    others."""
+    """Return the error for a name that no source has: with the nearest names, else our own and the
+    forms of the others.
+    """
     sources = SOURCES.values()
     known = [listed for source in sources if not source.extra for listed in source.all_names()]
     if not nearest(name, known):

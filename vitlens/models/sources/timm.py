@@ -28,14 +28,16 @@ def timm_names() -> list[str]:
 
 
 def _is_known(name: str) -> bool:
-    """Return True if timm has this architecture and, where the name has a tag, weights of that tag."""
+    """Return True if timm has this architecture and, where the name has a tag, weights of
+    that tag."""
     base, _, tag = name.partition(".")
     return timm.is_model(base) and (not tag or name in timm.list_pretrained(f"{base}.*"))
 
 
 def is_vit_of_imagenet(name: str) -> bool:
-    """Return True if one of timm's names, with or without a tag, is that of a plain ViT with ImageNet's 1000
-    classes."""
+    """Return True if one of timm's names, with or without a tag, is that of a plain ViT with
+    ImageNet's 1000 classes.
+    """
     if not _is_known(name) or not timm.models.is_model_in_modules(name.partition(".")[0], _PLAIN):
         return False
     config = timm.models.get_pretrained_cfg(name)
@@ -43,28 +45,41 @@ def is_vit_of_imagenet(name: str) -> bool:
 
 
 def build(
-    architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
+    architecture: Architecture,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    pretrained: bool = False,
 ) -> tuple[nn.Module, Preprocessing]:
-    """Return one of timm's models, with these weights, its hub's, or random; and the preprocessing of its training.
+    """Return one of timm's models, with these weights, its hub's, or random; and the preprocessing
+    of its training.
 
-    Positions are resized by timm's own loader. Raises UnknownNameError, or ModelError for weights that do not fit.
+    Positions are resized by timm's own loader. Raises UnknownNameError, or ModelError for weights
+    that do not fit.
     """
     name = architecture.name
     size = architecture.image_size
     classes = architecture.classes
     if not _is_known(name):
-        known = timm.list_pretrained() if timm.is_model(name.partition(".")[0]) else timm.list_models()
-        raise UnknownNameError("timm model", name, known, hint=f"vitlens models '{name.split('_')[0]}*'")
+        known = (
+            timm.list_pretrained() if timm.is_model(name.partition(".")[0]) else timm.list_models()
+        )
+        raise UnknownNameError(
+            "timm model", name, known, hint=f"vitlens models '{name.split('_')[0]}*'"
+        )
     options: dict[str, Any] = {} if size is None else {"img_size": size}
     if state is not None:
         stored = _classes_of(name, state)
         if None not in (stored, classes) and stored != classes:
             raise ModelError(
-                f"expected a head of {classes} classes for timm:{name}, found one of {stored}; check the weights"
+                f"expected a head of {classes} classes for timm:{name}, found one of {stored}; "
+                "check the weights"
             )
-        # timm silently drops a head of another size unless its configuration has the number of classes
+        # timm silently drops a head of another size unless its configuration has the number of
+        # classes
         counted = classes if classes == 0 else stored
-        overlay = {"state_dict": dict(state)} | ({} if counted is None else {"num_classes": counted})
+        overlay = {"state_dict": dict(state)} | (
+            {} if counted is None else {"num_classes": counted}
+        )
         options["pretrained_cfg_overlay"] = overlay
         classes = stored if classes is None else classes
     if classes is not None:
@@ -76,16 +91,24 @@ def build(
     else:
         try:
             model = _create(name, pretrained=state is not None, **options)
-        except Exception as error:  # timm's weight converters raise nearly anything for damaged weights
+        except (
+            Exception
+        ) as error:  # timm's weight converters raise nearly anything for damaged weights
             if state is None or isinstance(error, VitlensError | MemoryError):
                 raise
-            require_fitting(timm.create_model(name), state, where=f"timm:{name}")  # says which do not
-            raise ModelError(f"weights do not fit timm:{name}: {first_line(error)}; check the name") from error
+            require_fitting(
+                timm.create_model(name), state, where=f"timm:{name}"
+            )  # says which do not
+            raise ModelError(
+                f"weights do not fit timm:{name}: {first_line(error)}; check the name"
+            ) from error
     return model, preprocessing_of(model.pretrained_cfg, size)
 
 
 def preprocessing_of(config: Mapping[str, Any], size: tuple[int, int] | None) -> Preprocessing:
-    """Return what timm's own evaluation does to an image (`create_transform`), at this (height, width) or its own."""
+    """Return what timm's own evaluation does to an image (`create_transform`), at this (height,
+    width) or its own.
+    """
     evaluation = timm.data.resolve_data_config(pretrained_cfg=dict(config))
     height, width = size or evaluation["input_size"][1:]
     crop_fraction = evaluation["crop_pct"]

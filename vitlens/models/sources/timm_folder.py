@@ -1,4 +1,6 @@
-"""The config.json that timm's hub folders have beside their weights: preprocessing and class names of the training."""
+"""The config.json that timm's hub folders have beside their weights: preprocessing and class names
+of the training.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,8 +40,9 @@ class _Config:
 class HubFolder:
     """What a folder of timm's hub says of its weights.
 
-    architecture: timm's name, without a tag; config: the entries of pretrained_cfg that replace timm's own; image_size:
-    (height, width) in pixels of the training, or None; names: of the classes, none where there are none.
+    architecture: timm's name, without a tag; config: the entries of pretrained_cfg that replace
+    timm's own; image_size: (height, width) in pixels of the training, or None; names: of the
+    classes, none where there are none.
     """
 
     architecture: str
@@ -48,23 +51,34 @@ class HubFolder:
     names: tuple[str, ...]
 
     def preprocessing(self, module: nn.Module, size: tuple[int, int] | None) -> Preprocessing:
-        """Return the preprocessing of a module of timm at this (height, width) in pixels, or its own."""
+        """Return the preprocessing of a module of timm at this (height, width) in pixels, or its
+        own.
+        """
         preset: Mapping[str, Any] = getattr(module, "pretrained_cfg", {})
         return preprocessing_of({**preset, **self.config}, size)
 
 
 def read_beside(file: Path) -> HubFolder | None:
-    """Return what the config.json beside a weights file says; None without one of timm. Raises ModelError for damaged
-    JSON."""
+    """Return what the config.json beside a weights file says; None without one of timm. Raises
+    ModelError for damaged JSON.
+    """
     path = file.with_name(CONFIG)
     content = _content(path)
     if content is None:
         return None
     preset = content.get("pretrained_cfg")
     entries = {**content, **preset} if isinstance(preset, dict) else content
-    fields = {name: entries[name] for name in _Config.__dataclass_fields__ if entries.get(name) is not None}
+    fields = {
+        name: entries[name]
+        for name in _Config.__dataclass_fields__
+        if entries.get(name) is not None
+    }
     config = read_as(_Config, fields, source=str(path), error=ModelError, hint=_HINT)
-    changed = {name: value for name, value in vars(config).items() if value is not None and name != "label_names"}
+    changed = {
+        name: value
+        for name, value in vars(config).items()
+        if value is not None and name != "label_names"
+    }
     names = tuple(config.label_names or ())
     size = None if config.input_size is None else config.input_size[1:]
     architecture = str(content["architecture"])[:200].partition(".")[0]

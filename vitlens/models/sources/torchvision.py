@@ -26,14 +26,20 @@ def torchvision_names() -> list[str]:
 
 
 def build(
-    architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
+    architecture: Architecture,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    pretrained: bool = False,
 ) -> tuple[nn.Module, Preprocessing]:
-    """Return one of torchvision's models, with these weights, its hub's, or random; and the preprocessing of its
-    training."""
+    """Return one of torchvision's models, with these weights, its hub's, or random; and the
+    preprocessing of its training.
+    """
     name = architecture.name
     size = architecture.image_size
     if name not in torchvision_names():
-        raise UnknownNameError("torchvision model", name, torchvision_names(), hint="vitlens models 'torchvision:*'")
+        raise UnknownNameError(
+            "torchvision model", name, torchvision_names(), hint="vitlens models 'torchvision:*'"
+        )
     weights: Any = torchvision.models.get_model_weights(name).DEFAULT
     if pretrained:
         with pretrained_download(f"torchvision:{name}", "https://download.pytorch.org"):
@@ -42,7 +48,9 @@ def build(
                 raise OSError(f"not in the cache: {file}")
             model: nn.Module = torchvision.models.get_model(name, weights=weights)
     else:
-        options: dict[str, Any] = {} if architecture.classes is None else {"num_classes": architecture.classes}
+        options: dict[str, Any] = (
+            {} if architecture.classes is None else {"num_classes": architecture.classes}
+        )
         if size is not None and name.startswith("vit_"):
             options["image_size"] = size[0]
         model = torchvision.models.get_model(name, weights=None, **options)
@@ -51,7 +59,9 @@ def build(
     transforms = weights.transforms()
     crop = (transforms.crop_size[0],) * 2
     resize = transforms.resize_size[0] if size in (None, crop) else None
-    interpolation: Interpolation = "bicubic" if transforms.interpolation.value == "bicubic" else "bilinear"
+    interpolation: Interpolation = (
+        "bicubic" if transforms.interpolation.value == "bicubic" else "bilinear"
+    )
     mean = tuple(transforms.mean or IMAGENET_MEAN)
     std = tuple(transforms.std or IMAGENET_STD)
     return model, Preprocessing(size or crop, resize, interpolation, mean, std)

@@ -21,7 +21,9 @@ _EXACT: Final = 0.0005  # an error, of the largest weight of a row, that needs n
 
 
 def explorer_fragment(explorer: Explorer) -> str:
-    """Return an HTML document that holds only an explorer and fetches nothing, for an iframe of a notebook."""
+    """Return an HTML document that holds only an explorer and fetches nothing, for an iframe of a
+    notebook.
+    """
     return rendered(
         "fragment.html.jinja",
         title=f"Attention explorer: {name(explorer.model)}",
@@ -43,7 +45,9 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
     notes = tuple(map(plain, explorer.notes))
     images = []
     blocks = []
-    for index, (image, photograph, weights) in enumerate(zip(explorer.images, photographs, all_weights)):
+    for index, (image, photograph, weights) in enumerate(
+        zip(explorer.images, photographs, all_weights)
+    ):
         block = f"vl-weights-{index}"
         images.append(_image(explorer, image, photograph, weights, block))
         if weights is not None:
@@ -87,7 +91,11 @@ def as_json(data: Mapping[str, object]) -> Markup:
 
 
 def _image(
-    explorer: Explorer, image: ExplorerImage, picture: pictures.Embedded, weights: Packed | None, block: str
+    explorer: Explorer,
+    image: ExplorerImage,
+    picture: pictures.Embedded,
+    weights: Packed | None,
+    block: str,
 ) -> dict[str, object]:
     height, width = image.picture.shape[:2]
     weights_data = None
@@ -107,13 +115,17 @@ def _image(
 
 
 def _rollout(explorer: Explorer, image: ExplorerImage) -> dict[str, object] | None:
-    """Return the rollout of an image, computed from its weights if it has none and they were not pooled."""
+    """Return the rollout of an image, computed from its weights if it has none and they were not
+    pooled.
+    """
     rows = image.rollout
     if rows is None and explorer.queries == explorer.keys:
         rows = _computed_rollout(image, len(explorer.special))
     if rows is None:
         return None
-    bytes_, maxima = quantised(np.nan_to_num(rows.astype(np.float32)), len(explorer.special), _LEVELS)
+    bytes_, maxima = quantised(
+        np.nan_to_num(rows.astype(np.float32)), len(explorer.special), _LEVELS
+    )
     content = maxima.astype("<f4").tobytes() + bytes_.tobytes()
     return {"layers": len(rows), "levels": _LEVELS, "data": in_base64(content)}
 
@@ -128,7 +140,9 @@ def _computed_rollout(image: ExplorerImage, special: int) -> NDArray[np.floating
 
 
 def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
-    """Return a raw map in 256 steps from its least to its greatest value, averaged over blocks above _MAP rows."""
+    """Return a raw map in 256 steps from its least to its greatest value, averaged over blocks
+    above _MAP rows.
+    """
     grid = np.nan_to_num(np.atleast_2d(values).astype(np.float64))
     for axis in (0, 1):
         if grid.shape[axis] > _MAP:
@@ -137,7 +151,13 @@ def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
     low = float(grid.min())
     high = float(grid.max())
     steps = np.round((grid - low) / ((high - low) or 1) * _LEVELS).astype(np.uint8)
-    return {"name": title, "grid": grid.shape, "low": low, "high": high, "data": in_base64(steps.tobytes())}
+    return {
+        "name": title,
+        "grid": grid.shape,
+        "low": low,
+        "high": high,
+        "data": in_base64(steps.tobytes()),
+    }
 
 
 def _exactness(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterator[str]:
@@ -165,12 +185,17 @@ def _exactness_of(kind: str, explorer: Explorer, weights: Sequence[Packed]) -> I
     if error < _EXACT and has_all_queries and has_all_keys:
         return  # such weights were in as many steps before
     text = (
-        f"Weights of {kind} are kept in {first.levels + 1} steps of their square root; the largest error is "
+        f"Weights of {kind} are kept in {first.levels + 1} steps of their square root; the largest "
+        "error is "
         f"{100 * error:.1f} % of the largest weight of the same row."
     )
     if not has_all_queries:
         rows, columns = first.queries
-        text += f" To keep the page small, their queries are averaged over {rows}x{columns} blocks of patches."
+        text += (
+            f" To keep the page small, their queries are averaged over {rows}x{columns} "
+            "blocks "
+            "of patches."
+        )
     if not has_all_keys:
         rows, columns = first.keys
         text += f" Their keys are added up over {rows}x{columns} blocks."

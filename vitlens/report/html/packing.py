@@ -1,9 +1,10 @@
 """Attention weights as the page holds them: one byte a weight, deflated, in base64.
 
-A row of attention weights has a few large values and many tiny ones, so bytes hold the square root of each weight's
-share of a maximum of the row: w = m * (byte / levels)^2. Special tokens and patches have a maximum each, in float32, as
-CLS often takes most of a row and would leave the patches a few steps. The largest error is about m / levels, at the
-largest weights, and falls with the square root of the weight.
+A row of attention weights has a few large values and many tiny ones, so bytes hold the square root
+of each weight's share of a maximum of the row: w = m * (byte / levels)^2. Special tokens and
+patches have a maximum each, in float32, as CLS often takes most of a row and would leave the
+patches a few steps. The largest error is about m / levels, at the largest weights, and falls with
+the square root of the weight.
 """
 
 import zlib
@@ -27,14 +28,17 @@ _BASE64: Final = 4 / 3
 
 @dataclass(frozen=True)
 class Detail:
-    """The resolution of packed weights: levels of a byte, and the most rows and columns of queries and of keys."""
+    """The resolution of packed weights: levels of a byte, and the most rows and columns of queries
+    and of keys.
+    """
 
     levels: int = 255
     queries: int = 1000
     keys: int = 1000
 
 
-_PLANS: Final = (  # the detail of weights by head, and of layer means, which a page shows for its other images
+# the detail of weights by head, and of layer means, which a page shows for its other images
+_PLANS: Final = (
     (Detail(255), Detail(255)),
     (Detail(255), Detail(127, 7)),
     (Detail(191), Detail(127, 7)),
@@ -52,7 +56,8 @@ _PLANS: Final = (  # the detail of weights by head, and of layer means, which a 
 
 @dataclass(frozen=True)
 class Packed:
-    """Weights (layers, heads, queries, keys) in base64; queries, keys: their grids after the special tokens.
+    """Weights (layers, heads, queries, keys) in base64; queries, keys: their grids after the
+    special tokens.
 
     error: the largest one of this packing, as a share of the largest weight of its row.
     """
@@ -69,7 +74,8 @@ class Packed:
 def packed_explorer(explorer: Explorer, *, budget: int = BUDGET) -> tuple[Packed | None, ...]:
     """Return the weights of each image, of its heads or its layer means; None where it has neither.
 
-    They are packed by the finest plan with which they take at most `budget` bytes, or by the coarsest.
+    They are packed by the finest plan with which they take at most `budget` bytes, or by the
+    coarsest.
     """
     for plan in _PLANS[:-1]:
         if _fits(list(_expected(explorer, plan)), budget):
@@ -151,8 +157,12 @@ def pack(
     )
 
 
-def quantised(rows: NDArray[np.floating], special: int, levels: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return rows (..., keys) as bytes from 0 to `levels`, and their maxima (..., 2), of special tokens and patches."""
+def quantised(
+    rows: NDArray[np.floating], special: int, levels: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return rows (..., keys) as bytes from 0 to `levels`, and their maxima (..., 2), of special
+    tokens and patches.
+    """
     shares = []
     maxima = []
     for part in (rows[..., :special], rows[..., special:]):
@@ -164,7 +174,9 @@ def quantised(rows: NDArray[np.floating], special: int, levels: int) -> tuple[ND
     return steps.clip(0, levels).astype(np.uint8), np.stack(maxima, axis=-1)
 
 
-def restored(bytes_: NDArray[np.uint8], maxima: NDArray[np.float32], special: int, levels: int) -> NDArray[np.float32]:
+def restored(
+    bytes_: NDArray[np.uint8], maxima: NDArray[np.float32], special: int, levels: int
+) -> NDArray[np.float32]:
     """Return the weights that the page computes from bytes and maxima of rows."""
     maximum_of_weight = np.repeat(maxima, (special, bytes_.shape[-1] - special), axis=-1)
     return np.asarray((bytes_ / np.float32(levels)) ** 2 * maximum_of_weight, dtype=np.float32)

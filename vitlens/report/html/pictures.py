@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST: Final = 448  # px, the longer side of a photograph on the page
-CHART: Final = "chart without images"  # the description in the PNG of such a figure, which may be inverted
+CHART: Final = (
+    "chart without images"  # the description in the PNG of such a figure, which may be inverted
+)
 _WIDEST: Final = 1400  # px of a figure
 _DENSITY: Final = 1.15  # px of a figure in each CSS pixel at which it is shown
 _DOTS: Final = 200.0  # an inch, of a picture that does not say
@@ -38,7 +40,9 @@ class Embedded:
 
 
 def figure(path: Path) -> Embedded:
-    """Return a figure from its file: lossless with a palette if that makes no visible difference, else lossy."""
+    """Return a figure from its file: lossless with a palette if that makes no visible difference,
+    else lossy.
+    """
     from PIL import Image
 
     with Image.open(path) as opened:
@@ -47,7 +51,9 @@ def figure(path: Path) -> Embedded:
         is_chart = opened.info.get("Description") == CHART
     width, height = (max(1, round(side / dots * _INCH * _ENLARGED)) for side in picture.size)
     picture = _at_most(picture, min(_WIDEST, round(_DENSITY * max(width, height))))
-    with_palette = picture.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).convert("RGB")
+    with_palette = picture.quantize(
+        _COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE
+    ).convert("RGB")
     difference = np.asarray(with_palette, np.float32) - np.asarray(picture, np.float32)
     if float(np.sqrt(np.mean(difference**2))) <= _VISIBLE:
         uri = _uri(with_palette, lossless=True, quality=20, method=3)
@@ -57,7 +63,9 @@ def figure(path: Path) -> Embedded:
 
 
 def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:
-    """Return pixels (height, width, 3), scaled down to at most `most` px a side; a tiny picture stays exact."""
+    """Return pixels (height, width, 3), scaled down to at most `most` px a side; a tiny picture
+    stays exact.
+    """
     from PIL import Image
 
     picture = _at_most(Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8)), most)

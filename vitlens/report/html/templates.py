@@ -9,16 +9,24 @@ from markupsafe import Markup
 
 _HERE: Final = Path(__file__).parent
 # nothing is fetched from anywhere; the page's own styles and scripts stand in it
-POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY: Final = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+)
 
 
 @cache
 def _environment() -> Environment:
-    return Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    return Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=False,
+    )
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Return a template of this folder with these values; every text that is not Markup is escaped."""
+    """Return a template of this folder with these values; every text that is not Markup is
+    escaped."""
     return _environment().get_template(template).render(**values)
 
 

@@ -1,4 +1,6 @@
-"""Text of a report as HTML: **bold** and `code` are marks, everything else is escaped; terms explain themselves."""
+"""Text of a report as HTML: **bold** and `code` are marks, everything else is escaped; terms
+explain themselves.
+"""
 
 import re
 import shlex
@@ -17,7 +19,12 @@ from vitlens.report.glossary import find_terms
 
 # without a rule for links, images and HTML, none can come about, whatever a name holds
 _PARSER: Final = MarkdownIt("zero").enable(["backticks", "emphasis", "escape"])
-_MARKS: Final = {"strong_open": "<strong>", "strong_close": "</strong>", "em_open": "<em>", "em_close": "</em>"}
+_MARKS: Final = {
+    "strong_open": "<strong>",
+    "strong_close": "</strong>",
+    "em_open": "<em>",
+    "em_close": "</em>",
+}
 
 
 def command_without_paths(line: str) -> str:
@@ -33,13 +40,17 @@ def command_without_paths(line: str) -> str:
 
 
 def _word_without_path(word: str) -> str:
-    """Return a word such as --weights=/a b/c.pth or alias=/a/b@/c/d, in which a path ends at "=", "@" or the end."""
+    """Return a word such as --weights=/a b/c.pth or alias=/a/b@/c/d, in which a path ends at "=",
+    "@" or the end.
+    """
     parts = re.split("([=@])", word)
     return "".join(map(without_machine_paths, parts))
 
 
 def plain(text: str) -> str:
-    """Return a text without its marks, for an attribute or a title; not escaped, as templates escape it."""
+    """Return a text without its marks, for an attribute or a title; not escaped, as templates
+    escape it.
+    """
     pieces = []
     for token in _tokens(text):
         pieces.append(" " if token.type == "softbreak" else token.content)
@@ -52,7 +63,9 @@ def name(text: str) -> str:
 
 
 class Words:
-    """Turns texts into HTML and explains each term of the glossary where a part of the page first uses it."""
+    """Turns texts into HTML and explains each term of the glossary where a part of the page first
+    uses it.
+    """
 
     def __init__(self) -> None:
         self._explained: set[str] = set()
@@ -72,7 +85,9 @@ class Words:
         return Markup("".join(_render(text, lambda run: [escape(run)])))
 
     def _explain(self, run: str) -> Iterator[str]:
-        """Yield a run of plain text, its terms explained in a tooltip that pointing, touch and keyboard open."""
+        """Yield a run of plain text, its terms explained in a tooltip that pointing, touch and
+        keyboard open.
+        """
         at = 0
         for start, end, term in find_terms(run):
             if term.name in self._explained:

@@ -29,11 +29,14 @@ Part = dict[str, Any]  # what the template shows of a figure, a panel or a secti
 
 
 class _Page:
-    """State that the parts of one page share: numbers of figures, explained terms, anchors in use."""
+    """State that the parts of one page share: numbers of figures, explained terms, anchors in
+    use."""
 
     def __init__(self, document: Document, folder: Path) -> None:
         self.folder = folder
-        self.numbers = {figure.name: number for number, figure in enumerate(document.figures, start=1)}
+        self.numbers = {
+            figure.name: number for number, figure in enumerate(document.figures, start=1)
+        }
         self.words = Words()
         self.embedded: list[pictures.Embedded] = []
         self._anchors: set[str] = set()
@@ -41,7 +44,8 @@ class _Page:
     def section(self, section: Section) -> Part:
         """Return a section with its figures as pictures.
 
-        Its `filters` are the title, the field and the values of each tag by which its panels differ.
+        Its `filters` are the title, the field and the values of each tag by which its panels
+        differ.
         """
         figures = list(map(self.figure, section.figures))
         panels = list(map(_panel, section.panels))
@@ -85,10 +89,11 @@ class _Page:
 
 
 def page(document: Document, record: Record) -> str:
-    """Return the whole file: the first page, the attention explorer, sections, folded parts and the glossary.
+    """Return the whole file: the first page, the attention explorer, sections, folded parts and the
+    glossary.
 
-    record: whose settings and models are listed, and whose folder holds the figures, drawn before. No absolute path of
-    the machine is in it, and it fetches nothing (POLICY).
+    record: whose settings and models are listed, and whose folder holds the figures, drawn before.
+    No absolute path of the machine is in it, and it fetches nothing (POLICY).
     """
     parts = _Page(document, record.folder)
     first = document.first

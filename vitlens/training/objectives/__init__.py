@@ -1,1 +1,3 @@
-"""What a training minimises when it does not classify: masked patches, agreement with a teacher, captions."""
+"""What a training minimises when it does not classify: masked patches, agreement with a teacher,
+captions.
+"""

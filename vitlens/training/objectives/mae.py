@@ -1,7 +1,9 @@
-"""The masked autoencoder (He 2022): pixels of masked patches, reconstructed from the patches that are left.
+"""The masked autoencoder (He 2022): pixels of masked patches, reconstructed from the patches that
+are left.
 
-The encoder, our ViT, sees the visible patches alone; a small decoder of the same blocks sees its outputs at their
-places and one learned token at every masked place. The mask depends only on (seed, epoch, key of the image).
+The encoder, our ViT, sees the visible patches alone; a small decoder of the same blocks sees its
+outputs at their places and one learned token at every masked place. The mask depends only on (seed,
+epoch, key of the image).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +24,16 @@ from vitlens.training.augment import uniforms
 
 STREAM: Final = 10  # of random numbers
 _HEAD: Final = 32  # width of a decoder's head
-_NOISE: Final = 0.1  # of normalised pixels: with less contrast in a patch, its noise would be what is reconstructed
+# of normalised pixels: with less contrast in a patch, its noise would be what is reconstructed
+_NOISE: Final = 0.1
 
 Patches = Float[Tensor, "batch patches pixels"]
 
 
 class Reconstruction(NamedTuple):
-    """predicted, target: pixels of every patch, normalised as the loss wants them; masked: which patches were."""
+    """predicted, target: pixels of every patch, normalised as the loss wants them; masked: which
+    patches were.
+    """
 
     predicted: Patches
     target: Patches
@@ -38,8 +43,9 @@ class Reconstruction(NamedTuple):
 class MaskedAutoencoder(nn.Module):
     """An encoder and its decoder.
 
-    settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth; normalise, whether the
-    pixels of a patch are normalised by their mean and standard deviation. Raises InputError for what masks none or all.
+    settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth;
+    normalise, whether the pixels of a patch are normalised by their mean and standard deviation.
+    Raises InputError for what masks none or all.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -59,7 +65,8 @@ class MaskedAutoencoder(nn.Module):
         dim = settings["decoder_dim"]
         if dim < 4 or dim % 4 or settings["decoder_depth"] < 1:
             raise InputError(
-                f"expected decoder_dim divisible by 4 and decoder_depth of at least 1, found {dim} and "
+                f"expected decoder_dim divisible by 4 and decoder_depth of at least 1, found {dim} "
+                "and "
                 f"{settings['decoder_depth']}; try {set_option('decoder_dim', 96)}"
             )
         config = ViTConfig(dim=dim, heads=dim // _HEAD if dim % _HEAD == 0 else 1)
@@ -69,7 +76,9 @@ class MaskedAutoencoder(nn.Module):
         places = fixed_positions("sine-2d", grid=layout.grid, prefix=0, dim=dim)
         self.register_buffer("positions", places, persistent=False)
         self.positions: Tensor
-        self.blocks = nn.Sequential(*(TransformerBlock(config) for _ in range(settings["decoder_depth"])))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(config) for _ in range(settings["decoder_depth"]))
+        )
         self.norm = nn.LayerNorm(dim, eps=NORM_EPSILON)
         self.head = nn.Linear(dim, 3 * layout.patch_size[0] * layout.patch_size[1])
         for part in (self.embed, self.blocks, self.head):
@@ -119,9 +128,11 @@ class MaskedAutoencoder(nn.Module):
 
     @torch.no_grad()
     def pictures(self, images: Images, order: Tensor) -> tuple[Images, Images]:
-        """Return the images with their masked patches in grey, and with them as reconstructed, in [0, 1].
+        """Return the images with their masked patches in grey, and with them as reconstructed, in
+        [0, 1].
 
-        Where the loss wants normalised pixels, each patch's own mean and deviation are put back, as in the paper.
+        Where the loss wants normalised pixels, each patch's own mean and deviation are put back, as
+        in the paper.
         """
         predicted, _, masked = self(images, order)
         prepared = self.model.prepare(images)
@@ -133,19 +144,27 @@ class MaskedAutoencoder(nn.Module):
             predicted = predicted * deviation + mean
         grey = (0.5 - self.model.mean) / self.model.std
         blank = patchified(grey.expand_as(prepared), layout)
-        whole = (unpatchified(torch.where(hidden, each.float(), true), layout) for each in (blank, predicted))
+        whole = (
+            unpatchified(torch.where(hidden, each.float(), true), layout)
+            for each in (blank, predicted)
+        )
         shown, filled = ((each * self.model.std + self.model.mean).clamp(0, 1) for each in whole)
         return shown, filled
 
 
-def masked_error(predicted: Patches, target: Patches, masked: Bool[Tensor, "batch patches"]) -> Float[Tensor, " batch"]:
-    """Return the squared error, mean over a patch's pixels and then over each image's masked patches (He 2022, section
-    3)."""
+def masked_error(
+    predicted: Patches, target: Patches, masked: Bool[Tensor, "batch patches"]
+) -> Float[Tensor, " batch"]:
+    """Return the squared error, mean over a patch's pixels and then over each image's masked
+    patches (He 2022, section 3).
+    """
     error = (predicted.to(target.dtype) - target).square().mean(2)
     return (error * masked).sum(1) / masked.sum(1)
 
 
-def taken(tokens: Float[Tensor, "batch patches dim"], places: Tensor) -> Float[Tensor, "batch some dim"]:
+def taken(
+    tokens: Float[Tensor, "batch patches dim"], places: Tensor
+) -> Float[Tensor, "batch some dim"]:
     """Return the tokens at each image's places (batch, some)."""
     return tokens.gather(1, places[:, :, None].expand(-1, -1, tokens.shape[2]))
 
@@ -165,11 +184,15 @@ def unpatchified(patches: Patches, layout: TokenLayout) -> Images:
 
 
 def moments(patches: Patches) -> tuple[Tensor, Tensor]:
-    """Return each patch's mean, and its standard deviation over its pixels with the noise that is allowed for."""
+    """Return each patch's mean, and its standard deviation over its pixels with the noise that is
+    allowed for.
+    """
     return patches.mean(2, keepdim=True), (patches.var(2, keepdim=True) + _NOISE**2).sqrt()
 
 
 def normalised(patches: Patches) -> Patches:
-    """Return each patch minus its mean, over its standard deviation (He 2022, section 3: better features)."""
+    """Return each patch minus its mean, over its standard deviation (He 2022, section 3: better
+    features).
+    """
     mean, deviation = moments(patches)
     return (patches - mean) / deviation

@@ -1,4 +1,6 @@
-"""The objectives of a training, an entry each. Free of torch: `vitlens train`, reports and docs read it."""
+"""The objectives of a training, an entry each. Free of torch: `vitlens train`, reports and docs
+read it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,17 +11,19 @@ from vitlens.errors import InputError, UnknownNameError, argument, set_option
 from vitlens.names import FeaturePool
 from vitlens.training.recipe import Recipe
 
-COLLAPSE: Final = 0.1  # nats of information about the image in a teacher's outputs, below which they have collapsed
+# nats of information about the image in a teacher's outputs, below which they have collapsed
+COLLAPSE: Final = 0.1
 
 
 @dataclass(frozen=True)
 class TrainingObjective:
     """One objective.
 
-    meaning: what is minimised, in one sentence; source: the paper; needs: of the images, besides the pixels; recipe:
-    its settings for images of 32 px (None: the preset's); settings: its own, which --set changes; module: module:class
-    of what is trained, a `Pretrained` (objectives/pretraining.py), "" where the model itself is; pool: the tokens that
-    its features are read from; classifies: whether the saved model has a classifier.
+    meaning: what is minimised, in one sentence; source: the paper; needs: of the images, besides
+    the pixels; recipe: its settings for images of 32 px (None: the preset's); settings: its own,
+    which --set changes; module: module:class of what is trained, a `Pretrained`
+    (objectives/pretraining.py), "" where the model itself is; pool: the tokens that its features
+    are read from; classifies: whether the saved model has a classifier.
     """
 
     name: str
@@ -34,22 +38,31 @@ class TrainingObjective:
     classifies: bool = False
 
     def changed(self, changes: Mapping[str, Any]) -> dict[str, float | int | bool]:
-        """Return its settings with some changed. Raises InputError for an unknown one, and for a value of another
-        type."""
+        """Return its settings with some changed. Raises InputError for an unknown one, and for a
+        value of another type.
+        """
         settings = dict(self.settings)
         for name, value in changes.items():
             known = ", ".join(settings) or "none"
             if name not in settings:
-                raise InputError(f"expected a setting of {argument('objective', self.name)} ({known}), found {name!r}")
+                raise InputError(
+                    f"expected a setting of {argument('objective', self.name)} ({known}), found "
+                    f"{name!r}"
+                )
             kind = type(settings[name])
             whole = kind is float and isinstance(value, int) and not isinstance(value, bool)
             if not whole and type(value) is not kind:
-                raise InputError(f"expected {name} as in {set_option(name, settings[name])}, found {str(value)!r}")
+                raise InputError(
+                    f"expected {name} as in {set_option(name, settings[name])}, found "
+                    f"{str(value)!r}"
+                )
             settings[name] = kind(value)
         return settings
 
 
-_PLAIN: Final = "from some trials on shapes at 32 px, one seed, with the augmentation of the objective itself"
+_PLAIN: Final = (
+    "from some trials on shapes at 32 px, one seed, with the augmentation of the objective itself"
+)
 _ENTRIES: Final = (
     TrainingObjective(
         "classify",
@@ -62,10 +75,18 @@ _ENTRIES: Final = (
     TrainingObjective(
         "mae",
         "Masked autoencoder",
-        "the squared error of the pixels of masked patches, reconstructed by a small decoder from the patches that are "
+        "the squared error of the pixels of masked patches, reconstructed by a small decoder from "
+        "the patches that are "
         "left",
         "He 2022",
-        recipe=Recipe(epochs=40, batch_size=128, optimiser="muon", learning_rate=2e-3, warmup=0.1, source=_PLAIN),
+        recipe=Recipe(
+            epochs=40,
+            batch_size=128,
+            optimiser="muon",
+            learning_rate=2e-3,
+            warmup=0.1,
+            source=_PLAIN,
+        ),
         settings={"mask_ratio": 0.75, "decoder_dim": 96, "decoder_depth": 2, "normalise": True},
         module="vitlens.training.objectives.mae:MaskedAutoencoder",
         pool="mean",
@@ -73,10 +94,18 @@ _ENTRIES: Final = (
     TrainingObjective(
         "dino",
         "Self-distillation",
-        "the cross-entropy of a student's outputs on crops of an image with those of its teacher, the moving average "
+        "the cross-entropy of a student's outputs on crops of an image with those of its teacher, "
+        "the moving average "
         "of the student, on others",
         "Caron 2021",
-        recipe=Recipe(epochs=30, batch_size=64, learning_rate=2e-3, weight_decay=0.04, warmup=0.1, source=_PLAIN),
+        recipe=Recipe(
+            epochs=30,
+            batch_size=64,
+            learning_rate=2e-3,
+            weight_decay=0.04,
+            warmup=0.1,
+            source=_PLAIN,
+        ),
         settings={
             "local_crops": 4,
             "local_size": 16,
@@ -93,19 +122,28 @@ _ENTRIES: Final = (
     TrainingObjective(
         "clip",
         "Images and captions",
-        "the symmetric cross-entropy (InfoNCE) of telling, within a batch, which caption belongs to an image, and "
+        "the symmetric cross-entropy (InfoNCE) of telling, within a batch, which caption belongs "
+        "to an image, and "
         "which image to a caption",
         "Radford 2021",
         "captions",
         recipe=Recipe(
-            epochs=20, batch_size=128, optimiser="muon", learning_rate=2e-3, warmup=0.1, crop_padding=2, source=_PLAIN
+            epochs=20,
+            batch_size=128,
+            optimiser="muon",
+            learning_rate=2e-3,
+            warmup=0.1,
+            crop_padding=2,
+            source=_PLAIN,
         ),
         settings={"text_dim": 64, "text_depth": 2, "text_heads": 2},
         module="vitlens.training.objectives.clip:ImagesAndCaptions",
         classifies=True,
     ),
 )
-OBJECTIVES: Final[Mapping[str, TrainingObjective]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+OBJECTIVES: Final[Mapping[str, TrainingObjective]] = MappingProxyType(
+    {entry.name: entry for entry in _ENTRIES}
+)
 CLASSIFY: Final = "classify"
 
 

@@ -1,4 +1,5 @@
-"""The checks of the maps of one model, their scores on objects, and the information that they hold."""
+"""The checks of the maps of one model, their scores on objects, and the information that they
+hold."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,8 +46,14 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
-_UNRANKED: Final = Judgement("inconclusive", lack="not finite")  # of maps whose weights were not randomised
-_SCORES: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}  # of maps on objects
+_UNRANKED: Final = Judgement(
+    "inconclusive", lack="not finite"
+)  # of maps whose weights were not randomised
+_SCORES: Final = {
+    "pointing": pointing_hits,
+    "mass": mass_inside,
+    "roc_auc": roc_auc,
+}  # of maps on objects
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
 
 
@@ -54,8 +61,8 @@ Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or basel
 class Removals:
     """Insertion minus deletion by replacement of removed patches.
 
-    gaps: of each method and baseline. shuffled: of the methods' maps of other images, with the replacements that judge;
-    empty if all images are of one source.
+    gaps: of each method and baseline. shuffled: of the methods' maps of other images, with the
+    replacements that judge; empty if all images are of one source.
     """
 
     gaps: Mapping[str, Gaps]
@@ -66,10 +73,10 @@ class Removals:
 class CheckedMaps:
     """The methods of one model, checked on the same images.
 
-    images, targets, functions: what was explained, on the model's device. results: of `league`. groups, sources (n,):
-    of the images, and the photograph of each. substrates: other replacements of removed patches; those that the model
-    does not have are skipped. steadiness: True to shift the images. Patches are removed, and images shifted, when the
-    results are first read.
+    images, targets, functions: what was explained, on the model's device. results: of `league`.
+    groups, sources (n,): of the images, and the photograph of each. substrates: other replacements
+    of removed patches; those that the model does not have are skipped. steadiness: True to shift
+    the images. Patches are removed, and images shifted, when the results are first read.
     """
 
     model: Model
@@ -86,7 +93,9 @@ class CheckedMaps:
 
     @property
     def count(self) -> int:
-        """Return the number of images on which other replacements, and maps of other images, are tried."""
+        """Return the number of images on which other replacements, and maps of other images, are
+        tried.
+        """
         return min(OTHER_IMAGES, len(self.images))
 
     @property
@@ -104,7 +113,9 @@ class CheckedMaps:
         """Return insertion minus deletion with every replacement of removed patches."""
         main = self.settings.substrate
         alternatives = [
-            name for name in dict.fromkeys(self.substrates) if name != main and has_substrate(self.model, name)
+            name
+            for name in dict.fromkeys(self.substrates)
+            if name != main and has_substrate(self.model, name)
         ]
         judging = judged_by({main, *alternatives, IMPUTED})
         maps = {checks.name: checks.maps[: self.count] for checks in self.results}
@@ -114,7 +125,9 @@ class CheckedMaps:
         passes = len(alternatives)
         if shuffled_maps:
             passes += len(judging)
-        with progress("Checking on other substrates", passes * self.count, quiet=self.quiet) as advance:
+        with progress(
+            "Checking on other substrates", passes * self.count, quiet=self.quiet
+        ) as advance:
             for name in alternatives:
                 gaps[name] = self._gaps(name, maps, advance)
             if shuffled_maps:
@@ -129,7 +142,9 @@ class CheckedMaps:
         images = self.images[:STEADY_IMAGES]
         targets = self.targets[:STEADY_IMAGES]
         results = {}
-        with progress("Disturbing images", len(self.functions), unit="methods", quiet=self.quiet) as advance:
+        with progress(
+            "Disturbing images", len(self.functions), unit="methods", quiet=self.quiet
+        ) as advance:
             for name, explain in self.functions.items():
                 checks = self.by_name[name]
                 maps = None  # the results hold zeros in place of maps that are not finite
@@ -140,9 +155,17 @@ class CheckedMaps:
         return results
 
     def means(
-        self, values: Tensor, *, unit: str = "", seed: int = 0, least: float = -1.0, most: float = 1.0
+        self,
+        values: Tensor,
+        *,
+        unit: str = "",
+        seed: int = 0,
+        least: float = -1.0,
+        most: float = 1.0,
     ) -> list[Estimate]:
-        """Return the mean of each row of values (cases, n) of the first n images; intervals end at least and most."""
+        """Return the mean of each row of values (cases, n) of the first n images; intervals end at
+        least and most.
+        """
         groups = self.groups
         if groups is not None:
             groups = groups[: values.shape[1]]
@@ -159,7 +182,9 @@ class CheckedMaps:
         return other_images(sources, seed=self.settings.seed)
 
     def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
-        """Yield the row of each method in each check. on_object: the scores of its maps on objects, if masks exist."""
+        """Yield the row of each method in each check. on_object: the scores of its maps on objects,
+        if masks exist.
+        """
         passing = []
         weight_checks = []
         for name in self.methods:
@@ -188,8 +213,12 @@ class CheckedMaps:
             return {}
         return {name: maps[name][other_indices] for name in self.methods}
 
-    def _gaps(self, substrate: Any, maps: Mapping[str, AnyMaps], advance: Advance) -> dict[str, Tensor]:
-        """Return insertion minus deletion of maps of the first images, by name, with one replacement."""
+    def _gaps(
+        self, substrate: Any, maps: Mapping[str, AnyMaps], advance: Advance
+    ) -> dict[str, Tensor]:
+        """Return insertion minus deletion of maps of the first images, by name, with one
+        replacement.
+        """
         settings = self.settings
         steps = OTHER_STEPS
         if substrate == settings.substrate:
@@ -215,7 +244,9 @@ class CheckedMaps:
         return randomisation.judged(groups=self.groups, seed=self.settings.seed)
 
     def _removal_rows(self, candidates: Sequence[str]) -> Iterator[MapCheckRow]:
-        """Yield the removal checks of each method. candidates: the methods of which the best one leads."""
+        """Yield the removal checks of each method. candidates: the methods of which the best one
+        leads.
+        """
         removals = self.removals
         for substrate in judged_by(removals.gaps):
             gaps = removals.gaps[substrate]
@@ -242,15 +273,20 @@ class CheckedMaps:
                 )
 
     def _margin(self, gaps: Tensor, other: Tensor) -> Estimate:
-        """Return the paired difference on the images of both, corrected for the number of methods."""
+        """Return the paired difference on the images of both, corrected for the number of
+        methods."""
         count = min(len(gaps), len(other))
         differences = gaps[:count] - other[:count]
         (mean,) = self.means(differences[None], least=-MOST_APART, most=MOST_APART)
-        return widened(replace(mean, n=count), len(self.methods), least=-MOST_APART, most=MOST_APART)
+        return widened(
+            replace(mean, n=count), len(self.methods), least=-MOST_APART, most=MOST_APART
+        )
 
 
 def map_rows(alias: str, maps: Sequence[tuple[str, Maps]], split: Split) -> list[MapRow]:
-    """Return the row of each kind of map of the split's images; with the pointing game if masks exist."""
+    """Return the row of each kind of map of the split's images; with the pointing game if masks
+    exist.
+    """
     groups = None
     if split.groups is not None:
         groups = split.groups.numpy()
@@ -295,9 +331,9 @@ def on_object_rows(
 ) -> list[OnObjectRow]:
     """Return one score of each kind of map of one model, with its name, on the same images.
 
-    Images without an object are left out, and, except for pointing, those without background. All tensors are on the
-    CPU. groups (n,): of the images. sources (n,): the photograph of each image (None: its group); no baseline is of the
-    same one.
+    Images without an object are left out, and, except for pointing, those without background. All
+    tensors are on the CPU. groups (n,): of the images. sources (n,): the photograph of each image
+    (None: its group); no baseline is of the same one.
     """
     if sources is None:
         sources = groups
@@ -351,7 +387,9 @@ def _means(score: str, values: Tensor, groups: Tensor | None, seed: int) -> list
     return estimates(values, groups=groups, seed=seed, least=0.0, most=1.0)
 
 
-def _gains(score: str, values: Tensor, chances: Tensor, groups: Tensor | None, seed: int) -> list[Estimate]:
+def _gains(
+    score: str, values: Tensor, chances: Tensor, groups: Tensor | None, seed: int
+) -> list[Estimate]:
     """Return the mean paired difference of each row of scores from that of its baseline."""
     gains = estimates(values - chances, groups=groups, seed=seed, least=-1.0, most=1.0)
     if score != "pointing":

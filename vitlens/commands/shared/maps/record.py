@@ -2,13 +2,14 @@
 
 A map passes if all of these hold:
 
-- Removing patches in its order has a larger effect than in three other orders, with two replacements of removed
+- Removing patches in its order has a larger effect than in three other orders, with two
+  replacements of removed
   patches. These are the orders of a random map, a map of the centre, and its maps of other images.
 - It changes when the weights are randomised.
 - It stays in place under shifts of at most one pixel.
 
-Otherwise its verdict says what it lacks: a row holds the reasons as words of `Lack`, and `JudgedMap` puts them into a
-sentence.
+Otherwise its verdict says what it lacks: a row holds the reasons as words of `Lack`, and
+`JudgedMap` puts them into a sentence.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -34,7 +35,13 @@ BASELINES: Final = {
     SHUFFLED: "its maps of other images",
 }
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
-JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")  # replacements; no method chooses by the first ones
+JUDGING: Final = (
+    IMPUTED,
+    "mean",
+    "black",
+    "absent",
+    "blur",
+)  # replacements; no method chooses by the first ones
 REMOVALS: Final = 2  # replacements with which a map is judged
 WEIGHTS = "weights"
 SHIFTS = "shifts"
@@ -84,9 +91,11 @@ _LACKS: Final[Mapping[Lack, str]] = {  # as predicates
     "not finite": "has maps that are not finite, so that the weights were not randomised",
     "uniform maps": "may ignore the weights (all its maps are uniform)",
     "few images": f"may ignore the weights (fewer than {ENOUGH} images have a usable map)",
-    "predictions unchanged": f"may ignore the weights (random weights keep {percent(KEPT)} or more of the predictions, "
+    "predictions unchanged": f"may ignore the weights (random weights keep {percent(KEPT)} or more "
+    "of the predictions, "
     "so no map had to change)",
-    "interval holds the threshold": "may ignore the weights (when these are randomised its maps still correlate with "
+    "interval holds the threshold": "may ignore the weights (when these are randomised its maps "
+    "still correlate with "
     f"those before by about {SIMILAR:g}, the limit)",
     "jumps": "jumps when images are shifted by at most a pixel",
     "may jump": "may move when images are shifted by at most a pixel",
@@ -103,9 +112,9 @@ _FAULTS: Final[Mapping[Lack, str]] = {  # short enough for a figure
 class OnObjectRow(OfModel):
     """The score of maps on objects with known masks, averaged over images.
 
-    score: pointing (the maximum lies on the object), mass (the share of mass on the object), or roc_auc. baseline: the
-    map that ignores the image with the highest mean. difference: paired, in percentage points. layer, head: of maps of
-    one layer or head.
+    score: pointing (the maximum lies on the object), mass (the share of mass on the object), or
+    roc_auc. baseline: the map that ignores the image with the highest mean. difference: paired, in
+    percentage points. layer, head: of maps of one layer or head.
     """
 
     maps: str = col("maps")
@@ -132,14 +141,15 @@ class OnObjectRow(OfModel):
 class MapRow(OfModel):
     """The maps of one method or layer, averaged over images; rows of commands add to it.
 
-    maps: their name in metrics. pointing: the share of maps whose highest value lies on the object. of_baseline: the
-    same of the best map that ignores the image. difference: paired over images. Values are None without masks, or with
-    too few images.
+    maps: their name in metrics. pointing: the share of maps whose highest value lies on the object.
+    of_baseline: the same of the best map that ignores the image. difference: paired over images.
+    Values are None without masks, or with too few images.
     """
 
     maps: str = col("name in metrics")
     information: Estimate = col(
-        "information", term="log2 of the number of patches minus the entropy of the map; 0 bits for a uniform map"
+        "information",
+        term="log2 of the number of patches minus the entropy of the map; 0 bits for a uniform map",
     )
     by_place: Estimate | None = col(
         "the same in other images",
@@ -147,7 +157,10 @@ class MapRow(OfModel):
         default=None,
     )
     pointing: Estimate | None = col(
-        "highest point on the object", better="higher", metric="localisation/{model}/pointing/{maps}", default=None
+        "highest point on the object",
+        better="higher",
+        metric="localisation/{model}/pointing/{maps}",
+        default=None,
     )
     baseline: str | None = col("best map that ignores the image", default=None)
     of_baseline: Estimate | None = col("of a map that ignores the image", default=None)
@@ -169,7 +182,9 @@ def fixed_maps(rows: Sequence[Row]) -> list[Row]:
 
 @dataclass(frozen=True)
 class MixedHeadsRow:
-    """One attention module that mixes the weights over heads after the softmax (talking heads, CaiT)."""
+    """One attention module that mixes the weights over heads after the softmax (talking heads,
+    CaiT).
+    """
 
     module: str
 
@@ -177,7 +192,8 @@ class MixedHeadsRow:
 def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
     """Return a note that the weights are those before the mixing."""
     return say(
-        "In {{ n }} layer{{ n|s }} (talking heads) a linear map mixes the attention weights over heads. The weights "
+        "In {{ n }} layer{{ n|s }} (talking heads) a linear map mixes the attention weights over "
+        "heads. The weights "
         "here are those before it, not those that multiply the values.",
         n=len(rows),
     )
@@ -187,9 +203,10 @@ def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
 class MapCheckRow(OfModel):
     """One check of the maps of one method.
 
-    value: its score. baseline: the hardest baseline. margin: the paired difference from it, corrected for the number of
-    methods. lacks: why it does not pass. behind: the best method minus this one in the same check; None for the best.
-    needed: True if the verdict depends on this check.
+    value: its score. baseline: the hardest baseline. margin: the paired difference from it,
+    corrected for the number of methods. lacks: why it does not pass. behind: the best method minus
+    this one in the same check; None for the best. needed: True if the verdict depends on this
+    check.
     """
 
     method: str = col("method")
@@ -225,8 +242,9 @@ class MapCheckRow(OfModel):
 class JudgedMap(OfModel):
     """The verdict on one method of a model.
 
-    lacks: why it does not pass, as a predicate. fault: why it fails, short enough for a figure. not_passed: checks.
-    value, baseline, margin: of the first removal check. alike: True if its score is not significantly below the best.
+    lacks: why it does not pass, as a predicate. fault: why it fails, short enough for a figure.
+    not_passed: checks. value, baseline, margin: of the first removal check. alike: True if its
+    score is not significantly below the best.
     """
 
     method: str = col("method")
@@ -234,11 +252,13 @@ class JudgedMap(OfModel):
     lacks: str = col("lacks", unit="text")
     fault: str = col("fault")
     not_passed: tuple[str, ...] = col(
-        "not passed", term="the checks that a map fails, that could not decide, or that were not run"
+        "not passed",
+        term="the checks that a map fails, that could not decide, or that were not run",
     )
     value: Estimate | None = col(
         "removal score",
-        term="the area under the target's probability when patches are removed from the lowest up, minus that when "
+        term="the area under the target's probability when patches are removed from the lowest up, "
+        "minus that when "
         "they are removed from the highest down; 0 for a random order",
         default=None,
     )
@@ -256,11 +276,15 @@ class JudgedMap(OfModel):
     def missing(self) -> str:
         """Return the checks that it does not pass, as a predicate."""
         checks = list(map(finalize, self.not_passed))
-        return say("did not pass the check{{ checks|s }} {{ names }}", checks=checks, names=listed(checks))
+        return say(
+            "did not pass the check{{ checks|s }} {{ names }}", checks=checks, names=listed(checks)
+        )
 
 
 def judged_by(replacements: Collection[str]) -> list[str]:
-    """Return the replacements of removed patches with which maps are judged, of those that were tried."""
+    """Return the replacements of removed patches with which maps are judged, of those that were
+    tried.
+    """
     judging = [name for name in JUDGING if name in replacements]
     return judging[:REMOVALS]
 
@@ -275,14 +299,17 @@ def removal_check(
     usable: int,
     behind: Estimate | None = None,
 ) -> MapCheckRow:
-    """Return the check that removing patches in the order of a map has a larger effect than in that of each baseline.
+    """Return the check that removing patches in the order of a map has a larger effect than in that
+    of each baseline.
 
-    margins: the paired differences from the baselines, corrected for the number of methods. usable: the number of maps
-    that are finite and not uniform.
+    margins: the paired differences from the baselines, corrected for the number of methods. usable:
+    the number of maps that are finite and not uniform.
     """
     hardest = min(margins, key=lambda name: margins[name].value)
     state: State = "pass"
-    lacks: tuple[Any, ...] = tuple(name for name in margins if beyond(margins[name], 0.0) is not Side.ABOVE)
+    lacks: tuple[Any, ...] = tuple(
+        name for name in margins if beyond(margins[name], 0.0) is not Side.ABOVE
+    )
     if not usable:
         state = "fail"
         lacks = ("unusable maps",)
@@ -310,7 +337,9 @@ def removal_check(
 
 
 def map_check(model: str, method: str, check: str, judged: Judgement) -> MapCheckRow:
-    """Return the check that maps change with the weights (WEIGHTS), or follow shifts of at most one pixel (SHIFTS)."""
+    """Return the check that maps change with the weights (WEIGHTS), or follow shifts of at most one
+    pixel (SHIFTS).
+    """
     lacks: tuple[Any, ...] = ()
     if judged.lack:
         lacks = (judged.lack,)
@@ -318,7 +347,9 @@ def map_check(model: str, method: str, check: str, judged: Judgement) -> MapChec
 
 
 def object_check(row: OnObjectRow) -> MapCheckRow:
-    """Return the check that maps lie on the object more than maps that ignore the image; no verdict depends on it."""
+    """Return the check that maps lie on the object more than maps that ignore the image; no verdict
+    depends on it.
+    """
     state: State = "warn"
     if row.above:
         state = "pass"
@@ -335,7 +366,9 @@ def object_check(row: OnObjectRow) -> MapCheckRow:
 
 
 def judged_maps(rows: Sequence[MapCheckRow]) -> tuple[JudgedMap, ...]:
-    """Return the verdicts on all methods of one model, sorted by verdict, then by the score of the first removal."""
+    """Return the verdicts on all methods of one model, sorted by verdict, then by the score of the
+    first removal.
+    """
     needed = [row for row in rows if row.needed]
     verdicts = []
     for method, checks in by(needed, "method").items():
@@ -402,7 +435,9 @@ def _untested(by_check: Collection[str], removals: Sequence[MapCheckRow]) -> lis
     return untested
 
 
-def _reasons(rows: Sequence[MapCheckRow], removals: Sequence[MapCheckRow], untested: Sequence[str]) -> list[str]:
+def _reasons(
+    rows: Sequence[MapCheckRow], removals: Sequence[MapCheckRow], untested: Sequence[str]
+) -> list[str]:
     """Return why a method does not pass, as predicates."""
     reasons = []
     for lacks, checks in by(removals, "lacks").items():

@@ -1,4 +1,6 @@
-"""The part of a report on the checks of maps: claims on which map you can trust and on faults, and one chart."""
+"""The part of a report on the checks of maps: claims on which map you can trust and on faults, and
+one chart.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -21,13 +23,16 @@ _UNIFORM: Final = 0.05  # share of unusable maps up to which there is nothing to
 _BLANK: Final = "The maps of {{ blank|join(' and ') }} for {{ alias }} show nothing"
 _SAYS: Final = {
     "pass": "You can trust **{{ best.method }}** for **{{ alias }}**: it passes every check"
-    "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. Removing patches in its "
+    "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. "
+    "Removing patches in its "
     "order exceeds {{ best.baseline }}, the hardest baseline, by {{ best.margin|alone }}"
     "{% if alike %}; {{ alike|names(3) }} {{ alike|are }} not measurably worse{% endif %}.",
     "inconclusive": "Do not trust a map of **{{ alias }}** yet. **{{ best.method }}**"
-    "{% if judged|length > 1 %}, the closest of {{ judged|length }} methods,{% endif %} {{ best.missing|whole }} "
+    "{% if judged|length > 1 %}, the closest of {{ judged|length }} methods,{% endif %} "
+    "{{ best.missing|whole }} "
     "(failed or undecided).",
-    "": "No map of **{{ alias }}** passes every check. **{{ best.method }}**{% if judged|length > 1 %}, the closest of "
+    "": "No map of **{{ alias }}** passes every check. "
+    "**{{ best.method }}**{% if judged|length > 1 %}, the closest of "
     "{{ judged|length }} methods,{% endif %} {{ best.missing|whole }}.",
 }
 _TITLES: Final = {
@@ -37,10 +42,14 @@ _TITLES: Final = {
 }
 
 
-def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: str = "") -> Iterator[Claim]:
-    """Yield which map of a model you can trust, which methods ignore the weights, and which are below a baseline.
+def map_claims(
+    alias: str, rows: Sequence[MapCheckRow], *, images: int, place: str = ""
+) -> Iterator[Claim]:
+    """Yield which map of a model you can trust, which methods ignore the weights, and which are
+    below a baseline.
 
-    rows: checks of its methods. images: the number of images that were checked. place: the figure of the checks.
+    rows: checks of its methods. images: the number of images that were checked. place: the figure
+    of the checks.
     """
     judged = judged_maps(rows)
     if not judged:
@@ -50,16 +59,20 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
         yield unjudged("maps", alias, because)
         return
     yield _best_map_claim(alias, judged, place)
-    ignoring = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)]
+    ignoring = [
+        row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)
+    ]
     if ignoring:
         worst = max(ignoring, key=lambda row: _size(row.value))
         yield found(
             "maps that ignore the weights",
             alias,
-            "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of **{{ alias }}** are "
+            "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of "
+            "**{{ alias }}** are "
             "randomised: {{ worst.method }} keeps a rank correlation of {{ effect|alone }}.",
             worst.value,
-            brief="The maps by {{ names|names }} hardly change when the weights of **{{ alias }}** are randomised, so "
+            brief="The maps by {{ names|names }} hardly change when the weights of **{{ alias }}** "
+            "are randomised, so "
             "they do not explain it.",
             given={"names": _methods_of(ignoring), "worst": worst, "alias": alias},
             kind="hidden fault",
@@ -73,10 +86,12 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
         yield found(
             "maps below a baseline",
             alias,
-            "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse than a baseline: "
+            "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse "
+            "than a baseline: "
             "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}.",
             worst.margin,
-            brief="The maps by {{ names|names }} order the patches of **{{ alias }}** worse than a baseline map does.",
+            brief="The maps by {{ names|names }} order the patches of **{{ alias }}** worse than a "
+            "baseline map does.",
             given={"names": _methods_of(behind), "worst": worst, "alias": alias},
             kind="hidden fault",
             reference=0.0,
@@ -141,9 +156,11 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
             unit = "" if closest else " checks passed"
             closest.append(f"{name} ({_count_checks(best, rows)}{unit})")
     return say(
-        "{% if trusted %}You can trust {{ trusted_maps }}, shown to{% else %}None yet: none is shown to{% endif %} "
+        "{% if trusted %}You can trust {{ trusted_maps }}, shown to{% else %}None yet: none is "
+        "shown to{% endif %} "
         "mark patches that matter (two tests), depend on the weights and survive one-pixel shifts."
-        "{% if closest %} {% if trusted %}No other map passes all checks; the{% else %}The{% endif %} closest "
+        "{% if closest %} {% if trusted %}No other map passes all checks; "
+        "the{% else %}The{% endif %} closest "
         "{{ closest|are }} {{ closest_maps }}.{% endif %}",
         trusted=trusted,
         trusted_maps=listed(trusted),
@@ -160,16 +177,22 @@ def _count_checks(judged: JudgedMap, checks: Sequence[MapCheckRow]) -> str:
         if row.method == judged.method and row.needed:
             needed += 1
             passed += row.state == "pass"
-    return say("{{ passed }} of {{ n }}", passed=passed, n=max(needed, passed + len(judged.not_passed)))
+    return say(
+        "{{ passed }} of {{ n }}", passed=passed, n=max(needed, passed + len(judged.not_passed))
+    )
 
 
-def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_title: bool = False) -> Iterator[Claim]:
+def uniform_claim(
+    alias: str, unusable: Mapping[str, int], images: int, *, is_title: bool = False
+) -> Iterator[Claim]:
     """Yield the claim about maps that show nothing.
 
-    It names the methods whose maps are all uniform or not finite, or else the method with most such maps.
+    It names the methods whose maps are all uniform or not finite, or else the method with most such
+    maps.
 
-    unusable: the number of such maps by method. images: the number that each method explains. is_title: True if the
-    report is about these maps, so that its title says if no method shows anything.
+    unusable: the number of such maps by method. images: the number that each method explains.
+    is_title: True if the report is about these maps, so that its title says if no method shows
+    anything.
     """
     if not any(unusable.values()):
         return
@@ -179,8 +202,10 @@ def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_ti
         yield found(
             "uniform maps",
             alias,
-            "{% if images > 1 %}All {{ images }} maps{% else %}The map{% endif %} of {{ blank|names }} for "
-            "**{{ alias }}** {% if images > 1 or blank|length > 1 %}are{% else %}is{% endif %} uniform or not finite: "
+            "{% if images > 1 %}All {{ images }} maps{% else %}The map{% endif %} of "
+            "{{ blank|names }} for "
+            "**{{ alias }}** {% if images > 1 or blank|length > 1 %}are{% else %}is{% endif %} "
+            "uniform or not finite: "
             "nothing is drawn.",
             wilson(images, images),
             headline=_BLANK if is_title and nothing_shown else "",
@@ -197,7 +222,8 @@ def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_ti
         yield found(
             "uniform maps",
             alias,
-            "{{ count }} of {{ images }} maps of **{{ worst }}** for **{{ alias }}** are uniform or not finite: they "
+            "{{ count }} of {{ images }} maps of **{{ worst }}** for **{{ alias }}** are uniform "
+            "or not finite: they "
             "show nothing.",
             share,
             given={"count": unusable[worst], "images": images, "worst": worst, "alias": alias},
@@ -207,7 +233,9 @@ def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_ti
 
 
 def count_uniform(maps: Iterable[NDArray[np.floating]]) -> int:
-    """Return the number of maps (rows, columns) that are constant or have values that are not finite."""
+    """Return the number of maps (rows, columns) that are constant or have values that are not
+    finite.
+    """
     count = 0
     for values in maps:
         if flaw_of(np.asarray(values, float)):
@@ -220,7 +248,8 @@ def checks_chart(rows: Rows) -> Chart:
     return Chart(
         "checks",
         matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
-        "Methods by checks, with their scores: ✓ passed, ~ better than random only, ✗ failed, ? undecided. The "
+        "Methods by checks, with their scores: ✓ passed, ~ better than random only, ✗ failed, ? "
+        "undecided. The "
         "object does not affect the verdict.",
         title="Checks of the maps of {{ first.model }}",
         rows=rows,

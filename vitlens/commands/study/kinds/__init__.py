@@ -1,1 +1,3 @@
-"""Controlled comparisons that `vitlens study --kind` trains: their variants, measurements and reports."""
+"""Controlled comparisons that `vitlens study --kind` trains: their variants, measurements and
+reports.
+"""

@@ -1,10 +1,11 @@
 """The choice among several variants: one rule and its sentences; free of torch.
 
-Of the candidates that are shown to lose at most MARGIN points against the best (the whole interval of the paired
-difference), the cheapest is chosen. A candidate that is neither shown to be within the margin nor significantly worse
-is undecided. If an undecided one is cheaper, or may be better by more than the margin, the outcome depends on what the
-comparison can detect: if it would have detected a difference of DETECTED points from every undecided one, the cheapest
-of all is chosen, else the choice is inconclusive.
+Of the candidates that are shown to lose at most MARGIN points against the best (the whole interval
+of the paired difference), the cheapest is chosen. A candidate that is neither shown to be within
+the margin nor significantly worse is undecided. If an undecided one is cheaper, or may be better by
+more than the margin, the outcome depends on what the comparison can detect: if it would have
+detected a difference of DETECTED points from every undecided one, the cheapest of all is chosen,
+else the choice is inconclusive.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, POWER, Estimate
 
 MARGIN: Final = 2.0  # points that a cheaper candidate may lose
-DETECTED: Final = 5.0  # points: a comparison that would have detected this may call candidates alike
+DETECTED: Final = (
+    5.0  # points: a comparison that would have detected this may call candidates alike
+)
 _NAMED: Final = 3  # candidates in a title
 _LARGEST: Final = 100.0  # points: the largest difference of two accuracies
 
@@ -29,9 +32,10 @@ Outcome = Literal["best", "cheaper", "no difference", "inconclusive"]
 class Candidate:
     """One of those to choose from.
 
-    value: higher is better. costs: by name; the first in which two candidates differ decides. gap: its value minus that
-    of the best, paired, in points (None: it is the best). p: of the gap, after Holm. detectable: the smallest true gap
-    that the comparison detects with a probability of 80 %, points.
+    value: higher is better. costs: by name; the first in which two candidates differ decides. gap:
+    its value minus that of the best, paired, in points (None: it is the best). p: of the gap, after
+    Holm. detectable: the smallest true gap that the comparison detects with a probability of 80 %,
+    points.
     """
 
     name: str
@@ -61,8 +65,9 @@ class Candidate:
 class Choice:
     """The result of comparing all candidates with the best.
 
-    best: the highest. cheapest: of those that are not shown to be worse. within, undecided, worse: the others.
-    detectable: the smallest difference from every undecided one that would have been detected (None: unknown).
+    best: the highest. cheapest: of those that are not shown to be worse. within, undecided, worse:
+    the others. detectable: the smallest difference from every undecided one that would have been
+    detected (None: unknown).
     """
 
     outcome: Outcome
@@ -80,7 +85,9 @@ class Choice:
 
 
 def choose(candidates: Sequence[Candidate]) -> Choice:
-    """Return the choice among candidates, exactly one of which is the best; of equal costs the first."""
+    """Return the choice among candidates, exactly one of which is the best; of equal costs the
+    first.
+    """
     best: list[Candidate] = []
     within: list[Candidate] = []
     worse: list[Candidate] = []
@@ -118,7 +125,9 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 
 def _detectable(candidates: Sequence[Candidate]) -> float | None:
-    """Return the smallest gap that is detectable for every candidate; None where that is unknown for one."""
+    """Return the smallest gap that is detectable for every candidate; None where that is unknown
+    for one.
+    """
     gaps = [candidate.detectable for candidate in candidates if candidate.detectable is not None]
     if not gaps or len(gaps) < len(candidates):
         return None
@@ -126,15 +135,21 @@ def _detectable(candidates: Sequence[Candidate]) -> float | None:
 
 
 _SENTENCES: Final[Mapping[Outcome, str]] = {
-    "best": "Take **{{ chosen.name }}**: the highest {{ what }}, {{ chosen.value }}{% if has_cheaper %}; no cheaper "
-    "variant is shown to be within {{ margin }} points of it{% else %}, and none is cheaper{% endif %}.",
-    "cheaper": "Take **{{ chosen.name }}**: {{ what }} {{ chosen.value }}, {{ chosen.gap|alone }} from the highest "
+    "best": "Take **{{ chosen.name }}**: the highest {{ what }}, "
+    "{{ chosen.value }}{% if has_cheaper %}; no cheaper "
+    "variant is shown to be within {{ margin }} points of it{% else %}, and none is "
+    "cheaper{% endif %}.",
+    "cheaper": "Take **{{ chosen.name }}**: {{ what }} {{ chosen.value }}, {{ chosen.gap|alone }} "
+    "from the highest "
     "(**{{ best.name }}**){{ price }}.",
-    "no difference": "{{ alike|names }} do not differ measurably; a difference of {{ detectable }} points would "
+    "no difference": "{{ alike|names }} do not differ measurably; a difference of {{ detectable }} "
+    "points would "
     "have been detected. "
     "Take the cheapest, **{{ chosen.name }}**: {{ what }} {{ chosen.value }}{{ price }}.",
-    "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, but "
-    "{{ alike|names }} do not differ significantly{% if detectable %}; a difference below {{ detectable }} points may "
+    "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, "
+    "but "
+    "{{ alike|names }} do not differ significantly{% if detectable %}; a difference below "
+    "{{ detectable }} points may "
     "have been missed{% endif %}. The cheapest is **{{ chosen.name }}**{{ price }}.",
 }
 _TITLES: Final[Mapping[Outcome, str]] = {
@@ -194,11 +209,15 @@ def _first_names(candidates: Sequence[Candidate]) -> Marked:
 def _has_cheaper(choice: Choice) -> bool:
     """Return True if a candidate is cheaper than the chosen one."""
     costs = tuple(choice.cheapest.costs.values())
-    return any(tuple(candidate.costs.values()) < costs for candidate in (*choice.alike, *choice.worse))
+    return any(
+        tuple(candidate.costs.values()) < costs for candidate in (*choice.alike, *choice.worse)
+    )
 
 
 def _price(choice: Choice) -> Marked:
-    """Return the first cost in which the chosen candidate differs from the best, as a ratio; "" if none does."""
+    """Return the first cost in which the chosen candidate differs from the best, as a ratio; "" if
+    none does.
+    """
     for name, cost in choice.cheapest.costs.items():
         cost_of_best = choice.best.costs[name]
         if cost != cost_of_best:
@@ -210,7 +229,8 @@ def _price(choice: Choice) -> Marked:
 def compared_with_best(choice: Choice) -> str:
     """Return a sentence that compares the candidates with the best."""
     return say(
-        "**{{ best }}** has the highest accuracy.{% if worse %} Significantly lower: {{ worse|names }}.{% endif %}"
+        "**{{ best }}** has the highest accuracy.{% if worse %} Significantly lower: "
+        "{{ worse|names }}.{% endif %}"
         "{% if within %} At most {{ margin }} points lower: {{ within|names }}.{% endif %}"
         "{% if undecided %} Undecided: {{ undecided|names }}.{% endif %}",
         best=choice.best.name,
@@ -223,7 +243,11 @@ def compared_with_best(choice: Choice) -> str:
 
 def undetectable(choice: Choice) -> str:
     """Return which differences from the best may have been missed; "" where that is unknown."""
-    gaps = [candidate.detectable for candidate in (*choice.alike, *choice.worse) if candidate.detectable is not None]
+    gaps = [
+        candidate.detectable
+        for candidate in (*choice.alike, *choice.worse)
+        if candidate.detectable is not None
+    ]
     if not gaps:
         return ""
     ends = [in_points(min(gaps)), in_points(max(gaps))]
@@ -237,7 +261,9 @@ def undetectable(choice: Choice) -> str:
 
 
 def in_points(detectable: float) -> Marked:
-    """Return a detectable difference in words; it can exceed the largest there is if few seeds differ."""
+    """Return a detectable difference in words; it can exceed the largest there is if few seeds
+    differ.
+    """
     if detectable < _LARGEST:
         return Marked(number(detectable, 1))
     return Marked(f"over {_LARGEST:g}")

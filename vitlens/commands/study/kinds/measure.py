@@ -1,4 +1,6 @@
-"""`vitlens study --kind`: train every variant of a kind with several seeds, compare them, and look into them."""
+"""`vitlens study --kind`: train every variant of a kind with several seeds, compare them, and look
+into them.
+"""
 
 import json
 import os
@@ -12,7 +14,15 @@ from vitlens.commands.run.load import print_data
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.resume import resumed
 from vitlens.commands.run.unseen import keep_training_images
-from vitlens.commands.study.kinds.kinds import ADAPTING_EPOCHS, EPOCHS, KINDS, OTHER_EPOCHS, SEEDS, Extra, Kind
+from vitlens.commands.study.kinds.kinds import (
+    ADAPTING_EPOCHS,
+    EPOCHS,
+    KINDS,
+    OTHER_EPOCHS,
+    SEEDS,
+    Extra,
+    Kind,
+)
 from vitlens.commands.study.kinds.pretraining.measure import measure_features
 from vitlens.commands.study.kinds.record import CorrectArrays, DesignRow, KindRecord, VariantRow
 from vitlens.commands.study.kinds.rows import (
@@ -27,12 +37,17 @@ from vitlens.commands.study.kinds.rows import (
 from vitlens.commands.study.kinds.setup import Setup, prepare
 from vitlens.commands.study.kinds.transfer.measure import measure_transfer
 from vitlens.commands.study.kinds.trials import run_trial
-from vitlens.commands.study.kinds.variants.measure import measure_cut, measure_fields, measure_positions
+from vitlens.commands.study.kinds.variants.measure import (
+    measure_cut,
+    measure_fields,
+    measure_positions,
+)
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import record_class
 from vitlens.errors import InputError
 
-# What is measured in addition to accuracy, as fields of the record; "comparisons" are added to those of accuracy.
+# What is measured in addition to accuracy, as fields of the record; "comparisons" are added to
+# those of accuracy.
 _EXTRAS: Final[Mapping[Extra, Callable[[Setup, Mapping[str, VariantRow]], dict[str, Any]]]] = {
     "fields": measure_fields,
     "cut": measure_cut,
@@ -48,7 +63,10 @@ def measure_kind(options: StudyOptions) -> Path:
     Raises InputError, and what training raises.
     """
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise InputError("expected one process for a study, found several; start vitlens study without a launcher")
+        raise InputError(
+            "expected one process for a study, found several; start vitlens study without a "
+            "launcher"
+        )
     if options.resume is None:
         options = _with_defaults(options)
     else:
@@ -88,9 +106,13 @@ def _resumed(folder: Path, options: StudyOptions) -> StudyOptions:
 
     Raises InputError for options of another study, and for the folder of a whole one.
     """
-    first_options: StudyOptions = resumed(options, folder, "study", typed=("model_file", "cache", "full"))
+    first_options: StudyOptions = resumed(
+        options, folder, "study", typed=("model_file", "cache", "full")
+    )
     if first_options.kind not in KINDS:
-        raise InputError(f"expected the folder of vitlens study --kind to resume, found another run in {folder}")
+        raise InputError(
+            f"expected the folder of vitlens study --kind to resume, found another run in {folder}"
+        )
     return first_options
 
 
@@ -129,9 +151,13 @@ def _folder(setup: Setup) -> RunFolder:
 
 
 def _record(setup: Setup, trials: Trials) -> KindRecord:
-    """Return accuracies over seeds, comparisons, sizes, costs and speeds, and what only this kind measures."""
+    """Return accuracies over seeds, comparisons, sizes, costs and speeds, and what only this kind
+    measures.
+    """
     variants = {variant.label: variant_row(setup, variant, trials) for variant in setup.variants}
-    correct = {label: correct_predictions(trials_of_variant) for label, trials_of_variant in trials.items()}
+    correct = {
+        label: correct_predictions(trials_of_variant) for label, trials_of_variant in trials.items()
+    }
     comparisons = Comparisons(variants, correct, image_groups(setup))
     planned = comparisons.planned(setup.kind.pairs, setup.kind.steps)
     extra: dict[str, Any] = {}

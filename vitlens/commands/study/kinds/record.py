@@ -1,4 +1,6 @@
-"""The record of every `vitlens study --kind`: its design, variants, trainings, comparisons and recipes."""
+"""The record of every `vitlens study --kind`: its design, variants, trainings, comparisons and
+recipes.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +15,8 @@ from vitlens.uncertainty import Estimate
 class DesignRow:
     """How the variants were trained.
 
-    image_size: (height, width) in px. model: the model that is adapted, which has `blocks` blocks; one variant trains
-    only the `last` of them.
+    image_size: (height, width) in px. model: the model that is adapted, which has `blocks` blocks;
+    one variant trains only the `last` of them.
     """
 
     kind: str = col("kind")
@@ -31,7 +33,9 @@ class DesignRow:
 
 @dataclass(frozen=True)
 class OfVariant:
-    """A row about one variant, or about a model that it is compared with; words: its name in tables and figures."""
+    """A row about one variant, or about a model that it is compared with; words: its name in tables
+    and figures.
+    """
 
     label: str = col("variant")
     words: str = col("variant")
@@ -46,11 +50,12 @@ class OfVariant:
 class VariantRow(OfVariant):
     """One variant: accuracy over seeds and test images, size, cost and speed.
 
-    line: its line in the chart over the number of images; candidate: True if it can be chosen; chance: the accuracy of
-    guessing; trained: parameters that are trained; flops: of the forward pass of one image; images_per_second, seconds:
-    of one training, medians over seeds; before: seconds that its teacher was trained; training_bytes: memory that
-    autograd keeps for one image in a training step; tokens: of an image in the first block, prefix included; patch:
-    (height, width) in px; grid: patches (rows, columns).
+    line: its line in the chart over the number of images; candidate: True if it can be chosen;
+    chance: the accuracy of guessing; trained: parameters that are trained; flops: of the forward
+    pass of one image; images_per_second, seconds: of one training, medians over seeds; before:
+    seconds that its teacher was trained; training_bytes: memory that autograd keeps for one image
+    in a training step; tokens: of an image in the first block, prefix included; patch: (height,
+    width) in px; grid: patches (rows, columns).
     """
 
     preset: str = col("preset")
@@ -61,7 +66,11 @@ class VariantRow(OfVariant):
     train_images: int = col("training images")
     parameters: int = col("parameters")
     trained: int = col("trained parameters")
-    flops: int = col("FLOPs of one image", unit="FLOPs", term="counted by torch: matrix products and convolutions")
+    flops: int = col(
+        "FLOPs of one image",
+        unit="FLOPs",
+        term="counted by torch: matrix products and convolutions",
+    )
     epochs: int = col("epochs")
     steps: int = col("steps")
     images_per_second: float = col("training, images/s")
@@ -74,7 +83,9 @@ class VariantRow(OfVariant):
 
     @property
     def costs(self) -> Mapping[str, float]:
-        """Return the costs by name; the first in which two variants differ decides which of them is cheaper."""
+        """Return the costs by name; the first in which two variants differ decides which of them is
+        cheaper.
+        """
         with_teacher = 1.0
         if self.before:
             with_teacher += self.before / max(self.seconds, 1e-9)
@@ -101,11 +112,12 @@ class TrialRow:
 class ComparisonRow:
     """One variant minus another on the same images, in points of accuracy.
 
-    family: "difference" between variants, "step" from the variant that it changes, "best": from the variant of the
-    highest accuracy, "share": of variants with fewer images, "probe_gain": of linear probes on the last layer, without
-    a test; p_holm: corrected for the comparisons of its family; detectable: the smallest true difference that such a
-    study detects with a probability of 80 % at the corrected level (None: unknown); winner: the one that is
-    significantly better; images: training images of both, where they are on two lines of one chart.
+    family: "difference" between variants, "step" from the variant that it changes, "best": from the
+    variant of the highest accuracy, "share": of variants with fewer images, "probe_gain": of linear
+    probes on the last layer, without a test; p_holm: corrected for the comparisons of its family;
+    detectable: the smallest true difference that such a study detects with a probability of 80 % at
+    the corrected level (None: unknown); winner: the one that is significantly better; images:
+    training images of both, where they are on two lines of one chart.
     """
 
     family: str = col("family")
@@ -116,7 +128,9 @@ class ComparisonRow:
     difference: Estimate = col("difference", metric="{family}/{label}/{against}")
     p: float | None = col("p", default=None)
     p_holm: float | None = col(
-        "p (Holm)", term="Welch's t test over seeds, corrected for the comparisons of its table", default=None
+        "p (Holm)",
+        term="Welch's t test over seeds, corrected for the comparisons of its table",
+        default=None,
     )
     detectable: float | None = col(
         "detectable",
@@ -130,7 +144,8 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """The main settings of a recipe, which several variants may share; config.json has all of them."""
+    """The main settings of a recipe, which several variants may share; config.json has all of
+    them."""
 
     points: str = col("points")
     optimiser: str = col("optimiser")

@@ -1,11 +1,19 @@
-"""The parts of a report that all kinds of `vitlens study --kind` share: the choice, its range, the comparisons."""
+"""The parts of a report that all kinds of `vitlens study --kind` share: the choice, its range, the
+comparisons.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from vitlens.charts import intervals, lines
-from vitlens.commands.study.kinds.choose import Candidate, Choice, choose, compared_with_best, undetectable
+from vitlens.commands.study.kinds.choose import (
+    Candidate,
+    Choice,
+    choose,
+    compared_with_best,
+    undetectable,
+)
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.record import ComparisonRow, DesignRow, KindRecord, VariantRow
 from vitlens.record import by
@@ -23,8 +31,8 @@ if TYPE_CHECKING:
 def decision(record: KindRecord) -> Choice:
     """Return the choice among the variants of a study.
 
-    A pair that is a planned comparison, too, has the smaller p of the two: it is not called alike in one place and
-    different in another.
+    A pair that is a planned comparison, too, has the smaller p of the two: it is not called alike
+    in one place and different in another.
     """
     p_values = _smallest_p(record)
     against_best = by(of_family(record, "best"), "label")
@@ -33,7 +41,9 @@ def decision(record: KindRecord) -> Choice:
         candidate = Candidate(row.words, row.accuracy, row.costs)
         for comparison in against_best.get(row.label, ()):
             p = p_values[_pair_of(comparison)]
-            candidate = replace(candidate, gap=comparison.difference, p=p, detectable=comparison.detectable)
+            candidate = replace(
+                candidate, gap=comparison.difference, p=p, detectable=comparison.detectable
+            )
         candidates.append(candidate)
     return choose(candidates)
 
@@ -66,7 +76,9 @@ def comparison_of(record: KindRecord, label: str, against: str) -> ComparisonRow
 
 
 def side_of(row: ComparisonRow) -> Side:
-    """Return on which side of 0 a difference lies: significantly, or by its interval where there is no test."""
+    """Return on which side of 0 a difference lies: significantly, or by its interval where there is
+    no test.
+    """
     if row.p_holm is None or row.p_holm <= LEVEL:
         return beyond(row.difference, 0.0)
     return Side.UNDECIDED
@@ -76,33 +88,42 @@ def undecidable(record: KindRecord) -> Claim | None:
     """Return the claim that no comparison of the variants decides anything; None where one may."""
     if record.design[0].seeds < 2:
         title = "One seed decides nothing"
-        sentence = f"{title}: it does not show how much trainings differ by chance; add seeds (`--seeds`)."
+        sentence = (
+            f"{title}: it does not show how much trainings differ by chance; add seeds (`--seeds`)."
+        )
         return _undecided_choice(record, title, sentence)
     best = decision(record).best
     chance = record.points[0].chance
     if beyond(best.value, chance) is Side.ABOVE:
         return None
     sentence = say(
-        "The highest accuracy, {{ best.value }} of **{{ best.name }}**, may be no better than guessing "
+        "The highest accuracy, {{ best.value }} of **{{ best.name }}**, may be no better than "
+        "guessing "
         "({{ chance|percent }}). There is nothing to compare; add epochs (`--epochs`) or images.",
         best=best,
         chance=chance,
     )
-    return _undecided_choice(record, "It is undecided whether any variant is better than guessing", sentence)
+    return _undecided_choice(
+        record, "It is undecided whether any variant is better than guessing", sentence
+    )
 
 
 def _undecided_choice(record: KindRecord, title: str, sentence: str) -> Claim:
     verdict = Verdict("inconclusive", sentence.rstrip("."))
-    return Claim("choice", record.design[0].kind, sentence, title, verdict, kind="answer", place="points")
+    return Claim(
+        "choice", record.design[0].kind, sentence, title, verdict, kind="answer", place="points"
+    )
 
 
 def range_claim(record: KindRecord) -> Claim:
     """Return where the decision holds: the images, variants and trainings that were measured."""
     design = record.design[0]
     sentence = say(
-        "This was measured with {{ images }} training images of {{ side }} px in {{ design.classes }} classes, "
+        "This was measured with {{ images }} training images of {{ side }} px in "
+        "{{ design.classes }} classes, "
         "{{ epochs }} epoch{{ design.epochs|s }}, {{ design.seeds }} seed{{ design.seeds|s }} and "
-        "{% if design.model %}{{ design.model }}{% else %}models of {{ parameters }} parameters{% endif %}.",
+        "{% if design.model %}{{ design.model }}{% else %}models of {{ parameters }} "
+        "parameters{% endif %}.",
         design=design,
         images=_span(record.candidates, "train_images"),
         side="×".join(map(str, design.image_size)),
@@ -113,7 +134,9 @@ def range_claim(record: KindRecord) -> Claim:
 
 
 def _span(rows: Sequence[VariantRow], name: str) -> str:
-    """Return the lowest and the highest number of a column without zeros, of variants that are not trained."""
+    """Return the lowest and the highest number of a column without zeros, of variants that are not
+    trained.
+    """
     numbers = [getattr(row, name) for row in rows]
     positive = list(filter(None, numbers))
     lowest = f"{min(positive):,}"
@@ -162,21 +185,26 @@ def unknown(record: KindRecord) -> Iterator[str]:
     yield f"Not tried: {KINDS[design.kind].untried}."
     yield from _missed(record, design)
     yield say(
-        "Training is short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights may need longer "
+        "Training is short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights "
+        "may need longer "
         "training (`--epochs`).",
         epochs=design.epochs,
     )
     if design.model:
         yield "The model may have seen images of these classes during its pretraining."
     yield say(
-        "Learning rates were not searched ({{ rates|join(', ') }}): another may suit some variants better.",
+        "Learning rates were not searched ({{ rates|join(', ') }}): another may suit some variants "
+        "better.",
         rates=list(map(number, by(record.recipes, "learning_rate"))),
     )
 
 
 def _missed(record: KindRecord, design: DesignRow) -> Iterator[str]:
     if design.seeds < 2:
-        yield "Intervals and tests cover the choice of test images only, not the choice of the seed; add `--seeds`."
+        yield (
+            "Intervals and tests cover the choice of test images only, not the choice of the "
+            "seed; add `--seeds`."
+        )
         return
     choice = decision(record)
     if choice.outcome != "inconclusive":  # else the choice says so itself
@@ -186,12 +214,16 @@ def _missed(record: KindRecord, design: DesignRow) -> Iterator[str]:
 
 
 def draw_accuracies(record: KindRecord, title: str) -> "Figure":
-    """Draw accuracy over the number of training images where variants differ in it, else a row for each variant."""
+    """Draw accuracy over the number of training images where variants differ in it, else a row for
+    each variant.
+    """
     several = lines_of_several(record)
     along_lines = [row for row in record.points if row.line in several]
     if along_lines:
         return lines("train_images", "accuracy", of="line", reference="chance")(along_lines, title)
-    return intervals("words", "accuracy", reference=100 * record.points[0].chance)(record.points, title)
+    return intervals("words", "accuracy", reference=100 * record.points[0].chance)(
+        record.points, title
+    )
 
 
 def lines_of_several(record: KindRecord) -> set[str]:
@@ -200,7 +232,9 @@ def lines_of_several(record: KindRecord) -> set[str]:
 
 
 def pairs_by_images(record: KindRecord) -> list[ComparisonRow]:
-    """Return the differences from the first line of the chart at one number of images, from the fewest images on."""
+    """Return the differences from the first line of the chart at one number of images, from the
+    fewest images on.
+    """
     line_of = {row.label: row.line for row in record.points}
     several = lines_of_several(record)
     first = record.points[0].line
@@ -212,14 +246,18 @@ def pairs_by_images(record: KindRecord) -> list[ComparisonRow]:
 
 
 def _highest(record: KindRecord) -> list[VariantRow]:
-    """Return the candidates, the highest accuracy first, without the columns that are the same for all of them."""
+    """Return the candidates, the highest accuracy first, without the columns that are the same for
+    all of them.
+    """
     candidates = sorted(record.candidates, key=lambda row: -row.accuracy.value)
     hidden: dict[str, Any] = {}
     for name in ("train_images", "trained", "flops"):
         if len({getattr(row, name) for row in candidates}) == 1:
             hidden[name] = None
     seconds = sum(row.seconds for row in candidates)
-    if seconds > record.seconds > 0:  # some were trained by an earlier run, perhaps on other hardware
+    if (
+        seconds > record.seconds > 0
+    ):  # some were trained by an earlier run, perhaps on other hardware
         hidden["seconds"] = None
     rows = []
     for row in candidates:
@@ -229,7 +267,9 @@ def _highest(record: KindRecord) -> list[VariantRow]:
 
 
 def _changes(record: KindRecord) -> Sequence[ComparisonRow]:
-    """Return each variant against the one that it changes, or against the first; none if there is one pair."""
+    """Return each variant against the one that it changes, or against the first; none if there is
+    one pair.
+    """
     rows = of_family(record, "step")
     if not rows:
         rows = [row for row in of_family(record, "difference") if row.images is None]
@@ -244,8 +284,10 @@ def _definitions(record: KindRecord) -> Iterator[tuple[str, str]]:
         yield (
             "Recipe",
             say(
-                "{{ r.points }}: {{ r.optimiser }}, learning rate {{ r.learning_rate }}, batches of "
-                "{{ r.batch_size }}, {{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: {{ r.augmentation }}.",
+                "{{ r.points }}: {{ r.optimiser }}, learning rate {{ r.learning_rate }}, batches "
+                "of "
+                "{{ r.batch_size }}, {{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: "
+                "{{ r.augmentation }}.",
                 r=row,
             ),
         )
@@ -269,18 +311,23 @@ CHANGES: Final = Section(
         Chart(
             "changes",
             intervals("words", "difference", reference=0.0),
-            "Accuracy of each variant minus that of the one it is compared with, with 95 % intervals.",
+            "Accuracy of each variant minus that of the one it is compared with, with 95 % "
+            "intervals.",
             title="Accuracy of each variant minus that of its base",
         ),
     ),
 )
 _RECIPES: Final = Section(
-    "How were the variants trained?", "recipes", opening=lambda record: KINDS[record.design[0].kind].notes[0]
+    "How were the variants trained?",
+    "recipes",
+    opening=lambda record: KINDS[record.design[0].kind].notes[0],
 )
 
 
 def by_images_section(opening: Callable[[Any], str]) -> Section:
-    """Return the section on the number of training images; opening: its first sentence, from the record."""
+    """Return the section on the number of training images; opening: its first sentence, from the
+    record.
+    """
     return Section(
         "Does the number of images decide?",
         pairs_by_images,
@@ -289,15 +336,19 @@ def by_images_section(opening: Callable[[Any], str]) -> Section:
             Chart(
                 "by_images",
                 intervals("words", "difference", reference=0.0),
-                "Accuracy that each variant gains, by its number of training images, with 95 % intervals.",
-                title="Accuracy minus that of {{ record.points[0].line }} on the same number of images",
+                "Accuracy that each variant gains, by its number of training images, with 95 % "
+                "intervals.",
+                title="Accuracy minus that of {{ record.points[0].line }} on the same number of "
+                "images",
             ),
         ),
     )
 
 
 def kind_report(
-    record: type[KindRecord], claims: Callable[[Any], Iterator[Claim]], sections: tuple[Section, ...]
+    record: type[KindRecord],
+    claims: Callable[[Any], Iterator[Claim]],
+    sections: tuple[Section, ...],
 ) -> Report:
     """Return the report of a kind, with the first page that all kinds share."""
     return Report(
@@ -309,14 +360,20 @@ def kind_report(
         picture=Chart(
             "points",
             draw_accuracies,
-            "Top-1 accuracy on the test images, mean over seeds, with 95 % intervals over seeds and images; dashed: "
+            "Top-1 accuracy on the test images, mean over seeds, with 95 % intervals over seeds "
+            "and images; dashed: "
             "guessing.",
-            title="Top-1 accuracy of each variant, {{ record.design[0].seeds }} seed{{ record.design[0].seeds|s }}",
+            title="Top-1 accuracy of each variant, {{ record.design[0].seeds }} "
+            "seed{{ record.design[0].seeds|s }}",
             whole=True,
         ),
-        glance=Overview(_highest, ("words", "accuracy", "train_images", "trained", "flops", "seconds")),
+        glance=Overview(
+            _highest, ("words", "accuracy", "train_images", "trained", "flops", "seconds")
+        ),
         sections=(*sections, _RECIPES),
     )
 
 
-STOPPED: Final = Report(KindRecord, (), package=__package__)  # of a study that was stopped before its comparisons
+STOPPED: Final = Report(
+    KindRecord, (), package=__package__
+)  # of a study that was stopped before its comparisons

@@ -21,7 +21,9 @@ from vitlens.training.recipe import Recipe
 from vitlens.uncertainty import LEVEL, holm
 
 Trials = Mapping[str, Sequence[Trial]]  # of each variant by its label, one for each seed
-_STEP: Final = 2  # images in the training step whose memory is measured: batch norm needs more than one
+_STEP: Final = (
+    2  # images in the training step whose memory is measured: batch norm needs more than one
+)
 
 
 def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
@@ -35,7 +37,9 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
         preset=variant.preset,
         line=variant.line,
         candidate=variant.candidate,
-        accuracy=accuracy_over_seeds(correct_predictions(trials_of_variant), groups=image_groups(setup)),
+        accuracy=accuracy_over_seeds(
+            correct_predictions(trials_of_variant), groups=image_groups(setup)
+        ),
         chance=1 / len(setup.test.classes),
         train_images=setup.count_images(variant),
         parameters=int(first.parameters),
@@ -43,7 +47,9 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
         flops=int(first.flops),
         epochs=0,
         steps=int(first.steps),
-        images_per_second=float(np.median([trial.images_per_second for trial in trials_of_variant])),
+        images_per_second=float(
+            np.median([trial.images_per_second for trial in trials_of_variant])
+        ),
         seconds=_median_seconds(trials_of_variant),
         training_bytes=_training_bytes(setup, model),
     )
@@ -63,7 +69,9 @@ def _median_seconds(trials: Sequence[Trial]) -> float:
 
 
 def _training_bytes(setup: Setup, model: Model) -> int | None:
-    """Return the memory that autograd keeps per image; None where variants do not train the same parts."""
+    """Return the memory that autograd keeps per image; None where variants do not train the same
+    parts.
+    """
     if setup.model is not None or setup.kind.extra == "pretraining":
         return None
     return saved_for_training(model, probe_images(model, _STEP)) // _STEP
@@ -75,7 +83,9 @@ def correct_predictions(trials: Sequence[Trial]) -> NDArray[np.bool_]:
 
 
 def image_groups(setup: Setup) -> NDArray[Any] | None:
-    """Return the groups of the test images (n,), such as scenes of one digit; None if they are independent."""
+    """Return the groups of the test images (n,), such as scenes of one digit; None if they are
+    independent.
+    """
     return None if setup.test.groups is None else setup.test.groups.cpu().numpy()
 
 
@@ -103,8 +113,12 @@ class Comparisons:
     correct: Mapping[str, NDArray[np.bool_]]
     groups: NDArray[Any] | None = None
 
-    def planned(self, pairs: Sequence[tuple[str, str]], steps: Sequence[tuple[str, str]]) -> tuple[ComparisonRow, ...]:
-        """Return the comparisons of all families; pairs of labels: without and with one factor between them."""
+    def planned(
+        self, pairs: Sequence[tuple[str, str]], steps: Sequence[tuple[str, str]]
+    ) -> tuple[ComparisonRow, ...]:
+        """Return the comparisons of all families; pairs of labels: without and with one factor
+        between them.
+        """
         candidates = [label for label, row in self.variants.items() if row.candidate]
         best = max(candidates, key=lambda label: self.variants[label].accuracy.value)
         pairs = [pair for pair in pairs if pair[0] in self.variants]
@@ -116,10 +130,13 @@ class Comparisons:
         )
 
     def family(self, name: str, pairs: Sequence[tuple[str, str]]) -> Iterator[ComparisonRow]:
-        """Yield the paired differences of these variants; p-values are corrected for their number."""
+        """Yield the paired differences of these variants; p-values are corrected for their
+        number."""
         differences = []
         for label, other in pairs:
-            differences.append(difference_over_seeds(self.correct[label], self.correct[other], groups=self.groups))
+            differences.append(
+                difference_over_seeds(self.correct[label], self.correct[other], groups=self.groups)
+            )
         corrected = holm([difference.p for difference in differences])
         for (label, other), difference, p_holm in zip(pairs, differences, corrected, strict=True):
             variant = self.variants[label]
@@ -141,14 +158,18 @@ class Comparisons:
 
 
 def _on_two_lines(variant: VariantRow, against: VariantRow) -> bool:
-    """Return True if two variants with the same number of images are on different lines of the chart."""
+    """Return True if two variants with the same number of images are on different lines of the
+    chart.
+    """
     if not variant.line or not against.line or variant.line == against.line:
         return False
     return variant.train_images == against.train_images
 
 
 def recipe_rows(setup: Setup) -> Iterator[RecipeRow]:
-    """Yield each recipe with the variants that share it; variants with fewer images have those of all images."""
+    """Yield each recipe with the variants that share it; variants with fewer images have those of
+    all images.
+    """
     shared: dict[Recipe, list[str]] = {}
     for variant in setup.variants:
         if variant.candidate and variant.is_trained:

@@ -1,4 +1,6 @@
-"""Settings that all trainings of a `study --kind` share: images, models, recipes, folders; checked before the first."""
+"""Settings that all trainings of a `study --kind` share: images, models, recipes, folders; checked
+before the first.
+"""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,26 +25,42 @@ from vitlens.preprocessing import Preprocessing
 from vitlens.training.finetune import require_learned
 from vitlens.training.objectives.pretraining import Pretraining, make_objective
 from vitlens.training.objectives.registry import CLASSIFY, objective_named
-from vitlens.training.recipe import FINE_TUNING, FROZEN, NAMED, Recipe, fitted, override, recipe_for, with_batch_size
+from vitlens.training.recipe import (
+    FINE_TUNING,
+    FROZEN,
+    NAMED,
+    Recipe,
+    fitted,
+    override,
+    recipe_for,
+    with_batch_size,
+)
 
 POINTS_FOLDER: Final = "points"
-FEWEST_TRAINED: Final = 20  # training images, below which an adapted model has nothing to learn from
-FEWEST_TESTED: Final = 10  # test images: 16 or fewer do not even separate 70 % from guessing among five classes
+FEWEST_TRAINED: Final = (
+    20  # training images, below which an adapted model has nothing to learn from
+)
+FEWEST_TESTED: Final = (
+    10  # test images: 16 or fewer do not even separate 70 % from guessing among five classes
+)
 _LAST_PART: Final = 4  # the last blocks are this part of all blocks
 _SHORT: Final = NAMED["short"]
 # Fine-tuning's usual rate hardly moves a new head of zeros within ten short epochs.
 _TUNED: Final = replace(
     FINE_TUNING,
     learning_rate=3e-4,
-    source="fine-tuning's, with a rate from trials of five (5e-5 to 1e-3) on 100 images of other classes of CIFAR-10 "
-    "(JPEG), DeiT-tiny at 112 px, 8 epochs, 1 seed: 2e-4 to 5e-4 differed by less than noise, 1e-3 was far worse",
+    source="fine-tuning's, with a rate from trials of five (5e-5 to 1e-3) on 100 images of other "
+    "classes of CIFAR-10 "
+    "(JPEG), DeiT-tiny at 112 px, 8 epochs, 1 seed: 2e-4 to 5e-4 differed by less than noise, 1e-3 "
+    "was far worse",
 )
 _FROM_SCRATCH: Final = replace(
     _TUNED,
     optimiser=_SHORT.optimiser,
     learning_rate=_SHORT.learning_rate,
     warmup=_SHORT.warmup,
-    source="as the variants with pretrained weights, with optimiser, rate and warm-up of --recipe short, which two "
+    source="as the variants with pretrained weights, with optimiser, rate and warm-up of --recipe "
+    "short, which two "
     "other rates and AdamW did not beat beyond noise in the same trials",
 )
 
@@ -51,8 +69,9 @@ _FROM_SCRATCH: Final = replace(
 class Setup:
     """The shared settings of a study.
 
-    options: with their defaults filled in. variants: those for which there are enough images. model: the model that is
-    adapted, with its original classes. path: the study's folder, once it exists.
+    options: with their defaults filled in. variants: those for which there are enough images.
+    model: the model that is adapted, with its original classes. path: the study's folder, once it
+    exists.
     """
 
     options: StudyOptions
@@ -96,7 +115,9 @@ class Setup:
         return max(1, len(self.model.anatomy.blocks) // _LAST_PART)
 
     def trained_last(self, variant: Variant) -> int | None:
-        """Return how many of the last blocks a variant trains, as `partly_trainable` takes it; None: all."""
+        """Return how many of the last blocks a variant trains, as `partly_trainable` takes it;
+        None: all.
+        """
         return {"head": 0, "last": self.last}.get(variant.trained)
 
     def pretraining(self, variant: Variant) -> Pretraining | None:
@@ -125,7 +146,8 @@ class Setup:
             raise InputError(f"the variant {variant.words!r} cannot be built: {error}") from error
 
     def start(self) -> Model:
-        """Return a copy of the model that is adapted, with a head of zeros for the data's classes."""
+        """Return a copy of the model that is adapted, with a head of zeros for the data's
+        classes."""
         assert self.model is not None
         return for_classes(self.model, self.train.classes)
 
@@ -136,7 +158,9 @@ class Setup:
         return share_of(self.train, variant.share, seed=seed)
 
     def count_images(self, variant: Variant) -> int:
-        """Return how many distinct training images a variant has. Raises DataError if a class has none."""
+        """Return how many distinct training images a variant has. Raises DataError if a class has
+        none.
+        """
         if variant.share is None:
             return len(self.train)
         return images_in(self.train, variant.share)
@@ -144,9 +168,9 @@ class Setup:
     def recipe(self, variant: Variant) -> Recipe:
         """Return the recipe of a variant, with the study's epochs.
 
-        Stochastic depth is off, as it would confound the number of blocks. All variants of presets have the smallest
-        batch size that any of their recipes has for so many images, so that all are trained for as many steps;
-        --batch-size sets another.
+        Stochastic depth is off, as it would confound the number of blocks. All variants of presets
+        have the smallest batch size that any of their recipes has for so many images, so that all
+        are trained for as many steps; --batch-size sets another.
         """
         recipe = self._plain_recipe(variant)
         if self.run.batch_size is not None:
@@ -162,8 +186,12 @@ class Setup:
     def _plain_recipe(self, variant: Variant) -> Recipe:
         """Return the recipe of a variant before its batch size is set."""
         if self.model is None:
-            recipe = objective_named(variant.objective).recipe or recipe_for(variant.preset, self.data)
-            return override(recipe, {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0})
+            recipe = objective_named(variant.objective).recipe or recipe_for(
+                variant.preset, self.data
+            )
+            return override(
+                recipe, {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0}
+            )
         if variant.trained == "head":
             return FROZEN
         changes: dict[str, object] = {"epochs": self.epochs}
@@ -193,8 +221,8 @@ class Setup:
 def prepare(options: StudyOptions) -> Setup:
     """Return the setup of the options.
 
-    Raises InputError for options that do not belong together and for variants that cannot be built or trained,
-    UnsupportedError for a model that cannot be adapted, DataError for too few images.
+    Raises InputError for options that do not belong together and for variants that cannot be built
+    or trained, UnsupportedError for a model that cannot be adapted, DataError for too few images.
     """
     kind = KINDS[str(options.kind)]
     model = _adapted(options) if kind.adapts else None
@@ -206,7 +234,9 @@ def prepare(options: StudyOptions) -> Setup:
         _require_enough(train, test)
     device = resolve_device(options.run.device) if model is None else model.device
     setup = Setup(options, kind.variants, train, test, device, model)
-    feasible = [variant for variant in kind.variants if variant.candidate or _has_images(setup, variant)]
+    feasible = [
+        variant for variant in kind.variants if variant.candidate or _has_images(setup, variant)
+    ]
     setup = replace(setup, variants=tuple(feasible))
     if kind.extra == "pretraining":
         _require_probed(train, test)
@@ -216,7 +246,8 @@ def prepare(options: StudyOptions) -> Setup:
 
 
 def _preprocessing(kind: Kind, model: Model | None, options: StudyOptions) -> Preprocessing:
-    """Return the preprocessing of all variants; without a model, the size of the input decides it."""
+    """Return the preprocessing of all variants; without a model, the size of the input
+    decides it."""
     if model is not None:
         return model.preprocessing
     size = options.model_options.image_size
@@ -224,7 +255,9 @@ def _preprocessing(kind: Kind, model: Model | None, options: StudyOptions) -> Pr
 
 
 def _require_trainable(setup: Setup, variant: Variant) -> None:
-    """Raise InputError for a variant that cannot be built or trained, DataError for one without enough images."""
+    """Raise InputError for a variant that cannot be built or trained, DataError for one without
+    enough images.
+    """
     model = setup.begin(variant, seed=0)
     recipe = setup.recipe(variant)
     pretraining = setup.pretraining(variant)
@@ -234,13 +267,19 @@ def _require_trainable(setup: Setup, variant: Variant) -> None:
 
 
 def _require_probed(train: Split, test: Split) -> None:
-    """Raise DataError for images without labels, and for a class with too few images for a linear probe."""
+    """Raise DataError for images without labels, and for a class with too few images for a linear
+    probe.
+    """
     if train.labels is None or test.labels is None:
-        raise DataError(f"expected labelled images to probe features on, found none in {train.name}; try --data shapes")
+        raise DataError(
+            f"expected labelled images to probe features on, found none in {train.name}; try "
+            "--data shapes"
+        )
     fewest = int(torch.bincount(train.labels, minlength=len(train.classes)).min())
     if fewest < 2:
         raise DataError(
-            f"expected at least 2 training images of every class to probe, found {fewest}; give more images"
+            f"expected at least 2 training images of every class to probe, found {fewest}; give "
+            "more images"
         )
 
 
@@ -257,15 +296,21 @@ def _adapted(options: StudyOptions) -> Model:
     if len(options.models) != 1:
         names = ", ".join(options.models) or "none"
         raise InputError(
-            f"expected one MODEL with --kind transfer, found {names}; try timm:deit_tiny_patch16_224 or a run folder"
+            f"expected one MODEL with --kind transfer, found {names}; try "
+            "timm:deit_tiny_patch16_224 or a run folder"
         )
     if not options.data:
-        raise InputError("expected --data FOLDER or NAME with --kind transfer, found none; see vitlens data")
+        raise InputError(
+            "expected --data FOLDER or NAME with --kind transfer, found none; see vitlens data"
+        )
     (model,) = load_models(options.models, model_options=options.model_options, options=options.run)
     require(model, "new head", "maps", "statistics", "features")
     require_learned(model, option="--kind transfer")
     if len(model.anatomy.blocks) < 2:
-        raise InputError(f"expected a model of at least 2 blocks with --kind transfer, found {model.alias} with 1")
+        raise InputError(
+            f"expected a model of at least 2 blocks with --kind transfer, found {model.alias} with "
+            "1"
+        )
     return model
 
 
@@ -274,7 +319,9 @@ def _refuse_models(options: StudyOptions) -> None:
     option = f"--kind {options.kind}" if options.resume is None else "--resume"
     if options.models:
         names = ", ".join(options.models)
-        raise InputError(f"expected no MODEL with {option}, which trains fixed models, found {names}")
+        raise InputError(
+            f"expected no MODEL with {option}, which trains fixed models, found {names}"
+        )
     for name, value in asdict(options.model_options).items():
         if value and name != "image_size":
             flag = name.replace("_", "-")
@@ -282,16 +329,23 @@ def _refuse_models(options: StudyOptions) -> None:
 
 
 def _require_enough(train: Split, test: Split) -> None:
-    """Raise DataError for data without labels, of one class, or with too few images to train or to test on."""
+    """Raise DataError for data without labels, of one class, or with too few images to train or to
+    test on.
+    """
     if train.labels is None or test.labels is None:
-        raise DataError(f"expected labelled images to transfer to, found none in {train.name}; give class folders")
+        raise DataError(
+            f"expected labelled images to transfer to, found none in {train.name}; give class "
+            "folders"
+        )
     classes = len(train.labels.unique())
     if classes < 2:
         raise DataError(
-            f"expected at least 2 classes to transfer to, found {classes} in {train.name}; add another class folder"
+            f"expected at least 2 classes to transfer to, found {classes} in {train.name}; add "
+            "another class folder"
         )
     if len(train) < FEWEST_TRAINED or len(test) < FEWEST_TESTED:
         raise DataError(
-            f"expected at least {FEWEST_TRAINED} training and {FEWEST_TESTED} test images to compare ways of transfer, "
+            f"expected at least {FEWEST_TRAINED} training and {FEWEST_TESTED} test images to "
+            "compare ways of transfer, "
             f"found {len(train)} and {len(test)} in {train.name}; give more images"
         )

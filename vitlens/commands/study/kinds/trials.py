@@ -26,7 +26,8 @@ from vitlens.training.loop import BEST_FILE, train_on_images
 from vitlens.training.objectives.pretraining import Pretraining
 from vitlens.training.task import Task
 
-# For a teacher trained on the same images, whose predictions on them are the labels: its probabilities say more.
+# For a teacher trained on the same images, whose predictions on them are the labels: its
+# probabilities say more.
 _DISTILLATION: Final = Distillation(kind="soft", weight=0.5, token=False)
 
 
@@ -34,8 +35,9 @@ _DISTILLATION: Final = Distillation(kind="soft", weight=0.5, token=False)
 class Trial:
     """The result of one training, which is complete once its file is written.
 
-    correct: (n,) True where a test image is classified correctly. seconds: of training, evaluations included.
-    images_per_second: of training alone, the median over epochs. flops: of the forward pass of one image.
+    correct: (n,) True where a test image is classified correctly. seconds: of training, evaluations
+    included. images_per_second: of training alone, the median over epochs. flops: of the forward
+    pass of one image.
     """
 
     correct: Flags
@@ -49,7 +51,8 @@ class Trial:
 def run_trial(setup: Setup, variant: Variant, seed: int) -> Trial:
     """Train a variant with a seed in its folder, or read the result that an earlier run left there.
 
-    The weights stay in the folder; the checkpoint, the second copy of the weights and the rest of a killed run do not.
+    The weights stay in the folder; the checkpoint, the second copy of the weights and the rest of a
+    killed run do not.
     """
     folder = setup.folder(variant.label, seed)
     file = folder / "result.npz"
@@ -130,10 +133,15 @@ def _title(setup: Setup, variant: Variant, seed: int) -> str:
     """Return the title of a training's progress."""
     number = setup.variants.index(variant) + 1
     seed_number = setup.seeds.index(seed) + 1
-    return f"variant {number} of {len(setup.variants)}, {variant.words}, seed {seed_number} of {len(setup.seeds)}"
+    return (
+        f"variant {number} of {len(setup.variants)}, {variant.words}, seed {seed_number} of "
+        f"{len(setup.seeds)}"
+    )
 
 
-def _objective(setup: Setup, variant: Variant, images: Split, seed: int) -> StandardObjective | Pretraining:
+def _objective(
+    setup: Setup, variant: Variant, images: Split, seed: int
+) -> StandardObjective | Pretraining:
     """Return the objective of a variant; a teacher computes its outputs on the images now."""
     if variant.teacher:
         teacher = setup.trained(variant.teacher, seed=seed)

@@ -1,4 +1,6 @@
-"""The files of a transformers model: the folder, found on this machine or on the hub, its weights and its processor."""
+"""The files of a transformers model: the folder, found on this machine or on the hub, its weights
+and its processor.
+"""
 
 import hashlib
 import logging
@@ -25,7 +27,13 @@ _MAJOR: Final = 5  # earlier versions need an older huggingface_hub than other l
 _ADDRESS: Final = "https://huggingface.co"
 _WEIGHTS: Final = ("model.safetensors", "model-?????-of-?????.safetensors")
 _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
-TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
+TOKENIZERS: Final = (
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "tokenizer.model",
+)
 SETTINGS: Final = ("*config.json", *TOKENIZERS, "special_tokens_map.json")
 _REPO: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?")
 
@@ -48,8 +56,17 @@ _PLAIN: Final = (
     "Pvt",
     "Segformer",
 )
-_OTHER_STEPS: Final = ("do_pad", "do_flip_channel_order", "rescale_offset", "include_top", "do_color_quantize")
-_EFFICIENTNET_STEPS: Final = ("rescale_offset", "include_top")  # which are part of its normalisation
+_OTHER_STEPS: Final = (
+    "do_pad",
+    "do_flip_channel_order",
+    "rescale_offset",
+    "include_top",
+    "do_color_quantize",
+)
+_EFFICIENTNET_STEPS: Final = (
+    "rescale_offset",
+    "include_top",
+)  # which are part of its normalisation
 _RESAMPLING: Final[Mapping[int, Interpolation]] = {
     0: "nearest",
     1: "lanczos",
@@ -64,7 +81,9 @@ Size = tuple[int, int]
 
 
 def transformers(part: str = "") -> Any:
-    """Return the library, or one of its modules. Raises ModelError where it is missing or older than 5."""
+    """Return the library, or one of its modules. Raises ModelError where it is missing or older
+    than 5.
+    """
     try:
         library: Any = import_without_compiler("transformers")
         if int(str(library.__version__).partition(".")[0]) < _MAJOR:
@@ -96,8 +115,8 @@ def quietly() -> Iterator[None]:
 
 
 def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
-    """Return the folder of `hf:FOLDER`, or of `hf:REPO` from the hub or its cache with its revision; weights: whether
-    needed.
+    """Return the folder of `hf:FOLDER`, or of `hf:REPO` from the hub or its cache with its
+    revision; weights: whether needed.
 
     Raises ModelError for a name that is neither, and where the hub cannot be reached.
     """
@@ -105,14 +124,21 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
     if short_name and path.is_dir():
         if (path / "adapter_config.json").exists():  # its weights would be left out
             raise ModelError(
-                f"expected a whole model in {name}, found adapter_config.json, an adapter; merge it into its model "
+                f"expected a whole model in {name}, found adapter_config.json, an adapter; merge "
+                "it into its model "
                 "first (merge_and_unload of peft)"
             )
         return path, ""
-    if path.exists() or short_name.startswith((".", "~", "/")) or not _REPO.fullmatch(short_name) or ".." in short_name:
+    if (
+        path.exists()
+        or short_name.startswith((".", "~", "/"))
+        or not _REPO.fullmatch(short_name)
+        or ".." in short_name
+    ):
         there = "a file" if path.is_file() else "nothing there"
         raise ModelError(
-            f"expected hf:FOLDER, or hf:REPO as OWNER/NAME on {_ADDRESS}, found {there} at {short_name[:200]!r}"
+            f"expected hf:FOLDER, or hf:REPO as OWNER/NAME on {_ADDRESS}, found {there} at "
+            f"{short_name[:200]!r}"
         )
     advice = "download it where there is a network, and give its folder: hf:FOLDER"
     with quietly(), pretrained_download(name, f"{_ADDRESS}/{short_name}", advice=advice):
@@ -124,13 +150,16 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
 
 
 def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
-    """Return the safetensors weights, and the SHA-256 of their files' contents one after another. Raises ModelError."""
+    """Return the safetensors weights, and the SHA-256 of their files' contents one after another.
+    Raises ModelError.
+    """
     files = sorted(folder.glob(_WEIGHTS[0])) or sorted(folder.glob(_WEIGHTS[1]))
     if not files:
         pickles = [file.name for pattern in _PICKLES for file in sorted(folder.glob(pattern))]
         found = f"{pickles[0]} alone, which could run code when it is read" if pickles else "none"
         raise ModelError(
-            f"expected {_WEIGHTS[0]} in {name}, found {found}; model.save_pretrained(FOLDER) of transformers writes "
+            f"expected {_WEIGHTS[0]} in {name}, found {found}; model.save_pretrained(FOLDER) of "
+            "transformers writes "
             f"it from a model that you trust ({argument('random_weights', True)} needs none)"
         )
     state: dict[str, Tensor] = {}
@@ -143,34 +172,51 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
     return state, digest.hexdigest()
 
 
-def read_preprocessing(folder: Path, native: Size, request: ModelRequest) -> tuple[Preprocessing, list[str]]:
+def read_preprocessing(
+    folder: Path, native: Size, request: ModelRequest
+) -> tuple[Preprocessing, list[str]]:
     """Return the preprocessing of a folder's image processor, and notes for the provenance.
 
-    A processor that is missing or does more than resize, crop, scale and normalise is replaced by what the request
-    says, if it has the mean, the deviation and the size. native: the size of the configuration. Raises ModelError and
-    UnsupportedError.
+    A processor that is missing or does more than resize, crop, scale and normalise is replaced by
+    what the request says, if it has the mean, the deviation and the size. native: the size of the
+    configuration. Raises ModelError and UnsupportedError.
     """
     name = request.name
     try:
         if not any(folder.glob("*processor_config.json")):
-            raise UnsupportedError(f"expected an image processor (preprocessor_config.json) in {name}, found none")
-        with in_one_line("an image processor of transformers", f"see {name}", UnsupportedError), quietly():
+            raise UnsupportedError(
+                f"expected an image processor (preprocessor_config.json) in {name}, found none"
+            )
+        with (
+            in_one_line("an image processor of transformers", f"see {name}", UnsupportedError),
+            quietly(),
+        ):
             processor: Any = transformers().AutoImageProcessor.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
-        with in_one_line("sizes, factors, means and deviations as numbers", f"see the image processor of {name}"):
+        with in_one_line(
+            "sizes, factors, means and deviations as numbers", f"see the image processor of {name}"
+        ):
             fields, notes = _read(processor)
     except UnsupportedError as error:
         if not (request.mean and request.std and request.image_size):
             names = f"{argument('mean')}, {argument('std')} and {argument('image_size')}"
             advice = f"give the preprocessing of its training with {names}"
             raise UnsupportedError(f"{error}; {advice}") from error
-        preprocessing = Preprocessing(request.image_size, None, "bilinear", request.mean, request.std)
-        return preprocessing, [f"preprocessing as the user gave it, with bilinear resizing assumed; {error}"]
-    preprocessing = read_as(Preprocessing, fields, source=f"the image processor of {name}", error=ModelError)
+        preprocessing = Preprocessing(
+            request.image_size, None, "bilinear", request.mean, request.std
+        )
+        return preprocessing, [
+            f"preprocessing as the user gave it, with bilinear resizing assumed; {error}"
+        ]
+    preprocessing = read_as(
+        Preprocessing, fields, source=f"the image processor of {name}", error=ModelError
+    )
     if not processor.do_resize:
         preprocessing = preprocessing.at_size(native)
-        notes.append("the configuration does not resize images; they are resized to the model's size")
+        notes.append(
+            "the configuration does not resize images; they are resized to the model's size"
+        )
     if request.image_size not in (None, preprocessing.size):
         preprocessing = preprocessing.at_size(request.image_size)
     return preprocessing, notes
@@ -184,16 +230,21 @@ def _read(processor: Any) -> tuple[dict[str, object], list[str]]:
     kind = type(processor).__name__
     family = re.sub("ImageProcessor(Fast|Pil)?$", "", kind)
     handled = _EFFICIENTNET_STEPS if family == "EfficientNet" else ()
-    steps = [step for step in _OTHER_STEPS if step not in handled and getattr(processor, step, None)]
+    steps = [
+        step for step in _OTHER_STEPS if step not in handled and getattr(processor, step, None)
+    ]
     if steps or family not in _PLAIN:
         known = ", ".join(f"{plain}ImageProcessor" for plain in _PLAIN)
         raise UnsupportedError(
-            f"expected an image processor that only resizes, crops and normalises, found {' '.join((kind, *steps))}; "
+            "expected an image processor that only resizes, crops and normalises, found "
+            f"{' '.join((kind, *steps))}; "
             f"known: {known}"
         )
     number = processor.resample
     if number not in _RESAMPLING:
-        raise UnsupportedError(f"expected resampling by a filter of Pillow, 0 to 5, found {short(str(number))}")
+        raise UnsupportedError(
+            f"expected resampling by a filter of Pillow, 0 to 5, found {short(str(number))}"
+        )
     if processor.size.shortest_edge and processor.size.longest_edge:
         raise UnsupportedError("expected a size of one edge, found shortest_edge and longest_edge")
 
@@ -233,8 +284,12 @@ def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]
     return fields, notes
 
 
-def _scaled(short_side: int | None, whole: Size | None, crop_fraction: float) -> tuple[int | None, Size | None]:
-    """Return PoolFormer's short side, or the whole size, before its crop: a square size counts as a short side."""
+def _scaled(
+    short_side: int | None, whole: Size | None, crop_fraction: float
+) -> tuple[int | None, Size | None]:
+    """Return PoolFormer's short side, or the whole size, before its crop: a square size counts as a
+    short side.
+    """
     if short_side:
         return int(short_side / crop_fraction), None
     assert whole is not None
@@ -263,9 +318,17 @@ def _normalisation(processor: Any) -> tuple[list[float], list[float]]:
 
 def _triple(numbers: Any) -> list[float]:
     """Return one number for each channel, from three or from one for all."""
-    return [float(numbers)] * 3 if isinstance(numbers, int | float) else [float(number) for number in numbers]
+    return (
+        [float(numbers)] * 3
+        if isinstance(numbers, int | float)
+        else [float(number) for number in numbers]
+    )
 
 
 def _whole(size: Any) -> Size | None:
     """(height, width) of transformers' SizeDict; None where it only has a short side."""
-    return None if size is None or size.height is None or size.width is None else (size.height, size.width)
+    return (
+        None
+        if size is None or size.height is None or size.width is None
+        else (size.height, size.width)
+    )

@@ -1,4 +1,6 @@
-"""`hf:REPO` and `hf:FOLDER`: transformers' own classes as modules from images to logits, never remote code."""
+"""`hf:REPO` and `hf:FOLDER`: transformers' own classes as modules from images to logits, never
+remote code.
+"""
 
 import inspect
 import json
@@ -45,7 +47,9 @@ from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import SIZE, parse_json, short
 
-Output = Literal["logits", "cls", "pooler", "embedding"]  # what a model gives: see TransformersModule
+Output = Literal[
+    "logits", "cls", "pooler", "embedding"
+]  # what a model gives: see TransformersModule
 Size = tuple[int, int]
 
 _BACKBONES: Final = (  # model types whose class without a classifier is known here
@@ -63,16 +67,23 @@ _BACKBONES: Final = (  # model types whose class without a classifier is known h
     "convnext",
     "convnextv2",
 )
-_CLS_ONLY: Final = ("vit", "deit")  # their learned pooler is not used, and many repositories lack it
+_CLS_ONLY: Final = (
+    "vit",
+    "deit",
+)  # their learned pooler is not used, and many repositories lack it
 _TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
 _WHOLE: Final = ("CLIPModel", "SiglipModel")  # with a text tower
-_NAFLEX: Final = "SigLIP 2 NaFlex, whose images have no fixed size; take a fixed resolution (siglip2-base-patch16-224)"
+_NAFLEX: Final = (
+    "SigLIP 2 NaFlex, whose images have no fixed size; take a fixed resolution "
+    "(siglip2-base-patch16-224)"
+)
 _REFUSED: Final = {
     "siglip2": _NAFLEX,
     "siglip2_vision_model": _NAFLEX,
     "timm_wrapper": "a model of timm; load it as timm:NAME",
 }
-# what would have transformers read other files, other kernels or other code than the ones chosen here
+# what would have transformers read other files, other kernels or other code than the ones chosen
+# here
 _DROPPED: Final = (
     "auto_map",
     "attn_implementation",
@@ -97,23 +108,35 @@ _DROPPED: Final = (
     "use_kernels",
     "kernel_config",
 )
-_TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')  # in a configuration: 1,000 layers or more
+_TOO_DEEP: Final = re.compile(
+    r'(layers|depths)": (\[[\d, ]*?)?\d{4,}'
+)  # in a configuration: 1,000 layers or more
 _FEATURES: Final = {  # of each output: its name in transformers' result, and what it is
     "logits": ("logits", ""),
     "cls": ("last_hidden_state", "the CLS token after the last norm, without the learned pooler"),
     "pooler": ("pooler_output", "transformers' pooler_output"),
     "embedding": ("image_embeds", "the image embedding, transformers' image_embeds"),
 }
-_HEADS: Final = ("cls_classifier", "distillation_classifier", "classifier")  # of transformers' classes
+_HEADS: Final = (
+    "cls_classifier",
+    "distillation_classifier",
+    "classifier",
+)  # of transformers' classes
 _ROOM: Final = 1 << 26  # numbers that a model may have beyond twice its weights'
 _MOST: Final = 1 << 33  # numbers of a model with random weights
-_HARMLESS: Final = ("position_ids", "relative_position_index", "relative_coords_table", "mask_token")  # if missing
+_HARMLESS: Final = (
+    "position_ids",
+    "relative_position_index",
+    "relative_coords_table",
+    "mask_token",
+)  # if missing
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a configuration describes: a class of transformers, its fields without those that are not read, what the
-    model gives, and notes for the provenance."""
+    """What a configuration describes: a class of transformers, its fields without those that are
+    not read, what the model gives, and notes for the provenance.
+    """
 
     class_name: str
     fields: Mapping[str, Any]
@@ -124,15 +147,19 @@ class Described:
         """Return transformers' configuration, with this number of classes or its own."""
         fields = dict(self.fields)
         if classes is not None and self.output == "logits":
-            fields = {key: value for key, value in fields.items() if key != "id2label"} | {"num_labels": classes}
+            fields = {key: value for key, value in fields.items() if key != "id2label"} | {
+                "num_labels": classes
+            }
         with in_one_line(f"a configuration of {self.class_name}", f"check {CONFIG}"), quietly():
             return getattr(transformers(), self.class_name).config_class.from_dict(fields)
 
-    def network(self, state: Mapping[str, Tensor] | None, name: str, classes: int | None = None) -> Any:
+    def network(
+        self, state: Mapping[str, Tensor] | None, name: str, classes: int | None = None
+    ) -> Any:
         """Return transformers' model with weights as transformers stores them, or random ones.
 
-        Raises ModelError for a configuration that cannot be built, and for weights that are missing or do not fit:
-        transformers itself would replace them by random ones.
+        Raises ModelError for a configuration that cannot be built, and for weights that are missing
+        or do not fit: transformers itself would replace them by random ones.
         """
         kind = getattr(transformers(), self.class_name)
         config = self.config(classes)
@@ -142,9 +169,15 @@ class Described:
             with torch.device("meta"):  # before any memory is allocated
                 expected = kind(config, **extra).state_dict()
             needed = sum(tensor.numel() for tensor in expected.values())
-            room = _MOST if state is None else 2 * sum(tensor.numel() for tensor in state.values()) + _ROOM
+            room = (
+                _MOST
+                if state is None
+                else 2 * sum(tensor.numel() for tensor in state.values()) + _ROOM
+            )
             if needed > room:
-                raise ModelError(f"expected a model of at most {room:,} numbers for {name}, found {needed:,}")
+                raise ModelError(
+                    f"expected a model of at most {room:,} numbers for {name}, found {needed:,}"
+                )
             if state is None:
                 return kind(config, **extra)
             state, _ = fit_names(state, expected)
@@ -160,32 +193,46 @@ class Described:
                 trust_remote_code=False,
                 **extra,
             )
-        missing = sorted(key for key in info["missing_keys"] if key.rpartition(".")[2] not in _HARMLESS)
+        missing = sorted(
+            key for key in info["missing_keys"] if key.rpartition(".")[2] not in _HARMLESS
+        )
         shapes = sorted(map(str, info["mismatched_keys"]))
-        faults = [f"{key} is missing" for key in missing] + [f"{shape[:120]} is of another shape" for shape in shapes]
+        faults = [f"{key} is missing" for key in missing] + [
+            f"{shape[:120]} is of another shape" for shape in shapes
+        ]
         faults += [str(message)[:160] for message in info.get("error_msgs") or ()]
         if faults:
             raise ModelError(
-                f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: {faults[0]}; check the "
+                f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: "
+                f"{faults[0]}; check the "
                 "files of the folder"
             )
         return model
 
     def labels(self) -> tuple[str, ...]:
-        """Of the classes, in order; those of ImageNet by the names that other models have. Empty for numbers alone."""
+        """Of the classes, in order; those of ImageNet by the names that other models have. Empty
+        for numbers alone.
+        """
         names: Mapping[int, object] = self.config().id2label
         if sorted(names) != list(range(len(names))):
-            raise ModelError(f"expected id2label from 0 to {len(names) - 1} in {CONFIG}, found {short(str([*names]))}")
+            raise ModelError(
+                f"expected id2label from 0 to {len(names) - 1} in {CONFIG}, found "
+                f"{short(str([*names]))}"
+            )
         texts = tuple(str(names[index]) for index in range(len(names)))
         if all(text == f"LABEL_{index}" for index, text in enumerate(texts)):
             return ()
         # transformers has ImageNet's labels in a longer form ("tench, Tinca tinca")
-        imagenet = len(texts) == 1000 and texts[0].startswith("tench") and texts[999].startswith("toilet tissue")
+        imagenet = (
+            len(texts) == 1000
+            and texts[0].startswith("tench")
+            and texts[999].startswith("toilet tissue")
+        )
         return imagenet_classes() if imagenet else texts
 
     def architecture(self, name: str, classes: int, size: Size) -> Architecture | dict[str, object]:
-        """Return the architecture from which `build` makes the same model: the configuration as JSON, as far as it
-        differs from transformers' defaults.
+        """Return the architecture from which `build` makes the same model: the configuration as
+        JSON, as far as it differs from transformers' defaults.
 
         With a text tower it is one that is refused, as such models are not saved.
         """
@@ -193,20 +240,29 @@ class Described:
             return {"kind": "hf-unsaved", "name": name, "pruned": {}}
         with quietly():
             changed = self.config().to_diff_dict()
-        fields = {key: value for key, value in changed.items() if key not in (*_DROPPED, "id2label", "architectures")}
+        fields = {
+            key: value
+            for key, value in changed.items()
+            if key not in (*_DROPPED, "id2label", "architectures")
+        }
         kind = {"model_type": self.fields["model_type"]}
         text = json.dumps(fields | kind, sort_keys=True, separators=(",", ":"))
         return Architecture("hf", name, classes, size, {"class": self.class_name, "config": text})
 
 
 def described(fields: object, name: str, *, texts: bool = False) -> Described:
-    """Return what the fields of a configuration describe; the class is that of AutoModelForImageClassification and
-    AutoModel.
+    """Return what the fields of a configuration describe; the class is that of
+    AutoModelForImageClassification and AutoModel.
 
-    name: of the model, for messages; texts: whether its texts can be read. Raises ModelError and UnsupportedError.
+    name: of the model, for messages; texts: whether its texts can be read. Raises ModelError and
+    UnsupportedError.
     """
     kind = fields.get("model_type") if isinstance(fields, dict) else None
-    if isinstance(fields, dict) and kind is None and {"architecture", "pretrained_cfg"} <= fields.keys():
+    if (
+        isinstance(fields, dict)
+        and kind is None
+        and {"architecture", "pretrained_cfg"} <= fields.keys()
+    ):
         folder = Path(name.removeprefix("hf:"))
         weights = folder / (weights_inside(folder) or "model.safetensors")
         raise ModelError(
@@ -214,28 +270,38 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
             f"timm:{str(fields['architecture'])[:200]}@{weights}"
         )
     if not isinstance(kind, str) or not isinstance(fields, dict):
-        raise ModelError(f"expected {CONFIG} of transformers in {name}, found one without a model_type")
+        raise ModelError(
+            f"expected {CONFIG} of transformers in {name}, found one without a model_type"
+        )
     for key, form in (("architectures", list), ("vision_config", dict)):
         if not isinstance(fields.get(key) or form(), form):
             raise ModelError(
-                f"expected a {form.__name__} as {key} in {CONFIG} of {name}, found {short(str(fields[key]))}"
+                f"expected a {form.__name__} as {key} in {CONFIG} of {name}, found "
+                f"{short(str(fields[key]))}"
             )
     wanted = str(next(iter(fields.get("architectures") or ()), ""))[:100]
     auto = transformers("models.auto.modeling_auto")
     classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
     classifiers = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
     if kind in _REFUSED:
-        raise UnsupportedError(f"expected a model of images of one size, found {_REFUSED[kind]} (in {name})")
+        raise UnsupportedError(
+            f"expected a model of images of one size, found {_REFUSED[kind]} (in {name})"
+        )
     if kind not in _BACKBONES and kind not in _TOWERS and not classifiers:
         remote = "; its code (auto_map) is never run" if "auto_map" in fields else ""
         raise UnsupportedError(
-            f"expected a vision model that transformers itself has, found model_type {kind[:60]!r} in {name}{remote}; "
+            f"expected a vision model that transformers itself has, found model_type {kind[:60]!r} "
+            f"in {name}{remote}; "
             f"known: {', '.join((*_BACKBONES, *_TOWERS))} and transformers' image classifiers"
         )
     if fields.get("quantization_config"):
-        raise UnsupportedError(f"expected weights of floating-point numbers in {name}, found quantization_config")
+        raise UnsupportedError(
+            f"expected weights of floating-point numbers in {name}, found quantization_config"
+        )
     if fields.get("problem_type") in ("multi_label_classification", "regression"):
-        raise UnsupportedError(f"expected classes that exclude each other, found {fields['problem_type']} in {name}")
+        raise UnsupportedError(
+            f"expected classes that exclude each other, found {fields['problem_type']} in {name}"
+        )
 
     class_name = wanted
     inner = fields
@@ -246,14 +312,19 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
             inner = dict(fields.get("vision_config") or {}) | {"model_type": kind}
         if kind not in _BACKBONES:
             raise UnsupportedError(
-                f"expected an image classifier or the backbone of a known family in {name}, found {wanted or kind!r}"
+                f"expected an image classifier or the backbone of a known family in {name}, found "
+                f"{wanted or kind!r}"
             )
         if wanted != "CLIPVisionModelWithProjection":
             class_name = auto.MODEL_MAPPING_NAMES[kind]
             output = "cls" if kind in _CLS_ONLY else "pooler"
     inner = {key: value for key, value in inner.items() if key not in _DROPPED}
-    if found := _TOO_DEEP.search(json.dumps(inner)):  # even an empty one would take minutes to build
-        raise ModelError(f"expected at most 999 layers in {CONFIG} of {name}, found {short(found[0])}")
+    if found := _TOO_DEEP.search(
+        json.dumps(inner)
+    ):  # even an empty one would take minutes to build
+        raise ModelError(
+            f"expected at most 999 layers in {CONFIG} of {name}, found {short(found[0])}"
+        )
 
     notes = []
     if class_name in _WHOLE:
@@ -263,19 +334,27 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
     if wanted not in ("", class_name):
         notes.append(f"took {class_name} from {wanted}")
     if "auto_map" in fields:
-        notes.append("the remote code that the configuration names (auto_map) was not run; transformers' own was used")
+        notes.append(
+            "the remote code that the configuration names (auto_map) was not run; transformers' "
+            "own was used"
+        )
     kernel = fields.get("_attn_implementation") or fields.get("attn_implementation")
     if isinstance(kernel, str) and kernel not in OBSERVABLE:
-        notes.append(f"loaded with an attention that can be observed, not {short(kernel)!r}, as the configuration says")
+        notes.append(
+            f"loaded with an attention that can be observed, not {short(kernel)!r}, as the "
+            "configuration says"
+        )
     return Described(class_name, inner, output, tuple(notes))
 
 
 class TransformersModule(nn.Module):
-    """A model of transformers: normalised images (batch, 3, height, width) -> logits or features (batch, outputs).
+    """A model of transformers: normalised images (batch, 3, height, width) -> logits or features
+    (batch, outputs).
 
-    output: "logits" of a classifier; "cls", the CLS token after the last norm; "pooler", its pooler_output;
-    "embedding", its image_embeds. head: on the features, of a model that was given a classifier here.
-    native: (height, width) of its position embeddings, which are interpolated for images of another size.
+    output: "logits" of a classifier; "cls", the CLS token after the last norm; "pooler", its
+    pooler_output; "embedding", its image_embeds. head: on the features, of a model that was given a
+    classifier here. native: (height, width) of its position embeddings, which are interpolated for
+    images of another size.
     """
 
     def __init__(self, model: nn.Module, output: Output, classes: int | None = None) -> None:
@@ -287,7 +366,8 @@ class TransformersModule(nn.Module):
         self.native: Size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         parameters = inspect.signature(model.forward).parameters
         self.interpolates = "interpolate_pos_encoding" in parameters or config.model_type == "clip"
-        # its structure is read from forward passes; DeiT's second token is for distillation, whatever reads it
+        # its structure is read from forward passes; DeiT's second token is for distillation,
+        # whatever reads it
         self.told = Told(prefix=("cls", "distillation")) if config.model_type == "deit" else Told()
         self.head: nn.Module = nn.Identity()
         if classes and output != "logits":
@@ -298,7 +378,9 @@ class TransformersModule(nn.Module):
         """Return where its classifiers are, as timm says it."""
         if self.output != "logits":
             return {"classifier": ("head",)}
-        linear = (name for name in _HEADS if isinstance(getattr(self.network, name, None), nn.Linear))
+        linear = (
+            name for name in _HEADS if isinstance(getattr(self.network, name, None), nn.Linear)
+        )
         return {"classifier": tuple(f"network.{name}" for name in linear)}
 
     def reset_classifier(self, classes: int) -> None:
@@ -306,18 +388,26 @@ class TransformersModule(nn.Module):
         for path in self.pretrained_cfg["classifier"]:
             parent, _, last = path.rpartition(".")
             old = self.get_submodule(path)
-            width = old.in_features if isinstance(old, nn.Linear) else count_classes(self, self.native)
+            width = (
+                old.in_features if isinstance(old, nn.Linear) else count_classes(self, self.native)
+            )
             device = next(self.parameters()).device
             setattr(self.get_submodule(parent), last, nn.Linear(width, classes, device=device))
 
-    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch outputs"]:
+    def forward(
+        self, images: Float[Tensor, "batch 3 height width"]
+    ) -> Float[Tensor, "batch outputs"]:
         """Logits (batch, classes) or features (batch, dim)."""
         other = self.interpolates and tuple(images.shape[-2:]) != self.native
-        result: Any = self.network(pixel_values=images, **({"interpolate_pos_encoding": True} if other else {}))
+        result: Any = self.network(
+            pixel_values=images, **({"interpolate_pos_encoding": True} if other else {})
+        )
         features: Tensor = getattr(result, _FEATURES[self.output][0])
         if self.output == "cls":
             features = features[:, 0]
-        logits: Tensor = self.head(features.flatten(1))  # ConvNeXt's are (batch, dim, 1, 1) in some versions
+        logits: Tensor = self.head(
+            features.flatten(1)
+        )  # ConvNeXt's are (batch, dim, 1, 1) in some versions
         return logits
 
 
@@ -327,8 +417,8 @@ def build(
     state: Mapping[str, Tensor] | None = None,
     pretrained: bool = False,  # noqa: ARG001  a saved model has its weights
 ) -> tuple[nn.Module, Preprocessing]:
-    """Return the model of a file that vitlens wrote, with these weights or random ones; its preprocessing is in that
-    file.
+    """Return the model of a file that vitlens wrote, with these weights or random ones; its
+    preprocessing is in that file.
 
     overrides: "class", of transformers, and "config", its configuration as JSON.
     """
@@ -336,7 +426,9 @@ def build(
     classes = architecture.classes
     wanted, text = (str(architecture.overrides.get(key)) for key in ("class", "config"))
     fields = parse_json(text, source=f"the configuration of {name}", error=ModelError)
-    found = described(fields | {"architectures": [wanted]} if isinstance(fields, dict) else None, name)
+    found = described(
+        fields | {"architectures": [wanted]} if isinstance(fields, dict) else None, name
+    )
     module = TransformersModule(found.network(None, name, classes), found.output, classes)
     if state is not None:
         load_strictly(module, state, where=name)
@@ -344,10 +436,11 @@ def build(
 
 
 def load(request: ModelRequest) -> Model:
-    """Return the model of a folder or repository, with its safetensors weights, those of a file, or random ones.
+    """Return the model of a folder or repository, with its safetensors weights, those of a file, or
+    random ones.
 
-    Its outputs are the logits of a classifier, else features. Raises ModelError for files that are missing or do not
-    fit, UnsupportedError for models that are refused by name.
+    Its outputs are the logits of a classifier, else features. Raises ModelError for files that are
+    missing or do not fit, UnsupportedError for models that are refused by name.
     """
     transformers()  # says first where it is not installed
     name = request.name
@@ -367,11 +460,15 @@ def load(request: ModelRequest) -> Model:
         network = found.network(state, name)
     projection = getattr(network, "visual_projection", None)  # SigLIP has none
     has_texts = found.class_name in _WHOLE
-    visual = TransformersModule(_ImageTower(network.vision_model, projection) if has_texts else network, found.output)
+    visual = TransformersModule(
+        _ImageTower(network.vision_model, projection) if has_texts else network, found.output
+    )
     preprocessing, read = read_preprocessing(folder, visual.native, request)
     notes += read
     size, native = ("{}x{} px".format(*each) for each in (preprocessing.size, visual.native))
-    with in_one_line(f"{name} at {size} to run", f"made for {native}: check {argument('image_size')}"):
+    with in_one_line(
+        f"{name} at {size} to run", f"made for {native}: check {argument('image_size')}"
+    ):
         outputs = count_classes(visual, preprocessing.size)
     if size != native:
         notes.append(f"images of {size}, position embeddings of {native}")
@@ -379,13 +476,19 @@ def load(request: ModelRequest) -> Model:
     if has_texts:
         context = int(network.config.text_config.max_position_embeddings)
         tower = TextTower(_TextTower(network), lambda: _Tokens(folder, context), context, name)
-        module = LanguageImage(visual, tower, layout=None, pooling="map" if projection is None else "token")
+        module = LanguageImage(
+            visual, tower, layout=None, pooling="map" if projection is None else "token"
+        )
     labels = both_classes(found.labels()) or numbered_classes(outputs)
     classes = labels if found.output == "logits" else ()
     hub = "hub" if revision else "model.safetensors"
-    provenance = provenance_of(request, notes, hub=hub, digest=digest, transformers=version("transformers"))
+    provenance = provenance_of(
+        request, notes, hub=hub, digest=digest, transformers=version("transformers")
+    )
     architecture = found.architecture(request.alias, outputs if classes else 0, preprocessing.size)
-    return wrapped(module, architecture, preprocessing, classes, request.alias, provenance, told=visual.told).eval()
+    return wrapped(
+        module, architecture, preprocessing, classes, request.alias, provenance, told=visual.told
+    ).eval()
 
 
 class _ImageTower(nn.Module):
@@ -397,9 +500,13 @@ class _ImageTower(nn.Module):
         self.projection = projection or nn.Identity()
         self.config = vision.config
 
-    def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> SimpleNamespace:
+    def forward(
+        self, pixel_values: Tensor, interpolate_pos_encoding: bool = False
+    ) -> SimpleNamespace:
         """Return the embeddings (batch, dim), as image_embeds."""
-        output = self.vision(pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
+        output = self.vision(
+            pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding
+        )
         return SimpleNamespace(image_embeds=self.projection(output.pooler_output))
 
 
@@ -413,7 +520,9 @@ class _TextTower(nn.Module):
         self.logit_bias: Tensor | None = getattr(whole, "logit_bias", None)
 
     def encode_text(self, ids: Tensor) -> Tensor:
-        """Embeddings (texts, dim) of token ids (texts, context), all of which are attended to, as in training."""
+        """Embeddings (texts, dim) of token ids (texts, context), all of which are attended to, as
+        in training.
+        """
         features: Tensor = self.whole.get_text_features(input_ids=ids).pooler_output
         return features
 
@@ -424,12 +533,19 @@ class _Tokens:
     def __init__(self, folder: Path, context: int) -> None:
         for file in (each for pattern in SETTINGS for each in folder.glob(pattern)):
             if file.stat().st_size > SIZE:
-                raise ModelError(f"expected files of a tokenizer of at most {SIZE:,} bytes, found more in {file}")
+                raise ModelError(
+                    f"expected files of a tokenizer of at most {SIZE:,} bytes, found more in {file}"
+                )
         with in_one_line(f"the tokenizer's files in {folder}", "download them, too"), quietly():
             self._tokenizer: Any = transformers().AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=False, local_files_only=True
             )
-        self._options = {"padding": "max_length", "max_length": context, "truncation": True, "return_tensors": "pt"}
+        self._options = {
+            "padding": "max_length",
+            "max_length": context,
+            "truncation": True,
+            "return_tensors": "pt",
+        }
 
     def __call__(self, texts: list[str]) -> Tensor:
         """Token ids (texts, context)."""
@@ -438,6 +554,8 @@ class _Tokens:
         return ids
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text without two, for which `TextTower` counts the start and the end."""
+        """Return the tokens of a text without two, for which `TextTower` counts the start and the
+        end.
+        """
         with quietly():
             return list(self._tokenizer(text)["input_ids"])[:-2]

@@ -1,4 +1,6 @@
-"""Frozen features of a variant, read in one way for all of them, and what a linear probe classifies by them."""
+"""Frozen features of a variant, read in one way for all of them, and what a linear probe classifies
+by them.
+"""
 
 from typing import Final
 
@@ -13,24 +15,34 @@ from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import FeaturePool
 
-POOL: Final[FeaturePool] = "cls+mean"  # one rule for all variants, whichever tokens their objective trains
+POOL: Final[FeaturePool] = (
+    "cls+mean"  # one rule for all variants, whichever tokens their objective trains
+)
 
 
 def probe_frozen(setup: Setup, model: Model, *, seed: int) -> NDArray[np.bool_]:
     """Return which test images a linear probe on frozen features classifies correctly, (n,)."""
     train = frozen_features(model, setup.train)
     test = frozen_features(model, setup.test)
-    correct: NDArray[np.bool_] = probe_correct(setup, train, test, labels_of(setup.test), seed=seed).numpy()
+    correct: NDArray[np.bool_] = probe_correct(
+        setup, train, test, labels_of(setup.test), seed=seed
+    ).numpy()
     return correct
 
 
-def probe_correct(setup: Setup, train: Tensor, test: Tensor, labels: Tensor, *, seed: int) -> Tensor:
-    """Return which test features (n, dim) a probe fitted to the training features classifies as labelled, (n,).
+def probe_correct(
+    setup: Setup, train: Tensor, test: Tensor, labels: Tensor, *, seed: int
+) -> Tensor:
+    """Return which test features (n, dim) a probe fitted to the training features classifies as
+    labelled, (n,).
 
-    Images of one group, such as scenes of one digit, stay together where the regularisation is chosen.
+    Images of one group, such as scenes of one digit, stay together where the regularisation is
+    chosen.
     """
     groups = setup.train.groups
-    return probe(train, labels_of(setup.train), test, labels, train_groups=groups, seed=seed).correct
+    return probe(
+        train, labels_of(setup.train), test, labels, train_groups=groups, seed=seed
+    ).correct
 
 
 def labels_of(split: Split) -> Tensor:

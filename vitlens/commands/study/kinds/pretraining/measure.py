@@ -1,4 +1,6 @@
-"""Measure features learned with and without labels: neighbours, few images, words, objects, corruptions."""
+"""Measure features learned with and without labels: neighbours, few images, words, objects,
+corruptions.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +21,18 @@ from vitlens.analysis.features.embedding import embed
 from vitlens.analysis.features.features import extract, features
 from vitlens.analysis.features.neighbours import few_shot, nearest, vote
 from vitlens.analysis.features.objectness import FEWEST_MASKS, objectness
-from vitlens.commands.study.kinds.pretraining.features import POOL, frozen_features, labels_of, probe_correct
-from vitlens.commands.study.kinds.pretraining.record import FewShotRow, SpaceArrays, WordingRow, ZeroShotRow
+from vitlens.commands.study.kinds.pretraining.features import (
+    POOL,
+    frozen_features,
+    labels_of,
+    probe_correct,
+)
+from vitlens.commands.study.kinds.pretraining.record import (
+    FewShotRow,
+    SpaceArrays,
+    WordingRow,
+    ZeroShotRow,
+)
 from vitlens.commands.study.kinds.pretraining.rows import likeness_rows, objectness_rows, score_rows
 from vitlens.commands.study.kinds.record import VariantRow
 from vitlens.commands.study.kinds.setup import Setup
@@ -53,8 +65,9 @@ def _no_scores() -> Scores:
 class _Measured:
     """The measurements of all trainings, by label with one entry for each seed.
 
-    features: of the test images, by label and seed. losses: accuracy lost to corruptions. shots: accuracies (shots,
-    draws). overlaps: of attention and objects (3,). wordings: zero-shot accuracies (wordings,).
+    features: of the test images, by label and seed. losses: accuracy lost to corruptions. shots:
+    accuracies (shots, draws). overlaps: of attention and objects (3,). wordings: zero-shot
+    accuracies (wordings,).
     """
 
     features: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -66,13 +79,16 @@ class _Measured:
 
 
 def measure_features(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[str, Any]:
-    """Return the measurements of the features of all variants and seeds, as fields of the record."""
+    """Return the measurements of the features of all variants and seeds, as fields of the
+    record."""
     shots = _shots(setup)
     measured = _Measured()
     for variant, seed in product(setup.variants, setup.seeds):
         _measure_training(setup, measured, variant.label, seed, shots)
         if variant.objective == "clip":
-            measured.wordings[variant.label].append(_accuracy_by_wording(setup, variant.label, seed))
+            measured.wordings[variant.label].append(
+                _accuracy_by_wording(setup, variant.label, seed)
+            )
     words = {label: row.words for label, row in variants.items()}
     chance = 1 / len(setup.test.classes)
     return {
@@ -93,7 +109,9 @@ def _shots(setup: Setup) -> list[int]:
     return [shots for shots in SHOTS if shots <= fewest]
 
 
-def _measure_training(setup: Setup, measured: _Measured, label: str, seed: int, shots: Sequence[int]) -> None:
+def _measure_training(
+    setup: Setup, measured: _Measured, label: str, seed: int, shots: Sequence[int]
+) -> None:
     """Add the measurements of the features of one training."""
     model = setup.trained(label, seed=seed)
     train = frozen_features(model, setup.train)
@@ -116,7 +134,9 @@ def _measure_training(setup: Setup, measured: _Measured, label: str, seed: int, 
     )
     measured.shots[label].append(accuracies)
     if setup.test.masks is not None and len(setup.test) >= FEWEST_MASKS:
-        measured.overlaps[label].append(_overlaps(model, setup.test, setup.test.masks, seed=setup.run.seed))
+        measured.overlaps[label].append(
+            _overlaps(model, setup.test, setup.test.masks, seed=setup.run.seed)
+        )
 
 
 def _neighbour_accuracies(setup: Setup, train: Tensor, test: Tensor) -> Iterator[tuple[str, float]]:
@@ -133,7 +153,9 @@ def _neighbour_accuracies(setup: Setup, train: Tensor, test: Tensor) -> Iterator
 def _probe_under_corruptions(
     setup: Setup, model: Model, train: Tensor, test: Tensor, *, seed: int
 ) -> tuple[float, Mapping[str, float]]:
-    """Return the accuracy of a linear probe fitted to clean images, and the loss of accuracy to each corruption."""
+    """Return the accuracy of a linear probe fitted to clean images, and the loss of accuracy to
+    each corruption.
+    """
     sets = [test]
     for name in CORRUPTED:
         sets.append(_corrupted_features(setup, model, name))
@@ -147,7 +169,8 @@ def _probe_under_corruptions(
 
 
 def _corrupted_features(setup: Setup, model: Model, name: str) -> Tensor:
-    """Return the features of corrupted test images, which are the same for all variants and seeds."""
+    """Return the features of corrupted test images, which are the same for all variants and
+    seeds."""
     corruption = CORRUPTIONS[name]
     operation = OPERATIONS[corruption.operation]
     level = corruption.levels[SEVERITY - 1]
@@ -160,7 +183,9 @@ def _corrupted_features(setup: Setup, model: Model, name: str) -> Tensor:
 
 
 def _overlaps(model: Model, split: Split, masks: Tensor, *, seed: int) -> Tensor:
-    """Return the mean intersection over union of the best head, of maps of other images and of the mean mask, (3,)."""
+    """Return the mean intersection over union of the best head, of maps of other images and of the
+    mean mask, (3,).
+    """
     maps = []
     for batch in split.batches(_AT_ONCE, device=model.device):
         maps.append(attention_maps(model, batch.images)[-1].maps.float().cpu())
@@ -170,7 +195,9 @@ def _overlaps(model: Model, split: Split, masks: Tensor, *, seed: int) -> Tensor
 
 def _accuracy_by_wording(setup: Setup, label: str, seed: int) -> Tensor:
     """Return the zero-shot accuracy with each wording, (wordings,)."""
-    read = extract(setup.trained(label, seed=seed), setup.test, layer=-1)  # what the classifier reads
+    read = extract(
+        setup.trained(label, seed=seed), setup.test, layer=-1
+    )  # what the classifier reads
     assert read is not None
     images = F.normalize(read.at(-1), dim=-1)
     texts = text_classifier(setup.folder(label, seed), setup.test.classes).cpu()
@@ -183,9 +210,14 @@ def _mean(values: ArrayLike) -> Estimate:
 
 
 def _few_shot_rows(
-    accuracies: Mapping[str, Sequence[Tensor]], shots: Sequence[int], words: Mapping[str, str], chance: float
+    accuracies: Mapping[str, Sequence[Tensor]],
+    shots: Sequence[int],
+    words: Mapping[str, str],
+    chance: float,
 ) -> Iterator[FewShotRow]:
-    """Yield the accuracy with a few images per class; accuracies: by label, for each seed (shots, draws)."""
+    """Yield the accuracy with a few images per class; accuracies: by label, for each seed (shots,
+    draws).
+    """
     for label, of_seeds in accuracies.items():
         by_seed = torch.stack(tuple(of_seeds))
         for index, count in enumerate(shots):
@@ -203,7 +235,8 @@ def _few_shot_rows(
 def _zero_shot_rows(
     accuracies: Mapping[str, Sequence[Tensor]], words: Mapping[str, str], chance: float
 ) -> Iterator[ZeroShotRow]:
-    """Yield the zero-shot accuracy over wordings; accuracies: by label, for each seed (wordings,)."""
+    """Yield the zero-shot accuracy over wordings; accuracies: by label, for each seed
+    (wordings,)."""
     for label, of_seeds in accuracies.items():
         by_seed = torch.stack(tuple(of_seeds))
         yield ZeroShotRow(
@@ -220,7 +253,9 @@ def _zero_shot_rows(
 def _wording_rows(
     accuracies: Mapping[str, Sequence[Tensor]], words: Mapping[str, str], chance: float
 ) -> Iterator[WordingRow]:
-    """Yield the zero-shot accuracy of each wording; accuracies: by label, for each seed (wordings,)."""
+    """Yield the zero-shot accuracy of each wording; accuracies: by label, for each seed
+    (wordings,).
+    """
     for label, of_seeds in accuracies.items():
         by_seed = torch.stack(tuple(of_seeds))
         for index, wording in enumerate(PROMPTS):
@@ -235,7 +270,9 @@ def _wording_rows(
 
 
 def _space(setup: Setup, tested: Mapping[tuple[str, int], Tensor]) -> SpaceArrays | None:
-    """Return the t-SNE of the features of the same test images for every variant, with the first seed."""
+    """Return the t-SNE of the features of the same test images for every variant, with the first
+    seed.
+    """
     chosen = setup.test.limit(min(_EMBEDDED, len(setup.test)), seed=setup.run.seed).subset.indices
     perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
     if perplexity < 1:

@@ -11,10 +11,11 @@ from vitlens.uncertainty import LEVEL, Estimate
 
 @dataclass(frozen=True)
 class FeatureScoreRow(OfVariant):
-    """A measure of the frozen features of a variant: mean over seeds with Student's interval over them.
+    """A measure of the frozen features of a variant: mean over seeds with Student's interval over
+    them.
 
-    over_random, over_supervised: minus random weights, minus the supervised variant; p: Welch's t test over seeds,
-    corrected for the comparisons of the measure.
+    over_random, over_supervised: minus random weights, minus the supervised variant; p: Welch's t
+    test over seeds, corrected for the comparisons of the measure.
     """
 
     measure: str = col("measure")
@@ -28,7 +29,8 @@ class FeatureScoreRow(OfVariant):
 
 @dataclass(frozen=True)
 class FewShotRow(OfVariant):
-    """Accuracy of nearest class means of a few training images per class: mean over draws, then over seeds.
+    """Accuracy of nearest class means of a few training images per class: mean over draws, then
+    over seeds.
 
     spread: standard deviation over draws of images, mean over seeds.
     """
@@ -42,7 +44,9 @@ class FewShotRow(OfVariant):
 
 @dataclass(frozen=True)
 class WordingRow(OfVariant):
-    """Zero-shot accuracy by the text tower with one wording; seen: True if captions in training had it."""
+    """Zero-shot accuracy by the text tower with one wording; seen: True if captions in training had
+    it.
+    """
 
     wording: str = col("wording")
     seen: bool = col("in training")
@@ -52,7 +56,9 @@ class WordingRow(OfVariant):
 
 @dataclass(frozen=True)
 class ZeroShotRow(OfVariant):
-    """Zero-shot accuracy over wordings: the mean, the lowest and the highest of each seed, then means over seeds."""
+    """Zero-shot accuracy over wordings: the mean, the lowest and the highest of each seed, then
+    means over seeds.
+    """
 
     wordings: int = col("wordings")
     mean: Estimate = col("mean over wordings", metric="zero_shot/{label}")
@@ -71,17 +77,21 @@ class LikenessRow(OfVariant):
     against: str = col("against")
     against_words: str = col("against")
     cka: Estimate = col(
-        "CKA", term="linear CKA: 1 where features are equal up to rotation", metric="cka/{label}/{against}"
+        "CKA",
+        term="linear CKA: 1 where features are equal up to rotation",
+        metric="cka/{label}/{against}",
     )
 
 
 @dataclass(frozen=True)
 class ObjectnessRow(OfVariant):
-    """Intersection over union of the object and the last layer's best head, chosen on other images; means over seeds.
+    """Intersection over union of the object and the last layer's best head, chosen on other images;
+    means over seeds.
 
-    shuffled: with maps of other images; mean_mask: with the mean mask of the other images; over_random: minus random
-    weights, whose attention follows pixels; p: over seeds, paired (Student's t) with the baselines, Welch's t with
-    random weights, each corrected for all variants.
+    shuffled: with maps of other images; mean_mask: with the mean mask of the other images;
+    over_random: minus random weights, whose attention follows pixels; p: over seeds, paired
+    (Student's t) with the baselines, Welch's t with random weights, each corrected for all
+    variants.
     """
 
     images: int = col("images")
@@ -112,8 +122,9 @@ class ObjectnessRow(OfVariant):
 
 @dataclass(frozen=True)
 class SpaceArrays:
-    """points: by row of the table of points, the t-SNE (images, 2) of the first seed's features; labels, classes: of
-    the images."""
+    """points: by row of the table of points, the t-SNE (images, 2) of the first seed's features;
+    labels, classes: of the images.
+    """
 
     points: Mapping[int, Matrix]
     labels: Indices
@@ -122,7 +133,9 @@ class SpaceArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingRecord(KindRecord):
-    """A comparison of objectives, by their frozen features: probes, neighbours, few images, objects, corruptions."""
+    """A comparison of objectives, by their frozen features: probes, neighbours, few images,
+    objects, corruptions.
+    """
 
     feature_scores: tuple[FeatureScoreRow, ...] = table()
     corrupted: tuple[FeatureScoreRow, ...] = table()

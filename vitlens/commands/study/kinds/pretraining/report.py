@@ -1,12 +1,24 @@
-"""The report of a study of training with and without labels: features, objects, wordings and corruptions."""
+"""The report of a study of training with and without labels: features, objects, wordings and
+corruptions.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from vitlens.charts import intervals, lines, matrix
 from vitlens.charts.features import Cloud, feature_space
-from vitlens.commands.study.kinds.pretraining.record import FeatureScoreRow, LikenessRow, PretrainingRecord
-from vitlens.commands.study.kinds.report import CHANGES, CHOICE, kind_report, range_claim, undecidable
+from vitlens.commands.study.kinds.pretraining.record import (
+    FeatureScoreRow,
+    LikenessRow,
+    PretrainingRecord,
+)
+from vitlens.commands.study.kinds.report import (
+    CHANGES,
+    CHOICE,
+    kind_report,
+    range_claim,
+    undecidable,
+)
 from vitlens.record import by
 from vitlens.report.claims import Claim
 from vitlens.report.prose import Marked, listed, say
@@ -20,7 +32,9 @@ if TYPE_CHECKING:
 WITHOUT_LABELS: Final = ("mae", "dino")  # not CLIP, whose captions name the class
 _SUPERVISED: Final = "supervised"
 _CORRUPTIONS: Final = 4  # in a sentence
-_NO_OBJECTS: Final = "no variant's attention is shown to exceed both maps of other images and the mean mask"
+_NO_OBJECTS: Final = (
+    "no variant's attention is shown to exceed both maps of other images and the mean mask"
+)
 _NOT_ABOVE_RANDOM: Final = "k-NN accuracy is not shown to exceed that of random weights"
 
 
@@ -35,7 +49,9 @@ def claims(record: PretrainingRecord) -> Iterator[Claim]:
 
 
 def _feature_claims(record: PretrainingRecord) -> Iterator[Claim]:
-    """Yield the best features without labels, attention on objects, a corruption, and accuracy by wordings."""
+    """Yield the best features without labels, attention on objects, a corruption, and accuracy by
+    wordings.
+    """
     without_labels = [row for row in nearest_scores(record) if row.label in WITHOUT_LABELS]
     if without_labels:
         yield _without_labels_claim(record, without_labels)
@@ -44,8 +60,10 @@ def _feature_claims(record: PretrainingRecord) -> Iterator[Claim]:
     yield from _corruption_claim(record)
     for row in record.zero_shot:
         sentence = say(
-            "**{{ row.words }}** classifies {{ row.mean|alone }} of the images correctly by comparing them with "
-            "words, averaged over {{ row.wordings }} wordings (guessing: {{ row.chance|percent }}). Its training "
+            "**{{ row.words }}** classifies {{ row.mean|alone }} of the images correctly by "
+            "comparing them with "
+            "words, averaged over {{ row.wordings }} wordings (guessing: "
+            "{{ row.chance|percent }}). Its training "
             "captions name the class, so it has seen the labels.",
             row=row,
         )
@@ -67,14 +85,16 @@ def nearest_scores(record: PretrainingRecord) -> list[FeatureScoreRow]:
 
 
 def _without_labels_claim(record: PretrainingRecord, rows: Sequence[FeatureScoreRow]) -> Claim:
-    """Return the highest k-NN accuracy among models trained without labels; rows: of these models."""
+    """Return the highest k-NN accuracy among models trained without labels; rows: of these
+    models."""
     best = max(rows, key=lambda row: row.value.value)
     against_random = _comparison_in_words(best.over_random, best.p_random)
     against_supervised = _comparison_in_words(best.over_supervised, best.p_supervised)
     supervised = next(row for row in nearest_scores(record) if row.label == _SUPERVISED)
     sentence = say(
         "Among models trained without labels, **{{ row.words }}** has the highest {{ accuracy }}, "
-        "{{ row.value|alone }}. It is {{ against_random }} random weights and {{ against_supervised }} the "
+        "{{ row.value|alone }}. It is {{ against_random }} random weights and "
+        "{{ against_supervised }} the "
         "supervised model ({{ supervised|value }}).{% for other in others %} Its difference from "
         "**{{ other.words }}** ({{ other.value|value }}) was not tested.{% endfor %}",
         row=best,
@@ -85,7 +105,8 @@ def _without_labels_claim(record: PretrainingRecord, rows: Sequence[FeatureScore
         others=[row for row in rows if row is not best],
     )
     title = say(
-        "{{ row.words|whole }}'s k-NN is {{ against_random }} random weights, {{ against_supervised }} supervised",
+        "{{ row.words|whole }}'s k-NN is {{ against_random }} random weights, "
+        "{{ against_supervised }} supervised",
         row=best,
         against_random=against_random,
         against_supervised=against_supervised,
@@ -107,7 +128,9 @@ def _without_labels_claim(record: PretrainingRecord, rows: Sequence[FeatureScore
 def _neighbour_accuracy(row: FeatureScoreRow) -> Marked:
     """Return the name of a k-NN accuracy: "k-NN accuracy (k = 20)"."""
     name, _, neighbours = row.measure.partition(", ")
-    return Marked(say("{{ name|whole }} accuracy ({{ neighbours|whole }})", name=name, neighbours=neighbours))
+    return Marked(
+        say("{{ name|whole }} accuracy ({{ neighbours|whole }})", name=name, neighbours=neighbours)
+    )
 
 
 def _is_significant(p: float | None) -> bool:
@@ -122,17 +145,23 @@ def _comparison_in_words(difference: Estimate | None, p: float | None) -> str:
 
 
 def _objects_claim(record: PretrainingRecord) -> Claim:
-    """Return which variants' attention overlaps the objects more than both baselines, and than random weights."""
+    """Return which variants' attention overlaps the objects more than both baselines, and than
+    random weights.
+    """
     finding = [row.words for row in record.objectness if row.finds_objects]
     top = max(record.objectness, key=lambda row: row.iou.value)
     sentence = say(
-        "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than maps of other "
-        "images and the mean mask do{% else %}No variant's attention is shown to overlap the objects more than "
+        "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than maps "
+        "of other "
+        "images and the mean mask do{% else %}No variant's attention is shown to overlap the "
+        "objects more than "
         "both maps of other images and the mean mask{% endif %}; the highest overlap is "
         "{{ top.iou|alone }}, of **{{ top.words }}**, compared with {{ top.shuffled|value }} and "
-        "{{ top.mean_mask|value }}. {% if learned %}{{ learned|names }} also {% if learned|length > 1 "
+        "{{ top.mean_mask|value }}. {% if learned %}{{ learned|names }} also "
+        "{% if learned|length > 1 "
         "%}exceed{% else %}exceeds{% endif %} random "
-        "weights{% else %}None is shown to exceed random weights (their attention follows pixels){% endif %}.",
+        "weights{% else %}None is shown to exceed random weights (their attention follows "
+        "pixels){% endif %}.",
         finding=finding,
         top=top,
         learned=[row.words for row in record.objectness if row.learned_objects],
@@ -150,11 +179,15 @@ def _objects_claim(record: PretrainingRecord) -> Claim:
 
 
 def _corruption_claim(record: PretrainingRecord) -> Iterator[Claim]:
-    """Yield the largest difference from the supervised variant in the accuracy lost to a corruption."""
+    """Yield the largest difference from the supervised variant in the accuracy lost to a
+    corruption.
+    """
     for row in _different_losses(record)[:1]:
         sentence = say(
-            "**{{ row.words }}** loses {{ row.value|points|value }} of accuracy to {{ row.measure|whole }}, "
-            "{{ row.over_supervised|alone }} {{ 'more' if row.over_supervised.value > 0 else 'less' }} than the "
+            "**{{ row.words }}** loses {{ row.value|points|value }} of accuracy to "
+            "{{ row.measure|whole }}, "
+            "{{ row.over_supervised|alone }} "
+            "{{ 'more' if row.over_supervised.value > 0 else 'less' }} than the "
             "supervised model.",
             row=row,
         )
@@ -171,7 +204,9 @@ def _corruption_claim(record: PretrainingRecord) -> Iterator[Claim]:
 
 
 def _different_losses(record: PretrainingRecord) -> list[FeatureScoreRow]:
-    """Return the losses that differ significantly from the supervised variant's, the largest difference first."""
+    """Return the losses that differ significantly from the supervised variant's, the largest
+    difference first.
+    """
     rows = [row for row in record.corrupted if _is_significant(row.p_supervised)]
     return sorted(rows, key=_size_of_difference, reverse=True)
 
@@ -187,7 +222,8 @@ def _gains_of_neighbours(record: PretrainingRecord) -> str:
     for row in rows:
         if row.label in (*WITHOUT_LABELS, "clip"):
             gain = say(
-                "**{{ row.words }}** {{ row.over_supervised|alone }}{% if not significant %} (undecided){% endif %}",
+                "**{{ row.words }}** {{ row.over_supervised|alone }}{% if not significant %} "
+                "(undecided){% endif %}",
                 row=row,
                 significant=_is_significant(row.p_supervised),
             )
@@ -200,10 +236,14 @@ def _gains_of_neighbours(record: PretrainingRecord) -> str:
 
 
 def _most_different_losses(record: PretrainingRecord) -> str:
-    """Return which variants lose more or less than the supervised one, the largest differences first."""
+    """Return which variants lose more or less than the supervised one, the largest differences
+    first.
+    """
     return say(
-        "{% for row in rows %}**{{ row.words }}** loses {{ 'more' if row.over_supervised.value > 0 else 'less' }} to "
-        "{{ row.measure|whole }} than the supervised model ({{ row.over_supervised|alone }}). {% else %}No variant is "
+        "{% for row in rows %}**{{ row.words }}** loses "
+        "{{ 'more' if row.over_supervised.value > 0 else 'less' }} to "
+        "{{ row.measure|whole }} than the supervised model ({{ row.over_supervised|alone }}). "
+        "{% else %}No variant is "
         "shown to lose more or less of its probe's accuracy than the supervised model.{% endfor %}",
         rows=_different_losses(record)[:_CORRUPTIONS],
     )
@@ -215,8 +255,10 @@ def _best_with_few_images(record: PretrainingRecord) -> str:
     ends = dict.fromkeys((min(by_shots), max(by_shots)))
     best = [max(by_shots[shots], key=lambda row: row.accuracy.value) for shots in ends]
     return say(
-        "{% for row in best %}With {{ row.shots }} image{{ row.shots|s }} per class, **{{ row.words }}** is best: "
-        "{{ row.accuracy|alone }}. {% endfor %}These are means over {{ best[0].draws }} draws of images, the same for "
+        "{% for row in best %}With {{ row.shots }} image{{ row.shots|s }} per class, "
+        "**{{ row.words }}** is best: "
+        "{{ row.accuracy|alone }}. {% endfor %}These are means over {{ best[0].draws }} draws of "
+        "images, the same for "
         "all variants; intervals are over seeds.",
         best=best,
     )
@@ -226,8 +268,10 @@ def _most_similar(record: PretrainingRecord) -> str:
     """Return the two trained variants whose features are most similar."""
     rows = [row for row in _pairs(record) if row.label != "random"]
     return say(
-        "{% if top %}Of the trained variants, **{{ top.words }}** and **{{ top.against_words }}** are most similar "
-        "(CKA {{ top.cka|alone }}). {% endif %}The diagonal compares trainings of one variant with different seeds: no "
+        "{% if top %}Of the trained variants, **{{ top.words }}** and **{{ top.against_words }}** "
+        "are most similar "
+        "(CKA {{ top.cka|alone }}). {% endif %}The diagonal compares trainings of one variant with "
+        "different seeds: no "
         "two variants can be expected to be more similar.",
         top=max(rows, key=lambda row: row.cka.value, default=None),
     )
@@ -242,8 +286,10 @@ def _pairs(record: PretrainingRecord) -> list[LikenessRow]:
 def _range_over_wordings(record: PretrainingRecord) -> str:
     """Return the lowest and the highest accuracy over wordings."""
     return say(
-        "{% for row in rows %}Over {{ row.wordings }} wordings, the accuracy of **{{ row.words }}** ranges from "
-        "{{ row.lowest|value }} to {{ row.highest|value }} (means over seeds of the lowest and the highest)."
+        "{% for row in rows %}Over {{ row.wordings }} wordings, the accuracy of "
+        "**{{ row.words }}** ranges from "
+        "{{ row.lowest|value }} to {{ row.highest|value }} (means over seeds of the lowest and the "
+        "highest)."
         "{% endfor %}",
         rows=record.zero_shot,
     )
@@ -274,7 +320,8 @@ _NEIGHBOURS: Final = Section(
         Chart(
             "neighbours",
             intervals("words", "value", of="measure"),
-            "Test accuracy of k-NN and of a linear probe on frozen features, mean over seeds with 95 % intervals "
+            "Test accuracy of k-NN and of a linear probe on frozen features, mean over seeds with "
+            "95 % intervals "
             "over seeds.",
             title="k-NN and linear probe of each variant",
             rows="feature_scores",
@@ -282,7 +329,8 @@ _NEIGHBOURS: Final = Section(
         Chart(
             "space",
             _draw_space,
-            "Test images by t-SNE of each variant's features (first seed). Distances between groups mean nothing.",
+            "Test images by t-SNE of each variant's features (first seed). Distances between "
+            "groups mean nothing.",
             title="The same test images in each variant's features",
             whole=True,
             only=_has_space,
@@ -298,7 +346,8 @@ _FEW_SHOT: Final = Section(
         Chart(
             "few_shot",
             lines("shots", "accuracy", of="words", reference="chance"),
-            "Accuracy of the nearest class mean over the number of training images a class, bands over seeds; "
+            "Accuracy of the nearest class mean over the number of training images a class, bands "
+            "over seeds; "
             "dashed: guessing.",
             title="Accuracy with a few images a class",
         ),
@@ -308,15 +357,18 @@ _OBJECTS: Final = Section(
     "Does attention find objects?",
     "objectness",
     about=("attention and objects",),
-    opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} variants are significantly "
-    "above both baselines, {{ rows|selectattr('learned_objects')|list|length }} also above random weights. The head "
+    opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} variants are "
+    "significantly "
+    "above both baselines, {{ rows|selectattr('learned_objects')|list|length }} also above random "
+    "weights. The head "
     "is chosen on one half of {{ rows[0].images }} images and measured on the other.",
     columns=("words", "iou", "over_shuffled", "over_mean", "over_random", "p_random"),
     charts=(
         Chart(
             "objectness",
             intervals("words", "iou", "shuffled", "mean_mask"),
-            "Overlap of the objects with an equal area of the best head's attention, of maps of other images, and "
+            "Overlap of the objects with an equal area of the best head's attention, of maps of "
+            "other images, and "
             "of the mean mask.",
             title="Attention on objects, compared with maps that ignore the image",
         ),
@@ -347,7 +399,8 @@ _SIMILARITY: Final = Section(
         Chart(
             "likeness",
             matrix("words", "against_words", "cka"),
-            "CKA of the last layers' features of test images, mean over seeds; on the diagonal between seeds.",
+            "CKA of the last layers' features of test images, mean over seeds; on the diagonal "
+            "between seeds.",
             title="Similarity of the variants' features",
             rows="likeness",
         ),
@@ -362,7 +415,8 @@ _CORRUPTED: Final = Section(
         Chart(
             "corrupted",
             intervals("words", "value", of="measure", reference=0.0),
-            "Accuracy of a linear probe on clean test images minus that on corrupted ones, of a medium severity.",
+            "Accuracy of a linear probe on clean test images minus that on corrupted ones, of a "
+            "medium severity.",
             title="Accuracy lost to corruptions",
         ),
     ),

@@ -1,4 +1,6 @@
-"""Rows on frozen features: means over seeds, compared with random weights and with the supervised variant."""
+"""Rows on frozen features: means over seeds, compared with random weights and with the supervised
+variant.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -10,7 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.features.cka import CKAStream
-from vitlens.commands.study.kinds.pretraining.record import FeatureScoreRow, LikenessRow, ObjectnessRow
+from vitlens.commands.study.kinds.pretraining.record import (
+    FeatureScoreRow,
+    LikenessRow,
+    ObjectnessRow,
+)
 from vitlens.uncertainty import Estimate, holm, student_mean, student_test, welch
 
 RANDOM: Final = "random"
@@ -23,10 +29,12 @@ Tested: TypeAlias = tuple[Estimate, float]  # a difference, and its p
 def score_rows(
     scores: Mapping[str, Values], words: Mapping[str, str], chance: float | None
 ) -> Iterator[FeatureScoreRow]:
-    """Yield each measure of each variant over seeds, compared with random weights and with the supervised variant.
+    """Yield each measure of each variant over seeds, compared with random weights and with the
+    supervised variant.
 
-    scores: by measure. words: the names of the variants by label. chance: the accuracy of guessing; None for a measure
-    that may be negative. p-values are corrected for the comparisons of their measure.
+    scores: by measure. words: the names of the variants by label. chance: the accuracy of guessing;
+    None for a measure that may be negative. p-values are corrected for the comparisons of their
+    measure.
     """
     least = -1.0 if chance is None else 0.0
     for measure, values_by_label in scores.items():
@@ -48,7 +56,9 @@ def score_rows(
 
 
 def _differences(values: Values) -> Mapping[tuple[str, str], Tested]:
-    """Return the differences from random weights and from the supervised variant, in points, by pair of labels."""
+    """Return the differences from random weights and from the supervised variant, in points, by
+    pair of labels.
+    """
     pairs = []
     tests = []
     for against in (RANDOM, SUPERVISED):
@@ -70,10 +80,12 @@ def _corrected(tests: Sequence[Tested]) -> list[Tested]:
 def objectness_rows(
     overlaps: Mapping[str, Sequence[Tensor]], words: Mapping[str, str], *, images: int
 ) -> Iterator[ObjectnessRow]:
-    """Yield the overlap of each variant over seeds, compared with both baselines and with random weights.
+    """Yield the overlap of each variant over seeds, compared with both baselines and with random
+    weights.
 
-    overlaps: by label, for each seed (3,): of the best head, of maps of other images, of the mean mask. p-values are
-    corrected for all comparisons with baselines, paired by seed, and separately for those with random weights.
+    overlaps: by label, for each seed (3,): of the best head, of maps of other images, of the mean
+    mask. p-values are corrected for all comparisons with baselines, paired by seed, and separately
+    for those with random weights.
     """
     tables = {label: torch.stack(tuple(of_seeds)).numpy() for label, of_seeds in overlaps.items()}
     p_values = []
@@ -113,8 +125,11 @@ def _over_random(tables: Mapping[str, Overlaps]) -> Mapping[str, Tested]:
     return dict(zip(trained, _corrected(tests), strict=True))
 
 
-def likeness_rows(features: Mapping[tuple[str, int], Tensor], words: Mapping[str, str]) -> Iterator[LikenessRow]:
-    """Yield the CKA of every pair of variants with one seed; of a variant with itself, between its seeds.
+def likeness_rows(
+    features: Mapping[tuple[str, int], Tensor], words: Mapping[str, str]
+) -> Iterator[LikenessRow]:
+    """Yield the CKA of every pair of variants with one seed; of a variant with itself, between its
+    seeds.
 
     features: (images, dim) by label and seed.
     """
@@ -133,8 +148,12 @@ def likeness_rows(features: Mapping[tuple[str, int], Tensor], words: Mapping[str
         yield LikenessRow(label, words[label], against, words[against], mean)
 
 
-def _comparable(trainings: Sequence[tuple[str, int]], label: str, against: str) -> Iterator[tuple[int, int]]:
-    """Yield the places of two trainings with one seed; of one variant, those with different seeds, once each."""
+def _comparable(
+    trainings: Sequence[tuple[str, int]], label: str, against: str
+) -> Iterator[tuple[int, int]]:
+    """Yield the places of two trainings with one seed; of one variant, those with different seeds,
+    once each.
+    """
     for row, (first, seed) in enumerate(trainings):
         for column, (second, other_seed) in enumerate(trainings):
             if (first, second) != (label, against):

@@ -1,4 +1,6 @@
-"""How training changed the attention of every head: how far it moved, and which of its statistics changed."""
+"""How training changed the attention of every head: how far it moved, and which of its statistics
+changed.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -28,7 +30,9 @@ Statistics: TypeAlias = Mapping[tuple[str, int], Tensor]  # by name and layer, (
 
 
 def measure_attention(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[str, Any]:
-    """Return how far the attention of every head moved, and which statistics changed, as fields of the record."""
+    """Return how far the attention of every head moved, and which statistics changed, as fields of
+    the record.
+    """
     images = setup.test.limit(SHOWN, seed=setup.run.seed)
     start = setup.start()
     overall = []
@@ -57,9 +61,14 @@ def groups_of(images: Split) -> NDArray[np.int64] | None:
 
 
 def _head_rows(
-    variant: VariantRow, moved: Sequence[Tensor], between: Sequence[Tensor] | None, groups: NDArray[np.int64] | None
+    variant: VariantRow,
+    moved: Sequence[Tensor],
+    between: Sequence[Tensor] | None,
+    groups: NDArray[np.int64] | None,
 ) -> Iterator[HeadMovedRow]:
-    """Yield the moved attention of each head; moved: after training, between: two seeds, by layer (images, heads)."""
+    """Yield the moved attention of each head; moved: after training, between: two seeds, by layer
+    (images, heads).
+    """
     for layer, values in enumerate(moved):
         for head in range(values.shape[1]):
             yield HeadMovedRow(
@@ -73,7 +82,10 @@ def _head_rows(
 
 
 def _moved_row(
-    variant: VariantRow, moved: Sequence[Tensor], heads: Sequence[HeadMovedRow], groups: NDArray[np.int64] | None
+    variant: VariantRow,
+    moved: Sequence[Tensor],
+    heads: Sequence[HeadMovedRow],
+    groups: NDArray[np.int64] | None,
 ) -> MovedRow:
     """Return the moved attention of all heads together; heads: the rows of each."""
     by_image = torch.cat(tuple(moved), 1).mean(1)
@@ -94,7 +106,9 @@ def _moved_row(
 
 
 def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterator[ShiftRow]:
-    """Yield the change of each statistic of each head where it is defined, paired by image and averaged over seeds."""
+    """Yield the change of each statistic of each head where it is defined, paired by image and
+    averaged over seeds.
+    """
     first = _statistics(before, images)
     later = [_statistics(model, images) for model in after]
     groups = groups_of(images)
@@ -117,7 +131,9 @@ def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterato
 def _changes(
     name: str, first: Statistics, later: Sequence[Statistics]
 ) -> dict[tuple[int, int], NDArray[np.floating[Any]]]:
-    """Return the change of one statistic by layer and head, (images,), mean over the models after training."""
+    """Return the change of one statistic by layer and head, (images,), mean over the models after
+    training.
+    """
     changes = {}
     for statistic, layer in first:
         if statistic != name:

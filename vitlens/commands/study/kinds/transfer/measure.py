@@ -1,4 +1,6 @@
-"""Measure what training changed inside a model that is adapted: speed of learning, features and maps."""
+"""Measure what training changed inside a model that is adapted: speed of learning, features and
+maps.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +19,12 @@ from vitlens.analysis.features.probe import Probe, probe
 from vitlens.analysis.features.similarity import Similarity, similarity
 from vitlens.commands.study.kinds.record import ComparisonRow, VariantRow
 from vitlens.commands.study.kinds.setup import Setup
-from vitlens.commands.study.kinds.transfer.attention import AT_ONCE, SHOWN, groups_of, measure_attention
+from vitlens.commands.study.kinds.transfer.attention import (
+    AT_ONCE,
+    SHOWN,
+    groups_of,
+    measure_attention,
+)
 from vitlens.commands.study.kinds.transfer.record import (
     CurveRow,
     Floats,
@@ -38,13 +45,24 @@ REACHED: Final = 0.95  # share of the best accuracy whose time is reported
 _SIMILAR: Final = 256  # test images on which CKA is measured
 _MAPPED: Final = 6  # images whose maps are shown, one of each class
 _FULL: Final = "full"
-_CHANGED: Final = ("last-blocks", _FULL, "scratch", "distilled")  # the frozen variant keeps all features
-_PROBED: Final = {"pretrained": "pretrained", "random": "random weights", _FULL: "after full training"}
+_CHANGED: Final = (
+    "last-blocks",
+    _FULL,
+    "scratch",
+    "distilled",
+)  # the frozen variant keeps all features
+_PROBED: Final = {
+    "pretrained": "pretrained",
+    "random": "random weights",
+    _FULL: "after full training",
+}
 _GAINS: Final = (("pretrained", "random"), (_FULL, "pretrained"))  # probes that are compared
 
 
 def measure_transfer(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[str, Any]:
-    """Return how fast the variants learned and what changed inside the model, as fields of the record."""
+    """Return how fast the variants learned and what changed inside the model, as fields of the
+    record.
+    """
     curves = tuple(_curve_rows(setup, variants))
     speed = {"curves": curves, "reached": tuple(reached_rows(curves))}
     attention = measure_attention(setup, variants)
@@ -72,7 +90,9 @@ def _curve_rows(setup: Setup, variants: Mapping[str, VariantRow]) -> Iterator[Cu
 
 
 def reached_rows(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
-    """Yield when the mean accuracy of each variant over seeds first reached REACHED times the best mean of all."""
+    """Yield when the mean accuracy of each variant over seeds first reached REACHED times the best
+    mean of all.
+    """
     means: list[CurveRow] = []
     for of_variant in by(curves, "label").values():
         means += map(_mean_over_seeds, by(of_variant, "epochs").values())
@@ -97,7 +117,9 @@ def _mean_over_seeds(rows: Sequence[CurveRow]) -> CurveRow:
 
 
 def _similarity_rows(setup: Setup, variants: Mapping[str, VariantRow]) -> Iterator[SimilarityRow]:
-    """Yield the CKA between each layer before and after training; value and ends are means over seeds."""
+    """Yield the CKA between each layer before and after training; value and ends are means over
+    seeds.
+    """
     images = setup.test.limit(_SIMILAR, seed=setup.run.seed)
     before = _features_of(setup.start(), images)
     for label in _CHANGED:
@@ -139,7 +161,9 @@ def _features_of(model: Model, images: Split) -> Features:
 
 
 def _measure_probes(setup: Setup) -> dict[str, Any]:
-    """Return how well linear probes do on each layer, and the difference between those on the last layer."""
+    """Return how well linear probes do on each layer, and the difference between those on the last
+    layer.
+    """
     start = setup.start()
     models = {
         "pretrained": start,
@@ -166,7 +190,10 @@ def _gain_rows(setup: Setup, last: Mapping[str, Probe]) -> Iterator[ComparisonRo
     """Yield the differences between probes; last: of the last layer, by label."""
     for label, against in _GAINS:
         difference = accuracy_difference(
-            last[label].correct, last[against].correct, groups=groups_of(setup.test), seed=setup.seeds[0]
+            last[label].correct,
+            last[against].correct,
+            groups=groups_of(setup.test),
+            seed=setup.seeds[0],
         )
         yield ComparisonRow(
             family="probe_gain",
@@ -193,7 +220,9 @@ def _probes(setup: Setup, model: Model) -> Iterator[tuple[int, Probe]]:
     assert setup.test.labels is not None
     train_labels = setup.train.labels.cpu().long()
     test_labels = setup.test.labels.cpu().long()
-    for position, (train_features, test_features) in enumerate(zip(train.values, test.values, strict=True)):
+    for position, (train_features, test_features) in enumerate(
+        zip(train.values, test.values, strict=True)
+    ):
         fitted = probe(
             train_features,
             train_labels,
@@ -207,9 +236,11 @@ def _probes(setup: Setup, model: Model) -> Iterator[tuple[int, Probe]]:
 
 
 def _measure_maps(setup: Setup) -> dict[str, Any]:
-    """Return attention maps before and after full training on the first image of each class, whatever they show.
+    """Return attention maps before and after full training on the first image of each class,
+    whatever they show.
 
-    The model before predicts one of its original classes, which may not be the data's: attention needs no class.
+    The model before predicts one of its original classes, which may not be the data's: attention
+    needs no class.
     """
     images = _first_of_each_class(setup.test.limit(SHOWN, seed=setup.run.seed))
     before = setup.model
@@ -260,5 +291,7 @@ def _rollout_maps(model: Model, images: Split) -> Floats | None:
     """Return the rollout (images, rows, columns); None if the model has none."""
     if not require_chain.is_met(model):
         return None
-    maps = [rollout(model, batch.images).cpu() for batch in images.batches(AT_ONCE, device=model.device)]
+    maps = [
+        rollout(model, batch.images).cpu() for batch in images.batches(AT_ONCE, device=model.device)
+    ]
     return torch.cat(maps).float().numpy()

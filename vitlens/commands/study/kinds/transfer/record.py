@@ -27,7 +27,8 @@ class CurveRow(OfVariant):
 
 @dataclass(frozen=True)
 class ReachedRow(OfVariant):
-    """When the mean test accuracy over seeds first came near the best of all variants; None: never."""
+    """When the mean test accuracy over seeds first came near the best of all variants; None:
+    never."""
 
     accuracy: float = col("accuracy to be reached", unit="fraction")
     epochs: int | None = col("epochs", default=None)
@@ -38,13 +39,14 @@ class ReachedRow(OfVariant):
 class MovedRow(OfVariant):
     """How far training moved the attention of all heads.
 
-    between: the same between two trainings with different seeds; beyond: heads that moved further than between seeds,
-    by the lower end of their intervals.
+    between: the same between two trainings with different seeds; beyond: heads that moved further
+    than between seeds, by the lower end of their intervals.
     """
 
     moved: Estimate = col(
         "moved attention",
-        term="the share of a head's attention that lies on other keys after training (total variation), mean over "
+        term="the share of a head's attention that lies on other keys after training (total "
+        "variation), mean over "
         "queries, images and seeds",
         metric="attention_moved/{label}",
     )
@@ -82,15 +84,21 @@ class ShiftRow:
 
 @dataclass(frozen=True)
 class SimilarityRow(OfVariant):
-    """Linear CKA between a layer before and after training, on test images; value and ends are means over seeds."""
+    """Linear CKA between a layer before and after training, on test images; value and ends are
+    means over seeds.
+    """
 
     layer: int = col("layer")
-    cka: Estimate = col("CKA with the layer before", term="linear CKA: 1 where features are equal up to rotation")
+    cka: Estimate = col(
+        "CKA with the layer before", term="linear CKA: 1 where features are equal up to rotation"
+    )
 
 
 @dataclass(frozen=True)
 class ProbeRow(OfVariant):
-    """Test accuracy of a linear probe on one layer: of the pretrained model, of random weights, or after training."""
+    """Test accuracy of a linear probe on one layer: of the pretrained model, of random weights, or
+    after training.
+    """
 
     layer: int = col("layer")
     accuracy: Estimate = col("accuracy of a linear probe")
@@ -99,7 +107,9 @@ class ProbeRow(OfVariant):
 
 @dataclass(frozen=True)
 class MapRow:
-    """An image with its class, whose maps are shown; predictions before (one of the model's classes) and after."""
+    """An image with its class, whose maps are shown; predictions before (one of the model's
+    classes) and after.
+    """
 
     image: str = col("image")
     name: str = col("class")
@@ -109,8 +119,9 @@ class MapRow:
 
 @dataclass(frozen=True)
 class MapArrays:
-    """The images of the maps, and each map before and after training: attention of the last layer, mean over heads,
-    and rollout (None if the model has none)."""
+    """The images of the maps, and each map before and after training: attention of the last layer,
+    mean over heads, and rollout (None if the model has none).
+    """
 
     images: Pixels
     before: Stack

@@ -1,4 +1,6 @@
-"""The report of a study of transfer: whether it wins, why, and what training changed inside the model."""
+"""The report of a study of transfer: whether it wins, why, and what training changed inside the
+model.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,12 +39,15 @@ _FULL: Final = "full"  # the variant of which all weights are trained
 _SCRATCH: Final = "scratch"
 _PRETRAINED: Final = ("full", "last-blocks", "frozen")
 _UNDECIDED: Final = (
-    "no adapted model is significantly better than training from scratch, and not all are significantly worse"
+    "no adapted model is significantly better than training from scratch, and not "
+    "all are significantly worse"
 )
 
 
 def claims(record: TransferRecord) -> Iterator[Claim]:
-    """Yield the choice and its range, whether transfer wins, and every other difference that is significant."""
+    """Yield the choice and its range, whether transfer wins, and every other difference that is
+    significant.
+    """
     doubt = undecidable(record)
     yield doubt or claim_of(decision(record), record.design[0].kind)
     yield range_claim(record)
@@ -56,8 +61,8 @@ def claims(record: TransferRecord) -> Iterator[Claim]:
 def _transfer_claim(record: TransferRecord) -> Claim:
     """Return whether transfer wins.
 
-    It wins if a variant with pretrained weights is significantly better than training from scratch, and loses if all
-    are significantly worse.
+    It wins if a variant with pretrained weights is significantly better than training from scratch,
+    and loses if all are significantly worse.
     """
     sides = [side_of(comparison_of(record, label, _SCRATCH)) for label in _PRETRAINED]
     outcome = ""
@@ -67,7 +72,8 @@ def _transfer_claim(record: TransferRecord) -> Claim:
         outcome = "loses"
     comparison = comparison_of(record, _FULL, _SCRATCH)
     sentence = say(
-        "{% if outcome %}Transfer {{ outcome }}{% else %}It is undecided whether transfer wins{% endif %}: full "
+        "{% if outcome %}Transfer {{ outcome }}{% else %}It is undecided whether transfer "
+        "wins{% endif %}: full "
         "training is {{ more }} than training from scratch.",
         outcome=outcome,
         more=in_accuracy(comparison.difference),
@@ -84,7 +90,8 @@ def _transfer_claim(record: TransferRecord) -> Claim:
 
 
 def caught_up(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
-    """Return the fewest images from which on training from scratch is at most CAUGHT_UP points behind, by the interval.
+    """Return the fewest images from which on training from scratch is at most CAUGHT_UP points
+    behind, by the interval.
 
     rows: of one pair of lines, from the fewest images on. None: not reached.
     """
@@ -106,8 +113,10 @@ def _catching_up(record: TransferRecord) -> str:
     rows = _full_by_images(record)
     last = rows[-1].difference
     return say(
-        "{% if caught_up %}Training from scratch catches up with full training at {{ caught_up.images }} images"
-        "{% else %}{% if behind %}Training from scratch does not catch up{% else %}It is undecided where training "
+        "{% if caught_up %}Training from scratch catches up with full training at "
+        "{{ caught_up.images }} images"
+        "{% else %}{% if behind %}Training from scratch does not catch up{% else %}It is undecided "
+        "where training "
         "from scratch catches up{% endif %} with full training: on all {{ images }} images it is "
         "{{ last|alone }} behind{% endif %}.",
         caught_up=caught_up(rows),
@@ -119,7 +128,9 @@ def _catching_up(record: TransferRecord) -> str:
 
 @dataclass(frozen=True)
 class Reason:
-    """A possible reason for the outcome of a transfer, supported if its number is above 0; number: what it is."""
+    """A possible reason for the outcome of a transfer, supported if its number is above 0; number:
+    what it is.
+    """
 
     words: str
     number: str
@@ -133,7 +144,12 @@ _STATES: Final[Mapping[Side, str]] = {
     Side.UNDECIDED: "not decided",
 }
 _REASONS: Final = (
-    ("pretrained features separate the classes better than random ones", "linear probe", "pretrained", "random"),
+    (
+        "pretrained features separate the classes better than random ones",
+        "linear probe",
+        "pretrained",
+        "random",
+    ),
     ("unchanged features are enough", "frozen minus from scratch", "frozen", "scratch"),
     ("adapting the features helps further", "full minus frozen", "full", "frozen"),
     ("a teacher's outputs help", "distilled minus from scratch", "distilled", "scratch"),
@@ -141,7 +157,9 @@ _REASONS: Final = (
 
 
 def reasons(record: TransferRecord) -> list[Reason]:
-    """Return every reason that was measured: supported if its number is above 0, contradicted if it is below."""
+    """Return every reason that was measured: supported if its number is above 0, contradicted if it
+    is below.
+    """
     measured = []
     for words, number, label, against in _REASONS:
         comparison = comparison_of(record, label, against)
@@ -153,7 +171,8 @@ def reasons(record: TransferRecord) -> list[Reason]:
 
 
 def _few_images(fewest: ComparisonRow, most: ComparisonRow) -> Reason:
-    """Return the reason that images are few; it is decided where the two intervals do not overlap."""
+    """Return the reason that images are few; it is decided where the two intervals do not
+    overlap."""
     change = fewest.difference.value - most.difference.value
     return Reason(
         "images are few",
@@ -171,7 +190,8 @@ def _reasons_by_state(record: TransferRecord) -> str:
         if state in by_state:
             sentence = say(
                 "{{ state|capitalize }}: {% for reason in reasons %}{{ reason.words|whole }} "
-                "({{ reason.number|whole }}: {{ reason.difference|alone }}){% if not loop.last %}; {% endif %}"
+                "({{ reason.number|whole }}: {{ reason.difference|alone }}){% if not loop.last %}; "
+                "{% endif %}"
                 "{% endfor %}.",
                 state=state,
                 reasons=by_state[state],
@@ -192,7 +212,8 @@ def _convergence(record: TransferRecord) -> str:
         part = "**{{ row.words }}** {{ row.epochs }} epoch{{ row.epochs|s }} ({{ time }})"
         parts.append(say(part, row=row, time=time))
     return say(
-        "Reaching a mean accuracy of {{ wanted|percent(1) }}, 95 % of the highest, took {{ reached }}."
+        "Reaching a mean accuracy of {{ wanted|percent(1) }}, 95 % of the highest, took "
+        "{{ reached }}."
         "{% if never %} {{ never|names }} never reached it.{% endif %}",
         wanted=record.reached[0].accuracy,
         reached=listed(parts),
@@ -201,14 +222,20 @@ def _convergence(record: TransferRecord) -> str:
 
 
 def _moved_attention(record: TransferRecord) -> str:
-    """Return how far training moved the attention, compared with other seeds, and what changed in it."""
+    """Return how far training moved the attention, compared with other seeds, and what changed in
+    it.
+    """
     last_blocks, full = record.moved
     shifts = _shifted_statistics(record)
     return say(
-        "Full training moved {{ full.moved|alone }} of the attention, most in {{ top.name }} ({{ top.moved|value }}); "
-        "training only the last blocks moved {{ last.moved|alone }}.{% if full.between is not none %} Two full "
-        "trainings with different seeds differ by {{ full.between|percent }}; {{ full.beyond }} of {{ full.heads }} "
-        "heads moved more than that.{% endif %}{% if shifts %} Full training significantly changed {{ shifts }}."
+        "Full training moved {{ full.moved|alone }} of the attention, most in {{ top.name }} "
+        "({{ top.moved|value }}); "
+        "training only the last blocks moved "
+        "{{ last.moved|alone }}.{% if full.between is not none %} Two full "
+        "trainings with different seeds differ by {{ full.between|percent }}; {{ full.beyond }} of "
+        "{{ full.heads }} "
+        "heads moved more than that.{% endif %}{% if shifts %} Full training significantly changed "
+        "{{ shifts }}."
         "{% endif %}",
         full=full,
         last=last_blocks,
@@ -228,7 +255,8 @@ def _shifted_statistics(record: TransferRecord) -> list[str]:
         changed = [row for row in rows if row.p_holm <= LEVEL]
         increased = [row for row in changed if row.change.value > 0]
         part = say(
-            "{{ name }} in {{ changed|length }} of {{ rows|length }} heads ({{ increased|length }} increased)",
+            "{{ name }} in {{ changed|length }} of {{ rows|length }} heads ({{ increased|length }} "
+            "increased)",
             name=name.replace("_", " "),
             changed=changed,
             rows=rows,
@@ -242,8 +270,10 @@ def _changed_features(record: TransferRecord) -> str:
     """Return which layer changed most, and what a linear probe on the last one gained."""
     full = [row for row in record.layer_similarity if row.label == _FULL]
     return say(
-        "{% if least %}Full training changed layer {{ least.layer }} most (CKA {{ least.cka|alone }} with the layer "
-        "before training). {% endif %}It changed the accuracy of a linear probe on the last layer by "
+        "{% if least %}Full training changed layer {{ least.layer }} most (CKA "
+        "{{ least.cka|alone }} with the layer "
+        "before training). {% endif %}It changed the accuracy of a linear probe on the last layer "
+        "by "
         "{{ gain.difference|alone }}.",
         least=min(full, key=lambda row: row.cka.value, default=None),
         gain=comparison_of(record, _FULL, "pretrained"),
@@ -269,7 +299,9 @@ def _map_picture(image: Any, values: Any, row: str, column: str, below: str = ""
     return Picture(image, values, row=row, column=column, below=below)
 
 
-_WHY: Final = Section("Why does transfer win, or not?", reasons, about=("transfer",), opening=_reasons_by_state)
+_WHY: Final = Section(
+    "Why does transfer win, or not?", reasons, about=("transfer",), opening=_reasons_by_state
+)
 _SPEED: Final = Section(
     "How fast does each variant learn?",
     "reached",
@@ -292,7 +324,8 @@ _ATTENTION: Final = Section(
         Chart(
             "attention_moved",
             board("moved", "between"),
-            "Share of each head's attention that moved to other keys in full training, and between two seeds.",
+            "Share of each head's attention that moved to other keys in full training, and between "
+            "two seeds.",
             title="Moved attention of every head",
             rows="heads_moved",
             only=lambda row: row.label == _FULL,
@@ -300,7 +333,8 @@ _ATTENTION: Final = Section(
         Chart(
             "maps_before_after",
             images(),
-            "The first image of each class, with the attention of the last layer and the rollout before and "
+            "The first image of each class, with the attention of the last layer and the rollout "
+            "before and "
             "after full training; below: the prediction.",
             title="Maps before and after full training",
             rows=_maps_before_and_after,

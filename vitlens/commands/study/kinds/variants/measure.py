@@ -1,4 +1,6 @@
-"""Measurements of some studies of small models: receptive fields, an image cut into patches, position embeddings."""
+"""Measurements of some studies of small models: receptive fields, an image cut into patches,
+position embeddings.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,13 +21,17 @@ _FIELD_IMAGES: Final = 16  # test images of the receptive fields
 
 
 def measure_fields(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[str, Any]:
-    """Return the receptive field of every layer of every variant, from the trainings with the first seed."""
+    """Return the receptive field of every layer of every variant, from the trainings with the first
+    seed.
+    """
     images = setup.test.pick(torch.arange(min(_FIELD_IMAGES, len(setup.test))))
     (batch,) = images.batches(len(images), device=setup.device)
     fields = {}
     for variant in setup.variants:
         model = setup.trained(variant.label)
-        fields[variant.label, variant.words] = receptive_field(model, batch.images, groups=images.groups)
+        fields[variant.label, variant.words] = receptive_field(
+            model, batch.images, groups=images.groups
+        )
     rows, maps = field_rows(fields)
     return {"receptive_fields": rows, "field_maps": maps}
 
@@ -36,7 +42,9 @@ def measure_cut(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[str, 
 
 
 def measure_positions(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[str, Any]:
-    """Return how well the position embeddings of each variant follow the places of the patches, after training."""
+    """Return how well the position embeddings of each variant follow the places of the patches,
+    after training.
+    """
     rows = []
     maps = {}
     for index, variant in enumerate(setup.variants):
@@ -45,12 +53,17 @@ def measure_positions(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict
         if similarity is not None:
             maps[index] = similarity.float().numpy()
             rows.append(_position_row(setup, variant, models))
-    return {"position_order": tuple(rows), "position_similarity": OrderArrays(maps) if maps else None}
+    return {
+        "position_order": tuple(rows),
+        "position_similarity": OrderArrays(maps) if maps else None,
+    }
 
 
 def _position_row(setup: Setup, variant: Variant, models: Sequence[Model]) -> PositionRow:
     """Return the rank correlations of a variant; models: trained, one for each seed."""
-    over_all, in_rows, in_columns = zip(*[_rank_correlations(model) for model in models], strict=True)
+    over_all, in_rows, in_columns = zip(
+        *[_rank_correlations(model) for model in models], strict=True
+    )
     before = []
     for seed in setup.seeds:
         correlation, *_ = _rank_correlations(setup.begin(variant, seed=seed))
@@ -68,14 +81,18 @@ def _position_row(setup: Setup, variant: Variant, models: Sequence[Model]) -> Po
 
 
 def _rank_correlations(model: Model) -> tuple[float | None, float | None, float | None]:
-    """Return the rank correlation over all pairs of patches, over those in one row, and in one column."""
+    """Return the rank correlation over all pairs of patches, over those in one row, and in one
+    column.
+    """
     similarity = position_similarity(model)
     assert similarity is not None  # all seeds have embeddings if the first has
     return rank_correlation(similarity, model.layout)
 
 
 def _mean_over_seeds(values: Sequence[float | None]) -> Estimate | None:
-    """Return the mean with Student's interval; fixed embeddings are the same for every seed and have none."""
+    """Return the mean with Student's interval; fixed embeddings are the same for every seed and
+    have none.
+    """
     defined = [value for value in values if value is not None]
     if not defined:
         return None

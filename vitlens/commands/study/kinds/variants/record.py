@@ -12,21 +12,25 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class PositionRow(OfVariant):
-    """How well the similarity of position embeddings follows the distance of their patches, over the trained seeds.
+    """How well the similarity of position embeddings follows the distance of their patches, over
+    the trained seeds.
 
-    all, rows, columns: over all pairs of patches, over those in one row and over those in one column; before: over all
-    pairs before training.
+    all, rows, columns: over all pairs of patches, over those in one row and over those in one
+    column; before: over all pairs before training.
     """
 
     seeds: int = col("seeds")
     all: Estimate | None = col(
         "all pairs",
-        term="Spearman's rank correlation of the cosine similarity of two patches' position embeddings with minus "
+        term="Spearman's rank correlation of the cosine similarity of two patches' position "
+        "embeddings with minus "
         "their distance: 1 where nearer patches are always more similar, 0 without such order",
         metric="positions/{label}/rank_correlation/all",
         default=None,
     )
-    rows: Estimate | None = col("pairs in one row", metric="positions/{label}/rank_correlation/rows", default=None)
+    rows: Estimate | None = col(
+        "pairs in one row", metric="positions/{label}/rank_correlation/rows", default=None
+    )
     columns: Estimate | None = col(
         "pairs in one column", metric="positions/{label}/rank_correlation/columns", default=None
     )
@@ -35,22 +39,26 @@ class PositionRow(OfVariant):
 
 @dataclass(frozen=True)
 class CutArrays:
-    """image: the first test image (1, 3, height, width), which is shown as the patches of each variant."""
+    """image: the first test image (1, 3, height, width), which is shown as the patches of each
+    variant.
+    """
 
     image: Pixels
 
 
 @dataclass(frozen=True)
 class OrderArrays:
-    """similarity: by row of the table of points, of variants with position embeddings, the cosine of each pair
-    (patches, patches) after the training with the first seed."""
+    """similarity: by row of the table of points, of variants with position embeddings, the cosine
+    of each pair (patches, patches) after the training with the first seed.
+    """
 
     similarity: Mapping[int, Matrix]
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantsRecord(KindRecord):
-    """A comparison of small models that differ in one factor, and what shows only in this factor."""
+    """A comparison of small models that differ in one factor, and what shows only in this
+    factor."""
 
     receptive_fields: tuple[FieldRow, ...] = table()
     position_order: tuple[PositionRow, ...] = table()

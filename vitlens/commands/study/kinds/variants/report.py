@@ -41,7 +41,9 @@ def claims(record: VariantsRecord) -> Iterator[Claim]:
 
 
 def _main_differences(record: VariantsRecord) -> list[ComparisonRow]:
-    """Return all differences; of variants that build on each other the steps and the largest difference overall."""
+    """Return all differences; of variants that build on each other the steps and the largest
+    difference overall.
+    """
     steps = of_family(record, "step")
     differences = of_family(record, "difference")
     if not steps:
@@ -56,7 +58,8 @@ def _won_sizes(record: VariantsRecord) -> str:
     """Return at how many training set sizes one of two lines wins."""
     rows = pairs_by_images(record)
     return say(
-        "For {{ won|length }} of {{ rows|length }} training set sizes, one of the two is significantly better.",
+        "For {{ won|length }} of {{ rows|length }} training set sizes, one of the two is "
+        "significantly better.",
         rows=rows,
         won=[row for row in rows if row.winner is not None],
     )
@@ -91,15 +94,24 @@ def _order_of_positions(record: VariantsRecord) -> str:
     for row in record.position_order:
         if row.all is not None:
             order = _order_in_words(row)
-            parts.append(say("{{ row.all|alone }} for **{{ row.words }}** ({{ order }})", row=row, order=order))
+            parts.append(
+                say(
+                    "{{ row.all|alone }} for **{{ row.words }}** ({{ order }})",
+                    row=row,
+                    order=order,
+                )
+            )
     return say(
-        "The rank correlation between the similarity of two patches' embeddings and their nearness is {{ parts }}.",
+        "The rank correlation between the similarity of two patches' embeddings and their nearness "
+        "is {{ parts }}.",
         parts=listed(parts),
     )
 
 
 def _order_in_words(row: PositionRow) -> str:
-    """Return whether nearer patches have more similar embeddings; fixed embeddings are the same before training."""
+    """Return whether nearer patches have more similar embeddings; fixed embeddings are the same
+    before training.
+    """
     assert row.all is not None
     if row.before is not None and abs(row.before - row.all.value) < 1e-9:
         return "fixed"
@@ -133,7 +145,8 @@ _CUTS: Final = Section(
         Chart(
             "cuts",
             images(largest=1.6),
-            "The first test image, cut into the patches of each variant; below: tokens, operations, accuracy "
+            "The first test image, cut into the patches of each variant; below: tokens, "
+            "operations, accuracy "
             "and training time.",
             title="One image as the patches of each variant",
             rows=_cut_pictures,
@@ -149,7 +162,8 @@ _POSITIONS: Final = Section(
         Chart(
             "position_similarity",
             images(largest=2.2),
-            "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities "
+            "Cosine similarity of position embeddings: for each patch, at its place, its map of "
+            "similarities "
             "with all others (first seed). Each panel has its own colours.",
             title="Similarity of position embeddings",
             rows=_similarity_maps,
@@ -161,7 +175,8 @@ _RECEPTIVE_FIELDS: Final = Section(
     _last_layers,
     columns=("words", "title", "distance", "half", "seen"),
     opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer, the mean "
-    "distance to the pixels that change a patch ranges from {{ far[0].distance|alone }} in **{{ far[0].words }}** to "
+    "distance to the pixels that change a patch ranges from {{ far[0].distance|alone }} in "
+    "**{{ far[0].words }}** to "
     "{{ far[-1].distance|alone }} in **{{ far[-1].words }}**.",
     charts=field_charts(),
 )
