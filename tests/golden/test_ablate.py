@@ -136,7 +136,7 @@ def test_a_ranking_needs_enough_images():
 def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     record = ran(
         tmp_path / "out",
-        "ablate vit-digits --data digits --limit 24 --units head --replace zero --pairs 0",
+        "ablate vit-digits --data digits --limit 60 --units head --replace zero --pairs 0",
     )
     [patching], arrays = (
         record.patching,
@@ -162,7 +162,7 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
         for figure in section.figures
         if figure.name == "patching_pair"
     )
-    assert "24" in caption  # one of so many images is drawn
+    assert "60" in caption  # one of so many images is drawn
     assert {row.part for row in record.contributions} == {"head", "MLP", "rest"}
     last = record.lens[-1]
     assert last.accuracy.value == pytest.approx(record.model.accuracy.value)

@@ -38,7 +38,7 @@ RANDOMISED = 32  # images of the randomisation check, which needs a map of each 
 RANDOMISED_COSTLY = (
     12  # of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
 )
-COSTLY = 50  # forward passes; occlusion of the bundled models, of 8 x 8 patches, takes 65
+COSTLY = 100
 MOST_APART = 2.0  # difference of two values of insertion minus deletion
 CHECKS = 5  # steps of `league` for each method
 
