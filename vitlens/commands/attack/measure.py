@@ -54,7 +54,7 @@ def measure(
     run = Run("attack", options, images=False, load=_loader(models))
     if split is None:
         split = _load_images(run)
-    run.splits = [split] * len(run.models)
+    run = run.with_images([split] * len(run.models))
     _require_possible_attacks(run)
     labels = []
     for model in run.models:

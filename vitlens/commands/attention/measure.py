@@ -70,7 +70,7 @@ def measure(options: AttentionOptions) -> Path | None:
     run = Run("attention", options, images=False)
     model = run.model
     split = choose_images(run, earlier)
-    run.splits = (split,)
+    run = run.with_images([split])
     ((images, _, _),) = split.batches(len(split), device=model.device)
     with phase("Attention of every layer"), autocast(model.device, run.run.precision):
         layers = attention_maps(model, images)

@@ -46,7 +46,7 @@ def measure(options: CompareOptions) -> Path | None:
     for split in run.splits:
         require_labels(split)
     require_shared(first.classes, second.classes, run.split.classes)
-    run.splits = read_as(run.models, run.splits, run.run)
+    run = run.with_images(read_as(run.models, run.splits, run.run))
     candidates = candidate_methods(options.method, run.models)
     for model, split in zip(run.models, run.splits):
         chosen_targets(options.target, model, split)

@@ -70,9 +70,10 @@ def measure(
     if not splits:
         splits = _load_images(options, run.models)
     drawn = _drawn_images(options, len(splits[0]))
-    run.splits = [
-        replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))) for split in splits
-    ]
+    noted = []
+    for split in splits:
+        noted.append(replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))))
+    run = run.with_images(noted)
     explainers = []
     for model, split, names in zip(run.models, run.splits, methods):
         targets = chosen_targets(options.target, model, split)

@@ -74,7 +74,7 @@ def measure(options: FeaturesOptions) -> Path | None:
     options = replace(options, run=run.run)
     with run.processes.main_process_first():
         subjects = load_subjects(run.models, options)
-    run.splits = [subject.test for subject in subjects]
+    run = run.with_images([subject.test for subject in subjects])
     _require(run, subjects, options)
     banks = [] if subjects[0].bank is None else [subjects[0].bank]
     with run.folder("Features of", others=banks) as folder:

@@ -60,7 +60,7 @@ def measure(options: RolloutOptions) -> Path | None:
     readout = options.readout or model.anatomy.readout
     drawn = min(DRAWN if options.images else EACH, len(split))
     split = replace(split, notes=(*split.notes, *left_out_words(drawn, len(split))))
-    run.splits = (split,)
+    run = run.with_images([split])
     with run.folder("Rollout and other attention maps of") as folder:
         maps, logits = _compute_maps(run, kinds, targets, readout)
 

@@ -34,7 +34,7 @@ def measure(options: WalkthroughOptions) -> Path | None:
     """
     run = Run("walkthrough", replace(options, run=replace(options.run, limit=None)))
     split = _one_image(run)
-    run.splits = (split,)
+    run = run.with_images([split])
     (batch,) = split.batches(1, device=run.model.device)
     with phase("Computing the head step by step, and checking each step"):
         walk = walkthrough(
