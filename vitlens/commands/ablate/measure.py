@@ -29,7 +29,7 @@ from vitlens.commands.ablate.removal import (
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.resume import resumable, with_its_settings
-from vitlens.commands.run.run import Run
+from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.run.targets import labels_of, require_label_source
 from vitlens.devices import autocast
 from vitlens.names import Replacement
@@ -58,7 +58,7 @@ def measure(options: AblateOptions) -> Path | None:
     options = with_its_settings(options, "ablate")
     if not options.predicted and options.run.labels is None:
         require_label_source(options.data, options.images, doing="ablate")
-    run = Run("ablate", options, scenes=1, most=1)
+    run = Run("ablate", options, most=1, images=ImageRequest(scenes=1))
     replacements, reason = _choose_replacements(typed, options.replace, len(run.split))
     options = replace(options, replace=replacements)
     run.options = options

@@ -75,7 +75,7 @@ from vitlens.commands.run.progress import phase
 from vitlens.commands.run.publish import publish, read, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.commands.run.resume import content_digest
-from vitlens.commands.run.run import Run
+from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, viewers_of
 from vitlens.commands.stats.options import StatsOptions
@@ -400,7 +400,7 @@ def measure(options: AuditOptions) -> Path:
     clock = BusyClock()
     requirements = requirements_of(options.run.at_least, options.run.at_most)
     _require_writable(options.junit)
-    run = Run("audit", options, scenes=1)
+    run = Run("audit", options, images=ImageRequest(scenes=1))
     model = run.model
     split = run.split
     if not len(split):

@@ -24,7 +24,7 @@ from vitlens.commands.compare.predictions import choose_examples, prediction_rec
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.shown import image_rows, shown_arrays
 from vitlens.commands.run.load import read_as
-from vitlens.commands.run.run import Run
+from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.run.targets import chosen_targets, require_evaluable
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.maps.record import MapCheckRow
@@ -40,7 +40,7 @@ def measure(options: CompareOptions) -> Path | None:
     Raises InputError (or a subclass) before anything is written.
     """
     _require_options(options)
-    run = Run("compare", options, repeat=True)
+    run = Run("compare", options, images=ImageRequest(repeat=True))
     first, second = run.models
     _require_different(first, second)
     for split in run.splits:

@@ -23,7 +23,7 @@ from vitlens.analysis.evaluation.log_odds import cross_entropy
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import load_splits, read_as
-from vitlens.commands.run.run import Run
+from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.run.targets import require_evaluable
 from vitlens.commands.shared.calibration import CalibrationRow, calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
@@ -62,7 +62,11 @@ def _open(options: EvaluateOptions) -> Run[EvaluateOptions]:
     """Load the models and their labelled images."""
     if options.run.labels is None:
         require_evaluable(options.data)
-    run = Run("evaluate", replace(options, data=options.data or "digits"), repeat=True)
+    run = Run(
+        "evaluate",
+        replace(options, data=options.data or "digits"),
+        images=ImageRequest(repeat=True),
+    )
     if _needs_more_scenes(run):
         scenes = load_splits(
             run.models, options=run.run, data=run.options.data, limit=MOST_SCENES, repeat=True

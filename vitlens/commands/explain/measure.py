@@ -65,7 +65,7 @@ def measure(
     models, splits: if they are loaded already. Raises InputError (or a subclass) before anything is
     written.
     """
-    run = Run("explain", options, images=False, load=_loader(models))
+    run = Run("explain", options, images=None, load=_loader(models))
     methods = _checked_methods(options, run.models)
     if not splits:
         splits = _load_images(options, run.models)

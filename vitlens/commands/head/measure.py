@@ -24,7 +24,7 @@ from vitlens.commands.head.maps import (
     with_largest_patch,
 )
 from vitlens.commands.head.options import HeadOptions
-from vitlens.commands.run.run import Run
+from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.shared.names import NoteRow
 from vitlens.commands.shared.naming import attributes_of, heads_named
 from vitlens.devices import autocast
@@ -44,7 +44,7 @@ def measure(options: HeadOptions) -> Path | None:
     Of several processes, each measures the same, and all but the first return None. Raises
     InputError for a head that the model does not have, and for attributes that match no image.
     """
-    run = Run("head", options, most=1, limit=IMAGES)
+    run = Run("head", options, most=1, images=ImageRequest(limit=IMAGES))
     model = run.model
     layer, number = head_of(options.head, model)
     attributes = attributes_of(options.attributes, run.split)

@@ -9,7 +9,7 @@ from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.commands.predict.options import PredictOptions
 from vitlens.commands.predict.record import FirstImages, PredictRecord
 from vitlens.commands.run.progress import progress
-from vitlens.commands.run.run import Run
+from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.shared.predictions import TOP, PredictionRow
 from vitlens.errors import InputError
 
@@ -25,7 +25,7 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
             "expected --out with --html, as predict writes a folder only there; e.g. --out "
             "predictions"
         )
-    run = Run("predict", options, scenes=1)
+    run = Run("predict", options, images=ImageRequest(scenes=1))
     if run.run.out is None:
         return _predict(run)
     with run.folder("Predictions of") as folder:

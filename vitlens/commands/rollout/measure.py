@@ -24,7 +24,7 @@ from vitlens.commands.rollout.record import (
     RolloutRecord,
     RolloutRow,
 )
-from vitlens.commands.run.run import Run
+from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.measure import map_rows
@@ -51,7 +51,9 @@ def measure(options: RolloutOptions) -> Path | None:
     kinds = _kinds_of_map(options)
     # the attention of one layer needs no model whose layers can be multiplied
     chained = any(attention_method(kind.method).needs == "chain" for kind in kinds)
-    run = Run("rollout", options, scenes=1, needs=None if chained else "attention")
+    run = Run(
+        "rollout", options, needs=None if chained else "attention", images=ImageRequest(scenes=1)
+    )
     model = run.model
     split = run.split
     kinds = _supported_kinds(kinds, model, options)

@@ -5,7 +5,7 @@ the end.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -39,15 +39,25 @@ def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
     return processes, replace(options, device=str(processes.device), quiet=quiet)
 
 
-class Run(Generic[Options]):
-    """What every command does before and after it measures.
+@dataclass(frozen=True)
+class ImageRequest:
+    """The images that a command reads where its options leave the choice open.
 
-    models, splits: each model with its images, the same for all, preprocessed for it; options: as
-    they were given; run: its run options as they hold in this process; first: whether this process
-    writes. needs: what the models are loaded for, where that is not the command; most: models at
-    most; images: whether the command takes any; limit, scenes, repeat: as load_splits; load: gives
-    the models, where that is not load_models. Raises InputError for more models, and what loading
-    raises.
+    limit: at most so many without --limit; scenes: number of scenes of each source digit if nothing
+    limits the images (None: the default of the data); repeat: show digits in as many scenes as the
+    limit needs.
+    """
+
+    limit: int | None = None
+    scenes: int | None = None
+    repeat: bool = False
+
+
+class Run(Generic[Options]):
+    """Models, images, processes and folder of a command: what it needs before and after measuring.
+
+    options: as they were given; run: its run options as they hold in this process; models, splits:
+    each model with its images, the same for all and preprocessed for it.
     """
 
     def __init__(
@@ -57,14 +67,17 @@ class Run(Generic[Options]):
         *,
         needs: str | None = None,
         most: int | None = None,
-        images: bool = True,
-        limit: int | None = None,
-        scenes: int | None = None,
-        repeat: bool = False,
+        images: ImageRequest | None = ImageRequest(),
         load: Callable[[RunOptions], tuple[Model, ...]] | None = None,
     ) -> None:
-        given: Any = options
-        names = given.models if hasattr(given, "models") else (given.model,)
+        """Join the processes, and load the models and images.
+
+        needs: command whose needs the models must meet, if not this one; most: number of models at
+        most; images: which to read (None: none yet, see `with_images`); load: returns the models,
+        in place of load_models. Raises InputError for too many models, and what loading raises.
+        """
+        typed_options: Any = options
+        names = _model_names(typed_options)
         if most is not None and len(names) > most:
             raise InputError(
                 f"expected at most {most} models for {command}, found {len(names)}; run vitlens "
@@ -72,36 +85,38 @@ class Run(Generic[Options]):
             )
         self.command = command
         self.options = options
-        self.processes, self.run = join_run(given.run)
+        self.processes, self.run = join_run(typed_options.run)
+        self.models: tuple[Model, ...]
+        self.splits: Sequence[Split] = ()
         with self.processes.main_process_first():
-            self.models: tuple[Model, ...] = (
-                load(self.run)
-                if load
-                else load_models(
+            if load is not None:
+                self.models = load(self.run)
+            else:
+                self.models = load_models(
                     names,
                     command=needs or command,
-                    model_options=given.model_options,
+                    model_options=typed_options.model_options,
                     options=self.run,
                 )
-            )
-            self.splits: Sequence[Split] = (
-                load_splits(
-                    self.models,
-                    options=self.run,
-                    data=given.data,
-                    images=getattr(given, "images", ()),
-                    limit=limit,
-                    scenes=scenes,
-                    repeat=repeat,
-                )
-                if images
-                else ()
-            )
-        if len({len(split) for split in self.splits}) > 1:
-            raise InputError(
-                "expected the same images for all models, found "
-                f"{[len(each) for each in self.splits]}"
-            )
+            if images is not None:
+                self.splits = self._load_images(images)
+
+    def _load_images(self, request: ImageRequest) -> Sequence[Split]:
+        """Read the images of --images or --data. Raises InputError if models get other numbers."""
+        typed_options: Any = self.options
+        splits = load_splits(
+            self.models,
+            options=self.run,
+            data=typed_options.data,
+            images=getattr(typed_options, "images", ()),
+            limit=request.limit,
+            scenes=request.scenes,
+            repeat=request.repeat,
+        )
+        counts = [len(split) for split in splits]
+        if len(set(counts)) > 1:
+            raise InputError(f"expected the same images for all models, found {counts}")
+        return splits
 
     def with_images(self, splits: Sequence[Split]) -> Self:
         """Return the same run on other images, one split for each model."""
@@ -192,6 +207,11 @@ class Run(Generic[Options]):
         )
         with opened as folder:
             yield Writing(folder)
+
+
+def _model_names(options: Any) -> Sequence[Any]:
+    """Return the names of the models in the options of a command that takes one or several."""
+    return options.models if hasattr(options, "models") else (options.model,)
 
 
 class Writing:

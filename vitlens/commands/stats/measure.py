@@ -23,7 +23,7 @@ from vitlens.analysis.heads.registry import (
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.analysis.naming.names import HeadNames
-from vitlens.commands.run.run import Run
+from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.shared.names import NoteRow, name_rows
 from vitlens.commands.shared.naming import attributes_of, heads_named
 from vitlens.commands.stats import record as rows
@@ -61,7 +61,7 @@ def measure(options: StatsOptions) -> Path | None:
         raise InputError(
             "expected --attributes with names of heads, found --no-names; leave one out"
         )
-    run = Run("stats", options, scenes=1)
+    run = Run("stats", options, images=ImageRequest(scenes=1))
     attributes = attributes_of(options.attributes, _named_images(run))
     _ = run.shares  # fewer images than processes are refused before anything is written
     with run.folder("Attention heads of") as folder:
