@@ -196,7 +196,7 @@ def test_weights_before_talking_heads_are_said_to_be(golden, pictures, tmp_path,
         mixed = record.folder == tmp_path / "out"
         assert bool(record.mixed_heads) == mixed
         text = (record.folder / "report.md").read_text()
-        assert ("before a linear map mixes them over heads" in text) == mixed
+        assert ("talking heads" in text) == mixed
 
 
 def test_what_was_planted_is_found():

@@ -119,7 +119,7 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "maps below a baseline": _EVERY_MAP,
         "uniform maps": _EVERY_MAP,
         "shortcut": NextStep(
-            "training on images in which this cue does not go with the class removes these errors",
+            "training on images in which this cue is unrelated to the class removes these errors",
             "vitlens train {model} {data} --set randaugment=2",
         ),
         "classifier": NextStep(

@@ -94,7 +94,7 @@ ablate {vit} --data digits --limit 5 --replace mean,zero | --replace resample
 ablate {vit} --data digits --limit 12 --clean a.png | --clean and --corrupted together
 ablate {vit} --data digits --limit 12 --save there | --save with --prune
 
-profile resnet20 --patch-size 8 | expected a preset of a ViT with --patch-size
+profile resnet20 --patch-size 8 | with --patch-size, found resnet20
 profile vit-mini --patch-size 5 | divisible by the patch's
 profile vit-mini --limit 3 | expected no --limit
 profile torchvision:squeezenet1_1 --image-size 32 --sizes 16 | to run at 16x16 px
@@ -217,9 +217,9 @@ train swin-micro --pooling cls | --pooling
 train vit-micro --pooling max | --pooling
 train vit-micro --dropout nan | dropout
 train swin-micro --dropout -0.1 | -0.1
-train vit-digits --dropout 0.1 | found --dropout for vit-digits; leave it out
+train vit-digits --dropout 0.1 | vit-digits, found --dropout; leave it out
 train {learned} --train-last 3 | --train-last from 1 to 2, the blocks of learned, found 3
-train {learned} --dim 8 | found --dim for
+train {learned} --dim 8 | found --dim; leave it out
 train {learned} --freeze-backbone --set flip=True --set crop_padding=2 | crop_padding, flip; add --cached-views 4
 train {learned} --freeze-backbone --set mixup=0.8 --cached-views 4 | --set mixup=0
 train {learned} --freeze-backbone --set cutmix=1.0 --cached-views 4 | --set cutmix=0

@@ -164,11 +164,9 @@ def _named(record: FailuresRecord, cause: Cause) -> Claim:
         kind="comparison",
         brief=say(
             "**{{ row.model }}** fails on {{ row.where|whole }}. When all {{ row.known.thing }} "
-            "are "
-            "{{ test.change|whole }}, it corrects {{ test.mended }} of {{ test.errors }} errors on "
-            "{{ test.gain.n }} "
-            "images and loses {{ test.broken }} (control: {{ test.control_mended }} and "
-            "{{ test.control_broken }}).",
+            "are {{ test.change|whole }}, {{ test.mended }} of {{ test.errors }} errors on "
+            "{{ test.gain.n }} images disappear and {{ test.broken }} appear (control: "
+            "{{ test.control_mended }} and {{ test.control_broken }}).",
             row=row,
             test=test,
         ),

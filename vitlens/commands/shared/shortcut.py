@@ -99,14 +99,16 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     )
     brief = say(
         "{{ subject }} {{ use }} a misleading cue, {{ row.title|whole }}. On {{ row.n }} images "
-        "{{ row.change|whole }}, **{{ row.model }}** corrects {{ row.fixed }} of its "
-        "{{ row.errors }} errors and loses "
-        "{{ row.broken }} correct prediction{{ row.broken|s }}. The control, images "
-        "{{ row.control|whole }} as much, "
-        "corrects {{ row.control_fixed }} and loses {{ row.control_broken }}.",
+        "{{ row.change|whole }}, {% for misled in rows %}{{ misled.fixed }} of {{ misled.errors }} "
+        "errors of **{{ misled.model }}** disappear and {{ misled.broken }} appear"
+        "{% if not loop.last %}; {% endif %}{% endfor %}. "
+        "With the images {{ row.control|whole }} instead (control), "
+        "{% for misled in rows %}{{ misled.control_fixed }} disappear and "
+        "{{ misled.control_broken }} appear{% if not loop.last %}; {% endif %}{% endfor %}.",
         subject=subject_in_bold,
         use="use" if len(rows) > 1 else "uses",
         row=first,
+        rows=rows,
     )
     because = say(
         "accuracy rises by {{ row.gained|value }} without this cue, and by more than under the "
@@ -138,7 +140,7 @@ def _without_planted_cause(record: RelianceRecord, aliases: Sequence[str]) -> st
     if not all(remedies):
         return ""
     step = NextStep(
-        "models trained on images in which this cue does not go with the class do not make these "
+        "models trained on images in which this cue is unrelated to the class do not make these "
         "errors",
         f"vitlens study {' '.join(remedies)} {{data}}",
     )
@@ -196,10 +198,11 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         evidence="intervened",
         place="cue_heads",
         brief=say(
-            "Head **{{ head.name }}** passes on {{ head.share|value }} of the misleading cue's "
-            "effect on the class "
-            "scores, and {{ head.control|value }} of the control's.",
+            "Head **{{ head.name }}** carries {{ head.share|value }} of the effect of "
+            "{{ row.title|whole }} on the class scores, but only {{ head.control|value }} of the "
+            "effect of the control.",
             head=first,
+            row=row,
         ),
     )
 
@@ -222,9 +225,8 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     brief = ""
     if shown:
         brief = say(
-            "Where the misleading cue decides, **{{ best.method }}** puts {{ best.decided|value }} "
-            "of its evidence on "
-            "the {{ region }}, elsewhere {{ best.others|value }}.",
+            "Even so, **{{ best.method }}** reacts to the cue: {{ best.decided|value }} of its "
+            "evidence lies on the {{ region }} if the cue decides, {{ best.others|value }} if not.",
             row=row,
             best=best,
             region=row.of_intervention.region,
@@ -313,11 +315,9 @@ def _share_in_words(values: NDArray[np.floating], region: NDArray[np.bool_], nam
 EXAMPLES: Final = Chart(
     "cue_examples",
     images(),
-    "{{ rows|map(attribute='column')|unique|list|length }} of {{ record.images }} images that "
-    "{{ record.misled }} "
-    "gets wrong (orange), but right without the cue (blue). Bottom: evidence for the wrong class; "
-    "its share in the "
-    "cue's region, and the area of that region.",
+    "{{ rows|map(attribute='column')|unique|list|length }} images that {{ record.misled }} gets "
+    "wrong (orange), but right without the cue (blue). Bottom: evidence for the wrong class; its "
+    "share in the cue's region, and the area of that region.",
     title="What a misleading cue does",
     rows=_pictures,
 )

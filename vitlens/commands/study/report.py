@@ -410,7 +410,7 @@ def _doubt(claim: Claim) -> str:
         "{{ high }})",
         topic=topic,
         n=effect.n,
-        what="difference" if effect.unit == "points" else "value",
+        what="difference in accuracy" if effect.unit == "points" else "value",
         low=effect.low if effect.unit == "points" else 100 * (effect.low or 0.0),
         high=value_of(replace(effect, value=effect.high or 0.0)),
     )

@@ -156,11 +156,10 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
             unit = "" if closest else " checks passed"
             closest.append(f"{name} ({_count_checks(best, rows)}{unit})")
     return say(
-        "{% if trusted %}You can trust {{ trusted_maps }}, shown to{% else %}None yet: none is "
-        "shown to{% endif %} "
-        "mark patches that matter (two tests), depend on the weights and survive one-pixel shifts."
-        "{% if closest %} {% if trusted %}No other map passes all checks; "
-        "the{% else %}The{% endif %} closest "
+        "{% if trusted %}You can trust {{ trusted_maps }}, which passes{% else %}None yet: no map "
+        "passes{% endif %} all checks (two that it marks patches that matter, one that it "
+        "depends on the weights, one that it survives one-pixel shifts)."
+        "{% if closest %} {% if trusted %}No other map does; the{% else %}The{% endif %} closest "
         "{{ closest|are }} {{ closest_maps }}.{% endif %}",
         trusted=trusted,
         trusted_maps=listed(trusted),
