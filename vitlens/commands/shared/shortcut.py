@@ -225,8 +225,8 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     brief = ""
     if shown:
         brief = say(
-            "Even so, **{{ best.method }}** reacts to the cue: {{ best.decided|value }} of its "
-            "evidence lies on the {{ region }} if the cue decides, {{ best.others|value }} if not.",
+            "**{{ best.method }}** reacts to the cue: {{ best.decided|value }} of its evidence "
+            "lies on the {{ region }} if the cue decides, {{ best.others|value }} if not.",
             row=row,
             best=best,
             region=row.of_intervention.region,

@@ -466,7 +466,8 @@ def glance(record: StudyRecord) -> Table | None:
         titles_of_columns.insert(-1, "first minus second")
     lines.sort(key=lambda line: urgency(str(line.get("status") or "")))
     rows = [_shortened(line, keys) for line in lines]
-    return Table("", tuple(titles_of_columns), tuple(rows))
+    caption = "A status judges the worse end of an interval"
+    return Table(caption, tuple(titles_of_columns), tuple(rows))
 
 
 def _shortened(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, ...]:
