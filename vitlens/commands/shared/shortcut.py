@@ -103,12 +103,13 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         "errors of **{{ misled.model }}** disappear and {{ misled.broken }} appear"
         "{% if not loop.last %}; {% endif %}{% endfor %}. "
         "With the images {{ row.control|whole }} instead (control), "
-        "{% for misled in rows %}{{ misled.control_fixed }} disappear and "
-        "{{ misled.control_broken }} appear{% if not loop.last %}; {% endif %}{% endfor %}.",
+        "{{ control_fixed }} disappear, and {{ control_broken }} appear.",
         subject=subject_in_bold,
         use="use" if len(rows) > 1 else "uses",
         row=first,
         rows=rows,
+        control_fixed=listed([str(misled.control_fixed) for misled in rows]),
+        control_broken=listed([str(misled.control_broken) for misled in rows]),
     )
     because = say(
         "accuracy rises by {{ row.gained|value }} without this cue, and by more than under the "
@@ -225,8 +226,8 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     brief = ""
     if shown:
         brief = say(
-            "**{{ best.method }}** reacts to the cue: {{ best.decided|value }} of its evidence "
-            "lies on the {{ region }} if the cue decides, {{ best.others|value }} if not.",
+            "The map by **{{ best.method }}** reacts to the cue: {{ best.decided|value }} of its "
+            "evidence lies on the {{ region }} if the cue decides, {{ best.others|value }} if not.",
             row=row,
             best=best,
             region=row.of_intervention.region,
