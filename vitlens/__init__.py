@@ -22,7 +22,8 @@ from pathlib import Path
 from vitlens.errors import nearest
 from vitlens.references import provide
 
-_LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
+# "from MODULE import NAME as NAME", which the formatter puts in parentheses if it is long
+_LINE = re.compile(r"^from (\S+) import (?:\(\s+)?(\w+) as \2(?:,\s+\))?$", re.MULTILINE)
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _HOMES = {name: (module, name) for module, name in _LINE.findall(_STUB)} | {
     "train": ("vitlens.training.loop", "fit")

@@ -37,8 +37,8 @@ _KEPT: Final = 0.8  # share of the clean accuracy that no undefended model keeps
 _MISSED: Final = 0.1
 ORDER: Final = ("failed", "inconclusive")
 _CHANGE: Final = (  # the beginning of a sentence about images that an attack changes
-    "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} of its range (attack: "
-    "{{ attack }}) "
+    "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} "
+    "(attack: {{ attack }}) "
     "{% else %}The attack {{ row.title }} at {{ row.at }} {% endif %}"
 )
 

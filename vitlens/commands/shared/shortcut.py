@@ -98,12 +98,12 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         without=Marked(_which_is_better_without(record, first)),
     )
     brief = say(
-        "{{ subject }} {{ use }} a misleading cue, {{ row.title|whole }}. On {{ row.n }} images "
+        "{{ subject }} {{ use }} {{ row.title|whole }}, a misleading cue. On {{ row.n }} images "
         "{{ row.change|whole }}, {% for misled in rows %}{{ misled.fixed }} of {{ misled.errors }} "
-        "errors of **{{ misled.model }}** disappear and {{ misled.broken }} appear"
+        "errors of **{{ misled.model }}** disappear, {{ misled.broken }} appear"
         "{% if not loop.last %}; {% endif %}{% endfor %}. "
-        "With the images {{ row.control|whole }} instead (control), "
-        "{{ control_fixed }} disappear, and {{ control_broken }} appear.",
+        "As a control, {{ row.control|whole }}: {{ control_fixed }} disappear, "
+        "{{ control_broken }} appear.",
         subject=subject_in_bold,
         use="use" if len(rows) > 1 else "uses",
         row=first,
@@ -199,11 +199,9 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         evidence="intervened",
         place="cue_heads",
         brief=say(
-            "Head **{{ head.name }}** carries {{ head.share|value }} of the effect of "
-            "{{ row.title|whole }} on the class scores, but only {{ head.control|value }} of the "
-            "effect of the control.",
+            "Head **{{ head.name }}** carries {{ head.share|value }} of the cue's effect on the "
+            "class scores, and {{ head.control|value }} of the control's.",
             head=first,
-            row=row,
         ),
     )
 
@@ -226,8 +224,8 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     brief = ""
     if shown:
         brief = say(
-            "The map by **{{ best.method }}** reacts to the cue: {{ best.decided|value }} of its "
-            "evidence lies on the {{ region }} if the cue decides, {{ best.others|value }} if not.",
+            "Maps by **{{ best.method }}** react to the cue: {{ best.decided|value }} of the "
+            "evidence is on the {{ region }} if it decides, else {{ best.others|value }}.",
             row=row,
             best=best,
             region=row.of_intervention.region,

@@ -406,11 +406,10 @@ def _doubt(claim: Claim) -> str:
     if not claim.rank or size_of(claim) is None:
         return say("{{ topic }}, from {{ n }} images", topic=topic, n=effect.n)
     return say(
-        "{{ topic }}, from {{ n }} images ({{ what }} anywhere from {{ low|number(1) }} to "
-        "{{ high }})",
+        "{{ topic }}, from {{ n }} images ({{ what }} from {{ low|number(1) }} to {{ high }})",
         topic=topic,
         n=effect.n,
-        what="difference in accuracy" if effect.unit == "points" else "value",
+        what="difference" if effect.unit == "points" else "value",
         low=effect.low if effect.unit == "points" else 100 * (effect.low or 0.0),
         high=value_of(replace(effect, value=effect.high or 0.0)),
     )
