@@ -73,8 +73,8 @@ def intervene(
     ...     changed = model(images)
     >>> knocked_out = vitlens.KnockOut(keys="cls", queries="patch")
     >>> with vitlens.intervene(model, {"blocks.*.attention.weights": knocked_out}):
-    ...     row = vitlens.capture(model, images,
-      "blocks.0.attention.weights")["blocks.0.attention.weights"][0, 0, 7]
+    ...     captured = vitlens.capture(model, images, "blocks.0.attention.weights")
+    >>> row = captured["blocks.0.attention.weights"][0, 0, 7]
     >>> row[0].item(), round(row.sum().item(), 4)  # patches do not attend to CLS
     (0.0, 1.0)
     """

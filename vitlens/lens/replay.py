@@ -270,8 +270,8 @@ def replay(
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)
     >>> with vitlens.replay(model, images) as replay:
-    ...     logits = replay.run([{f"blocks.5.head.{head}": "zero"} for head in range(4)] +
-      [{"blocks.0": "remove"}])
+    ...     without_head = [{f"blocks.5.head.{head}": "zero"} for head in range(4)]
+    ...     logits = replay.run([*without_head, {"blocks.0": "remove"}])
     >>> logits.shape, replay.exact
     (torch.Size([5, 2, 10]), True)
     """
