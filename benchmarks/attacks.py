@@ -123,8 +123,7 @@ def speed(cases: Sequence[Case], repeats: int) -> None:
             robust = counts(runs[0][side][1])
             print(
                 f"| {one.name} | {len(one.labels)} | {one.batch} | {one.axis} | {side} | "
-                f"{seconds:.1f} | {ratio:.2f} | "
-                f"{robust} |",
+                f"{seconds:.1f} | {ratio:.2f} | {robust} |",
                 flush=True,
             )
 

@@ -175,8 +175,7 @@ def of_relevance(model: Model, images: Tensor, repeats: int) -> None:
     whole, base, one = (statistics.median(side) for side in zip(*rounds))
     print(
         f"| relevance, batch of {len(images)} | plain forward and backward | {whole:.2f} | "
-        f"{base:.2f} | "
-        f"{whole / base:.2f} | beyond it: {beyond:.2f} forwards of {one:.2f} s |",
+        f"{base:.2f} | {whole / base:.2f} | beyond it: {beyond:.2f} forwards of {one:.2f} s |",
         flush=True,
     )
     apart = (relevance(model, images).flatten(1) - peer()).abs().max().item()

@@ -103,8 +103,7 @@ def main() -> None:
     slow = "blur" if options.substrate == "absent" else options.substrate
     print(
         f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, "
-        f"{options.images} images, "
-        f"{options.steps} steps"
+        f"{options.images} images, {options.steps} steps"
     )
     batched(model, images[:1], maps[:1], 2, options.substrate)  # the structure is read
     loop(model, images[:1], maps[:1], 2, slow)

@@ -133,8 +133,7 @@ def read_arrays(
             if unpacked > max(_SUSPECT, _PACKED * packed):
                 raise error(
                     f"expected arrays packed at most {_PACKED} times smaller in {path}, found "
-                    f"{unpacked:,} bytes in "
-                    f"{packed:,}; save them with numpy.savez"
+                    f"{unpacked:,} bytes in {packed:,}; save them with numpy.savez"
                 )
             return {
                 name: _array(archive, each)
@@ -210,8 +209,7 @@ def require_forms(
             sides = ", ".join("any" if side is None else str(side) for side in form.shape)
             raise InputError(
                 f"expected {name!r} of shape ({sides}) and kind {form.kinds} in {path}, found "
-                f"{array.shape} of "
-                f"{array.dtype}; {hint}"
+                f"{array.shape} of {array.dtype}; {hint}"
             )
 
 

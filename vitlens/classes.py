@@ -68,9 +68,8 @@ def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
         "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's "
         "1000 classes are "
         f"grouped into the 16, each with the mean probability of its group ({sizes}); the other "
-        "classes are left out. "
-        "Name folders by ImageNet's classes or wnids (tabby, n02123045) to evaluate among all "
-        "1000.",
+        "classes are left out. Name folders by ImageNet's classes or wnids (tabby, n02123045) to "
+        "evaluate among all 1000.",
     )
 
 

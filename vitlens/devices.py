@@ -48,8 +48,7 @@ def resolve_device(name: str = "auto") -> torch.device:
     ):
         raise InputError(
             f"expected a CUDA device for {argument('device', name)}, found "
-            f"{torch.cuda.device_count()}; "
-            f"try {argument('device', 'cpu')}"
+            f"{torch.cuda.device_count()}; try {argument('device', 'cpu')}"
         )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise InputError(

@@ -162,8 +162,7 @@ def _require_options(
         options = ", ".join(f"{name}=" for name in names[len(positional) :])
         raise InputError(
             f"expected {function.__name__}({', '.join(positional)}) and options by name, found "
-            f"{count} "
-            f"arguments without a name; give the last as {options}"
+            f"{count} arguments without a name; give the last as {options}"
         )
 
 
@@ -172,8 +171,7 @@ def _require_split(name: str, value: object) -> None:
     if value is not None and not isinstance(value, Split):
         raise DataError(
             f"expected a Split of images and labels for {name}, found {type(value).__name__}; make "
-            "one with "
-            "vitlens.load_data(DATA, part='train')"
+            "one with vitlens.load_data(DATA, part='train')"
         )
 
 

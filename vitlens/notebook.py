@@ -70,8 +70,7 @@ def show(
     if maps is not None and model is None and not as_given:
         raise InputError(
             f"expected model= with maps of {_kind(images)}, found none; give show(images, maps, "
-            "model=model), so that "
-            "the same part of each picture is shown as the model saw"
+            "model=model), so that the same part of each picture is shown as the model saw"
         )
     pixels = _pictures(images, model).double().numpy()
     count = len(pixels)
@@ -376,8 +375,7 @@ def _numbers(values: object, name: str) -> Tensor:
     ):  # torch's own words name neither what was given nor what is wanted
         raise InputError(
             f"expected {name} as one tensor or array, found {_kind(values)}; give what "
-            "vitlens.rollout, explain, "
-            "statistics or ablate gave"
+            "vitlens.rollout, explain, statistics or ablate gave"
         ) from None
 
 
@@ -418,8 +416,7 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
     if model.anatomy.layout is None and model.anatomy.family == "windowed":
         raise UnsupportedError(
             f"expected attention over one sequence of tokens, found {model.alias} (windowed) "
-            "without one; "
-            "give the model itself: show_heads(model, images, layer=0)"
+            "without one; give the model itself: show_heads(model, images, layer=0)"
         )
     layout = model.layout
     if values.shape[-1] != layout.tokens:
@@ -439,6 +436,5 @@ def _require_finite(values: Tensor, name: str) -> None:
     if wrong:
         raise InputError(
             f"expected finite numbers in {name}, found {wrong} of {values.numel()} NaN or "
-            "infinite; "
-            "check the weights and the images that they come from"
+            "infinite; check the weights and the images that they come from"
         )

@@ -87,8 +87,7 @@ def as_images(images: AnyImages) -> Images:
         most = MOST_BYTES // each
         raise DataError(
             f"expected at most {most} images of {parts.shape[2]}x{parts.shape[3]} px at once, "
-            f"found {len(parts)}; "
-            f"give a part of them, such as split.limit({most})"
+            f"found {len(parts)}; give a part of them, such as split.limit({most})"
         )
     return parts[:]
 

@@ -187,8 +187,8 @@ def _started() -> int:
     ):
         raise InputError(
             "expected the processes that accelerate launch --cpu was asked for, found one: it "
-            "starts more through MPI "
-            "alone; type torchrun --nproc_per_node N -m vitlens ... --device cpu"
+            "starts more through MPI alone; type torchrun --nproc_per_node N -m vitlens ... "
+            "--device cpu"
         )
     if not world_size.isdecimal() or int(world_size) < 1:
         raise InputError(
@@ -203,7 +203,6 @@ def _started() -> int:
     if int(world_size) > 1 and missing:
         raise InputError(
             f"expected {', '.join(missing)} beside WORLD_SIZE={world_size}; start with accelerate "
-            "launch or torchrun, "
-            "or unset WORLD_SIZE"
+            "launch or torchrun, or unset WORLD_SIZE"
         )
     return int(world_size)

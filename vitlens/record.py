@@ -195,9 +195,8 @@ def _require_schema(folder: Path, config: object, results: object) -> None:
         version = "a newer version"
         advice = "read them with that version: pip install --upgrade vitlens"
     raise InputError(
-        f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema {schema!s:.40}, "
-        f"which {version} "
-        f"wrote; {advice}"
+        f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema "
+        f"{schema!s:.40}, which {version} wrote; {advice}"
     )
 
 

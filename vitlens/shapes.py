@@ -71,8 +71,7 @@ class TokenLayout:
         if values.shape[-1] != self.tokens:
             raise InputError(
                 f"expected {self.tokens} tokens ({len(self.prefix)} prefix, "
-                f"{self.grid[0]}x{self.grid[1]} patches), "
-                f"found {values.shape[-1]}"
+                f"{self.grid[0]}x{self.grid[1]} patches), found {values.shape[-1]}"
             )
         patches: Tensor = values[..., len(self.prefix) :]
         return patches.reshape(*patches.shape[:-1], *self.grid)

@@ -65,9 +65,8 @@ def _compiled_parts(model: nn.Module) -> list[Any]:
         ):
             raise ModelError(
                 f"expected a model that is not compiled, found torch.compile's {name or 'forward'} "
-                "in it; put what was "
-                "compiled back (module._orig_mod), or call compile() on the module, which changes "
-                "it in place"
+                "in it; put what was compiled back (module._orig_mod), or call compile() on the "
+                "module, which changes it in place"
             )
     return parts
 
@@ -94,9 +93,8 @@ def turn(model: nn.Module) -> Iterator[None]:
         while own.owner not in (None, thread):
             if _waits_for(own, thread):
                 raise LensError(
-                    "expected a model that another thread will leave, found that it waits for one "
-                    "that this thread "
-                    "uses; use the models in the same order in all threads"
+                    "expected a model that another thread will leave, found that it waits for "
+                    "one that this thread uses; use the models in the same order in all threads"
                 )
             _WAITING[thread] = own
             try:

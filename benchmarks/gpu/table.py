@@ -9,9 +9,8 @@ from benchmarks.gpu.rows import Row, Value
 from vitlens.files import write_text
 
 TINY = (
-    "**Small models and sizes: this shows that the script runs, and where. No time here is one of "
-    "a GPU's work, and "
-    "none is to be compared with anything.**"
+    "**Small models and sizes: this shows that the script runs, and where. No time here is one "
+    "of a GPU's work, and none is to be compared with anything.**"
 )
 
 

@@ -154,9 +154,9 @@ def summary_of(tallies: Sequence[Tally]) -> list[str]:
         control_runs = sum(len(each.namings) for each in controls)
         lines.append(
             f"n = {images}: the cause named first in {sum(each.first for each in planted)} of "
-            f"{runs} runs, something "
-            f"false in {sum(each.false for each in planted)} of them; anything named in "
-            f"{sum(each.false for each in controls)} of {control_runs} runs of controls."
+            f"{runs} runs, something false in {sum(each.false for each in planted)} of them; "
+            f"anything named in {sum(each.false for each in controls)} of {control_runs} runs of "
+            "controls."
         )
     return lines
 

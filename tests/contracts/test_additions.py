@@ -89,8 +89,7 @@ def test_the_added_command_section_and_figure_are_written_and_older_folders_are_
     copy, tmp_path
 ):
     program = (
-        "import vitlens\n"
-        "from vitlens.cli.main import run\n"
+        "import vitlens\nfrom vitlens.cli.main import run\n"
         f"for number, line in enumerate({LINES!r}):\n"
         "    more = ['--data', 'digits', '--device', 'cpu', '--quiet']\n"
         f"    assert run([*line.split(), *more, '--out', f'{tmp_path}/{{number}}']) == 0, line\n"

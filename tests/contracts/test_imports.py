@@ -52,8 +52,7 @@ def runs_without(first: str, unused: tuple[str, ...] = HEAVY) -> None:
 def test_neither_import_nor_help_nor_completion_nor_a_wrong_call_imports_anything_heavy():
     helps = [["--help"], *([word, "--help"] for word in COMMANDS)]
     runs_without(
-        "import vitlens; vitlens.__version__; dir(vitlens)\n"
-        "from vitlens.cli.main import run\n"
+        "import vitlens; vitlens.__version__; dir(vitlens)\nfrom vitlens.cli.main import run\n"
         f"assert not any(run(line) for line in {helps})\n"
         "assert run(['rollout', 'm', '--fusion', 'sum']) == 2\n"
         "from vitlens.cli.build import *; assert complete_model('vit') and complete_data('dig')"

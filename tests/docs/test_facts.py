@@ -74,8 +74,7 @@ def test_every_page_is_in_the_table_of_contents():
 
 def test_a_link_that_leaves_the_site_becomes_an_address_of_the_repository():
     text = (
-        "[a]({}/reports/x/report.md#b), ![a figure](../reports/x/figures/y.png), "
-        "[c](stats.md), "
+        "[a]({}/reports/x/report.md#b), ![a figure](../reports/x/figures/y.png), [c](stats.md), "
         "[d](https://e.f/g)"
     )
     assert outward(text.format(".."), "") == text.format(REPOSITORY)

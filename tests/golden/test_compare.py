@@ -70,8 +70,7 @@ def test_unusable_maps_are_counted(tmp_path, tiny_vit):
     save(dead, tmp_path / "dead" / "model.safetensors")
     line = (
         f"compare {tmp_path / 'dead'} {tiny_vit} --data digits --limit 4 --disturbed 3 "
-        "--panels "
-        "3 --method saliency"
+        "--panels 3 --method saliency"
     )
     record = ran(tmp_path / "run", line)
     text = tmp_path / "run" / "report.md"

@@ -169,8 +169,8 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
     )  # they are broken
     assert "takes timm:deit_tiny_patch16_224, the smallest" in capsys.readouterr().err
     weights = (
-        f"look {pictures / '0.png'} --weights "
-        f"{caches / 'deit_tiny_patch16_224-a1311bcf.pth'} --quiet"
+        f"look {pictures / '0.png'} --weights {caches / 'deit_tiny_patch16_224-a1311bcf.pth'} "
+        "--quiet"
     )
     assert "expected --model" in refusal(capsys, weights)
     (row,) = vitlens.read(tmp_path / "offline").table("look")

@@ -302,8 +302,7 @@ def _warn_of_large_epsilon(entry: Attack, levels: Sequence[float]) -> None:
     if entry.norm == "linf" and _USUAL < largest <= 1 and not flags_are_typed():
         warnings.warn(
             f"expected epsilon of at most 32/255 in pixel units, found {largest:g}, which is "
-            f"{255 * largest:.4g}/255; "
-            f"give {largest:g} / 255 if you mean that",
+            f"{255 * largest:.4g}/255; give {largest:g} / 255 if you mean that",
             UserWarning,
             stacklevel=4,  # of the user, who calls through takes_images
         )

@@ -299,8 +299,7 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
             of = only_weaker + only_stronger
             found = (
                 f"at {epsilon:.3g}, {only_weaker} broken by {weaker.name} alone, {only_stronger} "
-                f"by {stronger.name} "
-                f"alone (p = {p:.2g})"
+                f"by {stronger.name} alone (p = {p:.2g})"
             )
     return Check(
         reason,

@@ -252,8 +252,8 @@ def target_layer(model: Model) -> TargetLayer:
         reason = f": {model.anatomy.unread}" if attends and model.anatomy.unread else ""
         raise UnsupportedError(
             "expected tokens of patches, or a map before the pooling, found neither in "
-            f"{model.alias} "
-            f"({model.anatomy.family}){reason}; try {argument('method', 'saliency')} or occlusion"
+            f"{model.alias} ({model.anatomy.family}){reason}; try "
+            f"{argument('method', 'saliency')} or occlusion"
         )
     return layer
 

@@ -277,8 +277,7 @@ def package_maps(model: Model, images: Images, targets: Labels, *, method: str) 
     if is_within_context(model.module):
         raise UnsupportedError(
             f"expected {model.alias} as it is for the engine grad-cam, which takes a copy, found "
-            "it changed by a "
-            "context such as intervene; leave out engine='grad-cam'"
+            "it changed by a context such as intervene; leave out engine='grad-cam'"
         )
     layer = target_layer(model)
     call = trace(model, 1).by_module[layer.module][-1]

@@ -128,8 +128,7 @@ def require_refinement(model: Model, method: str, refinement: Refinement) -> Non
             )
             raise UnsupportedError(
                 f"expected a map of patches for {argument('refine', 'affinity')}, found {name}, "
-                f"{found}, or one of "
-                f"{', '.join(filter(refinable, ATTRIBUTIONS))}"
+                f"{found}, or one of {', '.join(filter(refinable, ATTRIBUTIONS))}"
             )
 
 

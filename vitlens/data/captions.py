@@ -115,8 +115,8 @@ def captions_of(split: Split) -> Captions:
     if split.files is None or not file.is_file():
         raise DataError(
             f"expected captions of the images, found none for {split.name}; give a folder with "
-            f"{CAPTIONS_FILE} (file "
-            f"name, caption), or {by_caller(python='the data', command='--data')} digits or shapes"
+            f"{CAPTIONS_FILE} (file name, caption), or "
+            f"{by_caller(python='the data', command='--data')} digits or shapes"
         )
     text = read_bounded(file, _LARGEST, what="captions", error=DataError).decode(
         "utf-8-sig", errors="replace"

@@ -248,8 +248,7 @@ def _opened(picture: object) -> list[Image.Image]:
     if not isinstance(picture, np.ndarray | Tensor):
         raise DataError(
             f"expected files, folders, PIL images or uint8 arrays, found {type(picture).__name__}; "
-            "e.g. "
-            "vitlens.images('cat.jpg', model)"
+            "e.g. vitlens.images('cat.jpg', model)"
         )
     array = picture
     form = "an array (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4)"
@@ -264,8 +263,8 @@ def _opened(picture: object) -> list[Image.Image]:
     if array.dtype != np.uint8:
         raise DataError(
             "expected 8-bit pixels (uint8, 0 to 255) or one float tensor (n, 3, height, width), "
-            f"found {array.dtype} "
-            f"in {form.split(' (')[0]}; of pixels in [0, 1] make it with {advice}"
+            f"found {array.dtype} in {form.split(' (')[0]}; of pixels in [0, 1] make it with "
+            f"{advice}"
         )
     coloured = array.ndim in (3, 4) and array.shape[-1] in (3, 4)
     grey = array.ndim == 2 and not isinstance(picture, Tensor)

@@ -341,7 +341,6 @@ def _table(file: Path, wnid: int | None = None) -> list[list[str]]:
         if wnid is not None and not _WNID.fullmatch(row[wnid] if wnid < len(row) else ""):
             raise DataError(
                 f"expected a wnid (n01440764) in column {wnid + 1}, after a tab each, in line "
-                f"{number} of {file}, "
-                f"found {' '.join(row)[:60]!r}"
+                f"{number} of {file}, found {' '.join(row)[:60]!r}"
             )
     return rows

@@ -226,8 +226,7 @@ class _Names:
         if any(name in self._paths for name in _endings(cell)):
             raise DataError(
                 f"expected the path of one image in each line of {table}, found {cell[:80]!r}, "
-                "which is the name of "
-                "several; write their paths below the folder"
+                "which is the name of several; write their paths below the folder"
             )
 
 
@@ -308,9 +307,8 @@ def _require_even(lines: Sequence[str], table: Path) -> None:
             if count != usual:
                 raise DataError(
                     f"expected {usual} cells in every line of {table}, divided by {delimiter!r}, "
-                    f"found {count} in line "
-                    f"{number} ({lines[number - 1][:60]!r}); correct it, and write names that hold "
-                    f"{delimiter!r} in "
+                    f"found {count} in line {number} ({lines[number - 1][:60]!r}); correct it, and "
+                    f"write names that hold {delimiter!r} in "
                     "quotes"
                 )
 

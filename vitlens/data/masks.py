@@ -212,8 +212,7 @@ def load(request: DataRequest) -> Split:
     if not masks:
         raise DataError(
             f"expected a mask or a box of the name and size of each image in {root}, found none "
-            f"({skipped[0].file}: "
-            f"{skipped[0].reason}); try {images_alone(images)} to do without"
+            f"({skipped[0].file}: {skipped[0].reason}); try {images_alone(images)} to do without"
         )
     kept = [index for index, path in enumerate(paths) if path not in reasons]
     listing = replace(
@@ -277,8 +276,8 @@ def _notes(*, whole: bool, boxed: bool, turned: int) -> tuple[str, ...]:
     if turned:
         notes.append(
             f"{turned} photographs are turned by their EXIF block, and their size does not show "
-            "whether the masks are, "
-            "too: the masks are taken as drawn on the photographs as displayed"
+            "whether the masks are, too: the masks are taken as drawn on the photographs as "
+            "displayed"
         )
     return tuple(notes)
 

@@ -165,8 +165,7 @@ def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, 
         if len(names) > 1:
             raise DataError(
                 f"expected classes of {train.name}/ in {part}, found {listed(names)}; name the "
-                "folders of both parts "
-                "alike"
+                "folders of both parts alike"
             )
     return None, rejected
 
@@ -250,8 +249,8 @@ def require_classes(folder: Path) -> None:
             )
         raise DataError(
             f"expected class folders in {folder}, found {images[0]}/ beside {about[0]}/; masks "
-            "need their images in "
-            "images/, in folders of the same names, and for the classes alone name "
+            "need their images in images/, in folders of the same names, and for the classes alone "
+            "name "
             f"{folder / images[0]}"
         )
     for name in about:
@@ -267,8 +266,8 @@ def require_classes(folder: Path) -> None:
     if shared:
         raise DataError(
             f"expected class folders in {folder}, found {listed(names)} that all hold "
-            f"{listed(shared)}; name one of "
-            f"them ({folder / names[0]}), or call the parts train/ and test/"
+            f"{listed(shared)}; name one of them ({folder / names[0]}), or call the parts train/ "
+            "and test/"
         )
 
 

@@ -149,9 +149,8 @@ LAYOUTS: Final = (  # the first that recognises a path reads it
         lambda path: path.is_dir() and path.suffix.lower() != ".npz",
         "vitlens.data.folder:load",
         "FOLDER",
-        "class folders, with train/ and test/ or val/ inside or divided by seed; or loose images, "
-        "which --labels "
-        "FILE.csv labels",
+        "class folders, with train/ and test/ or val/ inside or divided by seed; or loose "
+        "images, which --labels FILE.csv labels",
     ),
     Layout(
         lambda path: path.suffix.lower() == ".npz",

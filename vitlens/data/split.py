@@ -388,8 +388,7 @@ def describe_hold_out(seed: int) -> str:
     """Return the note about the division in a report."""
     return (
         f"no test part was given: a fifth of each class, drawn with seed {seed}, is held out for "
-        "test, as a model is "
-        "better on images that it was trained on"
+        "test, as a model is better on images that it was trained on"
     )
 
 

@@ -129,8 +129,8 @@ def images_below(folder: Path) -> Iterator[Path]:
         if others > MANY and others > 10 * images:
             raise DataError(
                 f"expected a folder of images, found {images:,} images among the first "
-                f"{images + others:,} files and "
-                f"folders of {folder}; name the folder that holds them"
+                f"{images + others:,} files and folders of {folder}; name the folder that holds "
+                "them"
             )
 
 

@@ -105,8 +105,7 @@ def read_off(data: object, switches: Switches) -> Off:
         )
         raise InputError(
             f"expected heads and patches of this model ({layers} of at most {most} heads, "
-            f"{rows}x{columns} "
-            f"patches), found {unknown[0]}; choose the model again"
+            f"{rows}x{columns} patches), found {unknown[0]}; choose the model again"
         )
     return Off(heads, patches)
 

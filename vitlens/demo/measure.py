@@ -115,8 +115,7 @@ def require_extra() -> None:
     if not recent:
         raise ModelError(
             f"expected gradio {_LEAST[0]}.{_LEAST[1]} or newer for vitlens demo, found {found}; "
-            "type pip install "
-            "'vitlens[demo]'"
+            "type pip install 'vitlens[demo]'"
         )
 
 

@@ -48,8 +48,8 @@ _TABS: Final = {
 }
 _TITLE: Final = (
     '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers '
-    "and heads count from 0 "
-    "(L3.H7). Each tab runs a command and shows its report. Runs on this machine alone.</p></div>"
+    "and heads count from 0 (L3.H7). Each tab runs a command and shows its report. Runs on this "
+    "machine alone.</p></div>"
 )
 _LIMITS: Final = (
     f"Limits: files of at most {UPLOAD_BYTES // 1_000_000} MB and {PIXEL_LIMIT // 1_000_000} "
@@ -57,9 +57,8 @@ _LIMITS: Final = (
     f"frame of an animation, maps and attacks of at most {PASSES} passes of the model. The page "
     "answers one visitor at "
     f"a time: a request waits for at most {WAITING:.0f} s, and is stopped after {RUNNING:.0f} s of "
-    "computing. What you "
-    "upload is read once and its file deleted at once; the pixels stay in memory for this session, "
-    "at most "
+    "computing. What you upload is read once and its file deleted at once; the pixels stay in "
+    "memory for this session, at most "
     f"{KEPT // 60} minutes after its last change, and its reports until its tab is closed."
 )
 

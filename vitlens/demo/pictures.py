@@ -88,8 +88,7 @@ def require_size(size: int) -> None:
     if size > UPLOAD_BYTES:
         raise DataError(
             f"expected a file of at most {UPLOAD_BYTES // 1_000_000} MB, found {size / 1e6:.1f} "
-            "MB; save the picture "
-            "smaller, or as JPEG"
+            "MB; save the picture smaller, or as JPEG"
         )
 
 

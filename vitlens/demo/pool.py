@@ -75,8 +75,7 @@ class Pool:
                 if not self._changed.wait_for(lambda: self._requests[0] is request, self.waiting):
                     words = (
                         f"its turn within {self.waiting:.0f} s, found the page busy with "
-                        "other "
-                        "visitors; try again"
+                        "other visitors; try again"
                     )
                     raise BusyError(f"expected {words}")
             if not wanted():

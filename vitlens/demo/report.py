@@ -24,13 +24,10 @@ def claims(record: DemoRecord) -> Iterator[Claim]:
     verb = "still predicts" if kept and off else "predicts"
     says = say(
         "{% if off %}Without {{ off }} the prediction {% if kept %}stays {{ row.target }}: its "
-        "logit{% else %}"
-        "becomes {{ row.predicted }}, was {{ row.target }}: the logit of the latter{% endif %} "
-        "goes from "
-        "{{ row.logit_before|number(2) }} to {{ row.logit_after|number(2) }} "
-        "({{ gain }}).{% else %}Nothing is "
-        "off: {{ row.model }} predicts {{ row.target }} (logit "
-        "{{ row.logit_before|number(2) }}).{% endif %}",
+        "logit{% else %}becomes {{ row.predicted }}, was {{ row.target }}: the logit of the "
+        "latter{% endif %} goes from {{ row.logit_before|number(2) }} to "
+        "{{ row.logit_after|number(2) }} ({{ gain }}).{% else %}Nothing is off: {{ row.model }} "
+        "predicts {{ row.target }} (logit {{ row.logit_before|number(2) }}).{% endif %}",
         row=row,
         off=off,
         kept=kept,
@@ -76,13 +73,11 @@ def unknown(record: DemoRecord) -> Iterator[str]:
     yield "This is one image: `vitlens ablate` measures heads on many, one by one and in pairs."
     yield (
         "Zero is far from any output of a head that later layers have seen, so effects are "
-        "overstated; effects of "
-        "several heads do not add up."
+        "overstated; effects of several heads do not add up."
     )
     yield say(
-        "The maps of {{ row.title|whole }} were not checked on this model: whether they show what "
-        "the prediction "
-        "depends on, `vitlens explain --verify` tests.",
+        "The maps of {{ row.title|whole }} were not checked on this model: whether they show "
+        "what the prediction depends on, `vitlens explain --verify` tests.",
         row=row,
     )
 
@@ -98,9 +93,9 @@ def in_python(record: DemoRecord) -> str:
     line = Marked(f"`vitlens.replay(model, images).run([{{{', '.join(changes)}}}])`")
     listed_ = Marked("; ".join(f"{each.row}, {each.column}" for each in patches[:_LISTED]))
     return say(
-        "{{ line }} gives the logits.{% if patches %} The patches that are off, by row and column: "
-        "{{ listed }}"
-        "{% if more %}; and others, in `tables/patches_off.csv`{% endif %}.{% endif %}",
+        "{{ line }} gives the logits.{% if patches %} The patches that are off, by row and "
+        "column: {{ listed }}{% if more %}; and others, in "
+        "`tables/patches_off.csv`{% endif %}.{% endif %}",
         line=line,
         patches=patches,
         listed=listed_,
@@ -134,9 +129,8 @@ REPORT: Final = Report(
     picture=Chart(
         "intervened",
         _draw_intervened,
-        "The image{% if record.patches_off %}, in grey where patches are off,{% endif %} and where "
-        "the evidence for "
-        "{{ record.intervened[0].target }} lies, before and after. "
+        "The image{% if record.patches_off %}, in grey where patches are off,{% endif %} and "
+        "where the evidence for {{ record.intervened[0].target }} lies, before and after. "
         "Compare places, not amounts: each map has its own maximum.",
         title="{{ record.intervened[0].model }}: {{ record.intervened[0].title|whole }} for "
         "{{ record.intervened[0].target }}",

@@ -261,8 +261,7 @@ def attack_tab(here: Here) -> Tab:
             scale=2,
         )
     how = (
-        "An attack that fails proves nothing: vitlens attack runs stronger ones, on many "
-        "images, "
+        "An attack that fails proves nothing: vitlens attack runs stronger ones, on many images, "
         "with self-checks."
     )
     gradio.HTML(str(pieces.sentence(how, "quiet")))

@@ -462,8 +462,7 @@ class _Call:
         if keeps and like.shape[1] != self.heads:
             raise UnsupportedError(
                 f"expected queries of {self.heads} heads to knock out attention, found "
-                f"{like.shape[1]} in "
-                f"{self.module}; this family's attention cannot be knocked out"
+                f"{like.shape[1]} in {self.module}; this family's attention cannot be knocked out"
             )
         combined: Tensor | None = None
         for keep in keeps:

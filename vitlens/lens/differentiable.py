@@ -66,15 +66,14 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
         if isinstance(error, CheckpointError):
             raise UnsupportedError(
                 f"expected equal activations when {model.alias} computes them again for its "
-                "gradient, found others; "
-                "switch its gradient checkpointing off (set_grad_checkpointing(False) or "
-                "gradient_checkpointing_disable())"
+                "gradient, found others; switch its gradient checkpointing off "
+                "(set_grad_checkpointing(False) or gradient_checkpointing_disable())"
             ) from error
         if "modified by an inplace operation" in str(error):
             raise UnsupportedError(
                 f"expected a forward of {model.alias} that autograd can differentiate, found a "
-                "tensor changed in place "
-                "after it was used; give the result a tensor of its own (x = x * 2, not x *= 2); "
+                "tensor changed in place after it was used; give the result a tensor of its own (x "
+                "= x * 2, not x *= 2); "
                 f"{instead}"
             ) from error
         if "is not implemented" in str(
@@ -85,8 +84,7 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
             )
             raise UnsupportedError(
                 f"expected operations with a derivative in the forward of {model.alias}, found "
-                f"{operation[:60]}, which "
-                f"has none; take it out of its forward; {instead}"
+                f"{operation[:60]}, which has none; take it out of its forward; {instead}"
             ) from error
         cause = cut_off(model)
         if not cause:
@@ -166,9 +164,8 @@ def require_no_steps(
         if was_zero and gradient is not None and bool(gradient.any()):
             raise UnsupportedError(
                 f"expected a gradient inside {model.alias}, found zero everywhere: {steps.first} "
-                "is constant between "
-                "its steps; take it out of its forward, or let the gradient pass it (x + "
-                "(x.round() - x).detach()); "
+                "is constant between its steps; take it out of its forward, or let the gradient "
+                "pass it (x + (x.round() - x).detach()); "
                 f"{WITHOUT_GRADIENTS}"
             )
     return result

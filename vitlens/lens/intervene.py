@@ -168,8 +168,7 @@ def _require_fit(access: Access, tensor: Tensor) -> None:
     if len(sizes) > len(shape) or not fits:
         raise InputError(
             f"expected a tensor that broadcasts to (batch, {', '.join(map(str, shape))}) at "
-            f"{access.place}, "
-            f"found shape {tuple(tensor.shape)}"
+            f"{access.place}, found shape {tuple(tensor.shape)}"
         )
 
 

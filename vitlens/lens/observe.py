@@ -288,8 +288,8 @@ def require_one_softmax(model: Model, images: Images) -> None:
     if changed:
         raise UnsupportedError(
             "expected values mixed by the weights of a softmax, found weights changed after it in "
-            f"{changed[0]} of "
-            f"{model.alias} (the greatest ones, a gate, another norm); change the scores before "
+            f"{changed[0]} of {model.alias} (the greatest ones, a gate, another norm); change the "
+            "scores before "
             "the softmax instead"
         )
 

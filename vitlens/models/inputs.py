@@ -66,8 +66,7 @@ def _adapter(channels: int) -> str:
         )
     return (
         f"torch.nn.Sequential(torch.nn.ConstantPad3d((0, 0, 0, 0, 0, {channels - _COLOURS}), 0.0), "
-        "module), which adds "
-        "channels of zeros after red, green and blue"
+        "module), which adds channels of zeros after red, green and blue"
     )
 
 

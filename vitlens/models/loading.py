@@ -94,8 +94,7 @@ def load(
     if (mean or std) and source.own_input:
         raise InputError(
             f"expected no {argument('mean')} and no {argument('std')} for {name.name}, whose "
-            "weights define them; "
-            "leave them out"
+            "weights define them; leave them out"
         )
     path = Path(file) if file else None
     request = ModelRequest(

@@ -353,8 +353,7 @@ def _copy_of(model: Model) -> nn.Module:
     if is_within_context(model.module):
         raise UnsupportedError(
             f"expected {model.alias} as it is, found it changed by a context such as intervene, "
-            "which a copy would not "
-            "have; leave the context first"
+            "which a copy would not have; leave the context first"
         )
     return deepcopy(model.module)
 
@@ -539,8 +538,7 @@ def _require_prunable(model: Model, layer: int, heads: Sequence[int]) -> None:
     if is_changed(attention):
         raise UnsupportedError(
             f"expected {name} of {model.alias} as it is, found it changed by an intervention, a "
-            "hook or "
-            "another forward; leave the context or remove the hook first"
+            "hook or another forward; leave the context or remove the hook first"
         )
     if model.anatomy.family == "windowed":
         raise UnsupportedError(

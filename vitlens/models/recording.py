@@ -424,8 +424,8 @@ def record_attention(module: nn.Module, images: Tensor) -> AttentionRecorder:
         if not call.layout and not (same_heads and grows_with_images):
             call.layout = (
                 f"expected attention (batch, heads, query, key), found ({call.batch}, "
-                f"{call.heads}, ..) for "
-                f"{fewer.images} images and ({other.batch}, {other.heads}, ..) for {more.images}"
+                f"{call.heads}, ..) for {fewer.images} images and ({other.batch}, {other.heads}, "
+                f"..) for {more.images}"
             )
     return fewer
 

@@ -166,8 +166,7 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
     if request.random and kind.prefix:  # other libraries' models have a name of their own for that
         raise ModelError(
             f"expected a preset's architecture in {file} for random weights, found "
-            f"{architecture.kind}; write "
-            f"{kind.prefix}{architecture.name}@random"
+            f"{architecture.kind}; write {kind.prefix}{architecture.name}@random"
         )
     if not request.random and request.image_size not in (None, preprocessing.size):
         preprocessing = preprocessing.at_size(request.image_size)

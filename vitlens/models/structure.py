@@ -232,8 +232,7 @@ class _Traced:
             if calls > 1:
                 return (
                     f"found {name} called {calls} times in a forward pass, as one layer; give each "
-                    "call a module of "
-                    "its own (copy.deepcopy keeps the weights)"
+                    "call a module of its own (copy.deepcopy keeps the weights)"
                 )
             count = sum(name in call.stack for call in self.trace.attention)
             if count > 1:
@@ -380,8 +379,8 @@ class _Traced:
             ):
                 raise UnsupportedError(
                     f"expected residual blocks in blocks=, found {name!r}, whose input does not "
-                    "pass to its output; "
-                    "name modules that add to the residual stream, or leave blocks= out"
+                    "pass to its output; name modules that add to the residual stream, or leave "
+                    "blocks= out"
                 )
         return self.told.blocks or ()
 
@@ -442,8 +441,7 @@ class _Traced:
         ):
             reason = (
                 f"tokens {list(order.special[:8])} do not depend on the image and are not "
-                "the "
-                "first ones"
+                "the first ones"
             )
             return replace(
                 anatomy, unread=f"{reason}; put them first", row_by_row=False, special_first=False
@@ -515,8 +513,7 @@ class _Traced:
             if told.grid is None:
                 raise UnsupportedError(
                     f"expected a square grid beside {prefix} special tokens, found "
-                    f"{tokens - prefix} patches in "
-                    f"{self.name}; say grid=(rows, columns)"
+                    f"{tokens - prefix} patches in {self.name}; say grid=(rows, columns)"
                 )
             raise UnsupportedError(
                 f"expected {tokens} tokens, as {self.name} has, found grid={grid} and "

@@ -181,8 +181,7 @@ def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
         if kind:
             raise ModelError(
                 f"expected plain tensors of real numbers in {path}, found shape "
-                f"{tuple(value.shape)}, {kind}, in "
-                f"{name[:80]!r}; save model.state_dict() again"
+                f"{tuple(value.shape)}, {kind}, in {name[:80]!r}; save model.state_dict() again"
             )
         if value.ndim > 1 and name.endswith("weight") and not value.is_floating_point():
             raise ModelError(
@@ -549,8 +548,7 @@ def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor])
         ):
             raise ModelError(
                 f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: "
-                "quantised, without the scales "
-                "that belong to them; take the weights from before"
+                "quantised, without the scales that belong to them; take the weights from before"
             )
 
 
@@ -642,8 +640,7 @@ def _cause(
         arch = argument("arch")
         return (
             f"no name is that of the architecture: check {arch} (vitlens models lists them), "
-            "or "
-            "rename the weights"
+            "or rename the weights"
         )
     if unexpected and not missing and not shapes:
         return (

@@ -267,8 +267,7 @@ def _require_observable(name: str, part: nn.Module) -> None:
     if hasattr(part, "_orig_mod"):
         raise ModelError(
             f"expected a module that is not compiled, found torch.compile's ({name or 'it'}); pass "
-            "what was "
-            "compiled (module._orig_mod)"
+            "what was compiled (module._orig_mod)"
         )
     if _has_compiled_forward(part):
         raise ModelError(
@@ -285,8 +284,7 @@ def _require_observable(name: str, part: nn.Module) -> None:
     if isinstance(part, torch.jit.ScriptModule):
         raise ModelError(
             f"expected a module of Python code, found a scripted or traced one ({name or 'it'}), "
-            "whose inside "
-            "cannot be observed; pass the module it was made from"
+            "whose inside cannot be observed; pass the module it was made from"
         )
     if _is_quantized(part):
         layer = f"{name} ({type(part).__name__})" if name else type(part).__name__
@@ -299,15 +297,14 @@ def _require_observable(name: str, part: nn.Module) -> None:
     if getattr(config, "problem_type", None) == "regression":
         raise UnsupportedError(
             f"expected logits of classes, found the regression that {name or type(part).__name__} "
-            "was trained for "
-            "(config.problem_type); choose a classifier"
+            "was trained for (config.problem_type); choose a classifier"
         )
     kernel = getattr(config, "_attn_implementation", None)
     if isinstance(kernel, str) and kernel not in OBSERVABLE:
         raise UnsupportedError(
             f"expected attention that can be observed ({' or '.join(OBSERVABLE)}), found "
-            f"{kernel[:60]!r} in "
-            f"{name or 'the model'} ({type(part).__name__}); call set_attn_implementation('sdpa') "
+            f"{kernel[:60]!r} in {name or 'the model'} ({type(part).__name__}); call "
+            "set_attn_implementation('sdpa') "
             "on it first"
         )
 
@@ -438,8 +435,7 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
     )
     raise ModelError(
         f"expected logits ({len(images)}, classes) from {name}, found "
-        f"{str(logits.dtype).removeprefix('torch.')} "
-        f"of shape {tuple(logits.shape)}; {advice}"
+        f"{str(logits.dtype).removeprefix('torch.')} of shape {tuple(logits.shape)}; {advice}"
     )
 
 

@@ -173,8 +173,7 @@ def initial_loss(loss: float, classes: int, *, fresh: bool) -> Finding:
         state: Literal["fail", "warn"] = "fail" if fresh else "warn"
         advice = (
             "The untrained model is confident and wrong: make the head's initial weights smaller "
-            "(standard deviation "
-            "0.02), or normalise what enters it."
+            "(standard deviation 0.02), or normalise what enters it."
         )
         return Finding("initial loss", state, expected, f"{loss:.3f} nats", advice, loss)
     if loss < chance - _BELOW:
@@ -386,8 +385,8 @@ def one_batch(runs: Sequence[Fitted]) -> Finding:
         return Finding("one batch", "inconclusive", expected, best.words, advice, best.losses[-1])
     advice = (
         "A model that cannot learn a few images by heart learns nothing from more: correct what "
-        "failed above; else "
-        "check that images and labels belong together and that the loss takes the right axis."
+        "failed above; else check that images and labels belong together and that the loss takes "
+        "the right axis."
     )
     return Finding("one batch", "fail", expected, best.words, advice, best.losses[-1])
 

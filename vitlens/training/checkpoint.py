@@ -59,8 +59,7 @@ class Facts:
             if before.get(name) != after.get(name):
                 raise InputError(
                     f"expected to resume {folder} with its {name} = {before.get(name)}, found "
-                    f"{after.get(name)}; "
-                    f"resume with the options it began with, or {_AGAIN}"
+                    f"{after.get(name)}; resume with the options it began with, or {_AGAIN}"
                 )
         for name, (first, second) in fingerprints.items():
             if (

@@ -222,9 +222,8 @@ class Teacher:
             )
             raise InputError(
                 f"expected a teacher of the data's {len(classes)} classes, found {model.alias} "
-                f"with {len(union)}; only "
-                f"in the teacher: {named}; train one on this data first: vitlens train "
-                f"{model.alias} --data DATA"
+                f"with {len(union)}; only in the teacher: {named}; train one on this data first: "
+                f"vitlens train {model.alias} --data DATA"
             )
         self._multipliers = torch.zeros(0, dtype=torch.int64)  # of the hash
         self._hashes = torch.zeros(0, dtype=torch.int64)  # of the remembered images, sorted

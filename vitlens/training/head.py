@@ -124,8 +124,7 @@ def require_cacheable(recipe: Recipe, *, views: int) -> None:
         if getattr(recipe, name) > none:
             raise InputError(
                 f"expected features that are computed once with {_frozen()}, found a recipe with "
-                f"{name} "
-                f"{getattr(recipe, name)}; add {set_option(name, none)}, or train with "
+                f"{name} {getattr(recipe, name)}; add {set_option(name, none)}, or train with "
                 f"{argument('train_last', 1)}"
             )
     changing = [
@@ -134,10 +133,9 @@ def require_cacheable(recipe: Recipe, *, views: int) -> None:
     if changing and views == 1:
         raise InputError(
             f"expected unchanged images with {_frozen()}, found a recipe with "
-            f"{', '.join(changing)}; "
-            f"add {argument('views', 4, flag='cached-views')} to cache four views of each image, "
-            "or disable the "
-            "augmentation"
+            f"{', '.join(changing)}; add {argument('views', 4, flag='cached-views')} to cache four "
+            "views of each image, "
+            "or disable the augmentation"
         )
 
 

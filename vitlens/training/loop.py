@@ -328,8 +328,7 @@ class Updates:
         lower = argument("learning_rate", float(f"{self.task.recipe.learning_rate / 3:.1g}"))
         return NonFiniteError(
             f"expected a finite loss, found {values} in epoch {epoch + 1}, step {self.step + 1}; "
-            f"{self.task.directory} "
-            f"keeps the last good weights; try {lower}"
+            f"{self.task.directory} keeps the last good weights; try {lower}"
         )
 
 
@@ -452,8 +451,7 @@ class Training:
         if facts.step > task.steps or len(facts.history) != done or not tested:
             raise InputError(
                 f"expected the checkpoint in {task.directory} to hold {done} epochs, at most "
-                f"{task.recipe.epochs}, "
-                f"found {len(facts.history)}; train anew in another folder"
+                f"{task.recipe.epochs}, found {len(facts.history)}; train anew in another folder"
             )
         self.history = facts.history
         self.earlier = facts.seconds

@@ -204,8 +204,7 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
         more = by_caller(python="give more training images", command="raise --limit")
         raise DataError(
             f"expected training images of every class tested in {train.name}, found none of "
-            f"{len(missing)} ({names}); "
-            f"remove these from the test part, or {more}"
+            f"{len(missing)} ({names}); remove these from the test part, or {more}"
         )
 
 

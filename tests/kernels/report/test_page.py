@@ -123,9 +123,8 @@ def test_marks_are_elements_and_paths_of_the_machine_are_short(text, html, tmp_p
     ("line", "shown"),
     [
         (
-            "vitlens look '/home/my self/cat one.jpg' --model a=/m/n/x.pth@/w/u/v --weights='/w/my "
-            "own/y' --data "
-            "digits",
+            "vitlens look '/home/my self/cat one.jpg' --model a=/m/n/x.pth@/w/u/v "
+            "--weights='/w/my own/y' --data digits",
             "vitlens look 'my self/cat one.jpg' --model a=n/x.pth@u/v '--weights=my own/y' --data "
             "digits",
         ),

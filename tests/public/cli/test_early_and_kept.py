@@ -27,8 +27,7 @@ def test_adversarial_images_are_kept_exactly_and_as_rounded_png(sharp_vit, tmp_p
     record = ran(
         tmp_path / "run",
         f"attack {sharp_vit} --data digits --limit 4 --predicted --attack pgd --steps 3 --step 1.5 "
-        "--epsilon 32 "
-        "--no-corruptions --no-inside --self-checks few --save-images",
+        "--epsilon 32 --no-corruptions --no-inside --self-checks few --save-images",
     )
     (arrays,) = record.adversarial.values()
     files = sorted((tmp_path / "run" / "adversarial").rglob("*.png"))

@@ -18,12 +18,10 @@ from vitlens.names import BUNDLED, PRESETS
 
 TYPED: dict[str, dict[str, Any]] = {
     "rollout timm:x --fusion max --discard 0.5 --alpha 0.25 --start-layer 2 --readout mean "
-    "--method relevance,flow "
-    "--target cat --layer 1 --weights w.safetensors --random-weights --arch a --image-size 32x64 "
-    "--mean 0.1,0.2,0.3 "
-    "--std 0.5 --classes names.txt --data d --limit 3 --batch-size 4 --device cuda:1 --precision "
-    "bf16 --seed 5 "
-    "--out o --overwrite --format svg,png --data-dir c --quiet --html": {
+    "--method relevance,flow --target cat --layer 1 --weights w.safetensors --random-weights "
+    "--arch a --image-size 32x64 --mean 0.1,0.2,0.3 --std 0.5 --classes names.txt --data d "
+    "--limit 3 --batch-size 4 --device cuda:1 --precision bf16 --seed 5 --out o --overwrite "
+    "--format svg,png --data-dir c --quiet --html": {
         "model": "timm:x",
         "fusion": ("max",),
         "discard": 0.5,
@@ -98,8 +96,7 @@ TYPED: dict[str, dict[str, Any]] = {
     "attention m --layer 3 --query 7,8 --key 0,1": {"layer": 3, "query": (7, 8), "key": (0, 1)},
     "walkthrough m --layer 3 --head 1 --images a": {"layer": 3, "head": 1, "images": ("a",)},
     "ablate m --replace mean,zero --units head,block --no-curves --greedy --pairs 3 --no-patch "
-    "--clean a --corrupted b "
-    "--prune 0.5 --save s --resume r --predicted": {
+    "--clean a --corrupted b --prune 0.5 --save s --resume r --predicted": {
         "replace": ("mean", "zero"),
         "units": ("head", "block"),
         "curves": False,
@@ -125,8 +122,7 @@ TYPED: dict[str, dict[str, Any]] = {
         "batch_sizes": (1, 2),
     },
     "compare a b --data d --method rollout,gradcam --target cat --panels 3 --maps 9 --no-harder "
-    "--cue-conflict c "
-    "--checked 4 --disturbed 5": {
+    "--cue-conflict c --checked 4 --disturbed 5": {
         "models": ("a", "b"),
         "data": "d",
         "method": ("rollout", "gradcam"),
@@ -139,11 +135,9 @@ TYPED: dict[str, dict[str, Any]] = {
         "disturbed": 5,
     },
     "explain a b --data d --method gradcam++,rise,all --target cat --show b.png,a --engine "
-    "grad-cam --verify --auto "
-    "--substrate mean --no-counterfactuals --composites none --composite-count 3 "
-    "--other-substrates none "
-    "--no-stability --refine affinity --refine-layers 1 --refine-steps 4 --views 2 --times rollout "
-    "--upsample image": {
+    "grad-cam --verify --auto --substrate mean --no-counterfactuals --composites none "
+    "--composite-count 3 --other-substrates none --no-stability --refine affinity "
+    "--refine-layers 1 --refine-steps 4 --views 2 --times rollout --upsample image": {
         "models": ("a", "b"),
         "data": "d",
         "method": ("gradcam++", "rise", "all"),
@@ -159,11 +153,9 @@ TYPED: dict[str, dict[str, Any]] = {
         "other_substrates": ("none",),
         "stability": False,
     },
-    "attack a b --data d --attack auto,patch --epsilon 0.5,8 --epsilon-l2 0.1 --steps 7 --restarts "
-    "3 --predicted "
-    "--downwards --no-transfer --no-inside --no-corruptions --baseline b --patch-side 5 "
-    "--patch-anywhere "
-    "--self-checks few --resume runs/x": {
+    "attack a b --data d --attack auto,patch --epsilon 0.5,8 --epsilon-l2 0.1 --steps 7 "
+    "--restarts 3 --predicted --downwards --no-transfer --no-inside --no-corruptions --baseline "
+    "b --patch-side 5 --patch-anywhere --self-checks few --resume runs/x": {
         "attacks": ("auto", "patch"),
         "epsilons": (0.5, 8.0),
         "epsilons_l2": (0.1,),
@@ -184,10 +176,8 @@ TYPED: dict[str, dict[str, Any]] = {
         "linf": (1 / 255, 2 / 255, 4 / 255, 8 / 255),
     },
     "features a b --data d --k 20,1 --no-probe --bank 50 --pool cls+mean --no-norm --no-cache "
-    "--tsne --perplexity 5 "
-    "--thumbnails --query x.jpg --query y.jpg --show s.jpg,t.jpg --clip-templates simple "
-    "--clip-templates my{} "
-    "--prompt dog --objective a=self-supervised": {
+    "--tsne --perplexity 5 --thumbnails --query x.jpg --query y.jpg --show s.jpg,t.jpg "
+    "--clip-templates simple --clip-templates my{} --prompt dog --objective a=self-supervised": {
         "ks": (1, 20),
         "probe": False,
         "bank": 50,
@@ -213,9 +203,8 @@ TYPED: dict[str, dict[str, Any]] = {
         "cache": False,
     },
     "train vit-micro --epochs 3 --average 0 --patch-size 8 --depth 2 --image-size 64 --set "
-    "mixup=0.8 --set flip=False "
-    "--dropout 0.1 --pooling mean --keep-every 3 --compile on --recompute --check --track "
-    "tensorboard": {
+    "mixup=0.8 --set flip=False --dropout 0.1 --pooling mean --keep-every 3 --compile on "
+    "--recompute --check --track tensorboard": {
         "model": "vit-micro",
         "data": None,
         "resume": None,

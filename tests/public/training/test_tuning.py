@@ -17,10 +17,9 @@ from tests.kit.trainings import plain_recipe, recipe_of, state, tiny_cnn, tiny_m
 from vitlens import load_data
 
 PLAIN = (
-    "--data digits --limit 40 --batch-size 8 --precision fp32 --freeze-backbone --warmup 0 --clip "
-    "0 --average 0 "
-    "--label-smoothing 0 --weight-decay 0.1 --learning-rate 0.03 --set minimum=1 --set "
-    "crop_padding=0 --set flip=false"
+    "--data digits --limit 40 --batch-size 8 --precision fp32 --freeze-backbone --warmup 0 "
+    "--clip 0 --average 0 --label-smoothing 0 --weight-decay 0.1 --learning-rate 0.03 --set "
+    "minimum=1 --set crop_padding=0 --set flip=false"
 )
 
 

@@ -108,8 +108,7 @@ def require_heads(model: Model) -> None:
         reasons = (part.unread for part in model.anatomy.attention or () if part.unread)
         raise UnsupportedError(
             "expected heads whose outputs are concatenated before an output projection in "
-            f"{model.alias}, found "
-            f"none: {next(reasons, 'no head can be replaced separately')}"
+            f"{model.alias}, found none: {next(reasons, 'no head can be replaced separately')}"
         )
 
 

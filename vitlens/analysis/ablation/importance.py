@@ -265,8 +265,8 @@ def summarise(
         if effects.clean_correct.any()
         else (
             f"the unchanged model classifies none of the {len(effects)} images correctly, so "
-            "accuracy can only rise: "
-            "read the change of loss, and check that labels and classes match"
+            "accuracy can only rise: read the change of loss, and check that labels and classes "
+            "match"
         )
     )
     notes = [

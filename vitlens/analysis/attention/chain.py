@@ -288,8 +288,7 @@ def require_chain(model: Model) -> None:
     if misfits and layout is None and model.anatomy.unread:
         raise UnsupportedError(
             "expected layers over one sequence of patches in a known order, found in "
-            f"{model.alias} that "
-            f"{model.anatomy.unread}"
+            f"{model.alias} that {model.anatomy.unread}"
         )
     if misfits:
         # the most informative layer: pooled keys, channels or windows rather than tokens of another
@@ -331,8 +330,7 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
     if between:
         raise UnsupportedError(
             "expected attention layers with nothing between them that mixes patches, found "
-            f"{len(between)} "
-            f"convolutions in {model.alias} (first {between[0]!r}); try "
+            f"{len(between)} convolutions in {model.alias} (first {between[0]!r}); try "
             f"{argument('method', 'attention')}, or "
             "vitlens attention, stats or ablate"
         )

@@ -311,8 +311,8 @@ def require_flow(model: Model) -> None:
     if layout is not None and layout.tokens > MOST_TOKENS:
         raise UnsupportedError(
             f"expected at most {MOST_TOKENS} tokens for attention flow, found {layout.tokens} in "
-            f"{model.alias}: it "
-            f"takes a maximum flow for each of them; try {argument('method', 'rollout')}"
+            f"{model.alias}: it takes a maximum flow for each of them; try "
+            f"{argument('method', 'rollout')}"
         )
     require_chain(model)
     if layout is None:

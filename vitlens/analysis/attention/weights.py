@@ -195,8 +195,7 @@ def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batc
         number = chain.calls[-1].site.layer if layer is None else layer
         raise UnsupportedError(
             "expected a layer in which patches attend to patches, found pooled keys or channels "
-            f"in layer {number} of "
-            f"{chain.model.alias}; choose another {argument('layer')}"
+            f"in layer {number} of {chain.model.alias}; choose another {argument('layer')}"
         )
     maps: Tensor = layer_map(chosen[-1], chain.model).maps.mean(1)
     return maps
@@ -260,8 +259,7 @@ def patch_views(
         elif not (0 <= patch[0] < grid[0] and 0 <= patch[1] < grid[1]):
             raise InputError(
                 f"expected --{side} ROW,COL inside the {grid[0]}x{grid[1]} grid (0,0 to "
-                f"{grid[0] - 1},{grid[1] - 1}), "
-                f"found {patch[0]},{patch[1]}"
+                f"{grid[0] - 1},{grid[1] - 1}), found {patch[0]},{patch[1]}"
             )
         places[site.layer, site.part], before = (geometry, patch), grid
     if not places:

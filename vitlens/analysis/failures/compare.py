@@ -239,7 +239,6 @@ def require_cues(split: Split) -> Cues:
     if cues is None or not cues.conflict.any():
         raise DataError(
             "expected images named shapeN-textureM in folders of their shape's class, found "
-            f"others in {split.name}; "
-            f"try {argument('name', 'shapes-conflict', flag='data')}"
+            f"others in {split.name}; try {argument('name', 'shapes-conflict', flag='data')}"
         )
     return cues

@@ -117,8 +117,7 @@ def require_substrate(model: Model, substrate: str) -> None:
     if not has_substrate(model, substrate):
         raise UnsupportedError(
             f"expected a model whose patches can be left out of the sequence, found {model.alias}; "
-            "try the "
-            "substrate blur"
+            "try the substrate blur"
         )
 
 

@@ -282,8 +282,7 @@ def patch_tokens(
         if stage.grid is None:
             raise UnsupportedError(
                 f"expected tokens with a place in the image, found {stage.title} of {model.alias}, "
-                "whose order is "
-                "unknown; try a ViT or a CNN"
+                "whose order is unknown; try a ViT or a CNN"
             )
 
     def take(stage: FeatureStage, tokens: Tokens) -> None:
@@ -412,8 +411,7 @@ def _chosen(
     if first is None and (embedding or layer == EMBEDDING):
         raise UnsupportedError(
             "expected a model whose first block is given the embedding of all patches, found "
-            f"{model.alias} "
-            f"({model.anatomy.family}); read its layers without embedding=True"
+            f"{model.alias} ({model.anatomy.family}); read its layers without embedding=True"
         )
     if isinstance(layer, str):
         layer = ()

@@ -322,15 +322,13 @@ LABELS: Final[dict[str, Label]] = {
     ),
     "sink": Label(
         "all queries attend to a few patches (at most 10 %) that differ from image to image, "
-        "beyond what position, "
-        "object and background explain",
+        "beyond what position, object and background explain",
         "sink",
         "#882255",
     ),
     "high-norm": Label(
         "attends to the patches of exceptional norm in the residual stream (more than median + 5 "
-        "median absolute "
-        "deviations)",
+        "median absolute deviations)",
         "norm",
         "#AA3377",
         ("sink",),
@@ -341,9 +339,8 @@ LABELS: Final[dict[str, Label]] = {
     "object": Label("attends to the patches of the object's mask", "obj", "#117733"),
     "background": Label("attends to the patches off the object's mask", "back", "#999933"),
     "similar": Label(
-        "attends to the patches most similar in mean colour (10 %), beyond what the offset and the "
-        "popularity of keys "
-        "explain",
+        "attends to the patches most similar in mean colour (10 %), beyond what the offset and "
+        "the popularity of keys explain",
         "sim",
         "#332288",
     ),

@@ -233,8 +233,8 @@ def layers_of(model: Model) -> tuple[Site, ...]:
         if replace(first, part=site.part, heads=site.heads) != site:
             raise UnsupportedError(
                 f"expected attention calls of one shape in layer {site.layer} ({site.module}), "
-                f"found {first.queries} "
-                f"queries and {first.keys} keys, then {site.queries} and {site.keys}"
+                f"found {first.queries} queries and {first.keys} keys, then {site.queries} and "
+                f"{site.keys}"
             )
         by_layer[site.layer] = replace(first, heads=first.heads + site.heads)
     return tuple(by_layer.values())

@@ -377,9 +377,8 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
         worst = int((missed - allowed).argmax())
         raise UnsupportedError(
             "expected blocks that add heads and an MLP to one residual stream, found others in "
-            f"{model.alias}: the "
-            f"parts of image {worst} sum to {result.total()[worst]:.4f}, its logit is "
-            f"{result.logit[worst]:.4f}"
+            f"{model.alias}: the parts of image {worst} sum to {result.total()[worst]:.4f}, its "
+            f"logit is {result.logit[worst]:.4f}"
         )
     return result
 
@@ -443,8 +442,7 @@ def _watching_stream(model: Model, blocks: Sequence[str]) -> Iterator[list[Token
         if not isinstance(output, Tensor):
             raise UnsupportedError(
                 f"expected blocks of {model.alias} that return the residual stream, found "
-                f"{type(output).__name__} of "
-                f"{name}; return the tensor alone"
+                f"{type(output).__name__} of {name}; return the tensor alone"
             )
         found.extend((arguments[0], output) if name == blocks[0] else (output,))
 
@@ -492,8 +490,7 @@ def _reads(model: Model) -> list[int] | None:
         if not layer.head_dim:
             raise UnsupportedError(
                 f"expected an output projection that reads the heads at layer {layer.index} of "
-                f"{model.alias}, found "
-                f"none in {layer.attention}; contributions need one"
+                f"{model.alias}, found none in {layer.attention}; contributions need one"
             )
     if model.anatomy.readout == "mean":
         return None
@@ -520,8 +517,7 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
     if anatomy.family == "vit" and not anatomy.blocks:
         raise UnsupportedError(
             f"expected blocks that add to one residual stream, found none in {model.alias}; put "
-            "each block in a module "
-            "of its own, or name them with blocks="
+            "each block in a module of its own, or name them with blocks="
         )
     pooled = pooled and anatomy.family == "vit" and anatomy.readout == "pool"
     names = tuple(stage.module for stage in stages(model)) if pooled else anatomy.blocks
@@ -539,8 +535,7 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
             reader = "attention pooling"
         raise UnsupportedError(
             "expected a vision transformer whose classifier reads one residual stream (CLS or "
-            f"mean), found {reader} "
-            f"in {model.alias}; try vitlens ablate, which needs none"
+            f"mean), found {reader} in {model.alias}; try vitlens ablate, which needs none"
         )
     parent = parents.pop()
     # not a stem or head in the same list
@@ -575,10 +570,9 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
             # of the user's own code, which may need what its blocks compute
             raise UnsupportedError(
                 "expected a classifier that reads the last residual stream alone in "
-                f"{model.alias}, found a forward "
-                f"that fails without its blocks ({type(error).__name__}: {first_line(error)}); try "
-                "vitlens ablate, "
-                "which needs none"
+                f"{model.alias}, found a forward that fails without its blocks "
+                f"({type(error).__name__}: {first_line(error)}); try "
+                "vitlens ablate, which needs none"
             ) from error
 
 

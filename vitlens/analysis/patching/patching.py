@@ -96,8 +96,8 @@ def patch_parts(
         names = [model.classes[int(each[pair])] for each in chosen]
         raise InputError(
             "expected clean and corrupted runs that differ, found the same logit difference "
-            f"({names[0]} - "
-            f"{names[1]}) in both runs of pair {pair}; choose other images or classes, or a "
+            f"({names[0]} - {names[1]}) in both runs of pair {pair}; choose other images or "
+            "classes, or a "
             "stronger corruption"
         )
     by_layer = changed.cpu().split(

@@ -64,8 +64,7 @@ def find_cue_heads(
     if not len(images) == len(changed) == len(control):
         raise InputError(
             f"expected as many changed and control images as images ({len(images)}), found "
-            f"{len(changed)} and "
-            f"{len(control)}"
+            f"{len(changed)} and {len(control)}"
         )
     places = [(layer.index, head) for layer in layers(model) for head in range(layer.heads)]
     names = [f"blocks.{layer}.head.{head}" for layer, head in places]

@@ -209,8 +209,7 @@ def require_walkthrough(model: Model) -> None:
             "expected layers in which every token attends to every token, found windows in "
             f"{model.alias}: there the "
             "same steps hold within each window, with a position bias on the scores and no CLS; "
-            "vitlens attention "
-            "shows what a patch attends to in its window"
+            "vitlens attention shows what a patch attends to in its window"
         )
     require_token_attention(model)
     require_pre_norm(model, instead="vitlens attention shows its queries, keys, scores and weights")

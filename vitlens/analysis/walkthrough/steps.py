@@ -256,8 +256,7 @@ def require_steps(model: Model, layer: Layer) -> None:
     if missing:
         raise UnsupportedError(
             "expected a block that adds attention and an MLP to the residual stream at layer "
-            f"{layer.index} of "
-            f"{model.alias}, found no place {name}.{missing[0]}; choose another "
+            f"{layer.index} of {model.alias}, found no place {name}.{missing[0]}; choose another "
             f"{argument('layer')}, or see vitlens attention"
         )
     attention = model.module.get_submodule(layer.attention)
@@ -270,17 +269,15 @@ def require_steps(model: Model, layer: Layer) -> None:
     if _three(attention, layer.heads) is None:
         raise UnsupportedError(
             f"expected queries and keys of layer {layer.index} of {model.alias}, found only their "
-            "softmax, computed by "
-            "hand from projections of unknown names; call F.scaled_dot_product_attention, or see "
-            "vitlens attention"
+            "softmax, computed by hand from projections of unknown names; call "
+            "F.scaled_dot_product_attention, or see vitlens attention"
         )
 
 
 def _changed_scores(model: Model, layer: Layer) -> str:
     return (
         f"expected scores that are q kᵀ times a scale at layer {layer.index} of {model.alias}, "
-        "found that they are "
-        "changed before the softmax (talking heads); see vitlens attention"
+        "found that they are changed before the softmax (talking heads); see vitlens attention"
     )
 
 
@@ -301,9 +298,8 @@ def _seen(model: Model, images: Images, layer: Layer) -> tuple[AttentionCall, To
     tokens = next((each for each in entered if each.dim() == 3 and len(each) == len(images)), None)
     if len(calls) != 1 or tokens is None:
         raise UnsupportedError(
-            f"expected one attention call on tokens (batch, tokens, dim) in layer {layer.index} of "
-            f"{model.alias}, "
-            f"found {len(calls)} calls; choose another {argument('layer')}"
+            f"expected one attention call on tokens (batch, tokens, dim) in layer {layer.index} "
+            f"of {model.alias}, found {len(calls)} calls; choose another {argument('layer')}"
         )
     return calls[0], tokens
 

@@ -35,9 +35,8 @@ def claims(record: AblateRecord) -> Iterator[Claim]:
         yield _claim(
             record,
             "removable heads",
-            "{{ share }} of the heads can be removed, least important first, before accuracy falls "
-            "by more than "
-            "{{ one }} point.",
+            "{{ share }} of the heads can be removed, least important first, before accuracy "
+            "falls by more than {{ one }} point.",
             removable,
             values={"share": removable, "one": 1},
             kind="answer",
@@ -127,10 +126,8 @@ def _first_by_log_odds(record: AblateRecord, lead: UnitRow, word: str, count: in
         record,
         f"most important {word}",
         "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %}, the "
-        "log-odds of the label "
-        "fall most, by {{ lead.log_odds|alone }}. The loss of **{{ model }}** is near 0 and "
-        "changes by "
-        "{{ lead.loss|alone }}.",
+        "log-odds of the label fall most, by {{ lead.log_odds|alone }}. The loss of "
+        "**{{ model }}** is near 0 and changes by {{ lead.loss|alone }}.",
         lead.log_odds,
         values={"lead": lead, "word": word},
         brief="Removing {{ word }} **{{ lead.unit }}** makes **{{ model }}** least certain of the "
@@ -148,12 +145,10 @@ def _first_by_loss(record: AblateRecord, rows: Sequence[UnitRow], word: str, cou
     return _claim(
         record,
         f"most important {word}",
-        "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %}, the loss of "
-        "**{{ model }}** "
-        "rises most, by {{ lead.loss|alone }}.{% if loses_accuracy %} Top-1 accuracy falls by "
-        "{{ lead.accuracy|alone }}.{% endif %}{% if others %} The loss also rises without "
-        "{{ others|names }}."
-        "{% endif %}",
+        "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %}, the loss "
+        "of **{{ model }}** rises most, by {{ lead.loss|alone }}.{% if loses_accuracy %} Top-1 "
+        "accuracy falls by {{ lead.accuracy|alone }}.{% endif %}{% if others %} The loss also "
+        "rises without {{ others|names }}.{% endif %}",
         lead.loss,
         values={
             "lead": lead,
@@ -177,10 +172,8 @@ def _no_important_unit(record: AblateRecord, rows: Sequence[UnitRow], word: str)
         record,
         f"most important {word}",
         "No single {{ word }} of **{{ model }}** significantly changes the loss by more than "
-        "{{ smallest }} "
-        "(corrected for {{ tests }} tests). The largest measured rise is {{ most.loss|alone }}, "
-        "without "
-        "**{{ most.unit }}**.",
+        "{{ smallest }} (corrected for {{ tests }} tests). The largest measured rise is "
+        "{{ most.loss|alone }}, without **{{ most.unit }}**.",
         values={
             "word": word,
             "tests": len(rows),
@@ -198,12 +191,10 @@ def _heads_with_effect(record: AblateRecord) -> Claim:
     return _claim(
         record,
         "heads with an effect",
-        "When heads are removed one at a time, {{ count }} of {{ n }} change the loss by more than "
-        "{{ smallest }}"
-        "{% if undecided %}; {{ undecided }} {{ undecided|are }} "
-        "undecided{% endif %}.{% if dead %} "
-        "{{ dead|length }} {{ dead|have }} no effect with any replacement or in pairs "
-        "({{ dead|names }}).{% endif %}",
+        "When heads are removed one at a time, {{ count }} of {{ n }} change the loss by more "
+        "than {{ smallest }}{% if undecided %}; {{ undecided }} {{ undecided|are }} "
+        "undecided{% endif %}.{% if dead %} {{ dead|length }} {{ dead|have }} no effect with any "
+        "replacement or in pairs ({{ dead|names }}).{% endif %}",
         values={
             "count": judgements.count("effect"),
             "undecided": judgements.count("undecided"),
@@ -218,10 +209,9 @@ def _redundant(record: AblateRecord, row: HeadPairRow) -> Claim:
         record,
         "redundant heads",
         "**{{ row.pair }}** are redundant: removing one changes the loss by at most "
-        "{{ row.larger|number }} nats, "
-        "removing both raises it by {{ row.both|number }} nats.{% if row.similarity is not none %} "
-        "Their outputs "
-        "have a linear CKA of {{ row.similarity|number }}.{% endif %}",
+        "{{ row.larger|number }} nats, removing both raises it by {{ row.both|number }} "
+        "nats.{% if row.similarity is not none %} Their outputs have a linear CKA of "
+        "{{ row.similarity|number }}.{% endif %}",
         row.synergy,
         values={"row": row},
         p=row.p,
@@ -243,10 +233,9 @@ def _hidden(record: AblateRecord) -> Iterator[Claim]:
         record,
         "hidden by the mean",
         "Replacing the output of **{{ head.unit }}** by its mean has no "
-        "{% if not is_spare %}significant "
-        "{% endif %}effect ({{ head.loss|alone }}). Replacing it by the output on another image "
-        "has one "
-        "({{ resampled|alone }}).{% if others %} The same holds for {{ others|names }}.{% endif %}",
+        "{% if not is_spare %}significant {% endif %}effect ({{ head.loss|alone }}). Replacing "
+        "it by the output on another image has one ({{ resampled|alone }}).{% if others %} The "
+        "same holds for {{ others|names }}.{% endif %}",
         head.hidden,
         values={
             "head": head,

@@ -189,9 +189,8 @@ def _corrupted_pair(model: Model, images: Tensor, labels: Tensor) -> ImagePair:
                 name = model.classes[label]
                 return ImagePair(clean, corrupted, name, f"{name}, {words}", corruption)
     raise InputError(
-        "expected a correctly classified image whose prediction a corruption changes, found none; "
-        "give --clean and "
-        "--corrupted"
+        "expected a correctly classified image whose prediction a corruption changes, found "
+        "none; give --clean and --corrupted"
     )
 
 

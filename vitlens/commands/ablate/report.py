@@ -45,16 +45,14 @@ def unknown(record: AblateRecord) -> Iterator[str]:
     if len(record.heads) > 1:
         yield say(
             "Heads were removed one at a time, and {{ k }} of {{ n }} pairs together. Heads with "
-            "the same function "
-            "can each appear unimportant.",
+            "the same function can each appear unimportant.",
             k=len(record.pairs),
             n=comb(len(record.heads), 2),
         )
     if not model.reason and "resample" not in record.effects:
         yield say(
-            "Outputs were only replaced by {{ by }}. `--replace mean,resample` also detects units "
-            "that must differ "
-            "between images.",
+            "Outputs were only replaced by {{ by }}. `--replace mean,resample` also detects "
+            "units that must differ between images.",
             by=REPLACED[model.replace],
         )
     for reason in model.undone:
@@ -69,9 +67,8 @@ def _undecided(record: AblateRecord) -> Iterator[str]:
     smallest = record.model.smallest
     yield say(
         "{{ undecided|length }} of {{ n }} heads {{ undecided|are }} undecided: their intervals "
-        "include changes of the "
-        "loss below and above {{ smallest }}.{% if needed %} About {{ needed }} would be enough to "
-        "decide.{% endif %}",
+        "include changes of the loss below and above {{ smallest }}.{% if needed %} About "
+        "{{ needed }} would be enough to decide.{% endif %}",
         undecided=undecided,
         n=len(record.heads),
         smallest=smallest,
@@ -116,11 +113,9 @@ def _heads(record: AblateRecord) -> str:
     fewest = fewest_images(max(1, len(heads)))
     return say(
         "The output of each head was replaced by {{ by }}, for every image. "
-        "{% if significant %}{{ significant }} of "
-        "{{ n }} heads change the loss significantly after Holm's correction.{% else %}No head "
-        "changes the loss "
-        "significantly, so their order may be due to chance.{% if is_few %} With fewer than "
-        "{{ fewest }} images, no "
+        "{% if significant %}{{ significant }} of {{ n }} heads change the loss significantly "
+        "after Holm's correction.{% else %}No head changes the loss significantly, so their "
+        "order may be due to chance.{% if is_few %} With fewer than {{ fewest }} images, no "
         "change can be significant.{% endif %}{% endif %}",
         by=REPLACED[record.model.replace],
         n=len(heads),
@@ -155,11 +150,10 @@ def _pairs(record: AblateRecord) -> str:
 
 _PATCHING: Final = (
     "This example uses one pair of images. The logit of {{ first.target }} minus that of "
-    "{{ first.other }} is "
-    "{{ first.difference_clean|number }} on the clean image ({{ first.clean }}) and "
-    "{{ first.difference_corrupted|number }} on the corrupted one ({{ first.corrupted }})."
-    "{% if not first.corruption %} Positions in two different images need not "
-    "correspond.{% endif %}"
+    "{{ first.other }} is {{ first.difference_clean|number }} on the clean image "
+    "({{ first.clean }}) and {{ first.difference_corrupted|number }} on the corrupted one "
+    "({{ first.corrupted }}).{% if not first.corruption %} Positions in two different images "
+    "need not correspond.{% endif %}"
 )
 
 
@@ -230,9 +224,8 @@ def _token_words(prefix: Sequence[str], index: int) -> str:
 def _lens(record: AblateRecord) -> str:
     last = record.lens[-1]
     return say(
-        "The final accuracy is {{ last.accuracy }}. The final norm and classifier, applied to the "
-        "residual stream, "
-        "reach half of it after {{ first.depth }} block{{ first.depth|s }} "
+        "The final accuracy is {{ last.accuracy }}. The final norm and classifier, applied to "
+        "the residual stream, reach half of it after {{ first.depth }} block{{ first.depth|s }} "
         "({{ first.accuracy|alone }}).",
         first=next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2),
         last=last,
@@ -261,9 +254,9 @@ REPORT: Final = Report(
     picture=Chart(
         "importance",
         board("loss", signed=True, marked=lambda row: row.matters, least=_FULL_COLOUR),
-        "Rise of the loss without each head. Red: the model is worse without it; dots: significant "
-        "after Holm's "
-        "correction. Heads with the same function can each appear unimportant.",
+        "Rise of the loss without each head. Red: the model is worse without it; dots: "
+        "significant after Holm's correction. Heads with the same function can each appear "
+        "unimportant.",
         title="What {{ first.model }} loses without each head",
         rows="heads",
     ),
@@ -291,8 +284,8 @@ REPORT: Final = Report(
                         reference=0.0,
                     ),
                     "Exact rise of the mean cross-entropy with paired 95 % bootstrap intervals "
-                    "over images, and the "
-                    "estimate from one backward pass. The most important units come first.",
+                    "over images, and the estimate from one backward pass. The most important "
+                    "units come first.",
                     title="Rise of the loss without each head (nats)",
                     rows=_significant_ranking,
                 ),
@@ -308,8 +301,7 @@ REPORT: Final = Report(
                     "others",
                     intervals("unit", "loss", reference=0.0),
                     "Rise of the loss without each MLP and each block, with 95 % intervals over "
-                    "images. Right of the "
-                    "line, the model is worse without the unit.",
+                    "images. Right of the line, the model is worse without the unit.",
                     title="Rise of the loss without each MLP and block",
                 ),
             ),
@@ -328,8 +320,8 @@ REPORT: Final = Report(
                     "curves",
                     lines("share", "accuracy", of="order"),
                     "Accuracy as heads are removed one after another, with Wilson's 95 % "
-                    "intervals. Orders are chosen "
-                    "on other images if there are enough; better orders may exist.",
+                    "intervals. Orders are chosen on other images if there are enough; better "
+                    "orders may exist.",
                     title="Accuracy as heads are removed",
                 ),
             ),
@@ -344,9 +336,9 @@ REPORT: Final = Report(
                 Chart(
                     "pairs",
                     intervals("pair", "synergy", reference=0.0),
-                    "Rise of the loss without both heads minus the sum without each. Right of the "
-                    "line, the heads "
-                    "compensate for each other; left of it, they depend on each other.",
+                    "Rise of the loss without both heads minus the sum without each. Right of "
+                    "the line, the heads compensate for each other; left of it, they depend on "
+                    "each other.",
                     title="What removing two heads costs beyond the sum",
                 ),
             ),
@@ -360,9 +352,8 @@ REPORT: Final = Report(
                     "patching_pair",
                     images(largest=2.0),
                     "{% if record.patching[0].corruption %}One of {{ record.images }} images and "
-                    "its corrupted copy"
-                    "{% else %}The two images{% endif %}. Activations of one replace those of the "
-                    "other.",
+                    "its corrupted copy{% else %}The two images{% endif %}. Activations of one "
+                    "replace those of the other.",
                     title="The pair",
                     rows=_image_pair,
                 ),
@@ -370,17 +361,16 @@ REPORT: Final = Report(
                     "patching",
                     board("share", signed=True),
                     "Share of the logit difference restored when the output of one head is taken "
-                    "from the clean "
-                    "image. It can exceed the whole difference.",
+                    "from the clean image. It can exceed the whole difference.",
                     title="What the clean image's heads restore",
                     rows=_restored_by_heads,
                 ),
                 Chart(
                     "patching_tokens",
                     images(scale="signed", label="share restored", largest=1.0),
-                    "Share of the logit difference restored when the residual stream at one token "
-                    "before a block is "
-                    "taken from the clean image. Extreme values exceed the colour range.",
+                    "Share of the logit difference restored when the residual stream at one "
+                    "token before a block is taken from the clean image. Extreme values exceed "
+                    "the colour range.",
                     title="What the clean image's tokens restore",
                     rows=_restored_by_tokens,
                 ),
@@ -394,17 +384,16 @@ REPORT: Final = Report(
                 Chart(
                     "lens",
                     lines("depth", "accuracy"),
-                    "Share of images with the correct label according to the logit lens, by number "
-                    "of blocks, with "
-                    "95 % intervals. Early blocks were not trained for it.",
+                    "Share of images with the correct label according to the logit lens, by "
+                    "number of blocks, with 95 % intervals. Early blocks were not trained for it.",
                     title="Accuracy of the logit lens",
                 ),
                 Chart(
                     "contributions",
                     board("logit", signed=True),
-                    "Direct contribution of each head to the logit of the label, with the scale of "
-                    "the final norm "
-                    "fixed for each image. Effects through later layers are not included.",
+                    "Direct contribution of each head to the logit of the label, with the scale "
+                    "of the final norm fixed for each image. Effects through later layers are "
+                    "not included.",
                     title="Direct contributions of the heads",
                     rows="contributions",
                     only=lambda row: row.head is not None,

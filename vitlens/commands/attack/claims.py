@@ -37,9 +37,8 @@ _KEPT: Final = 0.8  # share of the clean accuracy that no undefended model keeps
 _MISSED: Final = 0.1
 ORDER: Final = ("failed", "inconclusive")
 _CHANGE: Final = (  # the beginning of a sentence about images that an attack changes
-    "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} "
-    "(attack: {{ attack }}) "
-    "{% else %}The attack {{ row.title }} at {{ row.at }} {% endif %}"
+    "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} (attack: "
+    "{{ attack }}) {% else %}The attack {{ row.title }} at {{ row.at }} {% endif %}"
 )
 
 
@@ -147,9 +146,8 @@ def _transfer_beats_attack(direct: TransferRow, other: TransferRow, sample: str)
         "transfer beats the attack",
         direct.shown_to,
         "The gradients of **{{ direct.shown_to }}** are masked: adversarial images made for "
-        "{{ other.made_for }} "
-        "({{ sample }}) lower its accuracy to {{ other.accuracy|value }}, its own only to "
-        "{{ effect }}.",
+        "{{ other.made_for }} ({{ sample }}) lower its accuracy to {{ other.accuracy|value }}, "
+        "its own only to {{ effect }}.",
         direct.accuracy,
         given={"direct": direct, "other": other, "sample": sample},
         reference=other.accuracy.value,
@@ -210,12 +208,9 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
     claim = _under_attack(first, second)
     return claim(
         "{% if telling %}In none of {{ telling|length }} paired tests under attack do "
-        "**{{ first }}** and "
-        "**{{ second }}** differ significantly (McNemar, Holm).{% else %}**{{ first }}** and "
-        "**{{ second }}** "
-        "cannot be compared under attack: in all {{ tests|length }} paired tests both have lost "
-        "all accuracy or "
-        "none.{% endif %}",
+        "**{{ first }}** and **{{ second }}** differ significantly (McNemar, "
+        "Holm).{% else %}**{{ first }}** and **{{ second }}** cannot be compared under attack: "
+        "in all {{ tests|length }} paired tests both have lost all accuracy or none.{% endif %}",
         headline="{{ first }} and {{ second }} {% if telling %}do not differ "
         "significantly{% else %}cannot be "
         "compared{% endif %} under attack",
@@ -268,11 +263,9 @@ def _difference_at(
     claim = _under_attack(row.first, row.second)
     return claim(
         "Under {{ row.title }} at {{ row.at }}, **{{ better }}** keeps {{ kept[better]|value }} "
-        "accuracy and "
-        "**{{ worse }}** {{ kept[worse]|value }}. The difference is {{ effect|alone }} (McNemar's "
-        "exact test, Holm, "
-        "p {{ p }}){% if against %}; in {{ against|length }} of {{ telling|length }} tests it is "
-        "reversed{% endif %}.",
+        "accuracy and **{{ worse }}** {{ kept[worse]|value }}. The difference is "
+        "{{ effect|alone }} (McNemar's exact test, Holm, p {{ p }}){% if against %}; in "
+        "{{ against|length }} of {{ telling|length }} tests it is reversed{% endif %}.",
         signed(row.difference, first_leads),
         brief=_CHANGE
         + "leaves **{{ better }}** {{ kept[better]|value }} accuracy, **{{ worse }}** "
@@ -349,18 +342,16 @@ def _robustness(
     if row.clean.value:
         words = (
             "Under {{ at.title }} at {{ at.at }}{% if tried|length > 1 %}, the strongest of "
-            "{{ tried|length }} "
-            "attacks,{% endif %} **{{ at.model }}** keeps {{ at.accuracy }} top-1 accuracy, of "
-            "{{ clean|value }} "
-            "on clean images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less "
-            "than half is left"
-            "{% endif %}."
+            "{{ tried|length }} attacks,{% endif %} **{{ at.model }}** keeps {{ at.accuracy }} "
+            "top-1 accuracy, of {{ clean|value }} on clean "
+            "images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less than half "
+            "is left{% endif %}."
         )
         brief = _CHANGE + "leaves {{ left }} accuracy."
         headline = (
             "Robust accuracy of {{ at.model }} {{ 'falls to' if fell else 'stays at' }} "
-            "{{ at.accuracy|value }} at "
-            "{{ at.at }} ({{ at.title }}{% if few %}, {{ at.accuracy.n }} images{% endif %})"
+            "{{ at.accuracy|value }} at {{ at.at }} ({{ at.title }}{% if few %}, "
+            "{{ at.accuracy.n }} images{% endif %})"
         )
     claim = found(
         "robustness",
@@ -476,15 +467,13 @@ class _Evidence:
         if self.failed and state in ("pass", "warn"):
             words += (
                 ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is "
-                "too high by an unknown "
-                "amount"
+                "too high by an unknown amount"
             )
             return "inconclusive", words, True
         if self.again is not None and self.again.missed > _MISSED * self.again.survivors:
             words += (
                 "; but stronger attacks broke {{ again.missed }} of its {{ again.survivors }} "
-                "survivors at "
-                "{{ again.at }}: these attacks are too weak"
+                "survivors at {{ again.at }}: these attacks are too weak"
             )
             return "warn" if state == "pass" else state, words, True
         if self.again is not None and (
@@ -492,15 +481,13 @@ class _Evidence:
         ):
             words += (
                 "; at {{ again.at }} it keeps {{ again.after|alone }}, also under a margin loss "
-                "and Square on its "
-                "{{ again.survivors }} survivors"
+                "and Square on its {{ again.survivors }} survivors"
             )
             return state, words, False
         if state == "pass" and self.far is not None and self.far.accuracy.value >= _KEPT * clean:
             words += (
                 "; but the attacks are too weak: at {{ far.at }} it still has "
-                "{{ far.accuracy|alone }}, which "
-                "undefended models rarely keep"
+                "{{ far.accuracy|alone }}, which undefended models rarely keep"
             )
             return "warn", words, True
         return state, words, False
@@ -522,17 +509,13 @@ def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
     undecided = [check for check in checks if check.state == "inconclusive"]
     because = say(
         "{% if row.failed is none %}the self-checks of the attacks on **{{ model }}** were not "
-        "finished: an attack may "
-        "be faulty{% elif failed %}{{ failed|length }} of {{ checks|length }} self-checks of the "
-        "attacks on "
-        "**{{ model }}** failed ({{ fault }}): its robust accuracies are too high."
-        "{% elif undecided %}{{ undecided|length }} of {{ checks|length }} could not have failed, "
-        "as nothing was "
-        "fooled in them{% elif checks %}{{ checks|length }} of {{ checks|length }} as expected, "
-        "each on images that "
-        "were fooled{% else %}no image was classified correctly, so there was nothing to check the "
-        "attacks on"
-        "{% endif %}",
+        "finished: an attack may be faulty{% elif failed %}{{ failed|length }} of "
+        "{{ checks|length }} self-checks of the attacks on **{{ model }}** failed ({{ fault }}): "
+        "its robust accuracies are too high.{% elif undecided %}{{ undecided|length }} of "
+        "{{ checks|length }} could not have failed, as nothing was fooled in "
+        "them{% elif checks %}{{ checks|length }} of {{ checks|length }} as expected, each on "
+        "images that were fooled{% else %}no image was classified correctly, so there was "
+        "nothing to check the attacks on{% endif %}",
         row=row,
         model=row.model,
         checks=checks,
@@ -568,8 +551,7 @@ def unknown(record: AttackRecord) -> Iterator[str]:
     """Yield what could overturn this report, the most serious first."""
     if any(row.failed is None for row in record.overall):
         yield (
-            "The self-checks of the attacks are not finished: a faulty attack makes a model "
-            "look "
+            "The self-checks of the attacks are not finished: a faulty attack makes a model look "
             "robust."
         )
     if record.images < FEWEST:
@@ -578,8 +560,7 @@ def unknown(record: AttackRecord) -> Iterator[str]:
     if undecided:
         yield say(
             "{{ undecided|length }} of {{ checks|length }} self-checks could not have failed, as "
-            "nothing was fooled "
-            "in them: they are no evidence that the attacks are sound.",
+            "nothing was fooled in them: they are no evidence that the attacks are sound.",
             undecided=undecided,
             checks=record.checks,
         )
@@ -591,15 +572,13 @@ def unknown(record: AttackRecord) -> Iterator[str]:
     yield "Robust accuracies are upper bounds: a stronger attack (`--attack auto`) may lower them."
     if record.options.get("predicted"):
         yield (
-            "The models' own predictions are the labels (`--predicted`): accuracy is the share of "
-            "predictions that "
-            "stay the same, right or wrong."
+            "The models' own predictions are the labels (`--predicted`): accuracy is the share "
+            "of predictions that stay the same, right or wrong."
         )
     if record.options.get("downwards"):
         yield (
-            "The largest epsilon was tried first (`--downwards`): smaller ones were not tried for "
-            "an image that stayed "
-            "correct, and count as survived."
+            "The largest epsilon was tried first (`--downwards`): smaller ones were not tried "
+            "for an image that stayed correct, and count as survived."
         )
     few = [name for name, rows in sampled(record).items() if getattr(record, name) and not rows]
     if few:

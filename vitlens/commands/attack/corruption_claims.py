@@ -35,8 +35,8 @@ def corruption_cost(record: AttackRecord, row: AttackedModelRow, lost: Estimate)
         brief = _worst_corruptions(record)
         says = say(
             "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy on "
-            "average. The worst is "
-            "{{ hardest.title }} at severity {{ hardest.severity }}: {{ hardest.accuracy|value }}.",
+            "average. The worst is {{ hardest.title }} at severity {{ hardest.severity }}: "
+            "{{ hardest.accuracy|value }}.",
             row=row,
             hardest=min(corruptions, key=_accuracy_of),
         )
@@ -97,8 +97,7 @@ def corruption_gap(row: CorruptionPairRow, record: AttackRecord) -> Claim:
         f"corruption: {row.kind}",
         f"{row.first} and {row.second}",
         "Under {{ row.title }} at severity {{ row.severity }} **{{ ahead }}** keeps "
-        "{{ kept[ahead]|value }}, "
-        "**{{ behind }}** {{ kept[behind]|value }}: {{ effect|alone }}.",
+        "{{ kept[ahead]|value }}, **{{ behind }}** {{ kept[behind]|value }}: {{ effect|alone }}.",
         signed(row.difference, first_leads),
         brief="The corruption {{ row.title }} (severity {{ row.severity }}) leaves **{{ ahead }}** "
         "{{ kept[ahead]|value }} accuracy, **{{ behind }}** {{ kept[behind]|value }}.",

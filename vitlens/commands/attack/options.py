@@ -231,9 +231,8 @@ class AttackOptions(ModelsOnImages):
         for name, epsilon in (self.single_epsilons or {}).items():
             if name not in linf_attacks or epsilon == 0:
                 raise InputError(
-                    f"expected --single-epsilon above 0 of L∞ attacks of --attack, "
-                    f"found {name}={epsilon:g}; "
-                    f"try {', '.join(linf_attacks) or 'another --attack'}"
+                    "expected --single-epsilon above 0 of L∞ attacks of --attack, found "
+                    f"{name}={epsilon:g}; try {', '.join(linf_attacks) or 'another --attack'}"
                 )
 
     def _require_valid_counts(self) -> None:

@@ -31,8 +31,7 @@ AXES: Final[Mapping[NormName, str]] = {  # units of epsilon
     "patch": "share of the pixels",
 }
 _ROBUST: Final = (
-    "the share of all images that are classified correctly when clean and under "
-    "every "
+    "the share of all images that are classified correctly when clean and under every "
     "perturbation found"
 )
 _EPSILON: Final = (

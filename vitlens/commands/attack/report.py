@@ -42,8 +42,7 @@ def _by_corruption(record: AttackRecord) -> str:
         significant = [row for row in record.corruption_pairs if row.p_holm <= LEVEL]
         sentence = say(
             "{{ significant|length }} of {{ pairs|length }} differences between models are "
-            "significant "
-            "(McNemar, Holm).",
+            "significant (McNemar, Holm).",
             significant=significant,
             pairs=record.corruption_pairs,
         )
@@ -68,10 +67,8 @@ def _disagreement(record: AttackRecord) -> Iterator[str]:
     if by_loss != by_error:
         yield say(
             "**{{ one }}** loses less accuracy on average; the mean corruption error prefers "
-            "**{{ other }}**, because "
-            "it divides the errors under each corruption by those of {{ baseline }}. That error is "
-            "not comparable "
-            "with published values.",
+            "**{{ other }}**, because it divides the errors under each corruption by those of "
+            "{{ baseline }}. That error is not comparable with published values.",
             one=by_loss,
             other=by_error,
             baseline=_row_of(record, by_error).baseline,
@@ -105,8 +102,7 @@ def _halfway(record: AttackRecord) -> str:
         if row.halfway is None and (row.model, "another image") in last_block:
             sentence = say(
                 "After the last block of **{{ model }}** the attack moves features {{ noise }} "
-                "times as far as equal "
-                "noise, and {{ other }} times as far as another image.",
+                "times as far as equal noise, and {{ other }} times as far as another image.",
                 model=row.model,
                 noise=_ratio(last_block, row.model, "noise"),
                 other=_ratio(last_block, row.model, "another image"),
@@ -115,8 +111,7 @@ def _halfway(record: AttackRecord) -> str:
         elif enough(row.halfway):
             sentence = say(
                 "From block {{ row.halfway|value }} on the attack changes the outputs of "
-                "**{{ row.model }}** at least "
-                "half as much as another image does.",
+                "**{{ row.model }}** at least half as much as another image does.",
                 row=row,
             )
             sentences.append(sentence)
@@ -223,10 +218,9 @@ REPORT: Final = Report(
         "examples",
         images(),
         "Successful attacks, {{ rows|map(attribute='row')|unique|list|length }} on "
-        "{{ record.images }} "
-        "image{{ record.images|s }}: clean, perturbation (amplified, around grey), adversarial, "
-        "and the maps of the "
-        "true class, each scaled to its maximum; below: predicted class and probability.",
+        "{{ record.images }} image{{ record.images|s }}: clean, perturbation (amplified, around "
+        "grey), adversarial, and the maps of the true class, each scaled to its maximum; below: "
+        "predicted class and probability.",
         title="{{ record.overall[0].sample }}: images that fool a model",
         rows=_examples,
     ),
@@ -282,8 +276,7 @@ REPORT: Final = Report(
                     "pairs",
                     intervals("test", "difference", of="models", reference=0.0),
                     "Accuracy of the first model minus that of the second, paired by image, for "
-                    "each attack and "
-                    "epsilon. Right of the dashed line the first keeps more.",
+                    "each attack and epsilon. Right of the dashed line the first keeps more.",
                     title="{{ rows|map(attribute='models')|unique|join(', ') }} under attack",
                 ),
             ),
@@ -309,8 +302,7 @@ REPORT: Final = Report(
                     "transfer",
                     matrix("made_for", "shown_to", "rate", below=lambda row: f"of {row.rate.n}"),
                     "Share of the images that fool the model of the row and also that of the "
-                    "column. Only images that "
-                    "the latter classifies correctly when clean count.",
+                    "column. Only images that the latter classifies correctly when clean count.",
                     title="Transfer of {{ record.overall[0].sample }}",
                 ),
             ),
@@ -325,8 +317,7 @@ REPORT: Final = Report(
                     "corruptions",
                     lines("severity", "accuracy", of="model", panel="title"),
                     "Accuracy over severity. All models get the same pixels. Severities of "
-                    "different kinds cannot be "
-                    "compared.",
+                    "different kinds cannot be compared.",
                     title="Accuracy under common corruptions, {{ first.accuracy.n }} "
                     "image{{ first.accuracy.n|s }}",
                 ),
@@ -341,8 +332,8 @@ REPORT: Final = Report(
                     "paths",
                     lines("block", "distance", of="kind", panel="model", log=True),
                     "One minus the cosine between a block's outputs for a clean image and its "
-                    "counterpart. The gap "
-                    "between attack and noise of the same strength is the attack's own effect.",
+                    "counterpart. The gap between attack and noise of the same strength is the "
+                    "attack's own effect.",
                     title="Change of the outputs of blocks, {{ first.distance.n }} images",
                 ),
             ),

@@ -45,8 +45,7 @@ def claims(record: AttentionRecord) -> Iterator[Claim]:
                 "position embeddings",
                 row.model,
                 "In **{{ model }}**, position embeddings of near patches are {{ how }} similar "
-                "than those of far "
-                "patches (correlation with distance {{ effect|value }}).",
+                "than those of far patches (correlation with distance {{ effect|value }}).",
                 row.distance,
                 given={
                     "model": row.model,
@@ -68,10 +67,9 @@ def _on_object(record: AttentionRecord, alias: str) -> Iterator[Claim]:
         "attention on the object",
         alias,
         "In {{ more|length or 'none' }} of {{ n }} layer{{ n|s }}, attention favours the object "
-        "more than its usual "
-        "place predicts. The gap is largest in layer {{ lead.layer }}: {{ lead.estimate|alone }} "
-        "compared with "
-        "{{ lead.of_baseline|value }} of {{ lead.baseline }}.",
+        "more than its usual place predicts. The gap is largest in layer {{ lead.layer }}: "
+        "{{ lead.estimate|alone }} compared with {{ lead.of_baseline|value }} of "
+        "{{ lead.baseline }}.",
         lead.difference,
         given={"more": significant, "n": len(rows), "lead": lead, "alias": alias},
         kind="answer",
@@ -136,8 +134,7 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
             _extreme(max, fixed, "by_place"),
             FIXED,
             "The mean maps of {{ layers|ranges }} are nearly the same for every image: other "
-            "images explain up to "
-            "{{ effect|value }} of the information.",
+            "images explain up to {{ effect|value }} of the information.",
         )
     from_last = [row for row in reversed(rows) if row not in uniform]
     collapsed = list(takewhile(lambda row: above(row.previous, COLLAPSED, tests), from_last))
@@ -148,8 +145,7 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
             _extreme(min, collapsed, "previous"),
             COLLAPSED,
             "The maps collapse with depth: in {{ layers|ranges }}, each mean map has a cosine "
-            "similarity of at least "
-            "{{ effect|value }} to that of the previous layer.",
+            "similarity of at least {{ effect|value }} to that of the previous layer.",
         )
 
 
@@ -179,13 +175,12 @@ def unknown(record: AttentionRecord) -> Iterator[str]:
         yield mixed_heads_words(record.mixed_heads)
     yield (
         "High attention to a patch does not show that the prediction depends on it, or which "
-        "information is taken "
-        "from it. `vitlens ablate` removes heads, `vitlens explain` patches."
+        "information is taken from it. `vitlens ablate` removes heads, `vitlens explain` patches."
     )
     yield say(
         "{% if few %}{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about "
-        "heads{% else %}These are means over "
-        "{{ n }} images{% endif %}. `vitlens stats` measures every head on a data set.",
+        "heads{% else %}These are means over {{ n }} images{% endif %}. `vitlens stats` measures "
+        "every head on a data set.",
         n=record.images,
         few=record.images < FEWEST,
     )

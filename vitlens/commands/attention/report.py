@@ -69,8 +69,7 @@ def _view_chart(view: Literal["query", "key"], preposition: str) -> Chart:
         view,
         images(scale="joint", label="attention (%)", smooth=False),
         f"Attention {preposition} the outlined patch, layer by layer (mean of heads), on the first "
-        "images. All panels "
-        "share one colour scale.",
+        "images. All panels share one colour scale.",
         title=f"Attention {preposition} the patch in row {{{{ record.{view}[0].row }}}}, "
         f"column {{{{ record.{view}[0].column }}}}, mean of heads",
         rows=partial(view_pictures, view),
@@ -80,9 +79,8 @@ def _view_chart(view: Literal["query", "key"], preposition: str) -> Chart:
 _PICTURE: Final = Chart(
     "layers",
     images(scale="joint", label="attention (%)"),
-    "Each image with the mean map of the heads in some layers (`--layers all` draws every layer). "
-    "All panels share one "
-    "colour scale.",
+    "Each image with the mean map of the heads in some layers (`--layers all` draws every "
+    "layer). All panels share one colour scale.",
     title="Attention of {{ record.aliases[0] }} to each patch, mean of heads",
     rows=layer_pictures,
 )
@@ -117,8 +115,7 @@ REPORT: Final = Report(
                         "layer", "estimate", "of_baseline", titles=("attention", "best baseline")
                     ),
                     "Share of the layer's attention on the object, with its interval, compared "
-                    "with the best map that "
-                    "ignores the image.",
+                    "with the best map that ignores the image.",
                     title="Attention on the object, by layer",
                 ),
             ),
@@ -141,8 +138,7 @@ REPORT: Final = Report(
                         marked=lambda row: row.side is not Side.UNDECIDED,
                     ),
                     "Share of every head's map on the object minus that of the best map that "
-                    "ignores the image; dots: "
-                    "the interval of the difference excludes zero.",
+                    "ignores the image; dots: the interval of the difference excludes zero.",
                     title="Attention on the object beyond baselines, every head",
                 ),
             ),
@@ -173,8 +169,7 @@ REPORT: Final = Report(
                     "heads",
                     images(scale="joint", label="attention (%)"),
                     "Map of every head on the first image: the share of the attention that each "
-                    "patch receives. All "
-                    "panels share one colour scale.",
+                    "patch receives. All panels share one colour scale.",
                     title="Attention of the {{ first.reading }} to each patch, by layer and head",
                     each="stage",
                     rows=head_pictures,
@@ -183,9 +178,8 @@ REPORT: Final = Report(
                     "layer",
                     images(scale="joint", label="attention (%)"),
                     "Every head of {% if record.options.layer is none %}the last "
-                    "layer{% else %}layer "
-                    "{{ record.options.layer }}{% endif %} on the first images. All panels share "
-                    "one colour scale.",
+                    "layer{% else %}layer {{ record.options.layer }}{% endif %} on the first "
+                    "images. All panels share one colour scale.",
                     title="Every head of one layer",
                     rows=heads_of_one_layer,
                 ),
@@ -208,8 +202,7 @@ REPORT: Final = Report(
                     "windows",
                     windows_figure,
                     "Windows of two layers by colour; patches on which the dot depends after the "
-                    "first (clear) and "
-                    "second (orange); the attention mask of the last window.",
+                    "first (clear) and second (orange); the attention mask of the last window.",
                     title="Windows and shift",
                     only=lambda record: len(record.windows) > 1,
                     whole=True,
@@ -249,8 +242,7 @@ REPORT: Final = Report(
                     "position_maps",
                     images(scale="signed", label="cosine similarity", largest=4.5),
                     "Cosine similarity of position embeddings: at the place of each patch, its "
-                    "similarity to all "
-                    "others. At most eight by eight patches, evenly spaced.",
+                    "similarity to all others. At most eight by eight patches, evenly spaced.",
                     title="Similarity of position embeddings",
                     rows=_position_pictures,
                 ),

@@ -81,10 +81,9 @@ def _same_images(earlier: AttentionRecord, every: Split, model: Model) -> Split:
     if len(indices) < len(earlier.shown):
         raise InputError(
             f"expected the {len(earlier.shown)} images of {earlier.folder} among those that "
-            f"{model.alias} is measured "
-            f"on, found {len(indices)}; measure first the model that was trained on some of the "
-            "images, and name "
-            "its folder"
+            f"{model.alias} is measured on, found {len(indices)}; measure first the model that was "
+            "trained on some of the "
+            "images, and name its folder"
         )
     return every.pick(torch.tensor(indices))
 

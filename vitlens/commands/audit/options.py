@@ -33,9 +33,9 @@ class AuditOptions(ModelOnImages):
     )
     junit: Path | None = option(
         "--junit",
-        "Also write verdicts and requirements as JUnit XML. Failures there are the --at-least and "
-        "--at-most that "
-        "do not hold, as for exit code 3; a verdict of fail is skipped, with its reason.",
+        "Also write verdicts and requirements as JUnit XML. Failures there are the --at-least "
+        "and --at-most that do not hold, as for exit code 3; a verdict of fail is skipped, with "
+        "its reason.",
         metavar="FILE",
         shown=False,
     )

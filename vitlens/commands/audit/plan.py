@@ -120,8 +120,7 @@ class Budget:
         enough = ceil(_LONGER * max(takes / share, takes + self.spent) / 60)
         return (
             f"the budget of {number(self.minutes)} min leaves {number(self.share(share))} s for "
-            f"{what}, "
-            f"which takes {number(takes)} s; --budget {enough} would do"
+            f"{what}, which takes {number(takes)} s; --budget {enough} would do"
         )
 
 

@@ -89,10 +89,9 @@ def _release(record: AuditRecord, judged: Sequence[Claim]) -> Claim:
         "release",
         alias,
         "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in "
-        "{{ failing|names }}"
-        "{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} "
-        "doubtful{% endif %}{% if rest %}; {{ rest }} "
-        "{{ rest|are }} inconclusive or not tested{% endif %}.",
+        "{{ failing|names }}{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} "
+        "doubtful{% endif %}{% if rest %}; {{ rest }} {{ rest|are }} inconclusive or not "
+        "tested{% endif %}.",
         headline=_RELEASE
         + "{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is "
         "doubtful in {{ warned[:3]|join(', ') }}{% else %}fails in nothing that was "
@@ -218,8 +217,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
     if chosen and stronger:
         yield say(
             "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break "
-            "more images than "
-            "{{ chosen }}.",
+            "more images than {{ chosen }}.",
             more=attack_words(stronger[0]),
             chosen=attack_words(chosen),
         )
@@ -230,13 +228,11 @@ def unknown(record: AuditRecord) -> Iterator[str]:
     if record.predicted:
         yield (
             "No labels are used: accuracy and calibration are not tested, and attacks and "
-            "corruptions are judged by "
-            "the share of the model's predictions that stay the same."
+            "corruptions are judged by the share of the model's predictions that stay the same."
         )
     yield say(
         "This holds for images like these {{ n }}. The intervals cover the choice of images, not "
-        "other sources of "
-        "images or another training of the model.",
+        "other sources of images or another training of the model.",
         n=record.images,
     )
     yield from reliance.unknown(record)

@@ -143,8 +143,8 @@ def _on_disturbed(
         f"disturbance: {row.kind}",
         f"{row.first} and {row.second}",
         f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** is {{{{ effect|alone }}}} more "
-        "accurate than "
-        "**{{ behind }}** ({{ accuracy_ahead|value }} compared with {{ accuracy_behind|value }}).",
+        "accurate than **{{ behind }}** ({{ accuracy_ahead|value }} compared with "
+        "{{ accuracy_behind|value }}).",
         gain,
         brief=f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** keeps {{{{ "
         "accuracy_ahead|value }} accuracy, "
@@ -196,8 +196,7 @@ def unknown(record: CompareRecord) -> Iterator[str]:
     yield from reliance.unknown(record)
     yield say(
         "One training run of each model was compared, on {{ n }} images. With other seeds, the "
-        "order of the models may "
-        "differ.",
+        "order of the models may differ.",
         n=n,
     )
 
@@ -208,8 +207,7 @@ def _unknown_of_maps(record: CompareRecord) -> Iterator[str]:
         if row.usable.value < 1:
             yield say(
                 "{{ unusable }} of {{ row.usable.n }} maps of {{ row.model }} are uniform or not "
-                "finite and were "
-                "left out.",
+                "finite and were left out.",
                 row=row,
                 unusable=round((1 - row.usable.value) * (row.usable.n or 0)),
             )
@@ -217,9 +215,8 @@ def _unknown_of_maps(record: CompareRecord) -> Iterator[str]:
     if first.method != second.method:
         yield say(
             "The maps are by two methods ({{ first.method }} for {{ first.model }}, "
-            "{{ second.method }} for "
-            "{{ second.model }}), so they may differ for that reason. Give one method in "
-            "`--method` to rule it out.",
+            "{{ second.method }} for {{ second.model }}), so they may differ for that reason. "
+            "Give one method in `--method` to rule it out.",
             first=first,
             second=second,
         )

@@ -24,9 +24,8 @@ class CompareOptions(SharedOptions):
     data: str | None = data_option()
     method: tuple[str, ...] = choices(
         "--method",
-        "Method of the maps: one for both models, or one each (default: of relevance, gradcam and "
-        "layercam, the one "
-        "that passes its checks best).",
+        "Method of the maps: one for both models, or one each (default: of relevance, gradcam "
+        "and layercam, the one that passes its checks best).",
         tuple(ATTRIBUTIONS),
         default=(),
         metavar="A,B",

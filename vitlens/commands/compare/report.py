@@ -53,15 +53,14 @@ def _errors(record: CompareRecord) -> str:
     confusions = _confusions(record)
     return say(
         "{% if wrong %}Of the {{ wrong }} images that at least one model misclassifies, "
-        "{{ only_first }} "
-        "{{ only_first|are }} misclassified only by **{{ first }}**, {{ only_second }} only by "
-        "**{{ second }}** and "
-        "{{ both or 'none' }} by both{% if both %} ({{ same_class }} of them as the same "
-        "class){% endif %}."
-        "{% else %}Neither model misclassifies an image.{% endif %}"
-        "{% if classes %} The lowest accuracy is that of **{{ classes[0].model }}** on class "
-        "{{ classes[0].class_name }}, {{ classes[0].accuracy|alone }}.{% endif %}"
-        "{% if confusions %} The most frequent confusions are {{ confusions }}.{% endif %}",
+        "{{ only_first }} {{ only_first|are }} misclassified only by **{{ first }}**, "
+        "{{ only_second }} only by **{{ second }}** and {{ both or 'none' }} by "
+        "both{% if both %} ({{ same_class }} of them as the same "
+        "class){% endif %}.{% else %}Neither model misclassifies an "
+        "image.{% endif %}{% if classes %} The lowest accuracy is that of "
+        "**{{ classes[0].model }}** on class {{ classes[0].class_name }}, "
+        "{{ classes[0].accuracy|alone }}.{% endif %}{% if confusions %} The most frequent "
+        "confusions are {{ confusions }}.{% endif %}",
         wrong=only_first + only_second + both,
         only_first=only_first,
         only_second=only_second,
@@ -121,8 +120,7 @@ def _maps(record: CompareRecord) -> str:
     command = f"vitlens report {quote(str(record.folder))} --html"
     return say(
         "{{ agreement }} The figure shows {{ pictured }} of {{ count }} panels. {{ command }} "
-        "writes all of them to "
-        "report.html, which a browser can print to PDF.",
+        "writes all of them to report.html, which a browser can print to PDF.",
         agreement=Marked(agreement),
         pictured=PICTURED,
         count=count,
@@ -147,13 +145,10 @@ def _agreement(record: CompareRecord) -> str:
     narrow, wide = (row.first, row.second) if gap.value < 0 else (row.second, row.first)
     return say(
         "The two maps of an image {{ relation }}: their mean rank correlation is "
-        "{{ row.spearman }}. "
-        "{{ row.top|alone }} of the top tenth of one map is in that of the other "
-        "({{ by_chance }}). {% if differs %}"
-        "The maps of **{{ narrow }}** are more concentrated than those of "
-        "**{{ wide }}**.{% else %}Neither model's "
-        "maps are significantly more concentrated.{% endif %} The areas that hold half of a map "
-        "differ by "
+        "{{ row.spearman }}. {{ row.top|alone }} of the top tenth of one map is in that of the "
+        "other ({{ by_chance }}). {% if differs %}The maps of **{{ narrow }}** are more "
+        "concentrated than those of **{{ wide }}**.{% else %}Neither model's maps are "
+        "significantly more concentrated.{% endif %} The areas that hold half of a map differ by "
         "{{ gap|points }} of the image.",
         relation=_relation(row.spearman),
         row=row,
@@ -214,8 +209,8 @@ def _disturbed(record: CompareRecord) -> str:
         kinds_ahead[alias] = [row.kind for row in record.disturbed_pairs if row.better == alias]
     return say(
         "Of {{ levels }} levels, "
-        "{% for alias, kinds in kinds_ahead.items() %}{{ ' and ' if loop.last }}"
-        "**{{ alias }}** is significantly ahead at {{ kinds|length or 'none' }}{% if kinds %} "
+        "{% for alias, kinds in kinds_ahead.items() %}{{ ' and ' if loop.last }}**{{ alias }}** "
+        "is significantly ahead at {{ kinds|length or 'none' }}{% if kinds %} "
         "({{ kinds|unique|join(', ') }}){% endif %}{% endfor %} (McNemar, Holm; {{ n }} of "
         "{{ images }} images).",
         levels=len(record.disturbed_pairs),
@@ -239,10 +234,9 @@ def _shape_bias(record: CompareRecord) -> str:
     notes_on_data = record.config.data.notes if record.config.data else ()
     return say(
         "{% if decided %}**{{ ahead.model }}** relies on shape more than "
-        "**{{ behind.model }}**{% else %}The shape "
-        "biases of **{{ ahead.model }}** and **{{ behind.model }}** do not differ "
-        "significantly{% endif %}. The first "
-        "has a shape bias of {{ ahead.bias }}. The second has {{ behind.bias }}. {{ note|whole }}",
+        "**{{ behind.model }}**{% else %}The shape biases of **{{ ahead.model }}** and "
+        "**{{ behind.model }}** do not differ significantly{% endif %}. The first has a shape "
+        "bias of {{ ahead.bias }}. The second has {{ behind.bias }}. {{ note|whole }}",
         decided=side is not Side.UNDECIDED,
         ahead=ahead,
         behind=behind,
@@ -275,10 +269,9 @@ REPORT: Final = Report(
         "examples",
         images(),
         "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of {{ record.images }} images: "
-        "errors of only one "
-        "model, most confident first, and both maps (bright: evidence). Frames: blue correct, "
-        "orange wrong; white: "
-        "object; agreement: rank correlation of the maps.",
+        "errors of only one model, most confident first, and both maps (bright: evidence). "
+        "Frames: blue correct, orange wrong; white: object; agreement: rank correlation of the "
+        "maps.",
         title="Input and the map of each model",
         rows=errors_of_one_model,
     ),
@@ -323,8 +316,8 @@ REPORT: Final = Report(
                     "panels",
                     images(),
                     "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of "
-                    "{{ record.images }} images, ordered "
-                    "by the agreement of the two maps. The colour scales of the maps differ.",
+                    "{{ record.images }} images, ordered by the agreement of the two maps. The "
+                    "colour scales of the maps differ.",
                     title="Input and both maps",
                     rows=spread_of_panels,
                 ),
@@ -346,8 +339,7 @@ REPORT: Final = Report(
                     "robustness",
                     lines("level", "accuracy", of="model", panel="panel", reference="chance"),
                     "Accuracy by level of each disturbance, with 95 % intervals; dashed: chance. "
-                    "Both models get the "
-                    "same pixels. Tests: tables/disturbed_pairs.csv.",
+                    "Both models get the same pixels. Tests: tables/disturbed_pairs.csv.",
                     title="Accuracy on disturbed images",
                     rows="robustness",
                 ),
@@ -362,9 +354,8 @@ REPORT: Final = Report(
                 Chart(
                     "shape_bias",
                     bars("class_name", "share", of="model"),
-                    "Share of predictions by shape among those by shape or texture, for each class "
-                    "of shape. Classes "
-                    "have few images.",
+                    "Share of predictions by shape among those by shape or texture, for each "
+                    "class of shape. Classes have few images.",
                     title="Shape compared with texture",
                     rows="cue_conflicts",
                 ),

@@ -52,10 +52,9 @@ def _accuracy(record: EvaluateRecord) -> Claim:
     return found(
         "top-1 accuracy",
         score.model,
-        "**{{ model }}** classifies {{ effect }} of the images correctly"
-        "{% if classes %}, zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} "
-        "by chance)"
-        "{% endif %}.",
+        "**{{ model }}** classifies {{ effect }} of the images correctly{% if classes %}, "
+        "zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} by "
+        "chance){% endif %}.",
         score.accuracy,
         brief=""
         if score.candidates
@@ -103,12 +102,10 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
         yield found(
             "confidence by class",
             score.model,
-            "**{{ row.model }}** is {{ direction }} where it predicts class {{ row.class_name }}: "
-            "mean confidence "
-            "{{ row.confidence|percent(1) }}, accuracy {{ row.accuracy|percent(1) }} of "
-            "{{ row.n }} images"
-            "{% if wrong > 1 %}; {{ wrong }} of {{ classes }} predicted classes differ like "
-            "this{% endif %}.",
+            "**{{ row.model }}** is {{ direction }} where it predicts class "
+            "{{ row.class_name }}: mean confidence {{ row.confidence|percent(1) }}, accuracy "
+            "{{ row.accuracy|percent(1) }} of {{ row.n }} images{% if wrong > 1 %}; {{ wrong }} "
+            "of {{ classes }} predicted classes differ like this{% endif %}.",
             worst.gap,
             given={
                 "row": worst,
@@ -151,8 +148,7 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
     yield from not_equal(record.pairs)
     yield say(
         "The images are a sample of {{ n }}, and each model was trained once: other data or "
-        "another seed may give "
-        "{{ 'another order' if pairs else 'another accuracy' }}.",
+        "another seed may give {{ 'another order' if pairs else 'another accuracy' }}.",
         n=n,
         pairs=record.pairs,
     )
@@ -220,11 +216,9 @@ def _confidence_opening(record: EvaluateRecord) -> str:
     rows = [row for row in _confidence_rows(record) if row.n >= FEWEST]
     return say(
         "{% if wrong %}Confidence differs from accuracy in {{ wrong }} of {{ n }} predicted "
-        "classes with at least "
-        "{{ few }} images.{% elif n %}No predicted class is measurably over- or "
-        "underconfident.{% else %}"
-        "No class is predicted for {{ few }} images, enough to judge its confidence."
-        "{% endif %}",
+        "classes with at least {{ few }} images.{% elif n %}No predicted class is measurably "
+        "over- or underconfident.{% else %}No class is predicted for {{ few }} images, enough to "
+        "judge its confidence.{% endif %}",
         wrong=len(miscalibrated(rows)),
         n=len(rows),
         few=FEWEST,
@@ -251,9 +245,8 @@ REPORT: Final = Report(
         "surest_errors",
         images(),
         "Errors, {{ rows|length }} on {{ record.images }} image{{ record.images|s }}, those with "
-        "the highest "
-        "confidence, highest first, with the true class below: the worst, not typical ones. Labels "
-        "may be wrong.",
+        "the highest confidence, highest first, with the true class below: the worst, not "
+        "typical ones. Labels may be wrong.",
         title="Errors with the highest confidence",
         rows=_errors,
     ),

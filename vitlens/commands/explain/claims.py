@@ -55,8 +55,7 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
             "choice",
             row.model,
             "**{{ row.method }}** is the default method of **{{ row.model }}**, not chosen by "
-            "evidence: "
-            "{{ row.reason|whole }}.",
+            "evidence: {{ row.reason|whole }}.",
             given=values,
             kind="answer",
         )
@@ -65,11 +64,9 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
         row.model,
         "**{{ row.method }}** is chosen for **{{ row.model }}**: it has the highest score of "
         "{{ row.candidates|length }} methods on {{ row.selection }} images, and in "
-        "{{ row.certainty|value }} of "
-        "{{ row.draws }} bootstrap samples of them{% if effect %}; the other {{ row.report }} "
-        "images {{ verb }} it: "
-        "its score minus that of {{ row.runner_up }} is "
-        "{{ effect|alone }}{% endif %}{% if row.alike %}; "
+        "{{ row.certainty|value }} of {{ row.draws }} bootstrap samples of them{% if effect %}; "
+        "the other {{ row.report }} images {{ verb }} it: its score minus that of "
+        "{{ row.runner_up }} is {{ effect|alone }}{% endif %}{% if row.alike %}; "
         "{{ row.alike|names }} give the same maps{% endif %}.",
         _lead(record, row),
         headline="{{ row.method }} is chosen for {{ row.model }}{% if effect %}; other images "
@@ -108,8 +105,7 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
     yield from _left_out(record)
     if record.options.get("engine") == "grad-cam":
         yield (
-            "The maps are those of the grad-cam package: negative values are 0, and each has "
-            "its "
+            "The maps are those of the grad-cam package: negative values are 0, and each has its "
             "own scale."
         )
     if record.stages:
@@ -131,9 +127,8 @@ def _unusable_maps(record: ExplainRecord) -> Iterator[str]:
         unusable = row.constant + row.not_finite
         if unusable:
             sentence = say(
-                "{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are uniform "
-                "or not finite: "
-                "nothing is drawn.",
+                "{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are "
+                "uniform or not finite: nothing is drawn.",
                 row=row,
                 n=unusable,
             )
@@ -162,8 +157,8 @@ def _changed_rankings(record: ExplainRecord) -> Iterator[str]:
         clearest = max(rows, key=lambda row: min(row.in_first.value, -row.in_second.value))
         yield say(
             "The ranking for {{ alias }} depends on the replacement of removed patches: "
-            "{{ row.better }} is above "
-            "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.",
+            "{{ row.better }} is above {{ row.worse }} with patches {{ first }}, below with "
+            "patches {{ second }}.",
             alias=alias,
             row=clearest,
             first=REPLACED[clearest.first],
@@ -177,10 +172,8 @@ def _missed_differences(record: ExplainRecord) -> Iterator[str]:
         if row.check in ("road", "gap"):
             yield say(
                 "{% if row.detectable %}A true difference of the removal scores of two methods "
-                "below "
-                "{{ row.detectable.value|number }} is{% else %}Any difference of removal scores "
-                "is{% endif %} "
-                "likely missed with {{ n }} images.",
+                "below {{ row.detectable.value|number }} is{% else %}Any difference of removal "
+                "scores is{% endif %} likely missed with {{ n }} images.",
                 row=row,
                 n=record.images,
             )

@@ -117,10 +117,9 @@ def _ranking(record: ExplainRecord) -> str:
         pairs.add((row.model, first, second))
     return say(
         "{{ count or 'No' }} pair{{ count|s if count }} of methods significantly "
-        "change{{ 's' if count < 2 }} places "
-        "when removed patches are replaced in another way{% if row.methods > 2 %}; the rankings "
-        "agree least with "
-        "patches {{ first }} and {{ second }} (Kendall's τ {{ row.tau|value }}){% endif %}.",
+        "change{{ 's' if count < 2 }} places when removed patches are replaced in another "
+        "way{% if row.methods > 2 %}; the rankings agree least with patches {{ first }} and "
+        "{{ second }} (Kendall's τ {{ row.tau|value }}){% endif %}.",
         count=len(pairs),
         row=least,
         first=REPLACED[least.first],
@@ -134,12 +133,10 @@ def _weights(record: ExplainRecord) -> str:
     """
     rows = [row for row in record.stages if row.similarity is not None and row.kept is not None]
     return say(
-        "Weights are randomised from the head down. The correlation of a map that depends on them "
-        "falls to zero. A map "
-        "fails if its correlation stays above {{ similar|number }} in the upper half, or with all "
-        "weights random"
-        "{% if rows %}. The last stage keeps {{ rows[-1].kept|percent }} of the "
-        "predictions{% endif %}.",
+        "Weights are randomised from the head down. The correlation of a map that depends on "
+        "them falls to zero. A map fails if its correlation stays above {{ similar|number }} in "
+        "the upper half, or with all weights random{% if rows %}. The last stage keeps "
+        "{{ rows[-1].kept|percent }} of the predictions{% endif %}.",
         similar=SIMILAR,
         rows=rows,
     )
@@ -153,10 +150,8 @@ def _fewest(record: ExplainRecord) -> str:
     search = next(row for row in record.orders if row.model == best.model and row.method == SEARCH)
     return say(
         "In the order of **{{ best.method }}**, {{ best.size|alone }} of the patches must be "
-        "removed before the "
-        "prediction of {{ best.model }} changes. A greedy search on {{ search.searched.n }} images "
-        "needs "
-        "{{ search.searched|value }}.",
+        "removed before the prediction of {{ best.model }} changes. A greedy search on "
+        "{{ search.searched.n }} images needs {{ search.searched|value }}.",
         best=best,
         search=search,
     )
@@ -205,11 +200,9 @@ def _slowest(record: ExplainRecord) -> str:
     )
     return say(
         "{% if rows|length > 1 %}A map takes from {{ rows[0].seconds|number }} s "
-        "({{ rows[0].method }}) to "
-        "{{ rows[-1].seconds|number }} s ({{ rows[-1].method }}).{% endif %}{% if worst %} The "
-        "sums of "
-        "{{ worst.method }} miss the change of the logit from a black image, "
-        "{{ worst.gain|number }} on average, by "
+        "({{ rows[0].method }}) to {{ rows[-1].seconds|number }} s "
+        "({{ rows[-1].method }}).{% endif %}{% if worst %} The sums of {{ worst.method }} miss "
+        "the change of the logit from a black image, {{ worst.gain|number }} on average, by "
         "{{ worst.completeness|alone }}.{% endif %}",
         rows=rows,
         worst=worst,
@@ -232,8 +225,7 @@ _PICTURE: Final = Chart(
     "explain",
     images(under=True),
     "Maps over their images: red for the class, blue against it; unsigned maps start at their "
-    "minimum. Compare places, "
-    "not amounts. Outline: object. Crossed out: uniform or failed.",
+    "minimum. Compare places, not amounts. Outline: object. Crossed out: uniform or failed.",
     title="Maps of {{ first.of }}",
     rows=sheets,
 )
@@ -268,8 +260,7 @@ REPORT: Final = Report(
                     "choice",
                     intervals("method", "report.score"),
                     "Score of each candidate and baseline, with intervals, on the half of the "
-                    "images that was not used "
-                    "to choose.",
+                    "images that was not used to choose.",
                     title="Candidates for {{ first.model }}",
                     each="model",
                 ),
@@ -284,8 +275,7 @@ REPORT: Final = Report(
                     "faithfulness",
                     lines("share", "probability", of="method", panel="panel"),
                     "Mean probability of the target as patches are removed and inserted, highest "
-                    "first, of the best "
-                    "methods and the baselines.",
+                    "first, of the best methods and the baselines.",
                     title="Probability without and with the highest patches, {{ first.model }}",
                     rows=_curves,
                     each="model",
@@ -293,9 +283,8 @@ REPORT: Final = Report(
                 Chart(
                     "substrates",
                     matrix("method", "substrate", "gap"),
-                    "Insertion minus deletion by replacement of removed patches; imputed is ROAD. "
-                    "A method that is "
-                    "high in only one column depends on it.",
+                    "Insertion minus deletion by replacement of removed patches; imputed is "
+                    "ROAD. A method that is high in only one column depends on it.",
                     title="Insertion minus deletion by replacement, {{ first.model }}",
                     rows="substrates",
                     each="model",
@@ -310,9 +299,8 @@ REPORT: Final = Report(
                 Chart(
                     "randomisation",
                     matrix("method", "stage", "similarity"),
-                    "Rank correlation of maps before and after the weights are randomised from the "
-                    "head down to a "
-                    "stage. Low is good.",
+                    "Rank correlation of maps before and after the weights are randomised from "
+                    "the head down to a stage. Low is good.",
                     title="Maps of {{ first.model }} with random weights",
                     each="model",
                     only=lambda row: row.similarity is not None,
@@ -338,9 +326,8 @@ REPORT: Final = Report(
                         "of_baseline",
                         titles=("this map", "a map that ignores the image"),
                     ),
-                    "ROC-AUC of each map on the mask of the object, compared with the best of four "
-                    "maps that ignore "
-                    "the image.",
+                    "ROC-AUC of each map on the mask of the object, compared with the best of "
+                    "four maps that ignore the image.",
                     title="ROC-AUC of maps on the object, {{ first.model }}",
                     each="model",
                 ),
@@ -375,8 +362,7 @@ REPORT: Final = Report(
                     "counterfactuals",
                     images(),
                     "Grey: removed patches, in the order of a map, with their number and the "
-                    "prediction without them. "
-                    "Other patches may support the prediction, too.",
+                    "prediction without them. Other patches may support the prediction, too.",
                     title="Patches whose removal changes the prediction",
                     rows=removed_patches,
                 ),
@@ -391,9 +377,8 @@ REPORT: Final = Report(
                 Chart(
                     "composites",
                     intervals("method", "mass", of="kind"),
-                    "Share of a map's positive values on the part that shows the explained class, "
-                    "with intervals over "
-                    "composites.",
+                    "Share of a map's positive values on the part that shows the explained "
+                    "class, with intervals over composites.",
                     title="Mass on the explained class, {{ first.model }}",
                     rows=_seen_composites,
                     each="model",

@@ -86,9 +86,8 @@ def _few_to_search(record: FeaturesRecord) -> Iterator[str]:
     [data] = record.sets
     if data.bank is not None:
         yield say(
-            "Neighbours and probes learn from {{ n }} training images. A model that was trained on "
-            "these images "
-            "separates them better than unseen images.",
+            "Neighbours and probes learn from {{ n }} training images. A model that was trained "
+            "on these images separates them better than unseen images.",
             n=data.bank,
         )
     few = [row.searched for row in record.features if 0 < row.searched < SEARCHED]
@@ -113,7 +112,6 @@ def _projections(record: FeaturesRecord) -> Iterator[str]:
     if rows:
         yield say(
             "PCA of the {{ r.of }} of {{ r.model }} shows {{ r.explained|percent }} of their "
-            "variance, and t-SNE "
-            "distorts distances.",
+            "variance, and t-SNE distorts distances.",
             r=min(rows, key=lambda row: row.explained or 0.0),
         )

@@ -73,8 +73,7 @@ def effects(record: FeaturesRecord) -> Iterator[Claim]:
             f"features by {row.classifier}",
             f"{row.first} and {row.second}",
             "With the {{ classifier }}, the features of **{{ ahead }}** give {{ effect|alone }} "
-            "more accuracy than "
-            "those of **{{ behind }}**.",
+            "more accuracy than those of **{{ behind }}**.",
             row.gain(ahead),
             given={"ahead": ahead, "behind": behind, "classifier": classifier_name(row.classifier)},
             p=row.p,
@@ -148,21 +147,19 @@ def _best_features(record: FeaturesRecord) -> Claim:
         sentences.append(
             say(
                 "With the {{ classifier }}, **{{ top.model }}**{% if compares_objectives %} "
-                "({{ top.words }})"
-                "{% endif %} is {% if leads %}ahead of {{ leads|names }}{% if leads|length > 1 %} "
-                "({{ lead }} ahead of "
+                "({{ top.words }}){% endif %} is {% if leads %}ahead of "
+                "{{ leads|names }}{% if leads|length > 1 %} ({{ lead }} ahead of "
                 "{{ closest }}){% else %} by {{ lead }}{% endif %}{% if similar %}, but "
-                "{% endif %}{% endif %}"
-                "{% if similar %}not significantly ahead of {{ similar|names }}{% endif %}.",
+                "{% endif %}{% endif %}{% if similar %}not significantly ahead of "
+                "{{ similar|names }}{% endif %}.",
                 **ranking.values(),
             )
         )
         titles.append(
             say(
-                "{% if similar %}{{ top.model }} has no significant lead over {{ similar[0] }} in "
-                "its features"
-                "{% elif compares_objectives %}{{ top.model }} ({{ top.objective }}) is ahead of "
-                "the models with other "
+                "{% if similar %}{{ top.model }} has no significant lead over {{ similar[0] }} "
+                "in its features{% elif compares_objectives %}{{ top.model }} "
+                "({{ top.objective }}) is ahead of the models with other "
                 "pretraining{% else %}The features of {{ top.model }} separate the classes "
                 "best{% endif %}",
                 **ranking.values(),
@@ -241,14 +238,11 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
         "classifier",
         row.model,
         "{% if holds_more %}The last layer of **{{ m }}** holds more than its classifier reads. "
-        "{% endif %}With the "
-        "{{ classifier }} on the last layer of **{{ m }}**, {{ reached|alone }} of the images are "
-        "classified correctly "
-        "({{ chance|percent }} by chance).{% if gap %} The model's classifier reaches "
-        "{{ accuracy|value }}; the "
+        "{% endif %}With the {{ classifier }} on the last layer of **{{ m }}**, "
+        "{{ reached|alone }} of the images are classified correctly ({{ chance|percent }} by "
+        "chance).{% if gap %} The model's classifier reaches {{ accuracy|value }}; the "
         "difference is {{ gap.difference|alone }} ({% if not decided %}not significant, "
-        "{% endif %}McNemar's exact "
-        "test, p = {{ gap.p_holm|number }}).{% endif %}",
+        "{% endif %}McNemar's exact test, p = {{ gap.p_holm|number }}).{% endif %}",
         gain,
         brief="{% if gap %}A {{ classifier }} on the last layer of **{{ m }}** is right on "
         "{{ reached|value }} of "
@@ -311,8 +305,8 @@ def _better_layer(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]
             "best layer",
             best.model,
             "A linear probe reads the class better from {{ best.place }} of **{{ best.model }}** "
-            "than from its last "
-            "layer: {{ effect|alone }} compared with {{ last.accuracy|alone }}.",
+            "than from its last layer: {{ effect|alone }} compared with "
+            "{{ last.accuracy|alone }}.",
             best.accuracy,
             given={"best": best, "last": last},
             reference=last.accuracy.value,
@@ -330,10 +324,8 @@ def _zero_shot(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:
         "zero-shot",
         model.model,
         "Given only the names of the classes, **{{ m }}** classifies {{ effect }} of the images "
-        "correctly "
-        "(ensemble of {{ n }} template{{ n|s }}). It chooses among the {{ classes }} classes of "
-        "the data, where "
-        "chance is {{ (1 / classes)|percent(1) }}.",
+        "correctly (ensemble of {{ n }} template{{ n|s }}). It chooses among the {{ classes }} "
+        "classes of the data, where chance is {{ (1 / classes)|percent(1) }}.",
         ensemble.accuracy,
         given={"m": model.model, "n": len(rows) - 1, "classes": model.candidates},
         kind="answer",
@@ -357,9 +349,8 @@ def _wording(rows: Sequence[TemplateRow]) -> Iterator[Claim]:
     yield found(
         "wording",
         row.model,
-        "Used alone, “{{ row.template }}” changes the zero-shot accuracy of **{{ row.model }}** by "
-        "{{ effect }} "
-        "compared with the ensemble of all templates.",
+        "Used alone, “{{ row.template }}” changes the zero-shot accuracy of **{{ row.model }}** "
+        "by {{ effect }} compared with the ensemble of all templates.",
         gain,
         given={"row": row},
         p=row.p_holm,
@@ -392,13 +383,11 @@ def _objects(record: FeaturesRecord) -> Iterator[Claim]:
     yield found(
         "object by patches",
         " and ".join(row.model for row in rows),
-        "{% if is_easy %}The patches of the last layer find the object no better than those before "
-        "any attention: "
-        "{{ overlap|value }} and {{ start|value }} intersection over union for "
-        "**{{ m.model }}**.{% elif is_first %}"
-        "The patches of **{{ m.model }}** ({{ m.words }}) find the object best without training: "
-        "{{ overlap|alone }} "
-        "intersection over union.{% else %}In finding the object by patches, no pretraining is "
+        "{% if is_easy %}The patches of the last layer find the object no better than those "
+        "before any attention: {{ overlap|value }} and {{ start|value }} intersection over union "
+        "for **{{ m.model }}**.{% elif is_first %}The patches of **{{ m.model }}** "
+        "({{ m.words }}) find the object best without training: {{ overlap|alone }} intersection "
+        "over union.{% else %}In finding the object by patches, no pretraining is "
         "ahead.{% endif %}",
         overlap if is_first else None,
         given={
@@ -426,10 +415,8 @@ def _dissimilar_last_layers(record: FeaturesRecord) -> Iterator[Claim]:
                 "last layers",
                 f"{last.first} and {last.second}",
                 "The last layers of **{{ r.first }}** and **{{ r.second }}** are less similar "
-                "(linear CKA "
-                "{{ effect|alone }}) than the first layer of {{ r.first }} and the last layer of "
-                "{{ r.second }} "
-                "({{ first|alone }}).",
+                "(linear CKA {{ effect|alone }}) than the first layer of {{ r.first }} and the "
+                "last layer of {{ r.second }} ({{ first|alone }}).",
                 last.cka,
                 given={"r": last, "first": first},
                 reference=first.value,
@@ -452,8 +439,7 @@ def _positions(record: FeaturesRecord) -> Iterator[Claim]:
             "positions",
             row.model,
             "Before any attention, {{ effect|alone }} of the nearest patches in other images lie "
-            "at the same place in "
-            "**{{ m }}** ({{ chance|percent }} by chance).",
+            "at the same place in **{{ m }}** ({{ chance|percent }} by chance).",
             row.value,
             reference=row.chance,
             kind="answer",

@@ -188,8 +188,8 @@ def _load_part(
     count = int(trained.sum())
     note = (
         f"the {len(all_images) - count:,} images that are not training images of "
-        f"{' and '.join(training_images.names)} "
-        f"(known by their content) are classified, and the {count:,} others are the bank"
+        f"{' and '.join(training_images.names)} (known by their content) are classified, and the "
+        f"{count:,} others are the bank"
     )
     return replace(
         all_images.pick(members.nonzero().squeeze(1)), part=part, notes=(note, *all_images.notes)

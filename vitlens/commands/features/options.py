@@ -37,8 +37,7 @@ class FeaturesOptions(ModelsOnImages):
     bank: int | None = option(
         "--bank",
         "Use at most N training images, balanced over classes (default: all; with --limit, ten "
-        "times as many and at "
-        "least 200).",
+        "times as many and at least 200).",
         metavar="N",
         low=2,
     )

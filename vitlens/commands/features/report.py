@@ -51,12 +51,9 @@ def _over_depth(record: FeaturesRecord) -> str:
         sentence = say(
             "With the {{ last.name }}, the features of **{{ last.model }}** give the class of "
             "{{ first.accuracy|value }} of the images in {{ first.place }} and of "
-            "{{ last.accuracy|value }} in "
-            "{{ last.place }}, the last layer{% if is_better %} (most: {{ best.accuracy|value }} "
-            "in {{ best.place }})"
-            "{% endif %}. The first layer to reach {{ share|percent }} of the last layer's "
-            "accuracy is "
-            "{{ nearly.place }}.",
+            "{{ last.accuracy|value }} in {{ last.place }}, the last layer{% if is_better %} "
+            "(most: {{ best.accuracy|value }} in {{ best.place }}){% endif %}. The first layer "
+            "to reach {{ share|percent }} of the last layer's accuracy is {{ nearly.place }}.",
             first=rows[0],
             last=last,
             best=best,
@@ -132,10 +129,8 @@ def _trustworthiness(record: FeaturesRecord) -> str:
     high = max(rows, key=lambda estimate: estimate.value)
     return say(
         "The trustworthiness of these maps is {{ low|value }}{% if low != high %} to "
-        "{{ high|value }}{% endif %}."
-        "{% if not groups %} Images are only mapped with `--tsne`, because classes of at most "
-        "{{ n }} images form no "
-        "groups.{% endif %}",
+        "{{ high|value }}{% endif %}.{% if not groups %} Images are only mapped with `--tsne`, "
+        "because classes of at most {{ n }} images form no groups.{% endif %}",
         low=low,
         high=high,
         groups=shows_groups(record),
@@ -191,10 +186,8 @@ REPORT: Final = Report(
         "patches",
         images(),
         "{{ rows|selectattr('row', 'eq', 'image')|list|length }} of {{ record.images }} images. "
-        "Within a row, patches "
-        "with similar features have similar colours: the first three principal components. Colours "
-        "of two models are "
-        "not comparable.",
+        "Within a row, patches with similar features have similar colours: the first three "
+        "principal components. Colours of two models are not comparable.",
         title="Patches of images coloured by their features in the last layer",
         rows=patch_colours,
     ),
@@ -242,8 +235,7 @@ REPORT: Final = Report(
                     "depth",
                     lines("depth", "accuracy", of="model", panel="name", reference="chance"),
                     "Accuracy on test images from the features of each layer, with intervals. "
-                    "Dashed: the most "
-                    "frequent class. Zero is the embedding.",
+                    "Dashed: the most frequent class. Zero is the embedding.",
                     title="Accuracy of simple classifiers on features, layer by layer",
                     rows=_curves,
                 ),
@@ -270,8 +262,7 @@ REPORT: Final = Report(
                     "cka",
                     matrix("layer", "other", "cka", panel="models"),
                     "Linear CKA of every pair of layers; dark: similar. Blocks of dark cells are "
-                    "layers with similar "
-                    "features.",
+                    "layers with similar features.",
                     title="Linear CKA of the layers",
                     rows=_layers,
                 ),
@@ -288,8 +279,8 @@ REPORT: Final = Report(
                     "space_embedding",
                     patch_map,
                     "Patches as they enter the first block, in two dimensions. Groups of one "
-                    "colour mean that position "
-                    "decides which patches are similar. Right: the same without positions.",
+                    "colour mean that position decides which patches are similar. Right: the "
+                    "same without positions.",
                     title="The patch embeddings of {{ first.model }}, before any attention",
                     rows=patch_maps,
                     each="model",
@@ -305,18 +296,16 @@ REPORT: Final = Report(
                 Chart(
                     "space_images",
                     feature_space,
-                    "The last layer in two dimensions. Neighbours are meaningful; sizes of groups "
-                    "and distances "
-                    "between them are not.",
+                    "The last layer in two dimensions. Neighbours are meaningful; sizes of "
+                    "groups and distances between them are not.",
                     title="The last layer's features, one point an image",
                     rows=image_clouds,
                 ),
                 Chart(
                     "space_patches",
                     feature_space,
-                    "The last layer in two dimensions. Neighbours are meaningful; sizes of groups "
-                    "and distances "
-                    "between them are not.",
+                    "The last layer in two dimensions. Neighbours are meaningful; sizes of "
+                    "groups and distances between them are not.",
                     title="The last layer's features, one point a patch",
                     rows=patch_clouds,
                 ),
@@ -330,11 +319,9 @@ REPORT: Final = Report(
                 Chart(
                     "retrieval",
                     images(largest=0.85),
-                    "Nearest images of {{ rows|map(attribute='row')|unique|list|length }} queries "
-                    "among "
-                    "{{ record.images }} images, with their cosine similarity. Frames show if they "
-                    "are of the query's "
-                    "class.",
+                    "Nearest images of {{ rows|map(attribute='row')|unique|list|length }} "
+                    "queries among {{ record.images }} images, with their cosine similarity. "
+                    "Frames show if they are of the query's class.",
                     title="Nearest images in the last layer of {{ first.of }}",
                     rows=nearest_images,
                     each="of",
@@ -343,8 +330,7 @@ REPORT: Final = Report(
                     "matches",
                     correspondences,
                     "Arcs join patches of an image and of its nearest neighbour that are most "
-                    "similar to each other. "
-                    "Equal positions can be the only reason.",
+                    "similar to each other. Equal positions can be the only reason.",
                     title="Best-matching patches of an image and its nearest",
                     rows=matched_patches,
                 ),
@@ -359,8 +345,7 @@ REPORT: Final = Report(
                     "templates",
                     intervals("template", "gain", of="model", reference=0),
                     "Zero-shot accuracy with one template minus that of the ensemble of all "
-                    "(dashed), on the same "
-                    "images, with intervals.",
+                    "(dashed), on the same images, with intervals.",
                     title="Zero-shot accuracy by template",
                     only=lambda row: row.gain is not None,
                 ),
@@ -375,8 +360,8 @@ REPORT: Final = Report(
                     "prompts",
                     images(scale="joint", label="relevance"),
                     "Relevance of patches for the similarity of image and text (Chefer 2021). "
-                    "Places that are bright "
-                    "for every prompt depend on the image more than on the text.",
+                    "Places that are bright for every prompt depend on the image more than on "
+                    "the text.",
                     title="Relevance of the patches for a text, in {{ first.of }}",
                     rows=prompt_maps,
                     each="of",

@@ -27,16 +27,13 @@ def _attends_claim(row: AttendsRow) -> Claim:
         "attends by",
         row.model,
         "{% if uniform %}**{{ row.name }}** attends evenly: its logits spread by "
-        "{{ row.spread|number }} nats."
-        "{% elif not has_label %}No product of query and key has most of the logits of "
-        "**{{ row.name }}**: "
-        "{{ row.best }} has {{ row.share|value }}, {{ row.next }} {{ row.next_share|percent }}."
-        "{% else %}{{ row.share|value }} of the attention logits of **{{ row.name }}** are "
-        "**{{ row.word }}**"
-        "{% if row.word == same %} (the same for every query){% endif %}"
-        "{% if row.holds %}; shuffled patches confirm this{% elif row.holds is false %}; shuffled "
-        "patches do not "
-        "confirm this{% endif %}.{% endif %}",
+        "{{ row.spread|number }} nats.{% elif not has_label %}No product of query and key has "
+        "most of the logits of **{{ row.name }}**: {{ row.best }} has {{ row.share|value }}, "
+        "{{ row.next }} {{ row.next_share|percent }}.{% else %}{{ row.share|value }} of the "
+        "attention logits of **{{ row.name }}** are **{{ row.word }}**{% if row.word == same %} "
+        "(the same for every query){% endif %}{% if row.holds %}; shuffled patches confirm "
+        "this{% elif row.holds is false %}; shuffled patches do not confirm "
+        "this{% endif %}.{% endif %}",
         row.share,
         given={
             "row": row,
@@ -57,11 +54,9 @@ def _looks_claim(row: LooksRow) -> Claim:
         "looks at",
         row.model,
         "{% if has_label %}The pattern of **{{ row.name }}** is **{{ row.word }}** (score "
-        "{{ row.score|value }}"
-        "{% if row.moved %}; {{ row.moved|value }} on shuffled patches{% endif %})."
-        "{% else %}No single pattern explains half of the attention of **{{ row.name }}** (the "
-        "best: "
-        "{{ row.score|value }}).{% endif %}",
+        "{{ row.score|value }}{% if row.moved %}; {{ row.moved|value }} on shuffled "
+        "patches{% endif %}).{% else %}No single pattern explains half of the attention of "
+        "**{{ row.name }}** (the best: {{ row.score|value }}).{% endif %}",
         row.score,
         given={"row": row, "has_label": has_label},
         kind="answer",
@@ -102,9 +97,9 @@ class _Words:
 def _writes_words(row: WritesRow) -> _Words:
     if row.word is None and row.alike:
         return _Words(
-            "**{{ row.name }}** writes no single class: the AUCs of {{ row.alike|length }} classes "
-            "or attributes do "
-            "not differ significantly (the highest: {{ row.best }}, AUC {{ row.auc }}).",
+            "**{{ row.name }}** writes no single class: the AUCs of {{ row.alike|length }} "
+            "classes or attributes do not differ significantly (the highest: {{ row.best }}, AUC "
+            "{{ row.auc }}).",
             "{{ row.name }} writes no single class",
         )
     if row.word is None:
@@ -118,15 +113,13 @@ def _writes_words(row: WritesRow) -> _Words:
         headline = "{{ row.name }} correlates with {{ row.word }}, not shown to matter"
     return _Words(
         "**{{ row.name }}** {{ 'writes' if matters else 'correlates with' }} **{{ row.word }}** "
-        "(AUC "
-        "{{ row.auc|value }}, permuted labels at most "
-        "{{ row.control|number }}){% if not matters %}, but is not shown "
-        "to matter to {{ 'them' if several else 'it' }}{% endif %}. Without the head, images of "
-        "{{ row.word }} lose "
-        "{{ effect|alone }} more log-odds than the others{% if unchanged %}; no prediction "
-        "changes{% else %}, and "
-        "{{ row.lost|value }} of accuracy compared with {{ row.others_lost|value }}{% endif %}."
-        "{% if several %} Their AUCs do not differ significantly.{% endif %}",
+        "(AUC {{ row.auc|value }}, permuted labels at most "
+        "{{ row.control|number }}){% if not matters %}, but is not shown to matter to "
+        "{{ 'them' if several else 'it' }}{% endif %}. Without the head, images of "
+        "{{ row.word }} lose {{ effect|alone }} more log-odds than the others{% if unchanged %}; "
+        "no prediction changes{% else %}, and {{ row.lost|value }} of accuracy compared with "
+        "{{ row.others_lost|value }}{% endif %}.{% if several %} Their AUCs do not differ "
+        "significantly.{% endif %}",
         headline,
     )
 
@@ -142,21 +135,17 @@ def unknown(record: HeadRecord) -> Iterator[str]:
     yield from noted(record.notes)
     for row in record.heads:
         yield say(
-            "In {{ row.model }}, the attends-by label survived its test for {{ row.attends_hold }} "
-            "of "
-            "{{ row.attends }} heads, the looks-at label for {{ row.looks_hold }} of "
-            "{{ row.looks }}."
-            "{% if has_classes %} Of {{ row.heads }} heads, {{ row.matter }} write classes to "
-            "which they matter, "
-            "{{ row.correlate }} only correlate with some, {{ row.several }} write no single "
-            "class, {{ row.nothing }} "
-            "none.{% endif %}",
+            "In {{ row.model }}, the attends-by label survived its test for "
+            "{{ row.attends_hold }} of {{ row.attends }} heads, the looks-at label for "
+            "{{ row.looks_hold }} of {{ row.looks }}.{% if has_classes %} Of {{ row.heads }} "
+            "heads, {{ row.matter }} write classes to which they matter, {{ row.correlate }} "
+            "only correlate with some, {{ row.several }} write no single class, "
+            "{{ row.nothing }} none.{% endif %}",
             row=row,
             has_classes=bool(record.writes),
         )
     if any(row.word for row in record.writes):
         yield (
-            "It is not known which features of the class the head reads; another class may "
-            "share "
+            "It is not known which features of the class the head reads; another class may share "
             "them."
         )

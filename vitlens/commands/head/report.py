@@ -66,10 +66,9 @@ def _most_pushed(record: HeadRecord) -> list[PushedRow]:
 def _on_pushed(record: HeadRecord) -> str:
     return say(
         "Over images of all classes, the head adds most to {{ first.name }} "
-        "({{ first.adds|value }}) and least to "
-        "{{ last.name }} ({{ last.adds|value }}). It writes the class to which it adds more in "
-        "images of the class "
-        "than in others; that need not be a class that it pushes.",
+        "({{ first.adds|value }}) and least to {{ last.name }} ({{ last.adds|value }}). It "
+        "writes the class to which it adds more in images of the class than in others; that need "
+        "not be a class that it pushes.",
         first=record.pushed[0],
         last=record.pushed[-1],
     )
@@ -80,17 +79,14 @@ def _on_pairs(record: HeadRecord) -> str:
     if not significant:
         return say(
             "With none of {{ n }} other heads does the loss differ significantly from the sum of "
-            "the losses without "
-            "each.",
+            "the losses without each.",
             n=len(record.partners),
         )
     return say(
         "Without {{ lead.partner }} as well, the loss is {{ lead.synergy|alone }} "
-        "{{ 'higher' if more else 'lower' }} "
-        "than the sum: "
+        "{{ 'higher' if more else 'lower' }} than the sum: "
         "{{ 'each makes up for the other' if more else 'they depend on each other' }}. The "
-        "difference is "
-        "significant for {{ significant|length }} of {{ n }} other heads.",
+        "difference is significant for {{ significant|length }} of {{ n }} other heads.",
         lead=significant[0],
         significant=significant,
         n=len(record.partners),
@@ -106,10 +102,9 @@ REPORT: Final = Report(
         "exemplars",
         images(largest=1.6),
         "{{ rows|length }} of {{ record.images }} images, {% if first.signed %}at quantiles of "
-        "what the head adds to "
-        "its class, with what it adds through each patch; the largest contribution is "
-        "outlined{% else %}each with the "
-        "head's attention on its patches, as a share of the maximum{% endif %}.",
+        "what the head adds to its class, with what it adds through each patch; the largest "
+        "contribution is outlined{% else %}each with the head's attention on its patches, as a "
+        "share of the maximum{% endif %}.",
         title="{% if record.writes %}What it adds to {{ record.writes[0].best }}{% else %}Where it "
         "attends{% endif %}",
         rows=_pictures,
@@ -165,8 +160,7 @@ REPORT: Final = Report(
                     "pushed",
                     intervals("name", "adds"),
                     "Contribution of the head to the logit of a class beyond the mean of all "
-                    "classes, averaged over "
-                    "images; negative: suppressed.",
+                    "classes, averaged over images; negative: suppressed.",
                     title="Contribution of the head to the logits",
                     rows=_most_pushed,
                 ),
@@ -181,9 +175,8 @@ REPORT: Final = Report(
                 Chart(
                     "partners",
                     intervals("partner", "synergy"),
-                    "Loss without both heads, beyond the sum of the losses without each; positive: "
-                    "each makes up for "
-                    "the other.",
+                    "Loss without both heads, beyond the sum of the losses without each; "
+                    "positive: each makes up for the other.",
                     title="Loss beyond the sum, without another head",
                     rows=_strongest_pairs,
                 ),

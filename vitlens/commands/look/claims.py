@@ -53,8 +53,8 @@ def claims(record: LookRecord) -> Iterator[Claim]:
 def _only_digits(alias: str) -> str:
     return say(
         "**{{ alias }} knows only the digits {{ first }} to {{ last }}**. For a photograph of "
-        "anything else every "
-        "answer is wrong, however probable, and only shows what such a page looks like.",
+        "anything else every answer is wrong, however probable, and only shows what such a page "
+        "looks like.",
         alias=alias,
         first=0,
         last=9,
@@ -92,14 +92,12 @@ def _predictions_claim(record: LookRecord, alias: str) -> Claim:
 def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
     """Return the head that matters most, and the probability of the prediction without it."""
     says = say(
-        "{% if supports %}In {% if many %}{{ file }}{% else %}this image{% endif %} the head that "
-        "matters most is "
-        "**{{ head.name }}**{% if head.attends %} (here {{ head.attends|whole }}){% endif %}. With "
-        "its output "
-        "replaced by {{ by }}, the probability of {{ before.class_1 }} changes from "
-        "{{ before.probability_1|percent(1) }} to {{ head.probability|percent(1) }}. Over many "
-        "images another head may "
-        "matter most.{% else %}Removing one head never lowers the probability of a "
+        "{% if supports %}In {% if many %}{{ file }}{% else %}this image{% endif %} the head "
+        "that matters most is **{{ head.name }}**{% if head.attends %} (here "
+        "{{ head.attends|whole }}){% endif %}. With its output replaced by {{ by }}, the "
+        "probability of {{ before.class_1 }} changes from {{ before.probability_1|percent(1) }} "
+        "to {{ head.probability|percent(1) }}. Over many images another head may matter "
+        "most.{% else %}Removing one head never lowers the probability of a "
         "prediction.{% endif %}",
         supports=head.delta_loss > 0,
         head=head,
@@ -129,9 +127,8 @@ def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
         place, share = _region(maps[0])
         says = say(
             "The evidence for {{ name }} is strongest in the {{ place }}, which holds "
-            "{{ share|percent }} of it; its "
-            "maximum is {% if on_border %}on the border of the image{% else %}not on the "
-            "border{% endif %}.",
+            "{{ share|percent }} of it; its maximum is {% if on_border %}on the border of the "
+            "image{% else %}not on the border{% endif %}.",
             name=record.predictions[0].class_1,
             place=Marked(place),
             share=share,
@@ -188,10 +185,9 @@ def _weights_claims(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
     """
     says = say(
         "**{{ row.file }}** holds {{ row.layers }} layer{{ row.layers|s }} with {{ row.heads }} "
-        "head{{ row.heads|s }} "
-        "each: {{ row.tokens }} tokens, {{ row.prefix }} of them before "
-        "{{ grid[0] }}x{{ grid[1] }} patches"
-        "{% if row.found %} (inferred from the number of tokens){% endif %}.",
+        "head{{ row.heads|s }} each: {{ row.tokens }} tokens, {{ row.prefix }} of them before "
+        "{{ grid[0] }}x{{ grid[1] }} patches{% if row.found %} (inferred from the number of "
+        "tokens){% endif %}.",
         row=row,
         grid=record.explorer[0].keys,
     )
@@ -207,10 +203,8 @@ def _weights_claims(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
 def _on_sums(row: GivenRow) -> str:
     return say(
         "**{{ row.off }} of {{ row.rows }} rows do not sum to 1** (sums from "
-        "{{ row.least|number }} to "
-        "{{ row.most|number }}). Some keys may be missing, or dropout was on. The numbers below "
-        "use the weights "
-        "unchanged.",
+        "{{ row.least|number }} to {{ row.most|number }}). Some keys may be missing, or dropout "
+        "was on. The numbers below use the weights unchanged.",
         row=row,
     )
 
@@ -220,9 +214,8 @@ def _on_distance(record: LookRecord) -> str:
     farthest = max(record.given_layers, key=lambda row: row.distance)
     return say(
         "Attention is most local in layer {{ near.layer }}, with a mean distance of "
-        "{{ near.distance|number }} "
-        "patches{% if differ %}, and most global in layer {{ far.layer }}, with "
-        "{{ far.distance|number }}{% endif %}.",
+        "{{ near.distance|number }} patches{% if differ %}, and most global in layer "
+        "{{ far.layer }}, with {{ far.distance|number }}{% endif %}.",
         near=nearest,
         far=farthest,
         differ=nearest.layer != farthest.layer,
@@ -240,27 +233,24 @@ def unknown(record: LookRecord) -> Iterator[str]:
         yield say("No model was named: this run {{ row.chosen|whole }}.", **values)
     yield say(
         "{% if tested %}Each map of {{ row.title }} was chosen by one test on its "
-        "image.{% else %}The maps of "
-        "{{ row.title }} were not tested.{% endif %} {{ line }} tests whether the prediction "
-        "depends on what "
-        "they show.",
+        "image.{% else %}The maps of {{ row.title }} were not tested.{% endif %} {{ line }} "
+        "tests whether the prediction depends on what they show.",
         tested=row.method == TESTED,
         line=Marked(as_code(_verify_command(record))),
         **values,
     )
     if row.replace == "zero":
         yield say(
-            "With {{ n }} image{{ n|s }}, only zero can replace a head's output: there is no mean "
-            "and no other image. "
-            "Zero is far from what later layers expect, so effects of heads are overstated and "
-            "their order may change.",
+            "With {{ n }} image{{ n|s }}, only zero can replace a head's output: there is no "
+            "mean and no other image. Zero is far from what later layers expect, so effects of "
+            "heads are overstated and their order may change.",
             **values,
         )
     elif row.heads:
         yield say(
             "The importance of heads, and what they attend to, is measured on {{ n }} "
-            "image{{ n|s }}, without "
-            "intervals. `vitlens ablate` and `vitlens stats` measure it on a data set.",
+            "image{{ n|s }}, without intervals. `vitlens ablate` and `vitlens stats` measure it "
+            "on a data set.",
             **values,
         )
     else:
@@ -281,14 +271,12 @@ def _verify_command(record: LookRecord) -> str:
 
 def _unknown_of_weights(row: GivenRow) -> Iterator[str]:
     yield (
-        "No model was run, so the prediction, and whether it depends on the attended patches, "
-        "is "
+        "No model was run, so the prediction, and whether it depends on the attended patches, is "
         "not known."
     )
     yield say(
         "The picture is the centre square of {{ row.image }}, with patches row by row. If the "
-        "model saw another crop "
-        "or order, give the image as the model saw it.",
+        "model saw another crop or order, give the image as the model saw it.",
         row=row,
     )
     if row.found and row.prefix:

@@ -14,9 +14,8 @@ class LookOptions(SharedOptions):
     images: tuple[str, ...] = argument("[IMAGE...]", "Photographs, or folders of them.", default=())
     model: str | None = option(
         "--model",
-        "One model, as for other commands (default: timm's smallest ViT in the hubs' caches, else "
-        "DeiT-tiny, which is "
-        "downloaded once (23 MB), else vit-digits).",
+        "One model, as for other commands (default: timm's smallest ViT in the hubs' caches, "
+        "else DeiT-tiny, which is downloaded once (23 MB), else vit-digits).",
         metavar="MODEL",
         shown=False,
         complete="model",

@@ -152,8 +152,8 @@ _WEIGHTS: Final = Chart(
     "given",
     images(largest=1.6),
     "The image, and where each layer attends, as the mean of its "
-    "heads{% if record.given[0].prefix %}, from the first "
-    "token{% endif %}. Each map is scaled to its maximum.",
+    "heads{% if record.given[0].prefix %}, from the first token{% endif %}. Each map is scaled "
+    "to its maximum.",
     title="{{ record.given[0].file }}",
     rows=weights_pictures,
 )
@@ -161,8 +161,7 @@ _PICTURE: Final = Chart(
     "look",
     images(largest=2.2, label="share of the map's maximum"),
     "Each image, and where the evidence for its prediction and the runner-up lies (yellow: most, "
-    "dark blue: none). "
-    "Compare places, not amounts: each map is scaled to its maximum.",
+    "dark blue: none). Compare places, not amounts: each map is scaled to its maximum.",
     title="{{ record.aliases[0] }}: {{ record.look[0].title }}",
     rows=pictures,
 )

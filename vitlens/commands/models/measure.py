@@ -54,8 +54,7 @@ def measure(options: ModelsOptions) -> Iterator[str]:
     if pattern and in_library > _DESCRIBED_AT_MOST:
         yield (
             f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which "
-            "commands "
-            "each supports"
+            "commands each supports"
         )
     if not shown:
         raise unknown_model(pattern)

@@ -70,9 +70,8 @@ def _frequent_class(record: PredictRecord) -> Iterator[Claim]:
         "one class",
         alias,
         say(
-            "**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ n }} images, of which "
-            "{{ labelled }} have "
-            "that label.",
+            "**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ n }} images, of "
+            "which {{ labelled }} have that label.",
             **values,
         ),
         title=say(
@@ -154,15 +153,13 @@ def unknown(record: PredictRecord) -> Iterator[str]:
     elif len(rows) < FEWEST or labelled < len(rows):
         yield say(
             "{{ correct }} of {{ n }} prediction{{ n|s }} {{ correct|are }} the label: too few "
-            "images to estimate "
-            "accuracy.",
+            "images to estimate accuracy.",
             correct=_correct(rows),
             n=labelled,
         )
     yield (
-        "A probability is the model's confidence, not its accuracy. `vitlens evaluate` measures on "
-        "labelled images how "
-        "often such predictions are correct."
+        "A probability is the model's confidence, not its accuracy. `vitlens evaluate` measures "
+        "on labelled images how often such predictions are correct."
     )
 
 

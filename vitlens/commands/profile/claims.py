@@ -77,8 +77,8 @@ def _timings(record: ProfileRecord) -> Claim:
     if noisy:
         says = say(
             "At {{ noisy }} of {{ count }} batch sizes, latency varies too much between passes "
-            "(quartiles differ by a "
-            "factor above {{ most }}). Another process probably used the machine.",
+            "(quartiles differ by a factor above {{ most }}). Another process probably used the "
+            "machine.",
             noisy=len(noisy),
             count=count,
             most=_LARGEST_SPREAD,
@@ -129,8 +129,7 @@ def _only_model(record: ProfileRecord, row: SpeedRow) -> Claim:
     return _latency_claim(
         row.model,
         "**{{ row.model }}** takes {{ row.latency|alone }} for {{ batch }}. In batches of "
-        "{{ best.images }}, it "
-        "processes {{ best.rate|alone }}.",
+        "{{ best.images }}, it processes {{ best.rate|alone }}.",
         headline="{{ row.model }} takes {{ row.latency|value }} for {{ batch }}",
         row=row,
         best=best_batches(record)[0],
@@ -156,10 +155,9 @@ def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> C
     return _latency_claim(
         first.model,
         "For {{ batch }}, **{{ first.model }}** is fastest with "
-        "{{ first.latency|alone }}{% if similar %}; the "
-        "intervals of {{ similar|names }} overlap with this one{% endif %}. **{{ slower.model }}** "
-        "takes "
-        "{{ slower.latency|alone }}, {{ effect|value }} as long.",
+        "{{ first.latency|alone }}{% if similar %}; the intervals of {{ similar|names }} overlap "
+        "with this one{% endif %}. **{{ slower.model }}** takes {{ slower.latency|alone }}, "
+        "{{ effect|value }} as long.",
         effect=ratio(slower.latency, first.latency),
         headline="{{ first.model }}{% if similar %} and {{ similar|length }} more are{% else %} "
         "is{% endif %} fastest "
@@ -225,10 +223,8 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
         "operations",
         f"{most.model} and {least.model}",
         "**{{ most.model }}** needs {{ flops }} per image, {{ factor }} as many as "
-        "**{{ least.model }}**"
-        "{% if time is not none %}, and takes {{ time }} as long{% if differs %}: FLOPs do not "
-        "determine latency"
-        "{% endif %}{% endif %}.",
+        "**{{ least.model }}**{% if time is not none %}, and takes {{ time }} as "
+        "long{% if differs %}: FLOPs do not determine latency{% endif %}{% endif %}.",
         headline="{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}",
         given={
             "most": most,
@@ -272,8 +268,7 @@ def _growth_claims(rows: Sequence[ExponentRow]) -> Iterator[Claim]:
             f"{one.model} and {other.model}",
             say(
                 "{{ cost }} grows faster with the number of tokens for **{{ fast.model }}** than "
-                "for "
-                "**{{ slow.model }}**: exponent {{ fast.exponent|alone }} compared with "
+                "for **{{ slow.model }}**: exponent {{ fast.exponent|alone }} compared with "
                 "{{ slow.exponent|alone }}.",
                 fast=fast,
                 slow=slow,

@@ -28,17 +28,16 @@ def unknown(record: ProfileRecord) -> Iterator[str]:
         )
     yield say(
         "Latency was measured on one machine ({{ m.name }}, {{ m.threads }} "
-        "thread{{ m.threads|s }}, "
-        "{{ m.arithmetic }}). On another machine, the order of the models may differ.",
+        "thread{{ m.threads|s }}, {{ m.arithmetic }}). On another machine, the order of the "
+        "models may differ.",
         m=record.machine[0],
     )
     small = min(record.costs, key=lambda row: row.size[0] * row.size[1])
     large = max(record.costs, key=lambda row: row.size[0] * row.size[1])
     if small.size != large.size:
         yield say(
-            "The models use different image sizes, from {{ a }} px ({{ small.model }}) to {{ b }} "
-            "px "
-            "({{ large.model }}). Differences may be due to size, not to architecture.",
+            "The models use different image sizes, from {{ a }} px ({{ small.model }}) to "
+            "{{ b }} px ({{ large.model }}). Differences may be due to size, not to architecture.",
             small=small,
             large=large,
             a=in_pixels(small.size),
@@ -81,10 +80,8 @@ def _products(record: ProfileRecord) -> str:
             continue
         part = say(
             "{{ share|percent(1) }} of the FLOPs of **{{ row.model }}** at its {{ row.tokens }} "
-            "tokens{% if "
-            "row.crossover is not none "
-            "%} (as many as the rest of its blocks at {{ row.crossover|number }} tokens)"
-            "{% endif %}",
+            "tokens{% if row.crossover is not none %} (as many as the rest of its blocks at "
+            "{{ row.crossover|number }} tokens){% endif %}",
             row=row,
             share=row.products / row.flops,
         )
@@ -135,8 +132,7 @@ REPORT: Final = Report(
                     "speed",
                     lines("images", "rate", of="model", loglog=True),
                     "Throughput by batch size: medians over passes with 95 % intervals. Where a "
-                    "curve is flat, larger "
-                    "batches are no faster.",
+                    "curve is flat, larger batches are no faster.",
                     title="Throughput by batch size",
                     rows="speed",
                 ),
@@ -152,8 +148,7 @@ REPORT: Final = Report(
                     "growth",
                     lines("tokens", "latency", of="model", loglog=True),
                     "Latency by number of tokens, on logarithmic axes. The slope of a straight "
-                    "line is the exponent. "
-                    "For CNNs, tokens are positions of the first block.",
+                    "line is the exponent. For CNNs, tokens are positions of the first block.",
                     title="Latency by number of tokens, varied by {{ first.sweep }}",
                     rows="tokens",
                     each="sweep",

@@ -33,14 +33,14 @@ _REFUSED: Final = (
     "more{% endif %} got worse{% endif %}{{ on_images }}"
 )
 _UNJUDGED: Final = (
-    "{% if changed %}{{ changed|length }} measure{{ changed|s }} changed beyond chance{% else %}No "
-    "measure changed "
-    "beyond chance{% endif %}"
+    "{% if changed %}{{ changed|length }} measure{{ changed|s }} changed beyond "
+    "chance{% else %}No measure changed beyond chance{% endif %}"
 )
 _UNDECIDED: Final = (
     "Undecided whether to release {{ later }}: {% if not tested %}nothing that can be tested was "
-    "measured by both runs"
-    "{% elif fell %}" + _ACCURACY_FELL + "{{ on_images }}{% elif images == 'others' %}"
+    "measured by both runs{% elif fell %}"
+    + _ACCURACY_FELL
+    + "{{ on_images }}{% elif images == 'others' %}"
     "the runs saw other images or labels{% else %}"
     "it is not known if the runs saw the same images{% endif %}"
 )
@@ -65,10 +65,9 @@ def _release_claim(runs: ComparedRuns) -> Claim:
     headline, state = _decision(runs)
     says = (
         "Of {{ tested|length }} measure{{ tested|length|s }} with intervals, "
-        "{% if changed %}{{ changed|length }} "
-        "changed beyond chance, {{ worse|length or 'none' }} of them for the worse"
-        "{% if worse %}: {{ worse|names }}{% endif %}{% else %}none changed beyond "
-        "chance{% endif %}."
+        "{% if changed %}{{ changed|length }} changed beyond chance, "
+        "{{ worse|length or 'none' }} of them for the worse{% if worse %}: "
+        "{{ worse|names }}{% endif %}{% else %}none changed beyond chance{% endif %}."
     )
     values = {
         "changed": runs.changed,
@@ -107,8 +106,8 @@ def _decision(runs: ComparedRuns) -> tuple[str, State]:
 def _accuracy_claim(row: MetricChange, runs: ComparedRuns) -> Claim:
     says = say(
         "**{{ row.words }}** {{ verb }} by {{ size }}, from {{ row.before|value }} to "
-        "{{ row.after|value }}"
-        "{% if not row.changed %}, which chance can explain{% endif %}{{ on_images }}.",
+        "{{ row.after|value }}{% if not row.changed %}, which chance can "
+        "explain{% endif %}{{ on_images }}.",
         row=row,
         verb="rose" if row.difference.value > 0 else "fell",
         size=in_words(_size(row.difference)),
@@ -152,21 +151,18 @@ def unknown(runs: ComparedRuns) -> Iterator[str]:
     if runs.same_images == "others":
         yield (
             "The runs saw other images or labels, or these in another order. Nothing is paired, "
-            "and the images may "
-            "cause a change."
+            "and the images may cause a change."
         )
     if runs.same_images == "not known":
         yield (
-            "It is not known if the runs saw the same images, because an earlier version wrote one "
-            "of the folders. "
-            "Nothing is paired, and the images may cause a change."
+            "It is not known if the runs saw the same images, because an earlier version wrote "
+            "one of the folders. Nothing is paired, and the images may cause a change."
         )
     independent = [row for row in runs.tested if row.test == "independent"]
     if independent and runs.same_images == "the same":
         yield say(
-            "{{ n }} measure{{ n|s }} {{ n|are }} compared as if the runs had other images. On the "
-            "same images this "
-            "misses small changes.",
+            "{{ n }} measure{{ n|s }} {{ n|are }} compared as if the runs had other images. On "
+            "the same images this misses small changes.",
             n=len(independent),
         )
     if runs.alone:

@@ -46,8 +46,7 @@ def _require_comparable(before: Any, after: Any) -> None:
     if before.command != after.command:
         raise InputError(
             f"expected two folders of one command, found {before.command} ({before.folder}) and "
-            f"{after.command} "
-            f"({after.folder})"
+            f"{after.command} ({after.folder})"
         )
     for record in (before, after):
         if record.status != "done":
@@ -57,8 +56,7 @@ def _require_comparable(before: Any, after: Any) -> None:
     if len(before.aliases) != len(after.aliases):
         raise InputError(
             f"expected as many models in both folders, found {len(before.aliases)} in "
-            f"{before.folder} and "
-            f"{len(after.aliases)} in {after.folder}"
+            f"{before.folder} and {len(after.aliases)} in {after.folder}"
         )
 
 

@@ -44,8 +44,7 @@ def _has_masks(rows: Sequence[RolloutRow]) -> bool:
 def _zero_claim(row: RolloutRow, images: int) -> Claim:
     says = say(
         "{{ row.zero }} of {{ n }} maps of **{{ row.name }}** are zero everywhere: no attention "
-        "weight raises the "
-        "target's logit.",
+        "weight raises the target's logit.",
         row=row,
         n=images,
     )
@@ -78,19 +77,16 @@ def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     yield found(
         "pointing game",
         alias,
-        "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map point{{ 's' if not more }} at "
-        "the object "
-        "significantly more often than maps that ignore the image. "
-        "{{ 'The best' if more else 'The closest' }} is "
-        "**{{ best.name }}**: {{ best.pointing|alone }} compared with {{ best.of_baseline|value }} "
-        "of "
+        "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map point{{ 's' if not more }} "
+        "at the object significantly more often than maps that ignore the image. "
+        "{{ 'The best' if more else 'The closest' }} is **{{ best.name }}**: "
+        "{{ best.pointing|alone }} compared with {{ best.of_baseline|value }} of "
         "{{ best.baseline }}.",
         best.difference or Estimate(0.0),
         given={"more": more, "n": len(rows), "best": best},
         title=say(
             "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map of {{ alias }} "
-            "find{{ 's' if not more }} the "
-            "object significantly more often than baselines",
+            "find{{ 's' if not more }} the object significantly more often than baselines",
             more=more,
             n=len(rows),
             alias=alias,
@@ -105,8 +101,7 @@ def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
             "maps that miss the object",
             alias,
             "{{ less|names }} point{{ 's' if less|length == 1 }} at the object less often than "
-            "maps that ignore the "
-            "image: {{ worst.name }} by {{ effect|alone }}.",
+            "maps that ignore the image: {{ worst.name }} by {{ effect|alone }}.",
             worst.difference or Estimate(0.0),
             given={"less": less, "worst": worst},
             kind="hidden fault",
@@ -136,11 +131,9 @@ def _information(rows: Sequence[RolloutRow], alias: str) -> Claim:
     return found(
         "information",
         alias,
-        "{% if uniform %}{{ uniform|names }} {{ uniform|are }} nearly uniform (at most {{ most }} "
-        "bits): only the "
-        "maximum distinguishes patches, not the colours. {% endif %}**{{ sharpest.name }}** has "
-        "the most information, "
-        "{{ effect|alone }}.",
+        "{% if uniform %}{{ uniform|names }} {{ uniform|are }} nearly uniform (at most "
+        "{{ most }} bits): only the maximum distinguishes patches, not the colours. "
+        "{% endif %}**{{ sharpest.name }}** has the most information, {{ effect|alone }}.",
         sharpest.information,
         given={**values, "most": most},
         title=title,
@@ -165,8 +158,7 @@ def _fixed_places(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
         "fixed places",
         alias,
         "The maps of {{ fixed|names }} are nearly the same for every image: other images explain "
-        "up to "
-        "{{ effect|value }} of their information.",
+        "up to {{ effect|value }} of their information.",
         max(shares, key=lambda share: share.value),
         given={"fixed": fixed},
         reference=FIXED,
@@ -188,8 +180,7 @@ def _fusion(record: RolloutRecord, alias: str) -> Iterator[Claim]:
         "fusion of heads",
         alias,
         "Rollout depends on the fusion of heads: the maps by {{ one }} and by {{ two }} have a "
-        "rank correlation of "
-        "{{ effect|alone }}.",
+        "rank correlation of {{ effect|alone }}.",
         least.agreement,
         given={"one": fusion[least.first], "two": fusion[least.second]},
         reference=AGREEING,

@@ -115,9 +115,8 @@ _PICTURE: Final = Chart(
     "maps",
     images(),
     "Each map over its image, scaled from zero to its maximum: compare places, not amounts. "
-    "{% if record.maps.masks is "
-    "not none %}Outline: the object; mark: the maximum of the map. {% endif "
-    "%}Crossed out: uniform maps.",
+    "{% if record.maps.masks is not none %}Outline: the object; mark: the maximum of the map. "
+    "{% endif %}Crossed out: uniform maps.",
     title="Attention over all layers of {{ record.aliases[0] }}, by kind of map",
     rows=pictures,
 )
@@ -147,9 +146,8 @@ REPORT: Final = Report(
                         "of_baseline",
                         titles=("this map", "a map that ignores the image"),
                     ),
-                    "Share of images whose map has its maximum on the object, with intervals, and "
-                    "the same share for "
-                    "the best map that ignores the image.",
+                    "Share of images whose map has its maximum on the object, with intervals, "
+                    "and the same share for the best map that ignores the image.",
                     title="Hits on the object, compared with maps that ignore the image",
                 ),
             ),

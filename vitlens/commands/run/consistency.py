@@ -166,8 +166,7 @@ def _on_other_images(first: _Source, second: _Source, heads: Sequence[str]) -> s
         return ""
     return say(
         "The label{{ heads|s }} of {{ heads|names }} {{ heads|are }} unstable: {{ first }} uses "
-        "{{ n }} images, "
-        "{{ second }} {{ m }}.",
+        "{{ n }} images, {{ second }} {{ m }}.",
         heads=heads,
         first=first.name,
         second=second.name,
@@ -198,9 +197,8 @@ def _of_heads(sources: Sequence[_Source]) -> Iterator[Conflict]:
             "heads without an effect on the mean loss",
             f"{len(named)} matter to a class",
             say(
-                "Removing {{ heads }} lowers the log-odds of one class more than of others. Their "
-                "effect on the loss "
-                "over all classes is smaller than what ablation counts.",
+                "Removing {{ heads }} lowers the log-odds of one class more than of others. "
+                "Their effect on the loss over all classes is smaller than what ablation counts.",
                 heads=heads,
             ),
         )

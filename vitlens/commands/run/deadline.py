@@ -38,6 +38,5 @@ def require_time() -> None:
     if end is not None and time.monotonic() >= end[0]:
         raise TooLongError(
             f"expected an answer within {end[1]:g} s of computing, found that it takes longer; "
-            "stopped: try a smaller "
-            "model or a faster method, or the same command in a terminal"
+            "stopped: try a smaller model or a faster method, or the same command in a terminal"
         )

@@ -101,8 +101,7 @@ class Hold:
             self.release()
             raise OutputError(
                 f"expected a run that has ended in {path}, found one that is still running; wait "
-                "for it, stop it, or "
-                "choose another --out"
+                "for it, stop it, or choose another --out"
             ) from error
         except OSError:  # a file system without locks
             self.release()
@@ -201,8 +200,7 @@ class RunFolder:
             if name not in record.config or value not in (None, record.config[name]):
                 raise InputError(
                     f"expected the {name} that the run began with in {path / CONFIG}, found "
-                    "something else; "
-                    "begin anew without --resume"
+                    "something else; begin anew without --resume"
                 )
         remove_unfinished(path)
         if own:
@@ -319,8 +317,7 @@ def _require_same_images(path: Path, before: object, now: object) -> None:
         if before[part] != now[part]:
             raise InputError(
                 f"expected the {fingerprinted(part)} that the run in {path} began with, found "
-                "others; give the same, "
-                "or begin anew without --resume"
+                "others; give the same, or begin anew without --resume"
             )
 
 

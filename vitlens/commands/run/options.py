@@ -83,9 +83,8 @@ class RunOptions:
     )
     at_least: tuple[str, ...] = _run(
         "--at-least",
-        "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; may "
-        "be repeated. A name "
-        "without a model holds for every model.",
+        "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; "
+        "may be repeated. A name without a model holds for every model.",
         default=(),
         metavar="METRIC=VALUE",
         shown=False,
@@ -106,9 +105,8 @@ def model_file_option() -> Any:
     return _model(
         "--model-file",
         "Run your code: MODEL may be FILE.py:FUNCTION, whose function, called without arguments, "
-        "returns "
-        "vitlens.wrap(module, ...), or a folder that was trained from it. Alone, it is the MODEL. "
-        "May be repeated.",
+        "returns vitlens.wrap(module, ...), or a folder that was trained from it. Alone, it is "
+        "the MODEL. May be repeated.",
         default=(),
         metavar="FILE.py:FUNCTION",
         shown=False,
@@ -221,9 +219,8 @@ def attributes_option() -> Any:
     """--attributes."""
     return option(
         "--attributes",
-        "A CSV of the images: their file names (with folders where names repeat), then columns of "
-        "yes and no, or of a "
-        "few values.",
+        "A CSV of the images: their file names (with folders where names repeat), then columns "
+        "of yes and no, or of a few values.",
         metavar="FILE",
     )
 

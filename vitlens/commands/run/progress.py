@@ -285,8 +285,8 @@ class ProgressStore:
         if str(stored["digest"]) != digest:
             raise InputError(
                 f"expected the images that the run in {path.parent.parent} began with, found "
-                "others; give the same "
-                "--data, --limit, --seed and --batch-size, or begin anew without --resume"
+                "others; give the same --data, --limit, --seed and --batch-size, or begin anew "
+                "without --resume"
             )
         require_forms(stored, forms, path, hint="start again without --resume")
         return {name: stored[name] for name in forms}

@@ -82,8 +82,7 @@ class ReportFolder(Summary):
         if self.status != "done" and not unfinished:
             raise InputError(
                 f"expected a finished run at {folder}, found one that is {self.status}; resume it "
-                "with --resume, or "
-                "read what there is with unfinished=True"
+                "with --resume, or read what there is with unfinished=True"
             )
 
     @property

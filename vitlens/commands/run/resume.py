@@ -114,8 +114,7 @@ def _require_same(resume: Path, config: Mapping[str, Any], identity: Mapping[str
             then, now = (str(each)[:40] for each in (begun.get(name), value))
             raise InputError(
                 f"expected to resume {resume} with its {name} ({then}), found another ({now}); "
-                "give what it began "
-                "with, or begin anew without --resume"
+                "give what it began with, or begin anew without --resume"
             )
 
 

@@ -93,6 +93,5 @@ def unlabelled_source(data: str | None, images: Sequence[str]) -> str | None:
 def _without_labels(images: str, name: str, doing: str) -> DataError:
     return DataError(
         f"expected labelled images to {doing}, found {images} in {name}; give --labels FILE.csv, "
-        "or add "
-        "--predicted to take what the model predicts for the label"
+        "or add --predicted to take what the model predicts for the label"
     )

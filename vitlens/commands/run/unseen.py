@@ -130,8 +130,7 @@ def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Sp
         )
     left_out = (
         f"of the {total:,} images given {total - count:,} are left out, as they are training "
-        f"images of {names} (known "
-        f"by their content); the {count:,} others are used"
+        f"images of {names} (known by their content); the {count:,} others are used"
     )
     return _noted(split.pick(fresh.nonzero().squeeze(1)), left_out)
 
@@ -153,8 +152,8 @@ def _held_out(split: Split, known: KnownTrainingImages) -> Split:
     rest = tuple(note for note in split.notes if note != hold_out)
     note = (
         f"the training images of {' and '.join(known.unknown)} are not known (the run was written "
-        "before vitlens kept "
-        "them, or there is none beside the weights): a fifth of each class, drawn with seed "
+        "before vitlens kept them, or there is none beside the weights): a fifth of each class, "
+        "drawn with seed "
         f"{known.seed}, is used, as "
         "training would have held it out; put the class folders into test/ inside the folder to "
         "use all"

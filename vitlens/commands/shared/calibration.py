@@ -132,9 +132,8 @@ def reliability() -> Chart:
     return Chart(
         "calibration",
         scatter("confidence", "accuracy", of="model"),
-        "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the model "
-        "is overconfident. "
-        "Bins with few images have wide intervals.",
+        "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the "
+        "model is overconfident. Bins with few images have wide intervals.",
         title="Accuracy against confidence",
         rows=_bins,
     )

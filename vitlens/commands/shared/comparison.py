@@ -114,26 +114,23 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                 f"{top} and {other}",
                 say(
                     "**{{ top }}** classifies {{ accuracy|value }} of the images correctly, "
-                    "**{{ other }}** "
-                    "{{ other_accuracy|value }}. The difference is {{ size }} (McNemar's exact "
-                    "test, "
-                    "{% if row.p_holm < 0.001 %}p < 0.001{% else %}p = "
+                    "**{{ other }}** {{ other_accuracy|value }}. The difference is {{ size }} "
+                    "(McNemar's exact test, {% if row.p_holm < 0.001 %}p < 0.001{% else %}p = "
                     "{{ row.p_holm|number }}{% endif %}).",
                     other_accuracy=accuracies[other],
                     **given,
                 ),
                 brief=say(
                     "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of "
-                    "{{ accuracy.n }} images "
-                    "correctly, **{{ other }}** {{ other_accuracy|value }}. Equally good models "
-                    "would differ so much in {{ row.p_holm|frequency }} tests.",
+                    "{{ accuracy.n }} images correctly, **{{ other }}** "
+                    "{{ other_accuracy|value }}. Equally good models would differ so much in "
+                    "{{ row.p_holm|frequency }} tests.",
                     other_accuracy=accuracies[other],
                     **given,
                 ),
                 title=say(
                     "{% if not alike %}{{ top }} classifies more images correctly than "
-                    "{% if pairs|length > 1 %}"
-                    "the {{ pairs|length }} other "
+                    "{% if pairs|length > 1 %}the {{ pairs|length }} other "
                     "models{% else %}{{ other }}{% endif %}{% endif %}",
                     **given,
                 ),
@@ -147,11 +144,9 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
             "no difference",
             top,
             say(
-                "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no significant "
-                "lead over "
-                "{{ alike|names }}{% if pairs|length == 1 %}: {{ size|alone }}, p = "
-                "{{ row.p_holm|number }}"
-                "{% endif %}.",
+                "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no "
+                "significant lead over {{ alike|names }}{% if pairs|length == 1 %}: "
+                "{{ size|alone }}, p = {{ row.p_holm|number }}{% endif %}.",
                 row=row,
                 size=row.gain(top),
                 **known,
@@ -182,11 +177,10 @@ def _level(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
             **given,
         )
     return say(
-        "Neither is shown to be: **{{ top }}** classifies {{ accuracy|value }} of {{ accuracy.n }} "
-        "images correctly, "
-        "**{{ other }}** {{ other_accuracy|value }}. Chance may explain this: equally good models "
-        "would differ so much "
-        "in {{ row.p_holm|frequency }} tests.",
+        "Neither is shown to be: **{{ top }}** classifies {{ accuracy|value }} of "
+        "{{ accuracy.n }} images correctly, **{{ other }}** {{ other_accuracy|value }}. Chance "
+        "may explain this: equally good models would differ so much in "
+        "{{ row.p_holm|frequency }} tests.",
         **given,
     )
 
@@ -210,8 +204,7 @@ def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
             state = "inconclusive"
         because = say(
             "{{ other }} {% if gain.value < 0 %}is {{ behind|value }} behind{% else %}is level "
-            "with{% endif %} "
-            "{{ top }}{% if not decided %}, not significant{% endif %}",
+            "with{% endif %} {{ top }}{% if not decided %}, not significant{% endif %}",
             other=other,
             top=top,
             gain=gain,
@@ -255,9 +248,8 @@ def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
     ]
     for row in [row for row in open_ if row.gain(row.first).low is not None][:1]:
         yield say(
-            "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that "
-            "they are equal: "
-            "the difference may be anything from {{ gap.low|number(1) }} to "
+            "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence "
+            "that they are equal: the difference may be anything from {{ gap.low|number(1) }} to "
             "{{ gap.high|number(1) }} points.",
             r=row,
             gap=row.gain(row.first),

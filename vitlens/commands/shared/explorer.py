@@ -169,12 +169,9 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
                 model,
                 say(
                     "In {{ layers|ranges }} of **{{ model }}** {% if layers|length > 1 %}up to "
-                    "{% endif %}"
-                    "{{ l.mass|percent }} of the attention of all patches lies on the same few of "
-                    "them "
-                    "({{ few }} of {{ n }}): bright spots there are attention sinks, which need "
-                    "not be "
-                    "evidence for a class.",
+                    "{% endif %}{{ l.mass|percent }} of the attention of all patches lies on the "
+                    "same few of them ({{ few }} of {{ n }}): bright spots there are attention "
+                    "sinks, which need not be evidence for a class.",
                     model=model,
                     layers=[one.layer for one in found],
                     l=most,

@@ -406,8 +406,7 @@ def _prefix(tokens: int, prefix: int | None, option: str) -> int:
         if prefix < 0 or prefix >= tokens or isqrt(tokens - prefix) ** 2 != tokens - prefix:
             raise InputError(
                 f"expected {option} {prefix} to leave a square of patches, found {tokens} - "
-                f"{prefix}; try {option} "
-                f"{tokens - isqrt(tokens) ** 2}"
+                f"{prefix}; try {option} {tokens - isqrt(tokens) ** 2}"
             )
         return prefix
     squares = (

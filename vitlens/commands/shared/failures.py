@@ -91,8 +91,7 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
         if test.matched:
             says = (
                 "With all {{ thing }} {{ test.change|whole }}, **{{ test.model }}** gains "
-                "{{ effect|alone }} more "
-                "accuracy than under a control of matched strength."
+                "{{ effect|alone }} more accuracy than under a control of matched strength."
             )
             yield found(
                 f"change: {test.covariate}",
@@ -130,9 +129,8 @@ def _frequent(record: FailuresRecord, row: CovariateRow) -> str:
         return ""
     return say(
         "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }}. It classifies "
-        "{{ worst|value }} of "
-        "the quarter with the {{ end }} {{ row.title|whole }} correctly, {{ best|value }} of the "
-        "opposite quarter.",
+        "{{ worst|value }} of the quarter with the {{ end }} {{ row.title|whole }} correctly, "
+        "{{ best|value }} of the opposite quarter.",
         row=row,
         end="greatest" if row.more_in_errors else "least",
         worst=worst,
@@ -189,8 +187,7 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
         if models:
             yield say(
                 "We do not know why {{ names|names }} "
-                "{% if several %}fail{% else %}fails{% endif %}: "
-                "{{ reason|whole }}.",
+                "{% if several %}fail{% else %}fails{% endif %}: {{ reason|whole }}.",
                 names=models,
                 several=models[1:],
                 reason=reason,
@@ -260,8 +257,7 @@ def _confuses(record: FailuresRecord, row: CovariateRow, title: str) -> Claim:
     _, worst, best = _ends(record, row)
     says = say(
         "**{{ row.model }}** fails on {{ row.where|whole }}, which it confuses: its accuracy is "
-        "{{ worst|value }} "
-        "there, {{ best|value }} on the other classes. The next test would be "
+        "{{ worst|value }} there, {{ best|value }} on the other classes. The next test would be "
         "{{ row.next_test|whole }}.",
         row=row,
         worst=worst,
@@ -278,9 +274,8 @@ def _undecided(cause: Cause) -> str:
     rows = [cause.row, *cause.rivals]
     return say(
         "We do not know why **{{ model }}** fails: its errors are more frequent on {{ places }}, "
-        "and these images "
-        "cannot separate {{ titles }}. The next test would be images in which they vary "
-        "independently.",
+        "and these images cannot separate {{ titles }}. The next test would be images in which "
+        "they vary independently.",
         model=cause.row.model,
         places=listed([row.where for row in rows], "or"),
         titles=listed([row.title for row in rows]),
@@ -319,9 +314,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         following = "easier images"
     elif row is None:
         words = (
-            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct "
-            "predictions in "
-            "none of the measured properties"
+            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from "
+            "correct predictions in none of the measured properties"
         )
         following = "a property found by looking at them"
     elif differs is None:
@@ -347,10 +341,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             + _CHANGED
             + (
                 ", {{ test.mended }} of {{ errors }} are fixed and {{ test.broken }} correct "
-                "predictions broken "
-                "(control: {{ test.control_mended }} and "
-                "{{ test.control_broken }}{% if not test.matched %}, not "
-                "matched{% endif %})"
+                "predictions broken (control: {{ test.control_mended }} and "
+                "{{ test.control_broken }}{% if not test.matched %}, not matched{% endif %})"
             )
         )
         gains = test.gain.value > 0 and test.mended > test.broken
@@ -378,12 +370,10 @@ def _not_fixed(record: FailuresRecord, model: str) -> str:
     if row is None or test is None or test.supported:
         return ""
     return say(
-        "Not known for **{{ row.model }}**. Its errors are more frequent on {{ row.where|whole }}. "
-        "But when all "
-        "{{ row.known.thing }} are {{ test.change|whole }}, it corrects {{ test.mended }} of "
-        "{{ test.errors }} errors "
-        "and loses {{ test.broken }} correct prediction{{ test.broken|s }} (control: "
-        "{{ test.control_mended }} and "
+        "Not known for **{{ row.model }}**. Its errors are more frequent on "
+        "{{ row.where|whole }}. But when all {{ row.known.thing }} are {{ test.change|whole }}, "
+        "it corrects {{ test.mended }} of {{ test.errors }} errors and loses {{ test.broken }} "
+        "correct prediction{{ test.broken|s }} (control: {{ test.control_mended }} and "
         "{{ test.control_broken }}).",
         row=row,
         test=test,
@@ -429,9 +419,8 @@ def _answer(record: FailuresRecord, comparable: Callable[[Any], bool]) -> str:
     if apart is not None:
         said.append(
             say(
-                "The models differ most in how **{{ row.title }}** separates their errors: its AUC "
-                "is {{ size }} "
-                "{{ side }} for **{{ row.first }}**.",
+                "The models differ most in how **{{ row.title }}** separates their errors: its "
+                "AUC is {{ size }} {{ side }} for **{{ row.first }}**.",
                 row=apart,
                 size=signed(apart.difference, apart.difference.value >= 0),
                 side="higher" if apart.difference.value > 0 else "lower",
@@ -528,8 +517,8 @@ _WHY: Final = Section(
             "failure_properties",
             intervals("title", "area", of="model", reference=0.5),
             "Probability that an error has more of a property than a correct prediction (AUC). "
-            "Right of the dashed "
-            "line errors have more of it, left less. Tests: tables/covariates.csv.",
+            "Right of the dashed line errors have more of it, left less. Tests: "
+            "tables/covariates.csv.",
             title="What errors have more or less of",
         ),
         Chart(
@@ -559,8 +548,7 @@ _CHANGES: Final = Section(
             "interventions",
             intervals("change", "accuracy", of="model", reference=0.0),
             "Accuracy after each change, and after its control, minus that before. Right of the "
-            "dashed line more "
-            "errors are fixed than caused. Tests: tables/interventions.csv.",
+            "dashed line more errors are fixed than caused. Tests: tables/interventions.csv.",
             title="Accuracy after each change",
             rows=_after,
         ),

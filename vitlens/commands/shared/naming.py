@@ -155,8 +155,7 @@ def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[L
         if first != name:
             raise InputError(
                 f"expected a line for each image in {path}, found {written} for both {first} and "
-                f"{name}; write their "
-                f"paths as {first} and {name}"
+                f"{name}; write their paths as {first} and {name}"
             )
         chosen.append(nearest[0])
     return chosen

@@ -121,9 +121,8 @@ def judgement(rows: Sequence[FactorRow], named: Mapping[str, Sequence[str]]) -> 
             yield _recovered(planted, using, right)
         elif of_factor and not wrong:
             yield say(
-                "**Known answer.** {{ models }} {{ do }} not use the cause that can be planted in "
-                "these data "
-                "({{ planted|whole }}), and this report does not name it.",
+                "**Known answer.** {{ models }} {{ do }} not use the cause that can be planted "
+                "in these data ({{ planted|whole }}), and this report does not name it.",
                 planted=planted.says,
                 models=listed([say("**{{ row.model }}**", row=row) for row in of_factor]),
                 do=_do(of_factor),
@@ -154,12 +153,10 @@ def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[Fac
     ]
     return say(
         "**Known answer.** A cause was planted in these data: {{ planted|whole }}. "
-        "{% if right|length == using|length %}This report recovered it{% elif right %}This report "
-        "recovered it for "
-        "{{ right|length }} of {{ using|length }} models{% else %}This report did not recover "
-        "it{% endif %}, from "
-        "pixels, masks and predictions only. Where it leads to the label, test accuracy is "
-        "{{ with_cause }}; elsewhere "
+        "{% if right|length == using|length %}This report recovered it{% elif right %}This "
+        "report recovered it for {{ right|length }} of {{ using|length }} models{% else %}This "
+        "report did not recover it{% endif %}, from pixels, masks and predictions only. Where it "
+        "leads to the label, test accuracy is {{ with_cause }}; elsewhere "
         "{{ elsewhere }}.{% if remedied %} Trained without it: {{ remedied }}.{% endif %}",
         planted=planted.says,
         with_cause=listed(with_cause),

@@ -91,8 +91,7 @@ def field_charts() -> tuple[Chart, ...]:
             "receptive_field",
             lines("layer", "distance", "uniform", panel="words"),
             "Distance from the middle patch to the pixels that change it, weighted by the "
-            "gradient, with intervals; "
-            "uniform: if all pixels counted equally.",
+            "gradient, with intervals; uniform: if all pixels counted equally.",
             title="Effective receptive field by layer",
             rows="receptive_fields",
         ),
@@ -106,9 +105,8 @@ def field_charts() -> tuple[Chart, ...]:
         Chart(
             "receptive_maps",
             images(),
-            "Square root of the norm of the gradient at each pixel, by layer. Each map has its own "
-            "colours; pixels "
-            "without any gradient are grey.",
+            "Square root of the norm of the gradient at each pixel, by layer. Each map has its "
+            "own colours; pixels without any gradient are grey.",
             title="Effective receptive field of the middle patch, layer by layer",
             rows=_maps,
         ),

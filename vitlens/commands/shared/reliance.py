@@ -80,11 +80,10 @@ def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
     other = pair.second if pair.more == pair.first else pair.first
     rows = {row.model: row for row in record.reliance if _same(row, pair)}
     says = say(
-        "**{{ pair.more }}** relies more on {{ pair.title|whole }} than **{{ other }}**. On images "
-        "{{ pair.change|whole }}, "
-        "{{ one.changed_by|value }} and {{ two.changed_by|value }} of their predictions change; "
-        "{{ one.control|whole }}, {{ one.changed_by_control|value }} and "
-        "{{ two.changed_by_control|value }}.",
+        "**{{ pair.more }}** relies more on {{ pair.title|whole }} than **{{ other }}**. On "
+        "images {{ pair.change|whole }}, {{ one.changed_by|value }} and "
+        "{{ two.changed_by|value }} of their predictions change; {{ one.control|whole }}, "
+        "{{ one.changed_by_control|value }} and {{ two.changed_by_control|value }}.",
         pair=pair,
         other=other,
         one=rows[pair.more],
@@ -136,9 +135,8 @@ def _answer(record: RelianceRecord) -> str:
         titles = [say("{{ row.title|whole }}", row=row) for row in rows]
         sentences.append(
             say(
-                "**{{ model }}** {% if titles %}relies most on {{ titles|whole }}{% else %}is not "
-                "shown to rely on any "
-                "cue that was tested{% endif %}.",
+                "**{{ model }}** {% if titles %}relies most on {{ titles|whole }}{% else %}is "
+                "not shown to rely on any cue that was tested{% endif %}.",
                 model=model,
                 titles=Marked(", then on ".join(titles)),
             )
@@ -173,9 +171,9 @@ SECTION: Final = Section(
         Chart(
             "reliance",
             intervals("title", "changed", of="model", reference=0.0),
-            "Predictions changed without each cue, minus those under a control that changes pixels "
-            "equally; left of "
-            "the dashed line the control matters more. All interventions: tables/reliance.csv.",
+            "Predictions changed without each cue, minus those under a control that changes "
+            "pixels equally; left of the dashed line the control matters more. All "
+            "interventions: tables/reliance.csv.",
             title="What predictions depend on ({{ rows|map(attribute='n')|max }} images)",
             rows=_strongest,
         ),

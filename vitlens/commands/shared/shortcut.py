@@ -80,17 +80,13 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     )
     says = say(
         "{{ subject }} {{ use }} {{ row.title|whole }}, and it causes errors. On images "
-        "{{ row.change|whole }}, "
-        "**{{ row.model }}** corrects {{ row.fixed }} of its {{ row.errors }} errors (n = "
-        "{{ row.n }}) and loses "
-        "{{ row.broken }} correct predictions. With the same images {{ row.control|whole }} "
-        "instead, it corrects "
-        "{{ row.control_fixed }} and loses {{ row.control_broken }}."
-        "{% for other in others %} **{{ other.model }}** corrects {{ other.fixed }} of "
-        "{{ other.errors }} and loses "
+        "{{ row.change|whole }}, **{{ row.model }}** corrects {{ row.fixed }} of its "
+        "{{ row.errors }} errors (n = {{ row.n }}) and loses {{ row.broken }} correct "
+        "predictions. With the same images {{ row.control|whole }} instead, it corrects "
+        "{{ row.control_fixed }} and loses {{ row.control_broken }}.{% for other in others %} "
+        "**{{ other.model }}** corrects {{ other.fixed }} of {{ other.errors }} and loses "
         "{{ other.broken }}; with that control, {{ other.control_fixed }} and "
-        "{{ other.control_broken }}.{% endfor %}"
-        "{% if without %} {{ without }}{% endif %}",
+        "{{ other.control_broken }}.{% endfor %}{% if without %} {{ without }}{% endif %}",
         subject=subject_in_bold,
         use="use" if len(rows) > 1 else "uses",
         row=first,
@@ -99,11 +95,10 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     )
     brief = say(
         "{{ subject }} {{ use }} {{ row.title|whole }}, a misleading cue. On {{ row.n }} images "
-        "{{ row.change|whole }}, {% for misled in rows %}{{ misled.fixed }} of {{ misled.errors }} "
-        "errors of **{{ misled.model }}** disappear, {{ misled.broken }} appear"
-        "{% if not loop.last %}; {% endif %}{% endfor %}. "
-        "As a control, {{ row.control|whole }}: {{ control_fixed }} disappear, "
-        "{{ control_broken }} appear.",
+        "{{ row.change|whole }}, {% for misled in rows %}{{ misled.fixed }} of "
+        "{{ misled.errors }} errors of **{{ misled.model }}** disappear, {{ misled.broken }} "
+        "appear{% if not loop.last %}; {% endif %}{% endfor %}. As a control, "
+        "{{ row.control|whole }}: {{ control_fixed }} disappear, {{ control_broken }} appear.",
         subject=subject_in_bold,
         use="use" if len(rows) > 1 else "uses",
         row=first,
@@ -183,13 +178,11 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         CUE_HEADS,
         row.model,
         say(
-            "Head {{ head.name }} of **{{ row.model }}** passes on {{ head.share|alone }} of what "
-            "this cue does to the "
-            "logits, and {{ head.control|value }} of what its control does: the largest difference "
-            "shown."
-            "{% if map %} Of the maps, **{{ map.method }}** best separates images that the cue "
-            "decides from others "
-            "(ROC-AUC {{ map.area|value }}, chance 0.5).{% endif %}",
+            "Head {{ head.name }} of **{{ row.model }}** passes on {{ head.share|alone }} of "
+            "what this cue does to the logits, and {{ head.control|value }} of what its control "
+            "does: the largest difference shown.{% if map %} Of the maps, **{{ map.method }}** "
+            "best separates images that the cue decides from others (ROC-AUC "
+            "{{ map.area|value }}, chance 0.5).{% endif %}",
             row=row,
             head=first,
             map=_best_map(record, row),
@@ -232,9 +225,9 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         )
         says = say(
             "Of the maps of **{{ best.model }}**, **{{ best.method }}** shows this cue best: "
-            "{{ best.decided|value }} "
-            "of its evidence lies there where the cue decides, {{ best.others|value }} elsewhere"
-            "{% if hidden %}; {{ hidden }} do not show it{% endif %}.",
+            "{{ best.decided|value }} of its evidence lies there where the cue decides, "
+            "{{ best.others|value }} elsewhere{% if hidden %}; {{ hidden }} do not show "
+            "it{% endif %}.",
             best=best,
             hidden=listed(hidden[:_NAMED]) if hidden else "",
         )
@@ -358,8 +351,7 @@ SECTIONS: Final = (
                 "cue_maps",
                 intervals("method", "area", of="model", reference=0.5),
                 "How well evidence in the region of the cue separates images in which the cue "
-                "decides from the others; "
-                "the dashed line is chance.",
+                "decides from the others; the dashed line is chance.",
                 title="Maps that show the cue",
             ),
         ),
@@ -381,8 +373,7 @@ SECTIONS: Final = (
                     titles=("the cue", "its control"),
                 ),
                 "The share of the effect on the logits that passes through each head, of the cue "
-                "and of its control, "
-                "with 95 % intervals.",
+                "and of its control, with 95 % intervals.",
                 title="Heads that carry the cue",
                 rows=lambda record: _head_rows(record)[:_DRAWN],
             ),

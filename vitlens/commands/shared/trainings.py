@@ -113,8 +113,7 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
     if unknown and len(budgets) > 1:
         yield say(
             "It is not known how {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} "
-            "trained, so "
-            "differences may come from training as well as from architecture.",
+            "trained, so differences may come from training as well as from architecture.",
             names=unknown,
         )
 

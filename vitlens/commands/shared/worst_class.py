@@ -50,8 +50,7 @@ def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iter
             "worst class",
             model,
             "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: "
-            "{{ effect }}, compared with "
-            "{{ overall|value }} overall.",
+            "{{ effect }}, compared with {{ overall|value }} overall.",
             replace(accuracy, n=worst.n),
             given={"row": worst, "overall": overall},
             reference=overall.value,
@@ -80,8 +79,7 @@ def class_sections() -> tuple[Section, Section]:
                     "per_class",
                     bars("class_name", "accuracy", of="model"),
                     "Accuracy of each class with its interval, lowest first. Where intervals "
-                    "overlap, classes may "
-                    "differ by chance.",
+                    "overlap, classes may differ by chance.",
                     title="Accuracy by class",
                 ),
             ),
@@ -104,9 +102,8 @@ def class_sections() -> tuple[Section, Section]:
                         "share",
                         words=lambda row: str(row.count) if row.count else "",
                     ),
-                    "Images by true class (rows) and predicted class (columns) of the classes that "
-                    "are confused most; "
-                    "colour: share of all images of the class.",
+                    "Images by true class (rows) and predicted class (columns) of the classes "
+                    "that are confused most; colour: share of all images of the class.",
                     title="Confusions of {{ first.model }}",
                     each="model",
                     rows=_cells,

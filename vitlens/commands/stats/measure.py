@@ -283,8 +283,8 @@ def kept_weights(model: str) -> tuple[KeptWeights, ...]:
     if len(checkpoints) < 2:
         raise InputError(
             "expected a run that kept its weights for --over-training, found "
-            f"{len(checkpoints) or 'none'} kept in "
-            f"{model}; train one with vitlens train PRESET --keep-every N"
+            f"{len(checkpoints) or 'none'} kept in {model}; train one with vitlens train PRESET "
+            "--keep-every N"
         )
     return checkpoints
 

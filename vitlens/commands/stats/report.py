@@ -65,8 +65,8 @@ def _patterns(row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
         "pattern",
         row.model,
         "{{ clear }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
-        "({{ labels|counts }})"
-        "{% endif %}; for the others no single pattern explains half of their attention.",
+        "({{ labels|counts }}){% endif %}; for the others no single pattern explains half of "
+        "their attention.",
         headline="{{ clear }} of {{ n }} heads of {{ model }} follow one pattern",
         given={
             "clear": len(clear),
@@ -112,13 +112,12 @@ def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
     yield found(
         "writes",
         model,
-        "{{ matter }} of {{ n }} heads of **{{ model }}** matter more to the classes or attributes "
-        "that they separate best than to the others{% if lead %}, most of all {{ lead.name }}: "
-        "without it, "
-        "images of {{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}. "
-        "Of the others {{ correlate }} separate one that removing them does not hurt most, "
-        "{{ several }} separate too "
-        "many equally well, {{ rest }} separate none.",
+        "{{ matter }} of {{ n }} heads of **{{ model }}** matter more to the classes or "
+        "attributes that they separate best than to the others{% if lead %}, most of all "
+        "{{ lead.name }}: without it, images of {{ lead.writes }} lose {{ effect|alone }} more "
+        "log-odds than others{% endif %}. Of the others {{ correlate }} separate one that "
+        "removing them does not hurt most, {{ several }} separate too many equally well, "
+        "{{ rest }} separate none.",
         None if lead is None else lead.margin,
         brief="{% if lead %}Removing **{{ lead.name }}** hurts images of {{ lead.writes }} "
         "most.{% endif %}",
@@ -187,9 +186,8 @@ _FAULTS: Final = (
         "dead heads",
         "dead",
         lambda head: head.output,
-        "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} of "
-        "the mean norm of "
-        "the heads' outputs is added to the residual stream.",
+        "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} "
+        "of the mean norm of the heads' outputs is added to the residual stream.",
         brief="Heads {{ heads|names }} of **{{ model }}** add next to nothing.",
         is_low=True,
     ),
@@ -197,9 +195,8 @@ _FAULTS: Final = (
         "uniform heads",
         "uniform",
         lambda head: head.statistics.get("normalised_entropy"),
-        "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row is "
-        "at least "
-        "{{ effect|value }} of that of uniform attention.",
+        "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row "
+        "is at least {{ effect|value }} of that of uniform attention.",
         brief="Heads {{ heads|names }} of **{{ model }}** attend to all patches alike.",
     ),
     _Fault(
@@ -207,11 +204,9 @@ _FAULTS: Final = (
         "position",
         lambda head: head.place_mass,
         "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in "
-        "{{ lead.name }} "
-        "{{ effect }} of the patches' attention lies on the patch in row {{ lead.place[0] }}, "
-        "column "
-        "{{ lead.place[1] }}, whatever the image ({{ lead.place_chance|percent(1) }} if it were "
-        "uniform).",
+        "{{ lead.name }} {{ effect }} of the patches' attention lies on the patch in row "
+        "{{ lead.place[0] }}, column {{ lead.place[1] }}, whatever the image "
+        "({{ lead.place_chance|percent(1) }} if it were uniform).",
     ),
 )
 
@@ -297,10 +292,8 @@ def _without_pattern(record: StatsRecord) -> str:
         return ""
     return say(
         "The nearest patterns of the {{ n }} other heads are {{ nearest|counts }}; the best "
-        "explained is "
-        "{{ top.name }} ({{ top.best }}, score {{ top.score|value }}). What they attend to may "
-        "depend on content that "
-        "no pattern describes.",
+        "explained is {{ top.name }} ({{ top.best }}, score {{ top.score|value }}). What they "
+        "attend to may depend on content that no pattern describes.",
         n=len(heads),
         nearest=Counter(head.best for head in heads if head.best),
         top=min(heads, key=_rank),
@@ -312,12 +305,11 @@ def _labels_opening(record: StatsRecord) -> str:
     attends = [name for name in record.names if name.holds is not None]
     looks = [name for name in record.names if name.looks_hold is not None]
     return say(
-        "For {{ tested }} of {{ heads }} heads, at least one label survived its intervention test"
-        "{% if removed %}; of the rest {{ correlate }} separate a class that removing them does "
-        "not hurt most"
-        "{% endif %}. On shuffled patches {{ held }} of {{ attends }} heads attend by what their "
-        "label says, and "
-        "{{ kept }} of {{ looks }} patterns are still there. One head's page: `vitlens head`.",
+        "For {{ tested }} of {{ heads }} heads, at least one label survived its intervention "
+        "test{% if removed %}; of the rest {{ correlate }} separate a class that removing them "
+        "does not hurt most{% endif %}. On shuffled patches {{ held }} of {{ attends }} heads "
+        "attend by what their label says, and {{ kept }} of {{ looks }} patterns are still "
+        "there. One head's page: `vitlens head`.",
         heads=len(record.names),
         tested=sum(name.tested for name in record.names),
         correlate=sum(name.correlates for name in record.names),
@@ -376,9 +368,9 @@ def _sharpest(record: StatsRecord) -> str:
         return ""
     ordered = sorted(heads, key=lambda head: head.statistics[name].value)
     return say(
-        "The sharpest head is {{ sharp.name }} of {{ sharp.model }}, with {{ least|value }} of the "
-        "entropy of uniform "
-        "attention, the most even {{ even.name }} of {{ even.model }}, with {{ most|value }}.",
+        "The sharpest head is {{ sharp.name }} of {{ sharp.model }}, with {{ least|value }} of "
+        "the entropy of uniform attention, the most even {{ even.name }} of {{ even.model }}, "
+        "with {{ most|value }}.",
         sharp=ordered[0],
         even=ordered[-1],
         least=ordered[0].statistics[name],
@@ -443,16 +435,14 @@ def unknown(record: StatsRecord) -> Iterator[str]:
     yield from noted(record.notes)
     if labelled and all(name.state is None for name in record.names):
         yield (
-            "No head was removed: `vitlens ablate` measures whether predictions depend on what "
-            "a "
+            "No head was removed: `vitlens ablate` measures whether predictions depend on what a "
             "head attends to."
         )
     near = [head for head in labelled if _is_near_threshold(head)]
     if near:
         yield say(
             "The scores of {{ near|names }} lie within their interval of the threshold of "
-            "{{ threshold }}: other "
-            "images may give them another label.",
+            "{{ threshold }}: other images may give them another label.",
             near=near,
             threshold=THRESHOLD,
         )
@@ -484,8 +474,7 @@ REPORT: Final = Report(
         "specialisation",
         images(scale="joint", label="weight, log2 of times uniform"),
         "Mean weight of keys by their offset from the query in the middle, for every head; grey: "
-        "never occurs. Frame "
-        "and code name its pattern; without a code: no single pattern.",
+        "never occurs. Frame and code name its pattern; without a code: no single pattern.",
         title="What every head of {{ record.aliases[0] }} attends to",
         rows=_offsets,
     ),
@@ -522,8 +511,7 @@ REPORT: Final = Report(
                     "distance",
                     lines("layer", "statistics.distance", of="model"),
                     "Mean distance between a patch and the patches that it attends to: a dot a "
-                    "head, the line their "
-                    "mean. Low: local.",
+                    "head, the line their mean. Low: local.",
                     title="Attention distance by layer",
                     rows="heads",
                     only=lambda row: "distance" in row.statistics,
@@ -539,8 +527,7 @@ REPORT: Final = Report(
                     "heads",
                     board(partial(_keys, "maps"), titles=title_of, ranges=_range),
                     "Statistics of every head, means over the rows of patches and over images; "
-                    "each panel has its own "
-                    "colours.",
+                    "each panel has its own colours.",
                     title="How sharp every head of {{ first.model }} is",
                     each="model",
                 ),
@@ -562,8 +549,7 @@ REPORT: Final = Report(
                         log=True,
                     ),
                     "Norms of the residual stream after each block: the median of an image's "
-                    "tokens and the greatest, "
-                    "means over images.",
+                    "tokens and the greatest, means over images.",
                     title="Norms of tokens by layer",
                 ),
             ),

@@ -138,8 +138,7 @@ def _checked(
     if presets and images.images:
         raise InputError(
             f"expected trained models with --images, found {' and '.join(presets)}, trained on "
-            "labelled data; try "
-            "vitlens study vit-digits --images ..., timm:NAME or a run folder"
+            "labelled data; try vitlens study vit-digits --images ..., timm:NAME or a run folder"
         )
     labelled = bool(presets) or not (images.images or images.predicted)
     if not labelled:

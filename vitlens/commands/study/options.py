@@ -39,8 +39,7 @@ class StudyOptions(SharedOptions):
     kind: str | None = option(
         "--kind",
         f"Kind of study: {', '.join((WHOLE, *KINDS))}; transfer compares ways of adapting MODEL to "
-        "--data, "
-        "the others train small models that differ in one factor.",
+        "--data, the others train small models that differ in one factor.",
         metavar="WORD",
         panel=_KIND,
         complete="kind",

@@ -340,8 +340,7 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
         yield Sentence(
             say(
                 "Without labels these chapters are left out: {{ words|join(', ') }}. Accuracy is "
-                "the share of "
-                "predictions that stay as they were.",
+                "the share of predictions that stay as they were.",
                 words=chapters,
             )
         )
@@ -419,8 +418,7 @@ def _not_tested(record: StudyRecord) -> str:
     """Return what was not varied, with the commands that vary it."""
     return say(
         "other images, model sizes and training seeds (`vitlens study --kind "
-        "data`){% if attacked %}, and stronger "
-        "attacks (`--attack auto`){% endif %}.",
+        "data`){% if attacked %}, and stronger attacks (`--attack auto`){% endif %}.",
         attacked=record.of("attack"),
     )
 

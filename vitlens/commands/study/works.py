@@ -35,17 +35,16 @@ _ROLES_IN_FULL: Final = {
     "attends to the same keys": "attends to the same patches, whichever patch asks"
 }
 _CAPTION: Final = (
-    "Rows are layers; columns: attention patterns, attention distance, labels that the logit lens "
-    "reads, accuracy lost "
-    "without each head (orange: the loss changes significantly), and what one head does."
+    "Rows are layers; columns: attention patterns, attention distance, labels that the logit "
+    "lens reads, accuracy lost without each head (orange: the loss changes significantly), and "
+    "what one head does."
 )
 _STAGE: Final = (
-    "**{{ name }} ({{ layers }})**: {% if reach %}heads attend {{ reach }}, {% endif %}"
-    "{% if needed %}{{ needed|names(1) }} "
+    "**{{ name }} ({{ layers }})**: {% if reach %}heads attend {{ reach }}, "
+    "{% endif %}{% if needed %}{{ needed|names(1) }} "
     "{% if needed|length > 1 %}matter{% else %}matters{% endif %} most to certain "
-    "classes{% elif role %}{{ count }} of {{ heads }} {{ role }}"
-    "{% else %}no head has a tested role{% endif %}"
-    "{% if lens %}, and the class can be read in {{ lens }} of images{% endif %}."
+    "classes{% elif role %}{{ count }} of {{ heads }} {{ role }}{% else %}no head has a tested "
+    "role{% endif %}{% if lens %}, and the class can be read in {{ lens }} of images{% endif %}."
 )
 
 

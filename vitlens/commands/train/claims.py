@@ -28,8 +28,7 @@ _UNSURE: Final = 0.1  # by which mean confidence is below accuracy in a model th
 _LONGER: Final = "train longer, for example with `--epochs {{ more }}`."
 _USE: Final = (
     "{{ evaluate }} shows errors and calibration, {{ explain }} what the model looks at; this "
-    "folder is a MODEL for "
-    "every command."
+    "folder is a MODEL for every command."
 )
 State = Literal["chance", "rising", "level", "open", ""]  # "open": undecided; "": not measured
 
@@ -105,8 +104,7 @@ def _accuracy_claim(record: TrainRecord, ending: _Ending) -> Claim:
         "accuracy",
         score.model,
         "**{{ m }}** classifies {{ effect }} of the held-out images correctly, after {{ n }} "
-        "epoch{{ n|s }} on "
-        "{{ setup.training }} images in {{ time }}.",
+        "epoch{{ n|s }} on {{ setup.training }} images in {{ time }}.",
         score.accuracy,
         headline="{{ m }} reaches {{ effect|value }} accuracy{{ end }}",
         given={
@@ -147,11 +145,9 @@ def _overfitting_claim(record: TrainRecord) -> Claim:
         "overfitting",
         score.model,
         "**{{ m }}** overfits: in the last epoch it classifies "
-        "{{ last.train_accuracy|percent(1) }} of the training "
-        "images correctly, as it saw them, {{ effect }} more than of the held-out "
-        "images.{% if few %} "
-        "{{ setup.training }} images of {{ classes }} classes are too few to train all its "
-        "weights.{% endif %}",
+        "{{ last.train_accuracy|percent(1) }} of the training images correctly, as it saw them, "
+        "{{ effect }} more than of the held-out images.{% if few %} {{ setup.training }} images "
+        "of {{ classes }} classes are too few to train all its weights.{% endif %}",
         score.gap,
         given={
             "m": score.model,
@@ -170,8 +166,7 @@ def _hardly_trained_claim(score: ScoreRow) -> Claim:
         "hardly trained",
         score.model,
         "**{{ m }}** is hardly trained: its mean confidence is {{ effect }}, far below its "
-        "accuracy, so its "
-        "probabilities are too low.",
+        "accuracy, so its probabilities are too low.",
         score.confidence,
         given={"m": score.model},
         kind="answer",
@@ -275,11 +270,9 @@ def _feature_claims(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]
             "features",
             row.model,
             "The features of **{{ m }}**, trained on {{ row.learned_from }} "
-            "({{ row.title|lower }}) for {{ n }} "
-            "epoch{{ n|s }}, reach a k-NN accuracy of {{ effect }}. With random weights it was "
-            "{{ row.random|alone }}, "
-            "a difference of {{ row.gain|alone }}{% if not better %}, which is not "
-            "significant{% endif %}. Each "
+            "({{ row.title|lower }}) for {{ n }} epoch{{ n|s }}, reach a k-NN accuracy of "
+            "{{ effect }}. With random weights it was {{ row.random|alone }}, a difference of "
+            "{{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}. Each "
             "held-out image is classified by its {{ row.neighbours }} nearest of {{ row.bank }} "
             "training images.",
             row.knn,
@@ -301,14 +294,12 @@ def _feature_claims(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]
         because = "information about the image in its teacher's outputs"
         claim = judge("collapse", row.model, row.information, "collapse", because=because)
         says = say(
-            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or has not begun to learn: its "
-            "teacher's output is "
-            "nearly the same for every image, with {{ effect }} of information about the image."
-            "{% if not centred %} The outputs were not centred (`centring=false`), so that one of "
-            "them can dominate "
-            "for all images.{% endif %}{% else %}**{{ m }}** has not collapsed: its teacher's "
-            "outputs hold "
-            "{{ effect }} of information about the image.{% endif %}",
+            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or has not begun to learn: "
+            "its teacher's output is nearly the same for every image, with {{ effect }} of "
+            "information about the image.{% if not centred %} The outputs were not centred "
+            "(`centring=false`), so that one of them can dominate for all "
+            "images.{% endif %}{% else %}**{{ m }}** has not collapsed: its teacher's outputs "
+            "hold {{ effect }} of information about the image.{% endif %}",
             state=claim.state,
             m=row.model,
             effect=row.information,
@@ -337,12 +328,11 @@ def _pair_claim(row: PairRow, better: ScoreRow, other: ScoreRow, *, is_answer: b
     return found(
         "comparison",
         f"{row.first} and {row.second}",
-        "{% if row.decided %}{{ one }} classifies more held-out images correctly than {{ other }}: "
-        "{{ a|value }} compared with {{ b|value }}, {{ effect }} more (McNemar's exact test, p = "
-        "{{ row.p_holm|number }}).{% else %}The accuracies of {{ one }}, {{ a|value }}, and "
-        "{{ other }}, "
-        "{{ b|value }}, do not differ significantly: {{ effect }}, p = "
-        "{{ row.p_holm|number }}.{% endif %}",
+        "{% if row.decided %}{{ one }} classifies more held-out images correctly than "
+        "{{ other }}: {{ a|value }} compared with {{ b|value }}, {{ effect }} more (McNemar's "
+        "exact test, p = {{ row.p_holm|number }}).{% else %}The accuracies of {{ one }}, "
+        "{{ a|value }}, and {{ other }}, {{ b|value }}, do not differ significantly: "
+        "{{ effect }}, p = {{ row.p_holm|number }}.{% endif %}",
         row.gain(better.model),
         p=row.p_holm,
         kind="answer" if is_answer else "comparison",
@@ -379,8 +369,7 @@ def unknown(record: TrainRecord) -> Iterator[str]:
     if score.best is not None and score.best.value > score.accuracy.value:
         yield say(
             "The best epoch reached {{ best|value }}. It was chosen on the test images, so this "
-            "number is "
-            "optimistic and not the result.",
+            "number is optimistic and not the result.",
             best=score.best,
         )
     yield from _about_length(record)
@@ -404,9 +393,9 @@ def _about_length(record: TrainRecord) -> Iterator[str]:
         yield "The test images were evaluated once, so a further rise of accuracy is not known."
     elif 0 < epochs < _SHORT and has_enough_images(record) and record.setup:
         yield say(
-            "{% if level %}Accuracy levelled off as the learning rate fell from {{ peak|number }} "
-            "to {{ end|number }}"
-            "{% else %}{{ n }} epochs are few{% endif %}; a longer training was not tried.",
+            "{% if level %}Accuracy levelled off as the learning rate fell from "
+            "{{ peak|number }} to {{ end|number }}{% else %}{{ n }} epochs are few{% endif %}; a "
+            "longer training was not tried.",
             n=epochs,
             level=state_of(record) == "level",
             end=record.history[-1].learning_rate,

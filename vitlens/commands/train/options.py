@@ -249,8 +249,7 @@ class TrainOptions:
     model: str = argument(
         "MODEL",
         f"A preset, which is trained from scratch, or a trained model: {describe_names()}; see "
-        "vitlens models. "
-        "Leave it out with --resume.",
+        "vitlens models. Leave it out with --resume.",
         default="",
         complete="model",
     )
@@ -258,8 +257,7 @@ class TrainOptions:
     objective: str = option(
         "--objective",
         f"Loss to minimise: {', '.join(OBJECTIVES)}. All but {CLASSIFY} train a ViT preset; --set "
-        "changes their "
-        "settings.",
+        "changes their settings.",
         default=CLASSIFY,
         metavar="NAME",
         parse=lambda _, text: objective_named(text).name,
@@ -270,8 +268,7 @@ class TrainOptions:
     check: bool = option(
         "--check",
         "Check model and recipe on a few images instead of training: seconds for a small model, "
-        "minutes for a large "
-        "one. Exit code 1 if a check fails.",
+        "minutes for a large one. Exit code 1 if a check fails.",
         default=False,
     )
     keep_every: int | None = option(
@@ -340,9 +337,8 @@ def require_compatible(options: TrainOptions) -> None:
     if options.objective != CLASSIFY and not options.fresh:
         with_weights = " with --weights" if tuning.weights else ""
         raise InputError(
-            f"expected a preset to train from scratch with --objective {options.objective}, found "
-            f"{options.model!r}"
-            f"{with_weights}; try vit-micro"
+            f"expected a preset to train from scratch with --objective {options.objective}, "
+            f"found {options.model!r}{with_weights}; try vit-micro"
         )
     is_set = _options_set(options)
     if options.objective != CLASSIFY:

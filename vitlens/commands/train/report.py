@@ -42,23 +42,20 @@ def _settings(record: TrainRecord) -> str:
 def _on_setup(row: SetupRow, record: TrainRecord) -> str:
     sentences = [
         "It was trained on {{ row.training }} images and tested on {{ row.test }} "
-        "others{% if row.computed %}, with "
-        "{{ row.computed|join(', ')|whole }}{% endif %}."
+        "others{% if row.computed %}, with {{ row.computed|join(', ')|whole }}{% endif %}."
     ]
     if row.batch_size < row.usual_batch_size and not row.chosen:
         sentences.append(
-            "An epoch would have fewer than {{ least }} batches of {{ row.usual_batch_size }}, the "
-            "recipe's batch "
-            "size. So batches of {{ row.batch_size }} are used, with a learning rate of "
-            "{{ row.learning_rate|number }} "
-            "instead of {{ row.usual_learning_rate|number }}; `--batch-size` and `--learning-rate` "
-            "set others."
+            "An epoch would have fewer than {{ least }} batches of {{ row.usual_batch_size }}, "
+            "the recipe's batch size. So batches of {{ row.batch_size }} are used, with a "
+            "learning rate of {{ row.learning_rate|number }} instead of "
+            "{{ row.usual_learning_rate|number }}; `--batch-size` and `--learning-rate` set "
+            "others."
         )
     if row.keep_every:
         sentences.append(
             "Copies of the weights, from before training and after every {{ every }}, are in "
-            "`{{ kept }}/`"
-            "{% if has_attention %}; {{ stats }} reads them{% endif %}."
+            "`{{ kept }}/`{% if has_attention %}; {{ stats }} reads them{% endif %}."
         )
     return say(
         " ".join(sentences),
@@ -75,8 +72,8 @@ def _on_fine_tuning(row: FineTunedRow) -> str:
     parts = {None: "all weights", 0: "only its head", 1: "its last block and its head"}
     return say(
         "**{{ row.model }}** (weights: {{ row.weights }}) was fine-tuned, {{ part }}: "
-        "{{ row.trained }} of "
-        "{{ row.parameters }} parameters{% if row.notes %}; {{ row.notes|whole }}{% endif %}.",
+        "{{ row.trained }} of {{ row.parameters }} parameters{% if row.notes %}; "
+        "{{ row.notes|whole }}{% endif %}.",
         row=row,
         part=parts.get(row.last, f"its last {row.last} blocks and its head"),
     )
@@ -132,8 +129,7 @@ def _on_loss(record: TrainRecord) -> str:
     if gap:
         return say(
             "Training accuracy in the last epoch, on images as the model saw them, minus test "
-            "accuracy is {{ gap }}, a "
-            "lower bound of overfitting.",
+            "accuracy is {{ gap }}, a lower bound of overfitting.",
             gap=gap,
         )
     return "Training images were mixed, so accuracy on them does not show overfitting."
@@ -150,9 +146,8 @@ _ACCURACY: Final = Chart(
 _FEATURES: Final = Chart(
     "features",
     lines("epochs", "knn", "objectness"),
-    "k-NN accuracy of the features, and the overlap of one head's CLS attention with the object's "
-    "mask, after each "
-    "epoch. The first values are those of random weights.",
+    "k-NN accuracy of the features, and the overlap of one head's CLS attention with the "
+    "object's mask, after each epoch. The first values are those of random weights.",
     title="k-NN accuracy and attention on the object, by epoch",
     rows="by_epoch",
 )
@@ -200,9 +195,8 @@ REPORT: Final = Report(
                 Chart(
                     "teacher",
                     lines("epochs", "teacher_entropy", "teacher_information"),
-                    "Entropy of the teacher's output, and its information about the image: zero if "
-                    "the output is the "
-                    "same for all images.",
+                    "Entropy of the teacher's output, and its information about the image: zero "
+                    "if the output is the same for all images.",
                     title="The teacher's outputs by epoch",
                     only=lambda row: row.teacher_entropy is not None,
                 ),
@@ -218,9 +212,8 @@ REPORT: Final = Report(
                 Chart(
                     "reconstructions",
                     images(),
-                    "Test images, the patches that the encoder sees, and the masked patches as the "
-                    "decoder "
-                    "reconstructs them.",
+                    "Test images, the patches that the encoder sees, and the masked patches as "
+                    "the decoder reconstructs them.",
                     title="Reconstructions of masked test images",
                     rows=_reconstruction_pictures,
                 ),
@@ -235,8 +228,8 @@ REPORT: Final = Report(
                     "loss",
                     lines("epochs", "train_loss", "test_loss"),
                     "Loss after each epoch. A test loss that rises while the training loss falls "
-                    "shows overfitting; "
-                    "strong augmentation can lift the training loss above the test loss.",
+                    "shows overfitting; strong augmentation can lift the training loss above the "
+                    "test loss.",
                     title="Training and test loss by epoch",
                 ),
             ),
@@ -261,8 +254,8 @@ REPORT: Final = Report(
                     "beside",
                     intervals("model", "accuracy", "agreement"),
                     "Accuracy on the same test images, and agreement with the teacher's "
-                    "predictions, right or wrong, "
-                    "with intervals. The paired test below has more power.",
+                    "predictions, right or wrong, with intervals. The paired test below has more "
+                    "power.",
                     title="Student and teacher",
                     rows="scores",
                 ),
@@ -283,8 +276,7 @@ REPORT: Final = Report(
                     "first_batch",
                     images(),
                     "Images of the first batch before and after augmentation, with the shares of "
-                    "the classes in their "
-                    "target before label smoothing.",
+                    "the classes in their target before label smoothing.",
                     title="The first training batch",
                     rows=_batch_pictures,
                 ),

@@ -180,8 +180,7 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
         option = f"--{name.replace('_', '-')}"
         raise InputError(
             f"expected no change of shape for the trained model {options.model}, found {option}; "
-            "leave it out, or "
-            "train a preset from scratch"
+            "leave it out, or train a preset from scratch"
         )
     if tuning.freeze:
         require_cacheable(recipe, views=tuning.views or 1)

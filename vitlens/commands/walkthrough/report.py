@@ -43,11 +43,10 @@ def claims(record: WalkthroughRecord) -> Iterator[Claim]:
         "weights",
         row.name,
         say(
-            "On **{{ image }}**, head **{{ row.name }}** gives {{ row.weight|percent(1) }} of the "
-            "weight of "
-            "{{ row.query_name }} to {{ row.key_name }}. That is {{ row.times_uniform|number }} "
-            "times the weight of "
-            "uniform attention.{% if not row.named %} The head has the lowest entropy of its "
+            "On **{{ image }}**, head **{{ row.name }}** gives {{ row.weight|percent(1) }} of "
+            "the weight of {{ row.query_name }} to {{ row.key_name }}. That is "
+            "{{ row.times_uniform|number }} times the weight of uniform "
+            "attention.{% if not row.named %} The head has the lowest entropy of its "
             "layer.{% endif %}",
             row=row,
             image=PurePath(row.image).name,
@@ -69,9 +68,8 @@ def _changes_claim(alias: str, unchanged: AnswerRow, changed: Sequence[AnswerRow
         alias,
         say(
             "The prediction is **{{ row.prediction }}** ({{ row.probability|percent(1) }}). "
-            "{{ altered|length }} of "
-            "{{ changed|length }} changes to the model alter it{% if altered %}: "
-            "{{ predictions }}{% endif %}.",
+            "{{ altered|length }} of {{ changed|length }} changes to the model alter "
+            "it{% if altered %}: {{ predictions }}{% endif %}.",
             row=unchanged,
             changed=changed,
             altered=altered,
@@ -103,19 +101,15 @@ def _steps_claim(record: WalkthroughRecord) -> Claim:
     }
     title = say(
         "Head {{ name }} of {{ claim.subject }}{% if equal %}: all steps match the model's "
-        "computation"
-        "{% elif n %}: a step differs from the model's computation{% else %}, step by "
+        "computation{% elif n %}: a step differs from the model's computation{% else %}, step by "
         "step{% endif %}",
         **values,
     )
     says = say(
         "{{ n }} steps of head {{ name }} were computed again by hand{% if n %}, and "
-        "{% if equal %}all match"
-        "{% else %}not all match{% endif %} the model's computation: the largest difference is "
-        "{{ claim.effect }} "
-        "({{ step }}){% endif %}.{% if missing %} {{ missing }} step{{ missing|s }} could not be "
-        "computed."
-        "{% endif %}",
+        "{% if equal %}all match{% else %}not all match{% endif %} the model's computation: the "
+        "largest difference is {{ claim.effect }} ({{ step }}){% endif %}.{% if missing %} "
+        "{{ missing }} step{{ missing|s }} could not be computed.{% endif %}",
         **values,
     )
     return replace(claim, kind="answer", title=title, says=says)
@@ -143,13 +137,10 @@ def _on_positions(record: WalkthroughRecord) -> str:
     (check,) = [row for row in record.steps if row.step == "positions"]
     return say(
         "{% if check.difference is none or check.note %}No fixed position embedding is added to "
-        "the patches before the "
-        "first block ({{ check.note|whole }}).{% else %}A position embedding is added to each "
-        "patch; it depends on the "
-        "place of the patch and is the same for every image.{% endif %} {{ row.tokens }} tokens of "
-        "{{ row.dim }} "
-        "numbers enter each block: {% for name in row.prefix %}{{ name }}, "
-        "{% endfor %}{{ row.patches }} patches.",
+        "the patches before the first block ({{ check.note|whole }}).{% else %}A position "
+        "embedding is added to each patch; it depends on the place of the patch and is the same "
+        "for every image.{% endif %} {{ row.tokens }} tokens of {{ row.dim }} numbers enter each "
+        "block: {% for name in row.prefix %}{{ name }}, {% endfor %}{{ row.patches }} patches.",
         row=record.row,
         check=check,
     )
@@ -159,10 +150,8 @@ def _on_scaling(record: WalkthroughRecord) -> str:
     rows = record.entropies
     return say(
         "Without scaling, {{ lower }} of {{ n }} heads have a lower entropy on this image; the "
-        "mean over heads is "
-        "{{ unscaled|number }} nats instead of {{ scaled|number }}. A saturated softmax has almost "
-        "no gradient "
-        "(Vaswani et al. 2017).",
+        "mean over heads is {{ unscaled|number }} nats instead of {{ scaled|number }}. A "
+        "saturated softmax has almost no gradient (Vaswani et al. 2017).",
         n=len(rows),
         lower=sum(row.unscaled < row.scaled for row in rows),
         scaled=float(np.mean([row.scaled for row in rows])),
@@ -276,8 +265,7 @@ REPORT: Final = Report(
         "row",
         _row_figure,
         "Weights of all pairs of tokens. The outlined row, of {{ record.row.query_name }}, is "
-        "shown over the image on "
-        "the right (patches only).",
+        "shown over the image on the right (patches only).",
         "{{ record.row.name }}: the weights of {{ record.row.query_name }}",
         whole=True,
     ),
@@ -316,8 +304,7 @@ REPORT: Final = Report(
                     "embedding",
                     _embedding_figure,
                     "One patch, the filters that respond to it most (grey is zero) with their "
-                    "responses, and the "
-                    "embedding of all patches, computed both ways.",
+                    "responses, and the embedding of all patches, computed both ways.",
                     "Patch embedding of {{ record.row.key_name }}",
                     whole=True,
                 ),
@@ -449,8 +436,7 @@ REPORT: Final = Report(
                     "without_scaling",
                     scatter("scaled", "unscaled"),
                     "Entropy of every head on this image, mean over queries. Below the dashed "
-                    "line, it is lower "
-                    "without scaling.",
+                    "line, it is lower without scaling.",
                     "Entropy of every head, with and without scaling",
                 ),
             ),

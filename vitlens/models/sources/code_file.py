@@ -82,8 +82,7 @@ def load(request: ModelRequest) -> Model:
     if request.file is not None or request.random or request.image_size is not None:
         raise InputError(
             f"expected {full_name} alone, whose function sets weights and size; leave out "
-            f"{argument('weights')}, "
-            f"{argument('random_weights')} and {argument('image_size')}"
+            f"{argument('weights')}, {argument('random_weights')} and {argument('image_size')}"
         )
     if not path.is_file():
         raise ModelError(f"expected a Python file, found nothing at {path}; check {_flag()}")

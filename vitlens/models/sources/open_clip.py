@@ -103,8 +103,7 @@ def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
         listed = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:6])}), " if tags else "give "
         raise ModelError(
             f"expected known weights of {PREFIX}{arch}, found none; "
-            f"{listed}{argument('weights', 'FILE')}, or "
-            f"{argument('random_weights', True)}"
+            f"{listed}{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
         )
 
 

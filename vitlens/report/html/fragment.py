@@ -193,8 +193,7 @@ def _exactness_of(kind: str, explorer: Explorer, weights: Sequence[Packed]) -> I
         rows, columns = first.queries
         text += (
             f" To keep the page small, their queries are averaged over {rows}x{columns} "
-            "blocks "
-            "of patches."
+            "blocks of patches."
         )
     if not has_all_keys:
         rows, columns = first.keys

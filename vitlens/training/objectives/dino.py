@@ -75,8 +75,7 @@ class SelfDistillation(nn.Module):
             step = math.lcm(*patch)
             raise InputError(
                 f"expected local crops divisible into patches of {patch[0]}x{patch[1]} px, found "
-                f"{size} px; try "
-                f"{set_option('local_size', max(round(size / step), 1) * step)}"
+                f"{size} px; try {set_option('local_size', max(round(size / step), 1) * step)}"
             )
         self.student = Projected(model, settings["outputs"])
         self.teacher = deepcopy(self.student).requires_grad_(False).eval()

@@ -75,9 +75,8 @@ _ENTRIES: Final = (
     TrainingObjective(
         "mae",
         "Masked autoencoder",
-        "the squared error of the pixels of masked patches, reconstructed by a small decoder from "
-        "the patches that are "
-        "left",
+        "the squared error of the pixels of masked patches, reconstructed by a small decoder "
+        "from the patches that are left",
         "He 2022",
         recipe=Recipe(
             epochs=40,
@@ -94,9 +93,8 @@ _ENTRIES: Final = (
     TrainingObjective(
         "dino",
         "Self-distillation",
-        "the cross-entropy of a student's outputs on crops of an image with those of its teacher, "
-        "the moving average "
-        "of the student, on others",
+        "the cross-entropy of a student's outputs on crops of an image with those of its "
+        "teacher, the moving average of the student, on others",
         "Caron 2021",
         recipe=Recipe(
             epochs=30,
@@ -123,8 +121,7 @@ _ENTRIES: Final = (
         "clip",
         "Images and captions",
         "the symmetric cross-entropy (InfoNCE) of telling, within a batch, which caption belongs "
-        "to an image, and "
-        "which image to a caption",
+        "to an image, and which image to a caption",
         "Radford 2021",
         "captions",
         recipe=Recipe(

@@ -193,8 +193,7 @@ def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
     """Return a note that the weights are those before the mixing."""
     return say(
         "In {{ n }} layer{{ n|s }} (talking heads) a linear map mixes the attention weights over "
-        "heads. The weights "
-        "here are those before it, not those that multiply the values.",
+        "heads. The weights here are those before it, not those that multiply the values.",
         n=len(rows),
     )
 

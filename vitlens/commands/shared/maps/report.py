@@ -68,8 +68,8 @@ def map_claims(
             "maps that ignore the weights",
             alias,
             "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of "
-            "**{{ alias }}** are "
-            "randomised: {{ worst.method }} keeps a rank correlation of {{ effect|alone }}.",
+            "**{{ alias }}** are randomised: {{ worst.method }} keeps a rank correlation of "
+            "{{ effect|alone }}.",
             worst.value,
             brief="The maps by {{ names|names }} hardly change when the weights of **{{ alias }}** "
             "are randomised, so "
@@ -86,9 +86,9 @@ def map_claims(
         yield found(
             "maps below a baseline",
             alias,
-            "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse "
-            "than a baseline: "
-            "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}.",
+            "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** "
+            "worse than a baseline: {{ worst.method }} differs from {{ worst.baseline }} by "
+            "{{ effect|alone }}.",
             worst.margin,
             brief="The maps by {{ names|names }} order the patches of **{{ alias }}** worse than a "
             "baseline map does.",
@@ -157,10 +157,9 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
             closest.append(f"{name} ({_count_checks(best, rows)}{unit})")
     return say(
         "{% if trusted %}You can trust {{ trusted_maps }}, which passes{% else %}None: no map "
-        "passes{% endif %} all checks (its patches matter, twice; it depends on the weights; "
-        "it survives one-pixel shifts)."
-        "{% if closest %} {% if trusted %}No other map does; the{% else %}The{% endif %} closest "
-        "{{ closest|are }} {{ closest_maps }}.{% endif %}",
+        "passes{% endif %} all checks (its patches matter, twice; it depends on the weights; it "
+        "survives one-pixel shifts).{% if closest %} {% if trusted %}No other map does; "
+        "the{% else %}The{% endif %} closest {{ closest|are }} {{ closest_maps }}.{% endif %}",
         trusted=trusted,
         trusted_maps=listed(trusted),
         closest=closest,
@@ -202,10 +201,9 @@ def uniform_claim(
             "uniform maps",
             alias,
             "{% if images > 1 %}All {{ images }} maps{% else %}The map{% endif %} of "
-            "{{ blank|names }} for "
-            "**{{ alias }}** {% if images > 1 or blank|length > 1 %}are{% else %}is{% endif %} "
-            "uniform or not finite: "
-            "nothing is drawn.",
+            "{{ blank|names }} for **{{ alias }}** "
+            "{% if images > 1 or blank|length > 1 %}are{% else %}is{% endif %} uniform or not "
+            "finite: nothing is drawn.",
             wilson(images, images),
             headline=_BLANK if is_title and nothing_shown else "",
             given={"blank": blank, "images": images, "alias": alias},
@@ -222,8 +220,7 @@ def uniform_claim(
             "uniform maps",
             alias,
             "{{ count }} of {{ images }} maps of **{{ worst }}** for **{{ alias }}** are uniform "
-            "or not finite: they "
-            "show nothing.",
+            "or not finite: they show nothing.",
             share,
             given={"count": unusable[worst], "images": images, "worst": worst, "alias": alias},
             kind="hidden fault",
@@ -248,8 +245,7 @@ def checks_chart(rows: Rows) -> Chart:
         "checks",
         matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
         "Methods by checks, with their scores: ✓ passed, ~ better than random only, ✗ failed, ? "
-        "undecided. The "
-        "object does not affect the verdict.",
+        "undecided. The object does not affect the verdict.",
         title="Checks of the maps of {{ first.model }}",
         rows=rows,
         each="model",

@@ -230,9 +230,9 @@ def compared_with_best(choice: Choice) -> str:
     """Return a sentence that compares the candidates with the best."""
     return say(
         "**{{ best }}** has the highest accuracy.{% if worse %} Significantly lower: "
-        "{{ worse|names }}.{% endif %}"
-        "{% if within %} At most {{ margin }} points lower: {{ within|names }}.{% endif %}"
-        "{% if undecided %} Undecided: {{ undecided|names }}.{% endif %}",
+        "{{ worse|names }}.{% endif %}{% if within %} At most {{ margin }} points lower: "
+        "{{ within|names }}.{% endif %}{% if undecided %} Undecided: "
+        "{{ undecided|names }}.{% endif %}",
         best=choice.best.name,
         worse=choice.worse,
         within=choice.within,

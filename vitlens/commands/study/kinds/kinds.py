@@ -164,19 +164,17 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Variant("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}, base="depth-4"),
             ),
             "other widths and patch sizes, other orders of adding the parts, a separate learning "
-            "rate for each "
-            "variant, and more data",
+            "rate for each variant, and more data",
             (
                 "All variants have dim 64, patch 4 and position embeddings, and classify by the "
-                "mean of the patches: "
-                "without attention a CLS token would receive nothing from them.",
-                "The first variant has an MLP in place of attention; the next ones have attention "
-                "and no MLP, until "
-                "one adds it again. The depth is 1 unless it is given.",
-                "Norms stand before attention and MLP (pre-norm) and once before the classifier; a "
-                "post-norm block has "
-                "them after each addition, without that last norm. Later variants change the "
-                "pre-norm block.",
+                "mean of the patches: without attention a CLS token would receive nothing from "
+                "them.",
+                "The first variant has an MLP in place of attention; the next ones have "
+                "attention and no MLP, until one adds it again. The depth is 1 unless it is "
+                "given.",
+                "Norms stand before attention and MLP (pre-norm) and once before the classifier; "
+                "a post-norm block has them after each addition, without that last norm. Later "
+                "variants change the pre-norm block.",
             ),
         ),
         "patch-size": Kind(
@@ -187,13 +185,12 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Variant("patch-16", "patch 16 px", shape={**_SMALL, "patch_size": [16, 16]}),
             ),
             "larger images (a patch of 4 px at 32 px covers as much as one of 28 px at 224 px), "
-            "objects of other "
-            "sizes, a separate width or depth for each patch size, and tasks that need fine maps",
+            "objects of other sizes, a separate width or depth for each patch size, and tasks "
+            "that need fine maps",
             (
                 _BASE,
                 "Halving the patch size makes four times as many tokens; the cost of attention "
-                "grows with the square "
-                "of their number.",
+                "grows with the square of their number.",
             ),
             extra="cut",
         ),
@@ -247,13 +244,11 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             (
                 "The ViT is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4), the "
                 "CNN is `resnet20`.",
-                "The number of optimiser steps is the same at every share: a share is repeated to "
-                "the size of the "
-                "whole set, so the images of small shares are seen more often. Shares are "
-                "class-balanced and nested, "
-                "and drawn anew for each seed. Images are fixed: scenes that are otherwise drawn "
-                "anew every epoch stay "
-                "those of the first epoch.",
+                "The number of optimiser steps is the same at every share: a share is repeated "
+                "to the size of the whole set, so the images of small shares are seen more "
+                "often. Shares are class-balanced and nested, and drawn anew for each seed. "
+                "Images are fixed: scenes that are otherwise drawn anew every epoch stay those "
+                "of the first epoch.",
             ),
         ),
         "registers": Kind(
@@ -264,8 +259,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Variant("registers-4", "4 registers", shape={**_SMALL, "registers": 4}),
             ),
             "large models and long training, in which high-norm tokens appear (Darcet 2024), and "
-            "tasks that need "
-            "clean maps rather than accuracy",
+            "tasks that need clean maps rather than accuracy",
             (
                 _BASE,
                 "Registers (Darcet 2024) absorb high-norm tokens, which small models may not have.",
@@ -281,19 +275,16 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 ),
                 Variant("learned", "learned 1-D", shape={**_SMALL, "positions": "learned"}),
             ),
-            "relative and rotary positions, images of another size than in training (where learned "
-            "embeddings are "
-            "interpolated and fixed ones computed again), and data in which places matter more or "
-            "less",
+            "relative and rotary positions, images of another size than in training (where "
+            "learned embeddings are interpolated and fixed ones computed again), and data in "
+            "which places matter more or less",
             (
                 _BASE,
                 "Without position embeddings the model is invariant to the order of the patches. "
-                "The 1-D sines are "
-                "those of Vaswani 2017, of the patch's number row by row; the 2-D ones those of "
-                "MAE (He 2022), half of "
-                "the dimensions for the column and half for the row; learned ones begin as noise. "
-                "The root mean square "
-                "of the sines is 0.71, that of the noise 0.88.",
+                "The 1-D sines are those of Vaswani 2017, of the patch's number row by row; the "
+                "2-D ones those of MAE (He 2022), half of the dimensions for the column and half "
+                "for the row; learned ones begin as noise. The root mean square of the sines is "
+                "0.71, that of the noise 0.88.",
             ),
             extra="positions",
         ),
@@ -312,16 +303,14 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Variant("cnn", "CNN", "resnet20"),
             ),
             "larger images, where the ViT's attention grows with the square of the number of "
-            "patches and Swin's "
-            "with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); a "
-            "separate recipe for each; pretrained weights; tasks that need maps, such as "
-            "segmentation",
+            "patches and Swin's with the number (`vitlens profile vit-micro swin-micro --sizes "
+            "32,64,128`); a separate recipe for each; pretrained weights; tasks that need maps, "
+            "such as segmentation",
             (
                 "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4; the Swin is "
-                "`swin-micro` with dim "
-                "22, patch 2, windows of 4x4 patches; the CNN is `resnet20`. The ViT and both "
-                "Swins share a recipe, "
-                "the CNN has another one with the same batch size.",
+                "`swin-micro` with dim 22, patch 2, windows of 4x4 patches; the CNN is "
+                "`resnet20`. The ViT and both Swins share a recipe, the CNN has another one with "
+                "the same batch size.",
                 "Without shift, patches of different windows meet only where patches are merged.",
             ),
             extra="fields",
@@ -361,17 +350,13 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "number of last blocks, and test images from another source",
             (
                 "Frozen: only a new head, on features of the unchanged model. Last blocks: the "
-                "last quarter of the "
-                "blocks and a new head. Full: all weights. From scratch: the same architecture "
-                "from random weights. "
-                "Distilled: from scratch, but also learning from the outputs of the fully trained "
-                "model.",
+                "last quarter of the blocks and a new head. Full: all weights. From scratch: the "
+                "same architecture from random weights. Distilled: from scratch, but also "
+                "learning from the outputs of the fully trained model.",
                 "Learning rates are fixed, from trials on other images: training from random "
-                "weights takes larger "
-                "steps. All variants except the frozen one have the same epochs and augmentation; "
-                "the frozen one "
-                "computes its features once. Fewer images are repeated, so that the number of "
-                "steps is the same.",
+                "weights takes larger steps. All variants except the frozen one have the same "
+                "epochs and augmentation; the frozen one computes its features once. Fewer "
+                "images are repeated, so that the number of steps is the same.",
             ),
             extra="inside",
         ),
@@ -385,22 +370,19 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Variant("clip", "CLIP", shape=_SMALL, objective="clip", against=_WITH_AND_WITHOUT),
             ),
             "larger models and images, a thousand times more images as in the papers, a separate "
-            "budget for each "
-            "objective, photographs, and fine-tuning of all weights, at which MAE is best in its "
-            "paper (He 2022)",
+            "budget for each objective, photographs, and fine-tuning of all weights, at which "
+            "MAE is best in its paper (He 2022)",
             (
                 f"{_BASE} Accuracy is that of a linear probe on frozen features of all training "
                 "images: the same "
                 f"measure for "
                 "all variants, with or without a classifier.",
-                "Features are the CLS token and the mean of the patches of the last layer, side by "
-                "side, for all "
-                "variants. The supervised variant has seen the labels, CLIP has seen captions that "
-                "name the class; MAE "
-                "and DINO have seen neither.",
-                "All trainings have the same number of epochs and steps; a step of DINO needs the "
-                "most passes, as it "
-                "sees several crops. Random weights are those with which the other variants begin.",
+                "Features are the CLS token and the mean of the patches of the last layer, side "
+                "by side, for all variants. The supervised variant has seen the labels, CLIP has "
+                "seen captions that name the class; MAE and DINO have seen neither.",
+                "All trainings have the same number of epochs and steps; a step of DINO needs "
+                "the most passes, as it sees several crops. Random weights are those with which "
+                "the other variants begin.",
             ),
             extra="pretraining",
             data="shapes",

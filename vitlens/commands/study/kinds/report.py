@@ -98,8 +98,8 @@ def undecidable(record: KindRecord) -> Claim | None:
         return None
     sentence = say(
         "The highest accuracy, {{ best.value }} of **{{ best.name }}**, may be no better than "
-        "guessing "
-        "({{ chance|percent }}). There is nothing to compare; add epochs (`--epochs`) or images.",
+        "guessing ({{ chance|percent }}). There is nothing to compare; add epochs (`--epochs`) "
+        "or images.",
         best=best,
         chance=chance,
     )
@@ -120,8 +120,8 @@ def range_claim(record: KindRecord) -> Claim:
     design = record.design[0]
     sentence = say(
         "This was measured with {{ images }} training images of {{ side }} px in "
-        "{{ design.classes }} classes, "
-        "{{ epochs }} epoch{{ design.epochs|s }}, {{ design.seeds }} seed{{ design.seeds|s }} and "
+        "{{ design.classes }} classes, {{ epochs }} epoch{{ design.epochs|s }}, "
+        "{{ design.seeds }} seed{{ design.seeds|s }} and "
         "{% if design.model %}{{ design.model }}{% else %}models of {{ parameters }} "
         "parameters{% endif %}.",
         design=design,
@@ -186,8 +186,7 @@ def unknown(record: KindRecord) -> Iterator[str]:
     yield from _missed(record, design)
     yield say(
         "Training is short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights "
-        "may need longer "
-        "training (`--epochs`).",
+        "may need longer training (`--epochs`).",
         epochs=design.epochs,
     )
     if design.model:
@@ -285,8 +284,7 @@ def _definitions(record: KindRecord) -> Iterator[tuple[str, str]]:
             "Recipe",
             say(
                 "{{ r.points }}: {{ r.optimiser }}, learning rate {{ r.learning_rate }}, batches "
-                "of "
-                "{{ r.batch_size }}, {{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: "
+                "of {{ r.batch_size }}, {{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: "
                 "{{ r.augmentation }}.",
                 r=row,
             ),
@@ -361,8 +359,7 @@ def kind_report(
             "points",
             draw_accuracies,
             "Top-1 accuracy on the test images, mean over seeds, with 95 % intervals over seeds "
-            "and images; dashed: "
-            "guessing.",
+            "and images; dashed: guessing.",
             title="Top-1 accuracy of each variant, {{ record.design[0].seeds }} "
             "seed{{ record.design[0].seeds|s }}",
             whole=True,

@@ -125,8 +125,7 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
         if (path / "adapter_config.json").exists():  # its weights would be left out
             raise ModelError(
                 f"expected a whole model in {name}, found adapter_config.json, an adapter; merge "
-                "it into its model "
-                "first (merge_and_unload of peft)"
+                "it into its model first (merge_and_unload of peft)"
             )
         return path, ""
     if (
@@ -237,8 +236,7 @@ def _read(processor: Any) -> tuple[dict[str, object], list[str]]:
         known = ", ".join(f"{plain}ImageProcessor" for plain in _PLAIN)
         raise UnsupportedError(
             "expected an image processor that only resizes, crops and normalises, found "
-            f"{' '.join((kind, *steps))}; "
-            f"known: {known}"
+            f"{' '.join((kind, *steps))}; known: {known}"
         )
     number = processor.resample
     if number not in _RESAMPLING:

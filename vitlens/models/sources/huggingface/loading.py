@@ -290,9 +290,9 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
     if kind not in _BACKBONES and kind not in _TOWERS and not classifiers:
         remote = "; its code (auto_map) is never run" if "auto_map" in fields else ""
         raise UnsupportedError(
-            f"expected a vision model that transformers itself has, found model_type {kind[:60]!r} "
-            f"in {name}{remote}; "
-            f"known: {', '.join((*_BACKBONES, *_TOWERS))} and transformers' image classifiers"
+            "expected a vision model that transformers itself has, found model_type "
+            f"{kind[:60]!r} in {name}{remote}; known: {', '.join((*_BACKBONES, *_TOWERS))} and "
+            "transformers' image classifiers"
         )
     if fields.get("quantization_config"):
         raise UnsupportedError(

@@ -61,10 +61,9 @@ def _feature_claims(record: PretrainingRecord) -> Iterator[Claim]:
     for row in record.zero_shot:
         sentence = say(
             "**{{ row.words }}** classifies {{ row.mean|alone }} of the images correctly by "
-            "comparing them with "
-            "words, averaged over {{ row.wordings }} wordings (guessing: "
-            "{{ row.chance|percent }}). Its training "
-            "captions name the class, so it has seen the labels.",
+            "comparing them with words, averaged over {{ row.wordings }} wordings (guessing: "
+            "{{ row.chance|percent }}). Its training captions name the class, so it has seen the "
+            "labels.",
             row=row,
         )
         yield Claim(
@@ -92,10 +91,10 @@ def _without_labels_claim(record: PretrainingRecord, rows: Sequence[FeatureScore
     against_supervised = _comparison_in_words(best.over_supervised, best.p_supervised)
     supervised = next(row for row in nearest_scores(record) if row.label == _SUPERVISED)
     sentence = say(
-        "Among models trained without labels, **{{ row.words }}** has the highest {{ accuracy }}, "
-        "{{ row.value|alone }}. It is {{ against_random }} random weights and "
-        "{{ against_supervised }} the "
-        "supervised model ({{ supervised|value }}).{% for other in others %} Its difference from "
+        "Among models trained without labels, **{{ row.words }}** has the highest "
+        "{{ accuracy }}, {{ row.value|alone }}. It is {{ against_random }} random weights and "
+        "{{ against_supervised }} the supervised model "
+        "({{ supervised|value }}).{% for other in others %} Its difference from "
         "**{{ other.words }}** ({{ other.value|value }}) was not tested.{% endfor %}",
         row=best,
         accuracy=_neighbour_accuracy(best),
@@ -151,15 +150,13 @@ def _objects_claim(record: PretrainingRecord) -> Claim:
     finding = [row.words for row in record.objectness if row.finds_objects]
     top = max(record.objectness, key=lambda row: row.iou.value)
     sentence = say(
-        "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than maps "
-        "of other "
-        "images and the mean mask do{% else %}No variant's attention is shown to overlap the "
-        "objects more than "
-        "both maps of other images and the mean mask{% endif %}; the highest overlap is "
-        "{{ top.iou|alone }}, of **{{ top.words }}**, compared with {{ top.shuffled|value }} and "
-        "{{ top.mean_mask|value }}. {% if learned %}{{ learned|names }} also "
-        "{% if learned|length > 1 "
-        "%}exceed{% else %}exceeds{% endif %} random "
+        "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than "
+        "maps of other images and the mean mask do{% else %}No variant's attention is shown to "
+        "overlap the objects more than both maps of other images and the mean mask{% endif %}; "
+        "the highest overlap is {{ top.iou|alone }}, of **{{ top.words }}**, compared with "
+        "{{ top.shuffled|value }} and {{ top.mean_mask|value }}. "
+        "{% if learned %}{{ learned|names }} also "
+        "{% if learned|length > 1 %}exceed{% else %}exceeds{% endif %} random "
         "weights{% else %}None is shown to exceed random weights (their attention follows "
         "pixels){% endif %}.",
         finding=finding,
@@ -185,10 +182,8 @@ def _corruption_claim(record: PretrainingRecord) -> Iterator[Claim]:
     for row in _different_losses(record)[:1]:
         sentence = say(
             "**{{ row.words }}** loses {{ row.value|points|value }} of accuracy to "
-            "{{ row.measure|whole }}, "
-            "{{ row.over_supervised|alone }} "
-            "{{ 'more' if row.over_supervised.value > 0 else 'less' }} than the "
-            "supervised model.",
+            "{{ row.measure|whole }}, {{ row.over_supervised|alone }} "
+            "{{ 'more' if row.over_supervised.value > 0 else 'less' }} than the supervised model.",
             row=row,
         )
         yield Claim(
@@ -241,10 +236,10 @@ def _most_different_losses(record: PretrainingRecord) -> str:
     """
     return say(
         "{% for row in rows %}**{{ row.words }}** loses "
-        "{{ 'more' if row.over_supervised.value > 0 else 'less' }} to "
-        "{{ row.measure|whole }} than the supervised model ({{ row.over_supervised|alone }}). "
-        "{% else %}No variant is "
-        "shown to lose more or less of its probe's accuracy than the supervised model.{% endfor %}",
+        "{{ 'more' if row.over_supervised.value > 0 else 'less' }} to {{ row.measure|whole }} "
+        "than the supervised model ({{ row.over_supervised|alone }}). {% else %}No variant is "
+        "shown to lose more or less of its probe's accuracy than the supervised "
+        "model.{% endfor %}",
         rows=_different_losses(record)[:_CORRUPTIONS],
     )
 
@@ -256,10 +251,9 @@ def _best_with_few_images(record: PretrainingRecord) -> str:
     best = [max(by_shots[shots], key=lambda row: row.accuracy.value) for shots in ends]
     return say(
         "{% for row in best %}With {{ row.shots }} image{{ row.shots|s }} per class, "
-        "**{{ row.words }}** is best: "
-        "{{ row.accuracy|alone }}. {% endfor %}These are means over {{ best[0].draws }} draws of "
-        "images, the same for "
-        "all variants; intervals are over seeds.",
+        "**{{ row.words }}** is best: {{ row.accuracy|alone }}. {% endfor %}These are means over "
+        "{{ best[0].draws }} draws of images, the same for all variants; intervals are over "
+        "seeds.",
         best=best,
     )
 
@@ -268,11 +262,10 @@ def _most_similar(record: PretrainingRecord) -> str:
     """Return the two trained variants whose features are most similar."""
     rows = [row for row in _pairs(record) if row.label != "random"]
     return say(
-        "{% if top %}Of the trained variants, **{{ top.words }}** and **{{ top.against_words }}** "
-        "are most similar "
-        "(CKA {{ top.cka|alone }}). {% endif %}The diagonal compares trainings of one variant with "
-        "different seeds: no "
-        "two variants can be expected to be more similar.",
+        "{% if top %}Of the trained variants, **{{ top.words }}** and "
+        "**{{ top.against_words }}** are most similar (CKA {{ top.cka|alone }}). {% endif %}The "
+        "diagonal compares trainings of one variant with different seeds: no two variants can be "
+        "expected to be more similar.",
         top=max(rows, key=lambda row: row.cka.value, default=None),
     )
 
@@ -287,10 +280,8 @@ def _range_over_wordings(record: PretrainingRecord) -> str:
     """Return the lowest and the highest accuracy over wordings."""
     return say(
         "{% for row in rows %}Over {{ row.wordings }} wordings, the accuracy of "
-        "**{{ row.words }}** ranges from "
-        "{{ row.lowest|value }} to {{ row.highest|value }} (means over seeds of the lowest and the "
-        "highest)."
-        "{% endfor %}",
+        "**{{ row.words }}** ranges from {{ row.lowest|value }} to {{ row.highest|value }} "
+        "(means over seeds of the lowest and the highest).{% endfor %}",
         rows=record.zero_shot,
     )
 
@@ -320,9 +311,8 @@ _NEIGHBOURS: Final = Section(
         Chart(
             "neighbours",
             intervals("words", "value", of="measure"),
-            "Test accuracy of k-NN and of a linear probe on frozen features, mean over seeds with "
-            "95 % intervals "
-            "over seeds.",
+            "Test accuracy of k-NN and of a linear probe on frozen features, mean over seeds "
+            "with 95 % intervals over seeds.",
             title="k-NN and linear probe of each variant",
             rows="feature_scores",
         ),
@@ -346,9 +336,8 @@ _FEW_SHOT: Final = Section(
         Chart(
             "few_shot",
             lines("shots", "accuracy", of="words", reference="chance"),
-            "Accuracy of the nearest class mean over the number of training images a class, bands "
-            "over seeds; "
-            "dashed: guessing.",
+            "Accuracy of the nearest class mean over the number of training images a class, "
+            "bands over seeds; dashed: guessing.",
             title="Accuracy with a few images a class",
         ),
     ),
@@ -368,8 +357,7 @@ _OBJECTS: Final = Section(
             "objectness",
             intervals("words", "iou", "shuffled", "mean_mask"),
             "Overlap of the objects with an equal area of the best head's attention, of maps of "
-            "other images, and "
-            "of the mean mask.",
+            "other images, and of the mean mask.",
             title="Attention on objects, compared with maps that ignore the image",
         ),
     ),

@@ -73,8 +73,7 @@ def _transfer_claim(record: TransferRecord) -> Claim:
     comparison = comparison_of(record, _FULL, _SCRATCH)
     sentence = say(
         "{% if outcome %}Transfer {{ outcome }}{% else %}It is undecided whether transfer "
-        "wins{% endif %}: full "
-        "training is {{ more }} than training from scratch.",
+        "wins{% endif %}: full training is {{ more }} than training from scratch.",
         outcome=outcome,
         more=in_accuracy(comparison.difference),
     )
@@ -114,11 +113,9 @@ def _catching_up(record: TransferRecord) -> str:
     last = rows[-1].difference
     return say(
         "{% if caught_up %}Training from scratch catches up with full training at "
-        "{{ caught_up.images }} images"
-        "{% else %}{% if behind %}Training from scratch does not catch up{% else %}It is undecided "
-        "where training "
-        "from scratch catches up{% endif %} with full training: on all {{ images }} images it is "
-        "{{ last|alone }} behind{% endif %}.",
+        "{{ caught_up.images }} images{% else %}{% if behind %}Training from scratch does not "
+        "catch up{% else %}It is undecided where training from scratch catches up{% endif %} "
+        "with full training: on all {{ images }} images it is {{ last|alone }} behind{% endif %}.",
         caught_up=caught_up(rows),
         behind=beyond(last, 0.0) is Side.ABOVE,
         images=rows[-1].images,
@@ -190,9 +187,8 @@ def _reasons_by_state(record: TransferRecord) -> str:
         if state in by_state:
             sentence = say(
                 "{{ state|capitalize }}: {% for reason in reasons %}{{ reason.words|whole }} "
-                "({{ reason.number|whole }}: {{ reason.difference|alone }}){% if not loop.last %}; "
-                "{% endif %}"
-                "{% endfor %}.",
+                "({{ reason.number|whole }}: "
+                "{{ reason.difference|alone }}){% if not loop.last %}; {% endif %}{% endfor %}.",
                 state=state,
                 reasons=by_state[state],
             )
@@ -213,8 +209,7 @@ def _convergence(record: TransferRecord) -> str:
         parts.append(say(part, row=row, time=time))
     return say(
         "Reaching a mean accuracy of {{ wanted|percent(1) }}, 95 % of the highest, took "
-        "{{ reached }}."
-        "{% if never %} {{ never|names }} never reached it.{% endif %}",
+        "{{ reached }}.{% if never %} {{ never|names }} never reached it.{% endif %}",
         wanted=record.reached[0].accuracy,
         reached=listed(parts),
         never=never,
@@ -229,14 +224,11 @@ def _moved_attention(record: TransferRecord) -> str:
     shifts = _shifted_statistics(record)
     return say(
         "Full training moved {{ full.moved|alone }} of the attention, most in {{ top.name }} "
-        "({{ top.moved|value }}); "
-        "training only the last blocks moved "
-        "{{ last.moved|alone }}.{% if full.between is not none %} Two full "
-        "trainings with different seeds differ by {{ full.between|percent }}; {{ full.beyond }} of "
-        "{{ full.heads }} "
-        "heads moved more than that.{% endif %}{% if shifts %} Full training significantly changed "
-        "{{ shifts }}."
-        "{% endif %}",
+        "({{ top.moved|value }}); training only the last blocks moved "
+        "{{ last.moved|alone }}.{% if full.between is not none %} Two full trainings with "
+        "different seeds differ by {{ full.between|percent }}; {{ full.beyond }} of "
+        "{{ full.heads }} heads moved more than that.{% endif %}{% if shifts %} Full training "
+        "significantly changed {{ shifts }}.{% endif %}",
         full=full,
         last=last_blocks,
         top=max(_heads_of(record, full.label), key=lambda row: row.moved.value),
@@ -271,10 +263,8 @@ def _changed_features(record: TransferRecord) -> str:
     full = [row for row in record.layer_similarity if row.label == _FULL]
     return say(
         "{% if least %}Full training changed layer {{ least.layer }} most (CKA "
-        "{{ least.cka|alone }} with the layer "
-        "before training). {% endif %}It changed the accuracy of a linear probe on the last layer "
-        "by "
-        "{{ gain.difference|alone }}.",
+        "{{ least.cka|alone }} with the layer before training). {% endif %}It changed the "
+        "accuracy of a linear probe on the last layer by {{ gain.difference|alone }}.",
         least=min(full, key=lambda row: row.cka.value, default=None),
         gain=comparison_of(record, _FULL, "pretrained"),
     )
@@ -334,8 +324,7 @@ _ATTENTION: Final = Section(
             "maps_before_after",
             images(),
             "The first image of each class, with the attention of the last layer and the rollout "
-            "before and "
-            "after full training; below: the prediction.",
+            "before and after full training; below: the prediction.",
             title="Maps before and after full training",
             rows=_maps_before_and_after,
         ),

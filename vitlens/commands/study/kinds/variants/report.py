@@ -146,8 +146,7 @@ _CUTS: Final = Section(
             "cuts",
             images(largest=1.6),
             "The first test image, cut into the patches of each variant; below: tokens, "
-            "operations, accuracy "
-            "and training time.",
+            "operations, accuracy and training time.",
             title="One image as the patches of each variant",
             rows=_cut_pictures,
         ),
@@ -163,8 +162,7 @@ _POSITIONS: Final = Section(
             "position_similarity",
             images(largest=2.2),
             "Cosine similarity of position embeddings: for each patch, at its place, its map of "
-            "similarities "
-            "with all others (first seed). Each panel has its own colours.",
+            "similarities with all others (first seed). Each panel has its own colours.",
             title="Similarity of position embeddings",
             rows=_similarity_maps,
         ),
